@@ -1,0 +1,38 @@
+# Recipes for people who work on Paddock; `make` alone lists them.
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+
+help:           ## list the recipes
+	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
+
+up:             ## install and run Paddock on this machine
+	scripts/up
+
+test:           ## install what tests need, then lint, types, imports, tests
+	scripts/test
+
+check:          ## the quick part of it: format, lint, types, imports
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench
+	$(BIN)/pyright
+	$(BIN)/pyright -p bench
+	$(BIN)/lint-imports
+
+format:         ## put the code in shape
+	$(BIN)/ruff format src tests bench
+	$(BIN)/ruff check --fix src tests bench
+
+test-kubernetes:  ## the cluster tests, on a real API server
+	scripts/test-kubernetes
+
+image:          ## the image for clusters, without Docker, in build/image
+	deploy/image/build-rootfs build/image
+
+lock:           ## pin the dependencies anew
+	$(BIN)/uv pip compile pyproject.toml --generate-hashes --python-version 3.11 --universal --no-header --no-annotate -q -o requirements/run.txt
+	$(BIN)/uv pip compile pyproject.toml --group dev --generate-hashes --python-version 3.11 --universal --no-header --no-annotate -q -o requirements/dev.txt
+
+bench:          ## every benchmark, one JSON line each
+	$(BIN)/paddock bench
+
+.PHONY: help up test check format test-kubernetes image lock bench

@@ -1,0 +1,137 @@
+"""How long it takes to hibernate, restore, store and fork a sandbox whose processes hold 30 MB.
+
+    sudo .venv/bin/python bench/checkpoint.py [--quick] [--rounds 10] [--forks 20]
+
+A real node in a state directory of its own. The floor beside the figures, measured in the same
+run: fork and exec of `true`, and copying 30 MB of memory; `hibernate_fork.py` measures the same
+through the API, beside other programs.
+"""
+
+import argparse
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from paddock.kit.errors import PaddockError
+from paddock.runtime.local.driver import LocalRuntime
+from paddock.runtime.port import Blueprint
+from reporting import Report
+
+MEGABYTES = 30
+HOLDER = (
+    f'python3 -c "import os, time; held = os.urandom({MEGABYTES} << 20); '
+    "open('/tmp/ready', 'w').close(); time.sleep(10**6)\""
+)
+
+
+async def timed(work: Callable[[], Awaitable[Any]]) -> float:
+    began = time.perf_counter()
+    await work()
+    return time.perf_counter() - began
+
+
+def floor(report: Report) -> None:
+    spawns, copies = [], []
+    source = os.urandom(MEGABYTES << 20)
+    for _ in range(20):
+        began = time.perf_counter()
+        subprocess.run(["/bin/true"], check=True)
+        spawns.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        bytearray(source)
+        copies.append(time.perf_counter() - began)
+    report.spread("fork_exec", spawns)
+    report.spread("copy_30mb", copies)
+
+
+async def wait_for_node(runtime: LocalRuntime) -> None:
+    for _ in range(600):
+        try:
+            await runtime.capabilities()
+        except (PaddockError, OSError):
+            await asyncio.sleep(0.05)
+        else:
+            return
+    raise SystemExit("the node did not start")
+
+
+def blueprint(uid: str) -> Blueprint:
+    return Blueprint(
+        uid=uid, image="base", start_command=HOLDER, ready_command="test -e /tmp/ready"
+    )
+
+
+async def measure(report: Report, runtime: LocalRuntime, rounds: int, forks: int) -> None:
+    await runtime.create(blueprint("bench"))
+    await runtime.start("bench")
+    hibernate, restore, store, fork = [], [], [], []
+    failed: list[str] = []
+    for _ in range(rounds):
+        hibernate.append(await timed(lambda: runtime.hibernate("bench")))
+        restore.append(await timed(lambda: runtime.restore("bench")))
+    for number in range(rounds):
+        name = f"cp-{number}"
+        store.append(
+            await timed(lambda n=name: runtime.snapshot("bench", n, memory=True, keep_running=True))
+        )
+        await runtime.delete_checkpoint(name)
+    for number in range(3):
+        children = tuple(blueprint(f"fork-{number}-{child}") for child in range(forks))
+        made: list[Any] = []
+
+        async def make(wanted: tuple[Blueprint, ...] = children, into: list[Any] = made) -> None:
+            into.extend(await runtime.fork("bench", wanted))
+
+        fork.append(await timed(make))
+        failed += [one for one in made if isinstance(one, str)]
+        await asyncio.gather(*(runtime.destroy(child.uid) for child in children))
+    await runtime.destroy("bench")
+    report.spread("hibernate", hibernate)
+    report.spread("restore", restore)
+    report.spread("store", store)
+    report.spread(f"fork_{forks}", fork)
+    report.figure("fork_success", 1 - len(failed) / (forks * len(fork)))
+    for reason in failed[:1]:
+        report.note(f"a fork failed: {reason}")
+    report.figure("fork_each_ms", sum(fork) / len(fork) / forks * 1e3)
+    for name in ("hibernate", "restore", "store"):
+        report.against(name, ("fork_exec", "copy_30mb"))
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--forks", type=int, default=20)
+
+
+async def main() -> None:
+    report = Report("checkpoint", __doc__, options)
+    rounds = report.given.rounds or (5 if report.is_quick else 20)
+    directory = Path(tempfile.mkdtemp(prefix="pdkbench"))
+    node = subprocess.Popen(
+        [
+            sys.executable, "-m", "paddock.runtime.local.node", "--state", str(directory / "n"),
+            "--socket", str(directory / "n.sock"), "--network", "9", "--purge-on-exit",
+        ],
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        runtime = LocalRuntime(directory / "n.sock")
+        await wait_for_node(runtime)
+        floor(report)
+        await measure(report, runtime, rounds, report.given.forks)
+    finally:
+        node.terminate()
+        node.wait(60)
+        shutil.rmtree(directory, ignore_errors=True)
+    report.finish()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,142 @@
+"""Writes the README's figures: each from a result in `results/`, beside the script that made it.
+
+    python bench/figures.py            show the table
+    python bench/figures.py --write    put it into the README
+
+A row whose suite has no result yet is left out; a test fails when the README says anything else
+than the results do.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+BEGIN, END = "<!-- figures: python bench/figures.py --write -->", "<!-- end of figures -->"
+
+
+class Row(NamedTuple):
+    """One line of the table: what was measured, and where its figures are."""
+
+    what: str
+    suite: str
+    figure: str
+    unit: str = "ms"
+    ratio: str = ""
+    """The name of the ratio that is told beside it."""
+    beside: str = ""
+    """What that ratio is to."""
+
+
+ROWS = (
+    Row("`Sandbox.create()` to the first command's output: E2B's SDK, warm pool, one by one",
+        "claim", "sequential", ratio="sequential_to_podman", beside="`podman run`"),
+    Row("the same with the asynchronous SDK, on a pool of 20 that is filled up meanwhile",
+        "tti", "sequential_total", ratio="sequential_to_podman", beside="`podman run`"),
+    Row("the same, Poisson arrivals for 60 s", "tti", "poisson_total"),
+    Row("the same, 100 at once on a pool of 110", "tti", "burst_100_total"),
+    Row("100 at once on a pool of 20: those for whom it was empty", "tti",
+        "burst_100_pool_20_cold_total"),
+    Row("100 at once on a pool of 110, until the last has answered", "claim", "burst_wall_s",
+        unit="s"),
+    Row("cold start (no pool) to the first command's output", "cold", "cold_total",
+        ratio="cold_to_bwrap", beside="bubblewrap"),
+    Row("cold create alone", "cold", "cold_create",
+        ratio="cold_create_to_opensandbox_create", beside="OpenSandbox's server on podman"),
+    Row("pause by freezing", "pause_wake", "freeze_pause",
+        ratio="freeze_pause_to_podman", beside="`podman pause`"),
+    Row("a request that wakes a frozen sandbox", "pause_wake", "freeze_wake_by_request",
+        ratio="freeze_wake_to_running", beside="one that runs"),
+    Row("a request that wakes a hibernated sandbox", "pause_wake", "hibernate_wake_by_request"),
+    Row("clone of a live 30 MB sandbox to its first command", "hibernate_fork",
+        "clone_to_first_command", ratio="clone_to_copy_30mb", beside="copying 30 MB"),
+    Row("fork, each of 50", "hibernate_fork", "fork_each_ms"),
+    Row("idle sandbox in the pool", "density", "pooled_mb_each", unit="MB",
+        ratio="pooled_to_podman_sleep", beside="`sleep` in podman"),
+    Row("100 warm sandboxes delivered as one batch", "batch", "real_deliver_100"),
+    Row("a task in each of 100 sandboxes of a batch", "batch", "real_tasks_100",
+        ratio="real_task_to_podman", beside="`podman run true`, each"),
+    Row("a request through the gateway, 1,000 a second", "gateway", "paddock_calm",
+        ratio="calm_to_nginx", beside="nginx"),
+    Row("requests through one gateway on one core", "gateway", "paddock_rps", unit="per second",
+        ratio="rps_to_haproxy", beside="HAProxy"),
+    Row("bytes through one gateway", "gateway", "paddock_stream_mb_per_s", unit="MB/s",
+        ratio="stream_mb_per_s_to_direct", beside="no proxy"),
+    Row("durable compare-and-swap, 64 writers", "store", "cas_64_writers"),
+    Row("the same, together", "store", "cas_64_writers_per_second", unit="per second",
+        ratio="cas_64_writers_per_second_to_sqlite", beside="SQLite, a transaction each"),
+    Row("create among 100,000 sandboxes (simulated runtime)", "scale", "create_100000",
+        ratio="create_100000_to_1000", beside="among 1,000"),
+    Row("a command inside, by envd alone", "envd", "command",
+        ratio="command_to_bare_exec", beside="fork and exec"),
+    Row("network of a sandbox", "net", "attach", ratio="attach_to_attach_by_ip", beside="`ip`"),
+)  # fmt: skip
+
+
+def result_of(suite: str) -> dict[str, Any] | None:
+    """Give the kept result of a suite, unless it is only a look."""
+    path = RESULTS / f"{suite}.json"
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text())
+    return None if found.get("quick") else found
+
+
+def line(row: Row) -> str | None:
+    """Write one row; `None` without a result."""
+    result = result_of(row.suite)
+    value = (result or {}).get("figures", {}).get(row.figure)
+    if result is None or value is None:
+        return None
+    if isinstance(value, dict):
+        cells = [f"{value['p50_ms']:g}", f"{value['p99_ms']:g}", f"{value['n']:g}"]
+        if value.get("success", 1) != 1:
+            cells[-1] += f" ({value['success']:.1%})"
+    else:
+        cells = [f"{value:g}", "", ""]
+    ratio = result["ratios"].get(row.ratio)
+    beside = f"{ratio:g} times {row.beside}" if ratio else ""
+    made = f"[{row.suite}.py](bench/{row.suite}.py), [{result['commit']}]({_kept(row.suite)})"
+    return f"| {row.what} | {row.unit} | {' | '.join(cells)} | {beside} | {made} |"
+
+
+def _kept(suite: str) -> str:
+    return f"bench/results/{suite}.json"
+
+
+def table() -> str:
+    """Write the whole table."""
+    lines = [text for row in ROWS if (text := line(row)) is not None]
+    if not lines:
+        return "No results are kept yet: `paddock bench` makes them."
+    measured = next(found for row in ROWS if (found := result_of(row.suite)) is not None)
+    machine = measured["machine"]
+    where = f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']:g} GB"
+    head = [
+        f"On {where}, by the client's clock; the script in the last column makes it anew.",
+        "",
+        "| | unit | p50 | p99 | n | beside it | made by |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return "\n".join((*head, *lines))
+
+
+def written(readme: str) -> str:
+    """Give the README with the table in its place."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+def main() -> None:
+    if "--write" not in sys.argv:
+        print(table())
+        return
+    path = ROOT / "README.md"
+    path.write_text(written(path.read_text()))
+
+
+if __name__ == "__main__":
+    main()

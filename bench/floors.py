@@ -1,0 +1,265 @@
+"""What others need for the same thing, measured in the same run: a command's output in hand.
+
+Each alternative is a context that gives a way to run a command in it; leaving it removes whatever
+still runs. Root filesystems are our base image, so that all of them start the same bash.
+`measure` takes the starts of all of them into a report, `together` starts many at once, `held`
+keeps many running. What is not installed, or does not run here, raises `AbsentError` with the
+reason. OpenSandbox's server is in `opensandbox.py`.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reporting import Report
+
+CACHE = Path(os.environ.get("PADDOCK_CACHE", "/var/cache/paddock"))
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/root"}
+"""Nothing of who measures: a profile of theirs would be counted to the floor."""
+HIDE_UNIFIED = "mountpoint -q /sys/fs/cgroup/unified && umount /sys/fs/cgroup/unified"
+"""crun refuses the hybrid layout of cgroups; out of sight it does without."""
+HELLO = ("/bin/bash", "-l", "-c", "echo hello")
+SLEEP = ("/bin/sleep", "1000")
+LABEL = "paddock-bench"
+
+Command = Callable[..., list[str]]
+"""Writes how to run a command inside; with `stays=True` one that goes on in the background."""
+
+
+class AbsentError(Exception):
+    """It is not compared with; says why."""
+
+
+def rootfs() -> Path | None:
+    """Find our base image: the newest, if recipes have changed."""
+    found = CACHE.glob("images/base-*/rootfs")
+    return max(found, key=lambda path: path.parent.stat().st_mtime, default=None)
+
+
+def image(program: str) -> Path:
+    """Give our base image, if a program that shall use it is here."""
+    found = rootfs()
+    if found is None:
+        raise AbsentError("there is no base image; `paddock up` makes it")
+    if shutil.which(program) is None:
+        raise AbsentError("not installed")
+    return found
+
+
+def run(command: Sequence[str | Path], **options) -> str:
+    """Run a command; `AbsentError` with its last words if it fails."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=ENVIRONMENT, **options
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise AbsentError(f"it does not run here: {said[-1]}")
+    return done.stdout
+
+
+# ---- the alternatives ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def bare_exec() -> Generator[Command]:
+    """Fork and exec of the image's own shell, with no isolation at all: the floor."""
+    with copy_of(image("chroot")) as copy:
+        yield lambda inner, stays=False: ["chroot", str(copy), *inner]
+
+
+@contextlib.contextmanager
+def copy_of(root: Path) -> Generator[Path]:
+    """Give a throw-away view of the image: even a shell that only says hello writes to it."""
+    with tempfile.TemporaryDirectory(prefix="paddock-floor-") as directory:
+        home = Path(directory)
+        for name in ("upper", "work", "merged"):
+            (home / name).mkdir()
+        layers = f"lowerdir={root},upperdir={home}/upper,workdir={home}/work"
+        merged = home / "merged"
+        run(["mount", "-t", "overlay", "overlay", "-o", layers, merged])
+        try:
+            run(["mount", "--bind", "/dev", merged / "dev"])
+            yield merged
+        finally:
+            subprocess.run(["umount", "-R", merged], check=True)
+
+
+@contextlib.contextmanager
+def bwrap() -> Generator[Command]:
+    """bubblewrap with every namespace, the image read-only."""
+    root = image("bwrap")
+    binds = ["--ro-bind", str(root), "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
+    yield lambda inner, stays=False: ["bwrap", "--unshare-all", "--die-with-parent", *binds, *inner]
+
+
+@contextlib.contextmanager
+def hidden() -> Generator[list[str]]:
+    """Give the start of a command that runs where the unified half of cgroups is out of sight."""
+    script = f"{HIDE_UNIFIED}; echo ready; exec sleep infinity"
+    command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as keeper:
+        try:
+            assert keeper.stdout is not None
+            keeper.stdout.readline()
+            yield ["nsenter", f"--mount=/proc/{keeper.pid}/ns/mnt"]
+        finally:
+            keeper.kill()
+
+
+@contextlib.contextmanager
+def crun() -> Generator[Command]:
+    """An OCI runtime without an engine; the image read-only, no network, no limits."""
+    root = image("crun")
+    numbers = itertools.count()
+    with tempfile.TemporaryDirectory(prefix="paddock-crun-") as directory, hidden() as inside:
+        home = Path(directory)
+        run(["crun", "spec"], cwd=home)
+        spec = json.loads((home / "config.json").read_text())
+        spec["root"] = {"path": str(root), "readonly": True}
+        spec["linux"].pop("resources", None)
+        spec["mounts"] = [item for item in spec["mounts"] if item["type"] != "cgroup"]
+        program = [*inside, "crun", "--root", str(home / "state")]
+
+        def command(inner: Sequence[str], *, stays: bool = False) -> list[str]:
+            bundle = home / f"bundle-{abs(hash(tuple(inner)))}"
+            if not bundle.exists():
+                bundle.mkdir()
+                spec["process"] |= {"terminal": False, "args": list(inner), "rlimits": []}
+                (bundle / "config.json").write_text(json.dumps(spec))
+            options = ["--detach"] if stays else []
+            # Pausing needs a group; a short life is spared the making of one.
+            manager = "cgroupfs" if stays else "disabled"
+            start = [*program, f"--cgroup-manager={manager}", "run", *options, "--bundle"]
+            return [*start, str(bundle), f"{LABEL}-{os.getpid()}-{next(numbers)}"]
+
+        try:
+            yield command
+        finally:
+            for name in run([*program, "list", "-q"]).split():
+                run([*program, "delete", "--force", name])
+
+
+@contextlib.contextmanager
+def podman() -> Generator[Command]:
+    """A container engine, one command per container."""
+    root = image("podman")
+    mine = f"{LABEL}={os.getpid()}"
+    # Its own default limits need a capability that not every root has.
+    limits = ["--ulimit", "nofile=1024:4096", "--ulimit", "nproc=4096:4096"]
+    with hidden() as inside:
+
+        def command(inner: Sequence[str], *, stays: bool = False) -> list[str]:
+            options = ["--rm", "--network", "none", "--label", mine, *limits]
+            start = [*inside, "podman", "run", *(["--detach"] if stays else []), *options]
+            return [*start, "--rootfs", f"{root}:O", *inner]
+
+        try:
+            yield command
+        finally:
+            listed = [*inside, "podman", "ps", "-aq", "--filter", f"label={mine}"]
+            if left := run(listed).split():
+                run([*inside, "podman", "rm", "--force", "--time", "0", *left])
+
+
+ALTERNATIVES: dict[str, tuple[Callable[[], AbstractContextManager[Command]], float]] = {
+    "bare_exec": (bare_exec, 1.0),
+    "bwrap": (bwrap, 1.0),
+    "crun": (crun, 0.5),
+    "podman": (podman, 0.1),
+}
+"""Each with the share of the rounds that it is given: slow ones must not fill the minute."""
+
+
+# ---- what is measured of them ----------------------------------------------------------------
+
+
+def measure(report: "Report", rounds: int) -> None:
+    """Take the starts of every alternative into a report, or why it is not there."""
+    for name, (alternative, share) in ALTERNATIVES.items():
+        try:
+            with alternative() as command:
+                report.spread(name, starts(command, max(3, int(rounds * share))))
+        except AbsentError as error:
+            report.absent(name, str(error))
+
+
+def starts(command: Command, count: int) -> list[float]:
+    """Say hello so often, one after the other."""
+    samples: list[float] = []
+    for _ in range(count):
+        began = time.perf_counter()
+        said = run(command(HELLO))
+        samples.append(time.perf_counter() - began)
+        if said != "hello\n":
+            raise AbsentError(f"it does not run here: it says {said!r}")
+    return samples
+
+
+def together(report: "Report", count: int) -> None:
+    """Take in what each costs of many that are started at once, until the last has ended."""
+    for name, (alternative, share) in ALTERNATIVES.items():
+        number = max(4, int(count * share))
+        try:
+            with alternative() as command:
+                run(command(["/bin/true"]))
+                began = time.perf_counter()
+                made = [quiet(command(["/bin/true"])) for _ in range(number)]
+                codes = [process.wait() for process in made]
+                wall = time.perf_counter() - began
+        except AbsentError as error:
+            report.absent(f"{name}_each_ms", str(error))
+            continue
+        report.figure(f"{name}_each_ms", wall / number * 1e3)
+        report.figure(f"{name}_{number}_success", codes.count(0) / number)
+
+
+def quiet(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a command of which nobody reads."""
+    silence = subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=silence, stdout=silence, stderr=silence, env=ENVIRONMENT)
+
+
+@contextlib.contextmanager
+def held(name: str, count: int) -> Generator[None]:
+    """Keep so many sleeping in an alternative for a while."""
+    alternative, _ = ALTERNATIVES[name]
+    with alternative() as command:
+        made = [quiet(command(SLEEP, stays=True)) for _ in range(count)]
+        try:
+            # These two go on without who started them.
+            if name in ("crun", "podman") and any(process.wait() for process in made):
+                raise AbsentError("it does not run here")
+            yield
+        finally:
+            for process in made:
+                end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and what it started: bubblewrap's inner half may outlive the outer one."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGSTOP)  # Now it starts no more.
+        for pid in children(process.pid):
+            os.kill(pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def children(pid: int) -> list[int]:
+    """Give the processes below one."""
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            found += [*children(int(child)), int(child)]
+    return found

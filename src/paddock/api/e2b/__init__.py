@@ -1,0 +1,1 @@
+"""E2B's control API, so that its unmodified SDKs and CLI work against Paddock."""

@@ -1,0 +1,129 @@
+"""The application that serves E2B's API, also below `/kruise/api`."""
+
+import logging
+import re
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paddock.api.e2b import batch, keys, openapi, sandboxes, templates, unsupported
+from paddock.api.e2b.context import Context, answer
+from paddock.api.e2b.convert import Shown
+from paddock.api.e2b.schemas import ErrorBody
+from paddock.api.errors import status_of
+from paddock.kit import ids
+from paddock.kit.errors import (
+    PaddockError,
+    QuotaExceededError,
+    RateLimitedError,
+    UnavailableError,
+)
+from paddock.kit.tokens import TokenSeed
+from paddock.manager.keys import Keyring
+from paddock.manager.service import Manager
+
+log = logging.getLogger(__name__)
+_REQUEST_ID = re.compile(rb"^[\x21-\x7e]{1,128}$")
+
+
+class RequestIds:
+    """Gives every request an id, or keeps the caller's, and echoes it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id", b"")
+        request_id = given if _REQUEST_ID.match(given) else ids.request_id().encode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode("latin-1")
+
+        async def with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        await self._app(scope, receive, with_id)
+
+
+def error_response(request: Request, status: int, message: str, hint: str | None) -> Response:
+    """Show an error as E2B's clients read it."""
+    text = f"{message} ({hint})" if hint else message
+    return answer(ErrorBody(code=status, message=text, request_id=request.state.request_id), status)
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """Map an error of ours to a response."""
+    if not isinstance(error, PaddockError):
+        raise TypeError("only errors of Paddock's come here") from error
+    status = 429 if isinstance(error, QuotaExceededError) else status_of(error)
+    response = error_response(request, status, error.message, error.hint)
+    if isinstance(error, (RateLimitedError, UnavailableError)) and error.retry_after_seconds:
+        response.headers["Retry-After"] = str(max(round(error.retry_after_seconds), 1))
+        response.headers["Should-Retry"] = "true"
+    elif status in (429, 503, 504):
+        # Clients would try again by themselves, and only lose time.
+        response.headers["Should-Retry"] = "false"
+    return response
+
+
+async def on_crash(request: Request, error: Exception) -> Response:
+    """Answer when we failed in a way nobody foresaw."""
+    log.error("request failed", exc_info=error)
+    return error_response(request, 500, "internal error", f"request {request.state.request_id}")
+
+
+async def on_unknown(request: Request, _error: Exception) -> Response:
+    """Answer to a path that there is not."""
+    return error_response(request, 404, f"there is no {request.url.path}", None)
+
+
+async def on_method(request: Request, _error: Exception) -> Response:
+    """Answer to a method that a path does not have."""
+    return error_response(request, 405, f"{request.method} is not for {request.url.path}", None)
+
+
+async def health(_request: Request) -> Response:
+    """Say that we are there."""
+    return PlainTextResponse("OK")
+
+
+def routes() -> Sequence[BaseRoute]:
+    """List every route once; the application serves them at two places."""
+    return (
+        Route("/health", health),
+        Route("/openapi.json", openapi.serve),
+        *batch.ROUTES,
+        *sandboxes.ROUTES,
+        *unsupported.ROUTES,
+        *templates.ROUTES,
+        *keys.ROUTES,
+    )
+
+
+def create_app(
+    manager: Manager, keyring: Keyring, seed: TokenSeed, *, domain: str | None = None
+) -> Starlette:
+    """Make the application."""
+    served = routes()
+    app = Starlette(
+        routes=[Mount(openapi.PREFIX, routes=served), *served],
+        middleware=[Middleware(RequestIds)],
+        exception_handlers={
+            PaddockError: on_error,
+            404: on_unknown,
+            405: on_method,
+            Exception: on_crash,
+        },
+    )
+    app.router.redirect_slashes = False
+    app.state.e2b = Context(manager, keyring, Shown(seed, domain))
+    return app

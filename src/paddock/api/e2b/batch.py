@@ -1,0 +1,73 @@
+"""`POST /v2/sandboxes:batch`: many sandboxes with one call."""
+
+import re
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paddock.api.e2b.context import Context, answer, body, route
+from paddock.api.e2b.sandboxes import new_sandbox
+from paddock.api.e2b.schemas import CreateBody, SandboxBody
+from paddock.api.errors import status_of
+from paddock.kit.errors import FieldProblem, InvalidError
+from paddock.manager.batches import Made
+from paddock.manager.keys import Caller
+from paddock.manager.requests import DEFAULT_TIMEOUT_SECONDS
+
+_IDEMPOTENCY_KEY = re.compile(r"^[a-zA-Z0-9_-]{1,240}$")
+
+
+class BatchBody(CreateBody, frozen=True, kw_only=True):
+    """What all of them are made of, and how many."""
+
+    count: int
+
+
+class BatchError(Struct, frozen=True):
+    """Why one sandbox could not be had."""
+
+    code: int
+    message: str
+
+
+class BatchResult(Struct, frozen=True, omit_defaults=True):
+    """One sandbox of many: itself, or why there is none."""
+
+    index: int
+    sandbox: SandboxBody | None = None
+    error: BatchError | None = None
+
+
+class BatchAnswer(Struct, frozen=True):
+    """What came of asking for many."""
+
+    requested: int
+    created: int
+    results: tuple[BatchResult, ...]
+
+
+async def create_batch(context: Context, request: Request, caller: Caller) -> Response:
+    """Create many sandboxes; what could not be had is named with its reason."""
+    wanted = await body(request, BatchBody)
+    key = request.headers.get("idempotency-key", "")
+    if key and not _IDEMPOTENCY_KEY.match(key):
+        problem = FieldProblem("Idempotency-Key", "up to 240 letters, digits, dashes, underscores")
+        raise InvalidError(str(problem), problems=[problem])
+    asked = new_sandbox(wanted, default_timeout=DEFAULT_TIMEOUT_SECONDS, idempotency_key=key)
+    made = await context.manager.batches.create_many(caller, asked, wanted.count)
+    created = sum(1 for item in made if item.sandbox is not None)
+    results = tuple(_shown(context, item) for item in made)
+    return answer(BatchAnswer(wanted.count, created, results), 201)
+
+
+def _shown(context: Context, item: Made) -> BatchResult:
+    if item.sandbox is not None:
+        return BatchResult(item.index, sandbox=context.shown.created(item.sandbox))
+    error = item.error
+    if error is None:
+        return BatchResult(item.index, error=BatchError(500, "nothing was made, for no reason"))
+    return BatchResult(item.index, error=BatchError(status_of(error), error.message))
+
+
+ROUTES = (route("/v2/sandboxes:batch", "POST", create_batch),)

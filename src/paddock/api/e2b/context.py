@@ -1,0 +1,85 @@
+"""What every handler of E2B's API shares: who calls, what body came, how answers look."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from paddock.api.e2b.convert import Shown
+from paddock.kit.errors import FieldProblem, InvalidError, TooLargeError
+from paddock.manager.keys import Caller, Keyring
+from paddock.manager.service import Manager
+
+MAX_BODY_BYTES = 1 << 20
+B = TypeVar("B")
+_json = msgspec.json.Encoder()
+
+
+class Context:
+    """What handlers work with."""
+
+    def __init__(self, manager: Manager, keyring: Keyring, shown: Shown) -> None:
+        self.manager = manager
+        self.keyring = keyring
+        self.shown = shown
+
+    def caller(self, request: Request) -> Caller:
+        """Say who calls; another control plane may have found that out already."""
+        known: Caller | None = request.scope.get("paddock.caller")
+        if known is not None:
+            return known
+        return self.keyring.authenticate(request.headers.get("x-api-key"))
+
+
+Handler = Callable[[Context, Request, Caller], Awaitable[Response]]
+
+
+def route(path: str, method: str, handler: Handler) -> Route:
+    """Make a route whose handler is told who calls; without a known key it is not reached."""
+
+    async def endpoint(request: Request) -> Response:
+        context: Context = request.app.state.e2b
+        caller = context.caller(request)
+        if (sandbox_id := request.path_params.get("id")) is not None:
+            # A shard of a batch becomes a sandbox like any other when it is first asked for.
+            await context.manager.batches.reveal(sandbox_id.partition("-")[0], caller)
+        return await handler(context, request, caller)
+
+    endpoint.__name__ = handler.__name__
+    endpoint.__doc__ = handler.__doc__
+    return Route(path, endpoint, methods=[method])
+
+
+async def body(request: Request, kind: type[B], *, default: B | None = None) -> B:
+    """Read a body; a bad one is an `InvalidError` with the field's path."""
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MAX_BODY_BYTES:
+            raise TooLargeError(f"the body is larger than {MAX_BODY_BYTES} bytes")
+    if not data and default is not None:
+        return default
+    try:
+        return msgspec.json.decode(bytes(data), type=kind)
+    except UnicodeDecodeError as error:
+        raise InvalidError("the body is not UTF-8") from error
+    except RecursionError as error:
+        raise InvalidError("the body is nested too deeply") from error
+    except msgspec.DecodeError as error:
+        message, _, where = str(error).partition(" - at `")
+        path = where.rstrip("`").removeprefix("$").removeprefix(".")
+        problem = FieldProblem(path, message)
+        raise InvalidError(str(problem), problems=[problem]) from error
+
+
+def answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Answer with JSON."""
+    return Response(_json.encode(content), status, headers, media_type="application/json")
+
+
+def nothing() -> Response:
+    """Answer that it is done, with nothing to say."""
+    return Response(status_code=204)

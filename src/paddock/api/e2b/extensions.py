@@ -1,0 +1,168 @@
+"""Metadata keys that mean something to the server.
+
+Clients that can only send metadata ask for more than E2B's API knows through keys with a
+reserved prefix. They are taken out of the metadata; any other key with a reserved prefix is
+refused, because it would look like ours.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import structs
+
+from paddock.kit.errors import FieldProblem, InvalidError
+from paddock.manager.requests import NewSandbox
+from paddock.resources import quantity, syntax
+from paddock.resources.sandbox import IdlePause
+from paddock.resources.template import PauseStrategy, Resources
+
+PREFIX = "e2b.agents.kruise.io/"
+RESERVED = (
+    "agents.kruise.io/",
+    "e2b.agents.kruise.io/",
+    "security.agents.kruise.io/",
+    "paddock.dev/",
+)
+LABEL_PREFIX = "label:"
+_DURATION = re.compile(r"^(\d+)(ms|s|m|h|d)$")
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_MAX_SECONDS = 10**9
+MAX_WAIT_SECONDS = 600
+"""How long a client may let the server wait on its behalf."""
+_NUMBER = re.compile(r"^[0-9]{1,10}$")
+
+
+def apply_extensions(request: NewSandbox) -> NewSandbox:
+    """Turn extension keys into what they ask for and leave the rest as metadata."""
+    plain: dict[str, str] = {}
+    labels: dict[str, str] = dict(request.labels)
+    changed = request
+    for key, value in request.metadata.items():
+        if key.startswith(LABEL_PREFIX):
+            name = key.removeprefix(LABEL_PREFIX)
+            if name.startswith(RESERVED):
+                raise _bad(key, "labels with this prefix are ours")
+            if problem := syntax.qualified_name(name) or syntax.label_value(value):
+                raise _bad(key, problem)
+            labels[name] = plain[name] = value
+        elif handler := _HANDLERS.get(key):
+            changed = handler(changed, key, value)
+        elif key.startswith(RESERVED):
+            raise _bad(key, "this prefix is reserved, and the key is not one we know")
+        else:
+            plain[key] = value
+    return structs.replace(changed, metadata=plain, labels=labels)
+
+
+def _bad(key: str, message: str) -> InvalidError:
+    problem = FieldProblem(f"metadata[{key}]", message)
+    return InvalidError(str(problem), problems=[problem])
+
+
+def _seconds(key: str, value: str) -> int:
+    if not _NUMBER.match(value) or not 0 < int(value) <= MAX_WAIT_SECONDS:
+        raise _bad(key, f"{value!r} is not a positive number of seconds")
+    return int(value)
+
+
+def _flag(key: str, value: str) -> bool:
+    if value not in ("true", "false"):
+        raise _bad(key, f"{value!r} is neither true nor false")
+    return value == "true"
+
+
+def duration(key: str, value: str) -> int | None:
+    """Read `forever` or a duration such as 30m, as whole seconds."""
+    if value == "forever":
+        return None
+    match = _DURATION.match(value)
+    seconds = float(match[1]) * _UNITS[match[2]] if match else 0
+    if not 0 < seconds <= _MAX_SECONDS:
+        raise _bad(key, f"{value!r} is neither forever nor a duration such as 30m")
+    return max(int(seconds), 1)
+
+
+def _set(field: str, read: Callable[[str, str], Any]) -> "_Handler":
+    def handle(request: NewSandbox, key: str, value: str) -> NewSandbox:
+        return structs.replace(request, **{field: read(key, value)})
+
+    return handle
+
+
+def _never(request: NewSandbox, key: str, value: str) -> NewSandbox:
+    return structs.replace(request, timeout_seconds=None) if _flag(key, value) else request
+
+
+def _limit(name: str, read: Callable[[str], int]) -> "_Handler":
+    """Read one quantity of the size that is wished for; the rest stays as it was."""
+
+    def handle(request: NewSandbox, key: str, value: str) -> NewSandbox:
+        try:
+            read(value)
+        except InvalidError as error:
+            raise _bad(key, error.message) from error
+        resources = structs.replace(request.resources or Resources(), **{name: value})
+        return structs.replace(request, resources=resources)
+
+    return handle
+
+
+def _image(key: str, value: str) -> str:
+    if not value.strip():
+        raise _bad(key, "names no image")
+    return value.strip()
+
+
+def _idle(key: str, value: str) -> IdlePause | None:
+    seconds = duration(key, value)
+    return None if seconds is None else IdlePause(after_seconds=seconds)
+
+
+def _strategy(key: str, value: str) -> PauseStrategy:
+    # Without memory is chosen by each pause (`memory: false`), not once for all.
+    if value not in (PauseStrategy.FREEZE, PauseStrategy.HIBERNATE):
+        raise _bad(key, f"must be {PauseStrategy.FREEZE} or {PauseStrategy.HIBERNATE}")
+    return PauseStrategy(value)
+
+
+def _reserve(request: NewSandbox, key: str, value: str) -> NewSandbox:
+    if value in ("never", "false"):
+        return structs.replace(request, reserve_failed=False)
+    seconds = None if value == "true" else duration(key, value) or _MAX_SECONDS
+    return structs.replace(request, reserve_failed=True, reserve_failed_seconds=seconds)
+
+
+def _named(field: str) -> "_Handler":
+    def handle(request: NewSandbox, key: str, value: str) -> NewSandbox:
+        if request.name or request.name_prefix:
+            raise _bad(key, "only one of sandbox-name and sandbox-generate-name can be given")
+        shown = value.removesuffix("-") if field == "name_prefix" else value
+        if problem := syntax.dns_label(shown):
+            raise _bad(key, problem)
+        return structs.replace(request, **{field: value})
+
+    return handle
+
+
+_Handler = Callable[[NewSandbox, str, str], NewSandbox]
+
+_HANDLERS: Mapping[str, _Handler] = {
+    f"{PREFIX}claim-timeout-seconds": _set("claim_timeout_seconds", _seconds),
+    f"{PREFIX}wait-ready-timeout-seconds": _set("ready_timeout_seconds", _seconds),
+    f"{PREFIX}reserve-paused-sandbox-duration": _set("paused_retention_seconds", duration),
+    f"{PREFIX}create-on-no-stock": _set("create_on_no_stock", _flag),
+    f"{PREFIX}never-timeout": _never,
+    f"{PREFIX}image": _set("image", _image),
+    f"{PREFIX}cpu-request": _limit("cpu", quantity.millis),
+    f"{PREFIX}cpu-limit": _limit("cpu", quantity.millis),
+    f"{PREFIX}reserve-failed-sandbox": _reserve,
+    f"{PREFIX}reserve-failed-sandbox-for": _reserve,
+    f"{PREFIX}sandbox-name": _named("name"),
+    f"{PREFIX}sandbox-generate-name": _named("name_prefix"),
+    "paddock.dev/never-timeout": _never,
+    "paddock.dev/paused-retention": _set("paused_retention_seconds", duration),
+    "paddock.dev/pause-strategy": _set("pause_strategy", _strategy),
+    "paddock.dev/idle-pause": _set("idle_pause", _idle),
+    "paddock.dev/memory-limit": _limit("memory", quantity.whole),
+}

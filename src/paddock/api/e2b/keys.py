@@ -1,0 +1,150 @@
+"""Routes of teams and API keys. Administrators see and change every team's."""
+
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paddock.api.e2b.context import Context, answer, body, nothing, route
+from paddock.kit.errors import ForbiddenError, NotFoundError
+from paddock.manager.keys import ApiKey, Caller, Role
+from paddock.manager.quota import Quota
+
+
+class NewKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /api-keys`."""
+
+    name: str
+    team_name: str | None = field(default=None, name="teamName")
+    role: Role = Role.MEMBER
+    quota: Quota | None = None
+
+
+class KeyPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`PATCH /api-keys/{id}`."""
+
+    name: str | None = None
+    quota: Quota | None = None
+
+
+class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`PATCH /teams/{name}`."""
+
+    quota: Quota
+
+
+def _shown(key: ApiKey) -> dict[str, object]:
+    prefix, _, suffix = key.mask.partition("…")
+    mask: Mapping[str, object] = {
+        "prefix": "e2b_",
+        "valueLength": 40,
+        "maskedValuePrefix": prefix.removeprefix("e2b_"),
+        "maskedValueSuffix": suffix,
+    }
+    return {
+        "id": key.id,
+        "name": key.name,
+        "team": key.team,
+        "role": key.role,
+        "mask": mask,
+        "createdAt": key.created_at,
+        "lastUsed": key.last_used,
+        "createdBy": None,
+        "quota": key.quota,
+    }
+
+
+def _owned(context: Context, caller: Caller, key_id: str) -> ApiKey:
+    key = context.keyring.key(key_id)
+    if not caller.is_admin and key.team != caller.team:
+        raise NotFoundError(f"API key {key_id!r} was not found")
+    return key
+
+
+def _changeable(context: Context, caller: Caller, key_id: str) -> ApiKey:
+    key = _owned(context, caller, key_id)
+    if key.role is Role.ADMIN and not caller.is_admin:
+        raise ForbiddenError("only an administrator changes an administrator's key")
+    return key
+
+
+async def list_keys(context: Context, _request: Request, caller: Caller) -> Response:
+    """List keys: one's team's, or all for an administrator."""
+    team = None if caller.is_admin else caller.team
+    return answer([_shown(key) for key in context.keyring.listed(team)])
+
+
+async def create_key(context: Context, request: Request, caller: Caller) -> Response:
+    """Make a key; the answer is the only time it can be seen."""
+    caller.must_write()
+    wanted = await body(request, NewKey)
+    team = wanted.team_name or caller.team
+    privileged = team != caller.team or wanted.quota is not None or wanted.role is Role.ADMIN
+    if privileged and not caller.is_admin:
+        raise ForbiddenError("only an administrator makes keys for other teams or with quotas")
+    quota = wanted.quota
+    if quota is None and not caller.is_admin and caller.key_id:
+        # A key's own quota binds the keys that are made with it.
+        quota = context.keyring.key(caller.key_id).quota
+    key, plain = await context.keyring.create(
+        name=wanted.name, team=team, role=wanted.role, quota=quota
+    )
+    return answer({**_shown(key), "key": plain}, 201)
+
+
+async def change_key(context: Context, request: Request, caller: Caller) -> Response:
+    """Rename a key or change its quota."""
+    caller.must_write()
+    wanted = await body(request, KeyPatch)
+    key = _changeable(context, caller, request.path_params["id"])
+    if wanted.quota is not None and not caller.is_admin:
+        raise ForbiddenError("only an administrator changes quotas")
+    changed = await context.keyring.update_key(key.id, name=wanted.name, quota=wanted.quota)
+    return answer(_shown(changed))
+
+
+async def revoke_key(context: Context, request: Request, caller: Caller) -> Response:
+    """Revoke a key, at once."""
+    caller.must_write()
+    key = _changeable(context, caller, request.path_params["id"])
+    await context.keyring.revoke(key.id)
+    return nothing()
+
+
+async def teams(context: Context, request: Request, caller: Caller) -> Response:
+    """List teams: one's own, or all for an administrator."""
+    names = [
+        team for team in context.keyring.teams() if caller.is_admin or team.name == caller.team
+    ]
+    return answer(
+        [
+            {
+                "teamID": team.name,
+                "name": team.name,
+                "apiKey": request.headers.get("x-api-key", "") if team.name == caller.team else "",
+                "isDefault": team.name == caller.team,
+                "quota": team.quota,
+            }
+            for team in names
+        ]
+    )
+
+
+async def change_team(context: Context, request: Request, caller: Caller) -> Response:
+    """Change a team's quota."""
+    if not caller.is_admin:
+        raise ForbiddenError("only an administrator changes quotas")
+    wanted = await body(request, TeamPatch)
+    team = await context.keyring.set_team_quota(request.path_params["name"], wanted.quota)
+    return answer({"teamID": team.name, "name": team.name, "quota": team.quota})
+
+
+ROUTES = (
+    route("/api-keys", "GET", list_keys),
+    route("/api-keys", "POST", create_key),
+    route("/api-keys/{id}", "PATCH", change_key),
+    route("/api-keys/{id}", "DELETE", revoke_key),
+    route("/teams", "GET", teams),
+    route("/teams/{name}", "PATCH", change_team),
+)

@@ -1,0 +1,189 @@
+"""The OpenAPI document of E2B's API as we serve it, built from the routes and bodies themselves."""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from paddock import __version__
+from paddock.api.e2b import batch, keys, sandboxes, schemas, templates, unsupported
+from paddock.api.e2b.context import answer
+
+PREFIX = "/kruise/api"
+"""Everything is served below this, too."""
+_PARAMETER = re.compile(r"{(\w+)(?::path)?}")
+_ERRORS = {
+    "400": "the request is malformed; the message names the field",
+    "401": "the API key is missing or unknown",
+    "403": "the API key does not allow this",
+    "404": "there is no such thing, or it is not yours",
+    "405": "the path has no such method",
+    "409": "the state does not allow this, or somebody was first",
+    "413": "the body is too large",
+    "422": "the request is well formed and cannot be done",
+    "429": "a quota is used up, or too many at once",
+    "501": "not offered; the message says what to do instead",
+    "503": "cannot be done now",
+    "504": "it took longer than allowed",
+}
+
+_BODIES: Mapping[str, type] = {
+    "create_v2": schemas.CreateBody,
+    "create_v1": schemas.CreateBody,
+    "create_batch": batch.BatchBody,
+    "pause": schemas.PauseBody,
+    "resume": schemas.ResumeBody,
+    "connect": schemas.ConnectBody,
+    "set_timeout": schemas.TimeoutBody,
+    "refresh": schemas.RefreshBody,
+    "network": schemas.NetworkUpdate,
+    "fork": schemas.ForkBody,
+    "snapshot": schemas.SnapshotBody,
+    "create_key": keys.NewKey,
+    "change_key": keys.KeyPatch,
+    "publish": schemas.TemplatePatch,
+    "change_team": keys.TeamPatch,
+}
+_REQUIRED = {
+    *("create_v2", "create_v1", "create_batch", "set_timeout"),
+    *("create_key", "change_key", "change_team"),
+}
+_ANSWERS: Mapping[str, tuple[int, Any]] = {
+    "create_v2": (201, schemas.SandboxBody),
+    "create_v1": (201, schemas.SandboxBody),
+    "create_batch": (201, batch.BatchAnswer),
+    "list_v2": (200, list[schemas.ListedSandbox]),
+    "list_v1": (200, list[schemas.ListedSandbox]),
+    "detail": (200, schemas.SandboxDetail),
+    "kill": (204, None),
+    "pause": (204, None),
+    "resume": (201, schemas.SandboxBody),
+    "connect": (200, schemas.SandboxBody),
+    "set_timeout": (204, None),
+    "refresh": (204, None),
+    "network": (204, None),
+    "fork": (201, list[dict[str, Any]]),
+    "snapshot": (201, schemas.SnapshotInfo),
+    "metrics": (200, list[schemas.MetricBody]),
+    "snapshots": (200, list[schemas.SnapshotInfo]),
+    "list_templates": (200, list[schemas.TemplateBody]),
+    "delete_template": (204, None),
+    "create_key": (201, dict[str, Any]),
+    "revoke_key": (204, None),
+}
+_TEXT = {"type": "string"}
+_QUERIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "list_v2": {
+        "metadata": _TEXT,
+        "state": _TEXT,
+        "template": _TEXT,
+        "startedAfter": {"type": "string", "format": "date-time"},
+        "order": {"type": "string", "enum": ["asc", "desc"]},
+        "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+        "nextToken": _TEXT,
+    },
+    "list_v1": {"metadata": _TEXT},
+    "metrics": {"start": {"type": "integer"}, "end": {"type": "integer"}},
+    "metrics_of_many": {"sandbox_ids": _TEXT},
+    "logs_v1": {"start": {"type": "integer"}, "limit": {"type": "integer"}},
+    "logs_v2": {
+        "cursor": {"type": "integer"},
+        "limit": {"type": "integer"},
+        "direction": {"type": "string", "enum": ["forward", "backward"]},
+        "level": _TEXT,
+        "search": _TEXT,
+    },
+    "snapshots": {
+        "sandboxID": _TEXT,
+        "name": _TEXT,
+        "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+        "nextToken": _TEXT,
+    },
+}
+
+
+def _routes() -> Iterator[Route]:
+    yield from batch.ROUTES
+    yield from sandboxes.ROUTES
+    yield from unsupported.ROUTES
+    yield from templates.ROUTES
+    yield from keys.ROUTES
+
+
+@cache
+def document() -> dict[str, Any]:
+    """Build the document."""
+    types = [*_BODIES.values(), *(kind for _, kind in _ANSWERS.values() if kind is not None)]
+    shapes, components = msgspec.json.schema_components(
+        [*types, schemas.ErrorBody], ref_template="#/components/schemas/{name}"
+    )
+    shape_of = dict(zip(map(str, [*types, schemas.ErrorBody]), shapes, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for item in _routes():
+        path = _PARAMETER.sub(r"{\1}", item.path)
+        for method in sorted((item.methods or set()) - {"HEAD"}):
+            paths.setdefault(path, {}).setdefault(method.lower(), _operation(item, shape_of))
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Paddock: E2B-compatible API", "version": __version__},
+        "servers": [
+            {"url": "/", "description": "as E2B's clients call it"},
+            {"url": PREFIX, "description": "the same below the prefix that others know"},
+        ],
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"ApiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"}},
+        },
+        "security": [{"ApiKey": []}],
+        "paths": paths,
+    }
+
+
+def _operation(item: Route, shape_of: Mapping[str, Any]) -> dict[str, Any]:
+    name = item.name
+    error = {"application/json": {"schema": shape_of[str(schemas.ErrorBody)]}}
+    responses: dict[str, Any] = {
+        status: {"description": text, "content": error} for status, text in _ERRORS.items()
+    }
+    status, kind = _ANSWERS.get(name, (200, None))
+    responses[str(status)] = {"description": "done"}
+    if kind is not None:
+        content = {"application/json": {"schema": shape_of[str(kind)]}}
+        responses[str(status)]["content"] = content
+        if name == "connect":
+            responses["201"] = {"description": "it was paused and runs again", "content": content}
+    operation: dict[str, Any] = {
+        "summary": (item.endpoint.__doc__ or name).strip().splitlines()[0],
+        "parameters": [*_path_parameters(item.path), *_query_parameters(name)],
+        "responses": responses,
+    }
+    if name in _BODIES:
+        operation["requestBody"] = {
+            "required": name in _REQUIRED,
+            "content": {"application/json": {"schema": shape_of[str(_BODIES[name])]}},
+        }
+    return operation
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in _PARAMETER.findall(path)
+    ]
+
+
+def _query_parameters(name: str) -> list[dict[str, Any]]:
+    return [
+        {"name": field, "in": "query", "required": False, "schema": schema}
+        for field, schema in _QUERIES.get(name, {}).items()
+    ]
+
+
+async def serve(_request: Request) -> Response:
+    """Show the document."""
+    return answer(document())

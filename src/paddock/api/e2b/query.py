@@ -1,0 +1,91 @@
+"""Query strings of E2B's list routes."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from urllib.parse import unquote
+
+from paddock.kit.errors import FieldProblem, InvalidError
+from paddock.manager.requests import SandboxFilter
+
+MAX_LIMIT = 100
+_MILLISECONDS = 10**11
+"""A number of this size counts milliseconds: as seconds it would be the year 5138."""
+STATES = frozenset({"running", "paused"})
+
+
+def _bad(field: str, message: str) -> InvalidError:
+    problem = FieldProblem(field, message)
+    return InvalidError(str(problem), problems=[problem])
+
+
+def metadata_filter(text: str) -> Mapping[str, str]:
+    """Read `k=v&k=v` whose keys and values are percent-encoded twice over.
+
+    The framework has undone the outermost encoding; clients quote each key and value, then the
+    whole, then the URL.
+    """
+    pairs: dict[str, str] = {}
+    for part in text.split("&"):
+        if not part:
+            continue
+        key, separator, value = part.partition("=")
+        if not separator:
+            raise _bad("metadata", f"{part!r} is not key=value")
+        pairs[unquote(unquote(key))] = unquote(unquote(value))
+    return pairs
+
+
+def sandbox_filter(query: Mapping[str, str]) -> SandboxFilter:
+    """Read which sandboxes to list."""
+    states = STATES
+    if text := query.get("state"):
+        states = frozenset(part.strip() for part in text.split(","))
+        if unknown := states - STATES:
+            raise _bad("state", f"{', '.join(sorted(unknown))!r} is neither running nor paused")
+    return SandboxFilter(
+        states=states,
+        metadata=metadata_filter(query.get("metadata", "")),
+        template=query.get("template") or None,
+        started_after=moment(query.get("startedAfter"), "startedAfter"),
+    )
+
+
+def moment(text: str | None, field: str) -> datetime | None:
+    """Read an RFC 3339 time."""
+    if not text:
+        return None
+    try:
+        # A plus sign in a query string reads as a blank.
+        when = datetime.fromisoformat(text.replace(" ", "+"))
+    except ValueError as error:
+        raise _bad(field, f"{text!r} is not an RFC 3339 time") from error
+    if when.tzinfo is None:
+        raise _bad(field, f"{text!r} has no time zone")
+    return when
+
+
+def number(query: Mapping[str, str], field: str, *, default: int, low: int, high: int) -> int:
+    """Read a bounded number."""
+    text = query.get(field)
+    if text is None or text == "":
+        return default
+    digits = text.removeprefix("-")
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 18:
+        raise _bad(field, f"{text!r} is not a number")
+    if not low <= int(text) <= high:
+        raise _bad(field, f"{text} is not between {low} and {high}")
+    return int(text)
+
+
+def unix_seconds(query: Mapping[str, str], field: str) -> int | None:
+    """Read a moment in Unix seconds; older clients send milliseconds. 0 is none."""
+    moment = number(query, field, default=0, low=0, high=10**14)
+    return (moment // 1000 if moment >= _MILLISECONDS else moment) or None
+
+
+def is_ascending(query: Mapping[str, str]) -> bool:
+    """Read the order of a list; newest first unless asked otherwise."""
+    order = query.get("order") or "desc"
+    if order not in ("asc", "desc"):
+        raise _bad("order", f"{order!r} is neither asc nor desc")
+    return order == "asc"

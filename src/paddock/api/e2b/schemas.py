@@ -1,0 +1,228 @@
+"""Bodies as E2B's clients send and read them. Unknown fields are tolerated (newer clients)."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+Seconds = Annotated[int, Meta(ge=0, le=10**9)]
+PositiveSeconds = Annotated[int, Meta(ge=1, le=10**9)]
+
+
+class Wire(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Base of every body."""
+
+
+class AutoResume(Wire, frozen=True, kw_only=True):
+    """Whether traffic wakes a paused sandbox."""
+
+    enabled: bool = False
+
+
+class EgressProxy(Wire, frozen=True, kw_only=True):
+    """An egress proxy; not offered."""
+
+    address: str = ""
+
+
+class NetworkConfig(Wire, frozen=True, kw_only=True):
+    """Where a sandbox may connect to and who may connect to it."""
+
+    allow_public_traffic: bool = True
+    allow_out: tuple[str, ...] = ()
+    deny_out: tuple[str, ...] = ()
+    dns_servers: tuple[str, ...] = ()
+    egress_proxy: EgressProxy | None = None
+    mask_request_host: str | None = None
+    rules: Mapping[str, Any] | None = None
+
+
+class NetworkUpdate(Wire, frozen=True, kw_only=True):
+    """A new egress policy; it replaces the old one whole."""
+
+    allow_out: tuple[str, ...] = ()
+    deny_out: tuple[str, ...] = ()
+    dns_servers: tuple[str, ...] = ()
+    egress_proxy: EgressProxy | None = None
+    rules: Mapping[str, Any] | None = None
+    allow_internet_access: bool | None = field(default=None, name="allow_internet_access")
+
+
+class VolumeMount(Wire, frozen=True, kw_only=True):
+    """A volume seen inside."""
+
+    name: str
+    path: str
+
+
+class CreateBody(Wire, frozen=True, kw_only=True):
+    """`POST /v2/sandboxes` and `POST /sandboxes`."""
+
+    template_id: str = field(name="templateID")
+    timeout: Seconds | None = None
+    auto_pause: bool = False
+    auto_pause_memory: bool = True
+    auto_resume: AutoResume | None = None
+    allow_internet_access: bool | None = field(default=None, name="allow_internet_access")
+    network: NetworkConfig | None = None
+    metadata: Mapping[str, str] | None = None
+    env_vars: Mapping[str, str] | None = None
+    volume_mounts: tuple[VolumeMount, ...] | None = None
+    secure: bool | None = None
+    mcp: Mapping[str, Any] | None = None
+    iam: Mapping[str, Any] | None = None
+
+
+class ConnectBody(Wire, frozen=True, kw_only=True):
+    """`POST …/connect`."""
+
+    timeout: Seconds | None = None
+    memory: bool | None = None
+
+
+class ResumeBody(Wire, frozen=True, kw_only=True):
+    """`POST …/resume`."""
+
+    timeout: Seconds | None = None
+    auto_pause: bool | None = None
+    memory: bool | None = None
+
+
+class PauseBody(Wire, frozen=True, kw_only=True):
+    """`POST …/pause`."""
+
+    memory: bool | None = None
+    require_healthy_guest: bool | None = None
+
+
+class TimeoutBody(Wire, frozen=True, kw_only=True):
+    """`POST …/timeout`."""
+
+    timeout: Seconds
+
+
+class RefreshBody(Wire, frozen=True, kw_only=True):
+    """`POST …/refreshes`."""
+
+    duration: Annotated[int, Meta(ge=0, le=3600)] | None = None
+
+
+class SnapshotBody(Wire, frozen=True, kw_only=True):
+    """`POST …/snapshots`."""
+
+    name: str | None = None
+    memory: bool | None = None
+
+
+class ForkBody(Wire, frozen=True, kw_only=True):
+    """`POST …/fork`."""
+
+    timeout: Seconds | None = None
+    count: Annotated[int, Meta(ge=1, le=100)] = 1
+
+
+class SandboxBody(Wire, frozen=True, kw_only=True):
+    """What create, connect, resume and fork answer."""
+
+    template_id: str = field(name="templateID")
+    sandbox_id: str = field(name="sandboxID")
+    client_id: str = field(name="clientID")
+    envd_version: str
+    alias: str | UnsetType = UNSET
+    envd_access_token: str | UnsetType = UNSET
+    traffic_access_token: str | UnsetType | None = UNSET
+    domain: str | UnsetType | None = UNSET
+
+
+class LifecycleBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
+    """What happens at the end of a sandbox's timeout."""
+
+    auto_resume: bool
+    on_timeout: str
+
+
+class ListedSandbox(Wire, frozen=True, kw_only=True, omit_defaults=False):
+    """One sandbox of a list."""
+
+    template_id: str = field(name="templateID")
+    sandbox_id: str = field(name="sandboxID")
+    client_id: str = field(name="clientID")
+    started_at: datetime
+    end_at: datetime
+    cpu_count: int
+    memory_mb: int = field(name="memoryMB")
+    disk_size_mb: int = field(name="diskSizeMB")
+    state: str
+    envd_version: str
+    metadata: Mapping[str, str]
+    alias: str | UnsetType = UNSET
+
+
+class SandboxDetail(ListedSandbox, frozen=True, kw_only=True, omit_defaults=False):
+    """One sandbox in full."""
+
+    envd_access_token: str | UnsetType = UNSET
+    domain: str | UnsetType | None = UNSET
+    allow_internet_access: bool | UnsetType = UNSET
+    network: NetworkConfig | UnsetType = UNSET
+    lifecycle: LifecycleBody | UnsetType = UNSET
+    pause_mode: str | UnsetType = UNSET
+
+
+class MetricBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
+    """What a sandbox used at one moment."""
+
+    timestamp: datetime
+    timestamp_unix: int
+    cpu_count: int
+    cpu_used_pct: float
+    mem_used: int
+    mem_total: int
+    mem_cache: int
+    disk_used: int
+    disk_total: int
+
+
+class SnapshotInfo(Wire, frozen=True, kw_only=True, omit_defaults=False):
+    """A stored state that sandboxes can be made from."""
+
+    snapshot_id: str = field(name="snapshotID")
+    names: tuple[str, ...] = ()
+
+
+class TemplateBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
+    """A template as clients list it."""
+
+    template_id: str = field(name="templateID")
+    build_id: str = field(name="buildID")
+    cpu_count: int
+    memory_mb: int = field(name="memoryMB")
+    disk_size_mb: int = field(name="diskSizeMB")
+    public: bool
+    aliases: tuple[str, ...]
+    names: tuple[str, ...]
+    created_at: datetime
+    updated_at: datetime
+    created_by: None = None
+    last_spawned_at: datetime | None = None
+    spawn_count: int = 0
+    build_count: int = 1
+    envd_version: str
+    build_status: str = "ready"
+    description: str = ""
+
+
+class ErrorBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
+    """What went wrong; the code repeats the HTTP status, because clients read it here."""
+
+    code: int
+    message: str
+    request_id: str | UnsetType = field(default=UNSET, name="request_id")
+    error_code: str | UnsetType = field(default=UNSET, name="error_code")
+
+
+class TemplatePatch(Wire, frozen=True, kw_only=True):
+    """`PATCH /v2/templates/{id}`."""
+
+    public: bool | None = None

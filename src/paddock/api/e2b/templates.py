@@ -1,0 +1,94 @@
+"""Routes of templates and snapshots."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paddock.api.e2b import convert, query
+from paddock.api.e2b.context import Context, answer, body, nothing, route
+from paddock.api.e2b.schemas import TemplatePatch
+from paddock.manager.keys import Caller
+
+
+async def list_templates(context: Context, _request: Request, caller: Caller) -> Response:
+    """List the templates that a caller may use."""
+    return answer([convert.template(item) for item in context.manager.templates(caller)])
+
+
+async def template(context: Context, request: Request, caller: Caller) -> Response:
+    """Show one template with its builds."""
+    found = context.manager.template(caller, request.path_params["id"])
+    shown = convert.template(found)
+    build = {
+        "buildID": shown.build_id,
+        "status": "ready",
+        "createdAt": shown.created_at,
+        "updatedAt": shown.updated_at,
+        "cpuCount": shown.cpu_count,
+        "memoryMB": shown.memory_mb,
+        "diskSizeMB": shown.disk_size_mb,
+        "envdVersion": shown.envd_version,
+    }
+    return answer(
+        {
+            "templateID": shown.template_id,
+            "public": shown.public,
+            "aliases": shown.aliases,
+            "names": shown.names,
+            "createdAt": shown.created_at,
+            "updatedAt": shown.updated_at,
+            "lastSpawnedAt": None,
+            "spawnCount": 0,
+            "builds": [build],
+        }
+    )
+
+
+async def alias(context: Context, request: Request, caller: Caller) -> Response:
+    """Say which template a name stands for."""
+    found = context.manager.template(caller, request.path_params["alias"])
+    return answer({"templateID": found.metadata.name, "public": found.spec.public})
+
+
+async def delete_template(context: Context, request: Request, caller: Caller) -> Response:
+    """Delete a snapshot or a template of one's own."""
+    await context.manager.delete_template(caller, request.path_params["id"])
+    return nothing()
+
+
+async def publish(context: Context, request: Request, caller: Caller) -> Response:
+    """Let every team use a template of one's own, or no longer."""
+    wanted = await body(request, TemplatePatch)
+    reference = request.path_params["id"]
+    if wanted.public is None:
+        changed = context.manager.template(caller, reference)
+    else:
+        changed = await context.manager.publish_template(caller, reference, public=wanted.public)
+    return answer({"names": convert.template(changed).names})
+
+
+async def snapshots(context: Context, request: Request, caller: Caller) -> Response:
+    """List snapshots, page by page."""
+    params = request.query_params
+    limit = query.number(params, "limit", default=query.MAX_LIMIT, low=1, high=query.MAX_LIMIT)
+    items, token = context.manager.snapshots(
+        caller,
+        sandbox_id=params.get("sandboxID") or None,
+        name=params.get("name") or None,
+        limit=limit,
+        token=params.get("nextToken") or None,
+    )
+    headers = {"X-Next-Token": token} if token is not None else None
+    return answer([convert.snapshot(item) for item in items], headers=headers)
+
+
+ROUTES = (
+    route("/templates", "GET", list_templates),
+    route("/v2/templates", "GET", list_templates),
+    route("/default-templates", "GET", list_templates),
+    route("/templates/aliases/{alias:path}", "GET", alias),
+    route("/snapshots", "GET", snapshots),
+    route("/templates/{id:path}", "GET", template),
+    route("/templates/{id:path}", "DELETE", delete_template),
+    route("/templates/{id:path}", "PATCH", publish),
+    route("/v2/templates/{id:path}", "PATCH", publish),
+)

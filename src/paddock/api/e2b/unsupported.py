@@ -1,0 +1,67 @@
+"""Routes of E2B that Paddock does not serve: each says so, with what to do instead."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paddock.api.e2b.context import Context, Handler, route
+from paddock.kit.errors import UnsupportedError
+from paddock.manager.keys import Caller
+
+_TEMPLATES = (
+    "template builds are not offered",
+    "declare a SandboxTemplate (`paddock apply`) over an image of `paddock image import`",
+)
+_VOLUMES = ("volumes are not offered", "declare volumes in a SandboxTemplate")
+_CONTENTS = (
+    *(("dir", method) for method in ("GET", "POST")),
+    *(("path", method) for method in ("GET", "PATCH", "DELETE")),
+    *(("file", method) for method in ("GET", "PUT")),
+)
+_TOKENS = ("access tokens are not offered", "make an API key: `paddock keys create NAME`")
+_METRICS = ("metrics of teams are not offered", "operators find them at /metrics of the API's port")
+_NODES = ("nodes are not managed through this API", "`paddock status` and `paddock get sandboxes`")
+_SECRETS = ("secrets are not offered", "pass secrets as envVars at create")
+
+
+def _refuses(what: tuple[str, str]) -> Handler:
+    message, hint = what
+
+    async def refuse(_context: Context, _request: Request, _caller: Caller) -> Response:
+        """Say that this is not offered."""
+        raise UnsupportedError(message, hint=hint)
+
+    return refuse
+
+
+_METHODS: tuple[tuple[str, str, tuple[str, str]], ...] = (
+    ("/v3/templates", "POST", _TEMPLATES),
+    ("/v2/templates", "POST", _TEMPLATES),
+    ("/templates", "POST", _TEMPLATES),
+    ("/templates/tags", "POST", _TEMPLATES),
+    ("/templates/tags", "DELETE", _TEMPLATES),
+    ("/templates/{id}/tags", "GET", _TEMPLATES),
+    ("/templates/{id}/files/{hash}", "GET", _TEMPLATES),
+    ("/v2/templates/{id}/builds/{build}", "POST", _TEMPLATES),
+    ("/templates/{id}/builds/{build}/status", "GET", _TEMPLATES),
+    ("/templates/{id}/builds/{build}/logs", "GET", _TEMPLATES),
+    ("/volumes", "GET", _VOLUMES),
+    ("/volumes", "POST", _VOLUMES),
+    ("/volumes/{id}", "GET", _VOLUMES),
+    ("/volumes/{id}", "DELETE", _VOLUMES),
+    ("/secrets", "GET", _SECRETS),
+    ("/secrets", "POST", _SECRETS),
+    ("/secrets/{id}", "GET", _SECRETS),
+    ("/secrets/{id}", "DELETE", _SECRETS),
+    *((f"/volumecontent/{{id}}/{part}", method, _VOLUMES) for part, method in _CONTENTS),
+    ("/access-tokens", "POST", _TOKENS),
+    ("/access-tokens/{id}", "DELETE", _TOKENS),
+    ("/teams/{id}/metrics", "GET", _METRICS),
+    ("/teams/{id}/metrics/max", "GET", _METRICS),
+    ("/nodes", "GET", _NODES),
+    ("/nodes/{id}", "GET", _NODES),
+    ("/nodes/{id}", "POST", _NODES),
+    ("/admin/{rest:path}", "POST", _NODES),
+)
+
+ROUTES = tuple(route(path, method, _refuses(what)) for path, method, what in _METHODS)
+"""Listed before the templates' own routes, whose ids may hold slashes."""

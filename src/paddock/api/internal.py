@@ -1,0 +1,120 @@
+"""What gateways ask of the control plane. Bearer token; never reachable from a sandbox."""
+
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from paddock.api.errors import retry_after, status_of
+from paddock.kit.errors import NotFoundError, PaddockError, UnauthenticatedError
+from paddock.manager.federal import GATEWAY
+from paddock.manager.service import Manager
+from paddock.resources import codec
+from paddock.resources.sandbox import Sandbox
+
+PREFIX = "/_paddock"
+
+
+class Report(Struct, frozen=True):
+    """`POST /_paddock/activity`: a gateway tells where it is and what had traffic."""
+
+    url: str
+    """Where it hears of routes."""
+    seen: Mapping[str, float] = {}
+    """How many seconds ago each sandbox was active, by uid."""
+
+
+OnReport = Callable[[Report], Awaitable[tuple[str, ...]]]
+"""Takes a report in and gives the addresses of all gateways."""
+
+
+Lookup = Callable[[str], Awaitable[tuple[Sandbox, str]]]
+"""Finds a sandbox of another cluster and that cluster's gateway; `NotFoundError`."""
+
+
+class WakeBody(Struct, frozen=True):
+    """`POST /_paddock/wake`."""
+
+    id: str
+    uid: str
+
+
+class Problem(Struct, frozen=True):
+    """An error on its way to a gateway, by the name of its class."""
+
+    kind: str
+    message: str
+    retry_after_seconds: float | None = None
+
+
+def create_app(
+    manager: Manager, token: str, on_report: OnReport, elsewhere: Lookup | None = None
+) -> Starlette:
+    """Make the application."""
+
+    def authorize(request: Request) -> None:
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode("latin-1"), f"Bearer {token}".encode()):
+            raise UnauthenticatedError("this is for gateways")
+
+    async def wake(request: Request) -> Response:
+        authorize(request)
+        wanted = msgspec.json.decode(await request.body(), type=WakeBody)
+        sandbox = manager.find_by_id(wanted.id)
+        if sandbox is None or sandbox.metadata.uid != wanted.uid:
+            raise NotFoundError("the sandbox was not found")
+        return Response(codec.encode(await manager.wake(sandbox)), media_type="application/json")
+
+    async def lookup(request: Request) -> Response:
+        authorize(request)
+        sandbox = manager.find_by_id(request.path_params["id"])
+        if sandbox is None:
+            sandbox = await manager.batches.reveal(request.path_params["id"])
+        if sandbox is not None:
+            return Response(codec.encode(sandbox), media_type="application/json")
+        if elsewhere is None:
+            raise NotFoundError("the sandbox was not found")
+        sandbox, gateway = await elsewhere(request.path_params["id"])
+        return Response(
+            codec.encode(sandbox), headers={GATEWAY: gateway}, media_type="application/json"
+        )
+
+    async def activity(request: Request) -> Response:
+        authorize(request)
+        report = msgspec.json.decode(await request.body(), type=Report)
+        known = await on_report(report)
+        return Response(msgspec.json.encode(known), media_type="application/json")
+
+    return Starlette(
+        routes=[
+            Route(f"{PREFIX}/wake", wake, methods=["POST"]),
+            Route(f"{PREFIX}/sandboxes/{{id}}", lookup, methods=["GET"]),
+            Route(f"{PREFIX}/activity", activity, methods=["POST"]),
+        ],
+        exception_handlers=TOLD_AS_PROBLEMS,
+    )
+
+
+async def _on_error(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, PaddockError):
+        raise TypeError("only errors of Paddock's come here") from error
+    problem = Problem(type(error).__name__, error.message, retry_after(error))
+    return Response(msgspec.json.encode(problem), status_of(error), media_type="application/json")
+
+
+async def _on_garbage(_request: Request, error: Exception) -> Response:
+    problem = Problem("InvalidError", f"the body cannot be read: {error}")
+    return Response(msgspec.json.encode(problem), 400, media_type="application/json")
+
+
+TOLD_AS_PROBLEMS = {
+    PaddockError: _on_error,
+    msgspec.DecodeError: _on_garbage,
+    RecursionError: _on_garbage,
+}
+"""How errors are told to our own processes, which raise them again."""

@@ -1,0 +1,165 @@
+"""The declarative API as one ASGI application.
+
+    app = create_app(store, KubeApiSettings(tokens=(token,)))
+
+Every error leaves it as Kubernetes' `Status`. What becomes of what is in a namespace that is
+deleted is the store's business.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from paddock.api.kube import discovery, openapi, resources_routes
+from paddock.api.kube.auth import authenticate
+from paddock.api.kube.context import Context, answer
+from paddock.api.kube.requests import accepted
+from paddock.api.kube.scheme import Target
+from paddock.api.kube.settings import KubeApiSettings
+from paddock.api.kube.status import NotAllowedError, code_of, failure, headers_of
+from paddock.kit.clock import Clock, system
+from paddock.kit.errors import NotFoundError, PaddockError
+from paddock.store.port import Store
+
+log = logging.getLogger(__name__)
+
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_AGGREGATED = "APIGroupDiscoveryList"
+
+
+def create_app(store: Store, settings: KubeApiSettings, *, clock: Clock | None = None) -> Starlette:
+    """Build the application."""
+    context = Context(store, settings, clock or system())
+    app = Starlette(
+        routes=[
+            Route("/version", _version),
+            Route("/api", _core),
+            Route("/apis", _groups),
+            Route("/api/{version}", _core_resources),
+            Route("/apis/{group}", _group),
+            Route("/apis/{group}/{version}", _group_resources),
+            Route("/openapi/v2", openapi.serve_v2),
+            Route("/openapi/v3", openapi.serve_index),
+            Route("/openapi/v3/{path:path}", openapi.serve_v3),
+            Route("/api/{rest:path}", _resources(context), methods=_METHODS),
+            Route("/apis/{rest:path}", _resources(context), methods=_METHODS),
+            *(Route(path, _healthy) for path in ("/healthz", "/livez", "/readyz")),
+        ],
+        exception_handlers={
+            PaddockError: _refused,
+            HTTPException: _no_route,
+            Exception: _broken,
+        },
+    )
+    app.add_middleware(_Guard, settings=settings)
+    return app
+
+
+class _Guard:
+    """Lets nobody in who may not be."""
+
+    def __init__(self, app: ASGIApp, settings: KubeApiSettings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            request = Request(scope, receive)
+            try:
+                authenticate(request, self._settings)
+            except PaddockError as error:
+                await _refusal(request, error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _resources(context: Context) -> Callable[[Request], Awaitable[Response]]:
+    async def serve(request: Request) -> Response:
+        return await resources_routes.serve(context, request)
+
+    return serve
+
+
+# ---- discovery -----------------------------------------------------------------------------
+
+
+async def _version(_: Request) -> Response:
+    return answer(discovery.version())
+
+
+async def _healthy(_: Request) -> Response:
+    return PlainTextResponse("ok")
+
+
+async def _core(request: Request) -> Response:
+    server = request.headers.get("host", "")
+    return _aggregated(request, is_core=True) or answer(discovery.core_versions(server))
+
+
+async def _groups(request: Request) -> Response:
+    return _aggregated(request, is_core=False) or answer(discovery.groups())
+
+
+def _aggregated(request: Request, *, is_core: bool) -> Response | None:
+    for option in accepted(request.headers.get("accept", "")) or ():
+        if option.form == _AGGREGATED and option.version in ("v2", "v2beta1"):
+            kind = f"application/json;g=apidiscovery.k8s.io;v={option.version};as={_AGGREGATED}"
+            document = discovery.aggregated(option.version, is_core=is_core)
+            return answer(document, media_type=kind)
+        if not option.form:
+            return None
+    return None
+
+
+async def _core_resources(request: Request) -> Response:
+    return _found(request, discovery.resources("", request.path_params["version"]))
+
+
+async def _group(request: Request) -> Response:
+    return _found(request, discovery.group(request.path_params["group"]))
+
+
+async def _group_resources(request: Request) -> Response:
+    parameters = request.path_params
+    return _found(request, discovery.resources(parameters["group"], parameters["version"]))
+
+
+def _found(request: Request, document: object | None) -> Response:
+    if document is None:
+        raise NotFoundError(f"there is nothing at {request.url.path[:200]}")
+    return answer(document)
+
+
+# ---- errors --------------------------------------------------------------------------------
+
+
+def _refusal(request: Request, error: PaddockError) -> Response:
+    target: Target | None = getattr(request.state, "target", None)
+    info = target.info if target else None
+    name = (target.name if target else None) or getattr(request.state, "name", None)
+    return answer(failure(error, info, name), code_of(error), headers=headers_of(error))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    if not isinstance(error, PaddockError):
+        raise error
+    return _refusal(request, error)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    path = request.url.path[:200]
+    code = error.status_code if isinstance(error, HTTPException) else 500
+    if code == 405:
+        return _refusal(request, NotAllowedError(f"{request.method} is not possible at {path}"))
+    return _refusal(request, NotFoundError(f"there is nothing at {path}"))
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    log.error("request failed unexpectedly", exc_info=error)
+    return _refusal(request, PaddockError("something went wrong here; the log says what"))

@@ -1,0 +1,191 @@
+"""Get and list: one object or many, in the form the client asks for."""
+
+import asyncio
+from collections.abc import Callable
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from msgspec import Struct, structs
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paddock.api.kube.context import Call, answer
+from paddock.api.kube.rendering import partial, render, render_list, scale
+from paddock.api.kube.requests import accepted, number
+from paddock.api.kube.status import BadRequestError, NotAcceptableError
+from paddock.api.kube.tables import table
+from paddock.kit.errors import FieldProblem, GoneError
+from paddock.resources.meta import Resource
+from paddock.resources.selectors import (
+    FieldSelector,
+    LabelSelector,
+    parse_fields,
+    parse_labels,
+)
+from paddock.store.port import Page
+
+STORED = "Stored"
+"""The form of objects that a watch gives to those who ask for it first."""
+_BATCH = 100
+_FORMS = {"", "Table", "PartialObjectMetadata", "PartialObjectMetadataList"}
+
+
+async def get(call: Call) -> Response:
+    """Give one object."""
+    form = wanted_form(call.request)
+    obj = await call.store.get(call.target.info.cls, call.target.key)
+    return answer(show(call, obj, form))
+
+
+async def get_scale(call: Call) -> Response:
+    """Give the scale of one object."""
+    obj = await call.store.get(call.target.info.cls, call.target.key)
+    return answer(scale(obj, call.target.info))
+
+
+async def list_objects(call: Call) -> Response:
+    """Give a page of objects."""
+    form = wanted_form(call.request)
+    page = await read_page(call)
+    info = call.target.info
+    if form == "Table":
+        document = table(
+            info,
+            page.items,
+            now=call.context.clock.now(),
+            include=included(call.request),
+            version=page.version,
+            continue_token=page.continue_token,
+            remaining=page.remaining,
+        )
+        return answer(document)
+    shown: Callable[[Resource], dict[str, Any]] = partial if form else render
+    items: list[dict[str, Any]] = []
+    for index, obj in enumerate(page.items):
+        items.append(shown(obj))
+        if index % _BATCH == _BATCH - 1:
+            await asyncio.sleep(0)  # a long list must not keep everybody else waiting
+    document = render_list(
+        info,
+        items,
+        version=page.version,
+        continue_token=page.continue_token,
+        remaining=page.remaining,
+    )
+    if form:
+        document |= {"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1"}
+    return answer(document)
+
+
+async def read_page(call: Call) -> Page[Resource]:
+    """Read the page that a request asks for."""
+    query = call.request.query_params
+    exact = _exact_version(call.request)
+    page = await call.store.list(
+        call.target.info.cls,
+        namespace=call.target.namespace,
+        labels=label_selector(call.request),
+        fields=field_selector(call),
+        limit=number(call.request, "limit"),
+        continue_token=query.get("continue", ""),
+    )
+    if exact is not None and page.version != exact:
+        raise GoneError(f"version {exact} is no longer there: lists are of {page.version} now")
+    return page
+
+
+def _exact_version(request: Request) -> str | None:
+    """Read which version a list must be of; any present one is new enough otherwise."""
+    query = request.query_params
+    match, version = query.get("resourceVersionMatch", ""), query.get("resourceVersion", "")
+    if not match:
+        return None
+    if match not in ("Exact", "NotOlderThan"):
+        raise _bad("resourceVersionMatch", f"{match[:40]!r} is not one of Exact, NotOlderThan")
+    if match == "NotOlderThan":
+        return None
+    if version in ("", "0") or len(version) > 40:
+        raise _bad("resourceVersionMatch", "Exact needs a resourceVersion")
+    return version
+
+
+def show(call: Call, obj: Resource, form: str) -> dict[str, Any]:
+    """Show one object in a form."""
+    if form == "Table":
+        return table(
+            call.target.info,
+            (obj,),
+            now=call.context.clock.now(),
+            include=included(call.request),
+            version=obj.metadata.resource_version,
+        )
+    return partial(obj) if form else render(obj)
+
+
+def wanted_form(request: Request) -> str:
+    """Choose the first form that the client takes and we have."""
+    options = accepted(request.headers.get("accept", ""))
+    if options is None:
+        raise NotAcceptableError(
+            "none of the formats in Accept is spoken here", hint="accept application/json"
+        )
+    for option in options:
+        if option.form in _FORMS and option.version in ("v1", "v1beta1"):
+            return option.form
+    raise NotAcceptableError("none of the forms in Accept is known here")
+
+
+def wants_stored(request: Request) -> bool:
+    """Say whether a watch may leave defaults out, as what is stored does: Paddock's own parts know
+    them, and writing them out is most of the work of a watch."""
+    options = accepted(request.headers.get("accept", ""))
+    return bool(options) and options[0].form == STORED
+
+
+def included(request: Request) -> str:
+    """Read what goes along with each row of a table."""
+    text = request.query_params.get("includeObject") or "Metadata"
+    if text not in ("None", "Metadata", "Object"):
+        raise _bad("includeObject", f"{text[:40]!r} is not one of None, Metadata, Object")
+    return text
+
+
+def label_selector(request: Request) -> LabelSelector | None:
+    """Read which labels objects must have."""
+    text = request.query_params.get("labelSelector", "")
+    return parse_labels(text) if text.strip() else None
+
+
+def field_selector(call: Call) -> FieldSelector | None:
+    """Read which fields objects must have; a field that cannot exist is an error."""
+    text = call.request.query_params.get("fieldSelector", "")
+    if not text.strip():
+        return None
+    selector = parse_fields(text)
+    for term in selector.terms:
+        if not _exists(call.target.info.cls, term.path):
+            path = ".".join(term.path)
+            raise _bad("fieldSelector", f"{path[:80]!r} is no field of {call.target.info.kind}")
+    return selector
+
+
+@cache
+def _exists(kind: Any, path: tuple[str, ...]) -> bool:
+    if not path:
+        return True
+    if get_origin(kind) in (Union, UnionType):
+        return any(_exists(option, path) for option in get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        hints = get_type_hints(kind)
+        for field in structs.fields(kind):
+            if field.encode_name == path[0]:
+                return _exists(hints[field.name], path[1:])
+        return False
+    arguments = get_args(kind)
+    return len(arguments) == 2 and get_origin(kind) is not tuple
+
+
+def _bad(field: str, message: str) -> BadRequestError:
+    problem = FieldProblem(field, message)
+    return BadRequestError(str(problem), problems=[problem])

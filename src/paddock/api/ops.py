@@ -1,0 +1,33 @@
+"""Health and metrics, for those who operate Paddock."""
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from paddock.cache.provider import Provider
+from paddock.kit import metrics
+
+
+def create_app(provider: Provider) -> Starlette:
+    """Make the application."""
+
+    async def alive(_request: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    async def ready(_request: Request) -> Response:
+        troubles = provider.troubles()
+        body = msgspec.json.encode({"ready": not troubles, "troubles": troubles})
+        return Response(body, 503 if troubles else 200, media_type="application/json")
+
+    async def exposition(_request: Request) -> Response:
+        return Response(metrics.exposition(), media_type="text/plain; version=0.0.4")
+
+    return Starlette(
+        routes=[
+            Route("/healthz", alive),
+            Route("/readyz", ready),
+            Route("/metrics", exposition),
+        ]
+    )

@@ -1,0 +1,1 @@
+"""Composition root: settings become objects, objects become roles."""

@@ -1,0 +1,136 @@
+"""The controllers of batches and what they need, wired together."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from paddock.app.task_client import EnvdTasks
+from paddock.cache.census import Census
+from paddock.cache.provider import Provider
+from paddock.controllers.batch.allocator import Allocator
+from paddock.controllers.batch.assigning import DEFAULT_PROFILES, Profile
+from paddock.controllers.batch.assignment import ANY, Assignment
+from paddock.controllers.batch.controller import BatchController
+from paddock.controllers.batch.follower import Follower
+from paddock.controllers.batch.runner import TaskRunner
+from paddock.controllers.batch.simulated import SimulatedTasks
+from paddock.engine.controller import Controller, own_key
+from paddock.engine.recorder import Recorder
+from paddock.kit.clock import Clock
+from paddock.kit.errors import InvalidError
+from paddock.kit.settings import Settings
+from paddock.kit.tokens import TokenSeed
+from paddock.resources.batch import BatchSandbox
+from paddock.resources.meta import Key
+from paddock.resources.pool import SandboxPool
+from paddock.resources.sandbox import LABEL_BATCH, Sandbox
+from paddock.runtime.port import Runtime
+
+log = logging.getLogger(__name__)
+
+GATHER_SECONDS = 0.05
+"""Events about many sandboxes of one batch or pool are looked at together."""
+PROFILES_FILE = "assign-profiles.json"
+
+
+def default_tasks(runtime: Runtime, seed: TokenSeed, clock: Clock) -> TaskRunner:
+    """Give the runner that goes with a runtime."""
+    return SimulatedTasks(clock) if runtime.name == "simulated" else EnvdTasks(seed)
+
+
+def load_profiles(settings: Settings) -> Mapping[str, Profile]:
+    """Read how pools are chosen for batches that take any: a list of profiles, as JSON."""
+    path = Path(settings.state_dir) / PROFILES_FILE
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return DEFAULT_PROFILES
+    try:
+        found = msgspec.json.decode(data, type=tuple[Profile, ...])
+    except msgspec.DecodeError as error:
+        raise InvalidError(
+            f"{path} cannot be read: {error}", hint="mend it, or remove it for the defaults"
+        ) from error
+    return {**DEFAULT_PROFILES, **{profile.name: profile for profile in found}}
+
+
+class Batches:
+    """Allocator and batch controller with their queues."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        census: Census,
+        seed: TokenSeed,
+        clock: Clock,
+        recorder: Recorder,
+    ) -> None:
+        self._provider = provider
+        self._census = census
+        self._seed = seed
+        self._clock = clock
+        self._recorder = recorder
+        self.allocator = Allocator(provider=provider, census=census, clock=clock, recorder=recorder)
+
+    def connect(
+        self, tasks: TaskRunner, *, is_alone: bool, profiles: Mapping[str, Profile]
+    ) -> None:
+        """Make the controllers and tell them what wakes them."""
+        self.follower = Follower(tasks, self._gather)
+        self.assignment = Assignment(self._provider, self._census, self._clock, profiles)
+        self.controller = BatchController(
+            provider=self._provider,
+            census=self._census,
+            assignment=self.assignment,
+            follower=self.follower,
+            seed=self._seed,
+            clock=self._clock,
+            recorder=self._recorder,
+            is_alone=is_alone,
+            on_gone=self.allocator.forget,
+        )
+        self._batch = Controller("batch", self.controller.reconcile, workers=8)
+        self._allocator = Controller("allocator", self.allocator.reconcile, workers=4)
+        self._batch.watches(self._provider.informer(BatchSandbox), own_key)
+        self._provider.informer(Sandbox).subscribe(self._sandbox_changed)
+        self._batch.watches(self._provider.informer(SandboxPool), self._batches_of)
+        self._allocator.watches(self._provider.informer(BatchSandbox), _pools_of)
+        self._allocator.watches(self._provider.informer(SandboxPool), own_key)
+        self._census.on_change(lambda pool: self._allocator.queue.add_after(pool, GATHER_SECONDS))
+        self.controllers = (self._batch, self._allocator)
+
+    def _gather(self, batch: Key) -> None:
+        self._batch.queue.add_after(batch, GATHER_SECONDS)
+
+    def _sandbox_changed(self, old: Sandbox | None, new: Sandbox | None) -> None:
+        sandbox = new or old
+        if sandbox is None:
+            return
+        if (holder := self._census.holder(sandbox.key)) is not None:
+            self._gather(holder)
+        elif name := sandbox.metadata.labels.get(LABEL_BATCH):
+            self._gather(Key(sandbox.metadata.namespace, name))
+
+    def _batches_of(self, old: SandboxPool | None, new: SandboxPool | None) -> Iterable[Key]:
+        """Give the batches that a new or gone pool concerns."""
+        pool = new or old
+        is_news = old is None or new is None or old.metadata.generation != new.metadata.generation
+        if pool is None or not is_news or not self._provider.is_synced:
+            return ()
+        places = (pool.key, Key(pool.metadata.namespace, ANY))
+        found = (batch for place in places for batch in self._provider.batches_of_pool(place))
+        return [batch.key for batch in found]
+
+
+def _pools_of(old: BatchSandbox | None, new: BatchSandbox | None) -> Iterable[Key]:
+    found: set[Key] = set()
+    for batch in (old, new):
+        if batch is None:
+            continue
+        name = batch.status.pool or batch.spec.pool_ref
+        if name and name != ANY:
+            namespace, _, last = name.rpartition("/")
+            found.add(Key(namespace or batch.metadata.namespace, last))
+    return found

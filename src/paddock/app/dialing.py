@@ -1,0 +1,96 @@
+"""Ways into sandboxes: sockets born in their network namespaces, or pod addresses."""
+
+import asyncio
+import os
+import socket
+
+from paddock.gateway.addressing import ENVD_PORT, TASKS_PORT
+from paddock.gateway.routes import Route
+from paddock.gateway.upstream import UpstreamConnection
+from paddock.kit.settings import Settings
+from paddock.runtime.local.driver import LocalRuntime
+from paddock.runtime.local.net.netns import socket_in
+
+_TRIES = 5
+
+
+class LocalDialer:
+    """Connects through sockets born in a sandbox's network namespace."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._nodes: dict[str, LocalRuntime] = {}
+        self._namespaces: dict[tuple[str, int], int] = {}
+
+    async def dial(
+        self, route: Route, port: int, protocol: UpstreamConnection
+    ) -> UpstreamConnection:
+        """Connect to a port of a sandbox."""
+        loop = asyncio.get_running_loop()
+        envd = route.envd
+        if port in (ENVD_PORT, TASKS_PORT) and envd is not None and envd.startswith("unix:"):
+            await loop.create_unix_connection(lambda: protocol, envd.removeprefix("unix:"))
+            return protocol
+        connected = await self._connect(route, port)
+        await loop.create_connection(lambda: protocol, sock=connected)
+        return protocol
+
+    async def _connect(self, route: Route, port: int) -> socket.socket:
+        for attempt in range(_TRIES):
+            try:
+                return await self._connect_once(route, port)
+            except ConnectionRefusedError:
+                # Servers take a moment to listen after they are started.
+                if attempt == _TRIES - 1:
+                    raise
+                await asyncio.sleep(0.02 * (attempt + 1))
+        raise ConnectionRefusedError
+
+    async def _connect_once(self, route: Route, port: int) -> socket.socket:
+        loop = asyncio.get_running_loop()
+        if route.node is None:
+            opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            host = route.ip or ""
+        else:
+            opened = socket_in(await self._namespace(route), socket.AF_INET, socket.SOCK_STREAM)
+            host = "127.0.0.1"
+        opened.setblocking(False)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            await loop.sock_connect(opened, (host, port))
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    async def _namespace(self, route: Route) -> int:
+        key = (route.uid, route.incarnation)
+        known = self._namespaces.get(key)
+        if known is not None:
+            return known
+        path = (route.node or "").removeprefix("unix:")
+        node = self._nodes.setdefault(path, LocalRuntime(path))
+        opened = await node.netns(route.uid)
+        # Another request may have been quicker; one descriptor is enough.
+        known = self._namespaces.setdefault(key, opened)
+        if known != opened:
+            os.close(opened)
+        return known
+
+    def forget(self, old: Route | None, new: Route | None) -> None:
+        """Let go of the namespace of a life that is over: holding it would keep it alive."""
+        if old is None or (
+            new is not None and (new.uid, new.incarnation) == (old.uid, old.incarnation)
+        ):
+            return
+        descriptor = self._namespaces.pop((old.uid, old.incarnation), None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    async def dial_api(self, protocol: UpstreamConnection) -> UpstreamConnection:
+        """Connect to the API."""
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(
+            lambda: protocol, self._settings.api_host, self._settings.api_port
+        )
+        return protocol

@@ -1,0 +1,186 @@
+"""The `controllers` role: one of several processes leads and reconciles, the others stand by warm.
+
+A standby follows the store like the leader does, so that it takes over with full caches. Whoever
+loses the lease ends: what it was about to do belongs to its successor, and a fresh process has no
+half-done work.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from paddock.api.ops import create_app as create_ops
+from paddock.app import openings, running
+from paddock.app.agent import RuntimeAgent
+from paddock.app.batches import Batches, default_tasks, load_profiles
+from paddock.app.cluster import ClusterRuntime
+from paddock.app.controllers import Controllers
+from paddock.app.environments import Environments
+from paddock.app.http import Server, listen
+from paddock.app.idling import Idling
+from paddock.app.managing import build_fitting, build_limiter, own_records
+from paddock.app.pod_agent import open_pod_agent
+from paddock.app.secrets import load_or_create
+from paddock.cache.census import Census
+from paddock.cache.provider import KINDS, Provider
+from paddock.engine.election import Elector, Timing
+from paddock.engine.informer import Filter
+from paddock.engine.recorder import Recorder
+from paddock.engine.supervisor import Group, Part
+from paddock.kit import clock as clocks
+from paddock.kit import ids
+from paddock.kit.errors import UnavailableError
+from paddock.kit.settings import Settings
+from paddock.kit.tasks import background
+from paddock.kit.tokens import TokenSeed
+from paddock.manager.apportioning import Apportioned
+from paddock.manager.firsts import Firsts
+from paddock.manager.gate import TeamGate
+from paddock.manager.keys import Keyring
+from paddock.manager.ports import Agent
+from paddock.manager.quota import Ledger
+from paddock.resources.batch import BatchSandbox
+from paddock.resources.builtin import Lease, Secret
+from paddock.resources.meta import Key
+from paddock.resources.sandbox import Sandbox
+from paddock.runtime.port import Runtime
+from paddock.store.kubernetes.backend import KubernetesStore
+
+log = logging.getLogger(__name__)
+
+LEASE = "paddock-controllers"
+Work = dict[str, Coroutine[Any, Any, None]]
+
+
+async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
+    """Stand by, lead when it is our turn, until told to stop or the lease is lost."""
+    seed = TokenSeed(load_or_create(settings).seed.encode())
+    clock = clocks.system()
+    async with contextlib.AsyncExitStack() as stack:
+        store = await openings.open_store(settings)
+        stack.push_async_callback(store.close)
+        only = Filter(namespace=settings.namespace or None)
+        home = settings.system_namespace
+        provider = Provider(
+            store,
+            kinds=(*KINDS, Secret, Lease),
+            filters={
+                **dict.fromkeys(KINDS, only),
+                # Among them quotas of teams: the admission of environments looks at them.
+                **own_records(home),
+            },
+            clock=clock,
+        )
+        census, ledger = Census(), Ledger(ids.sandbox_id())
+        keyring = Keyring(store, clock, home)
+        provider.informer(Sandbox).subscribe(census.observe)
+        provider.informer(Sandbox).subscribe(ledger.observe)
+        provider.informer(BatchSandbox).subscribe(census.observe_batch)
+        provider.informer(Secret).subscribe(keyring.observe)
+        allowance = Apportioned(ledger, keyring, provider, clock)
+        stack.push_async_callback(allowance.leave)
+        firsts = Firsts(store, provider, clock, ledger.account, home)
+        cluster: ClusterRuntime | None = None
+        if settings.runtime == "kubernetes":
+            cluster = ClusterRuntime(
+                settings, store=store, provider=provider, seed=seed, clock=clock
+            )
+        runtime: Runtime = cluster.driver if cluster else openings.open_runtime(settings)
+        agent: Agent = RuntimeAgent(runtime, seed, provider, clock)
+        if cluster is not None and isinstance(store, KubernetesStore):
+            agent, close = await open_pod_agent(settings, store, seed, clock)
+            stack.push_async_callback(close)
+        recorder = Recorder(store, "paddock", clock=clock)
+        batches = Batches(provider, census, seed, clock, recorder)
+        batches.connect(
+            default_tasks(runtime, seed, clock), is_alone=False, profiles=load_profiles(settings)
+        )
+        controllers = Controllers(
+            provider=provider,
+            census=census,
+            runtime=runtime,
+            seed=seed,
+            clock=clock,
+            recorder=recorder,
+            batches=batches,
+            environments=Environments(settings, provider, census, keyring, clock),
+            gate=TeamGate(allowance, build_limiter(settings, clock)),
+            fitting=build_fitting(settings, agent, provider),
+        )
+        idling = Idling(
+            settings,
+            store=store,
+            runtime=runtime,
+            provider=provider,
+            seed=seed,
+            clock=clock,
+            recorder=recorder,
+        )
+        stack.push_async_callback(idling.close)
+        server = Server(
+            create_ops(provider), listen(settings.api_host, settings.api_port), on_ready
+        )
+        elector = Elector(
+            store,
+            Key(settings.system_namespace, LEASE),
+            settings.identity or f"{socket.gethostname()}-{ids.name_suffix()}",
+            timing=_timing(settings.lease_seconds),
+            clock=clock,
+        )
+
+        def work() -> Work:
+            sweeping = {} if cluster is None else {"policies": cluster.driver.policies.run()}
+            ours = {"quota shares": allowance.run(), "idempotency keys": firsts.keep_swept()}
+            return {**controllers.work(), **idling.work(), **sweeping, **ours}
+
+        parts = [
+            running.serving(server, Group.HTTP),
+            Part(
+                name="cache",
+                group=Group.CACHES,
+                run=provider.serve,
+                ready=provider.wait_synced,
+            ),
+            Part(name="election", group=Group.LEADERS, run=partial(_take_part, elector, work)),
+        ]
+        if cluster is not None:
+            # Beside the cache: what takes a server a while to write, the other takes in meanwhile.
+            parts.append(running.held("cluster", Group.CACHES, cluster.run))
+        await running.run(parts, stop)
+
+
+def _timing(lease_seconds: float) -> Timing:
+    return Timing(
+        lease_seconds=lease_seconds,
+        renew_seconds=lease_seconds * 2 / 3,
+        # One try may take so long: less than a second is nothing to a busy API server.
+        retry_seconds=max(lease_seconds / 8, min(1.0, lease_seconds / 4)),
+    )
+
+
+async def _take_part(elector: Elector, work: Callable[[], Work]) -> None:
+    """Stand by, lead when it is our turn, and end with an error when that is over."""
+    lost = asyncio.Event()
+
+    async def lead() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for name, task in work().items():
+                    tasks.create_task(task, name=name)
+        finally:
+            lost.set()
+
+    async with (
+        background(elector.run(lead), name="election") as election,
+        background(lost.wait(), name="lost") as losing,
+    ):
+        await asyncio.wait((election, losing), return_when=asyncio.FIRST_COMPLETED)
+        if election.done():
+            await election
+    raise UnavailableError(
+        f"{elector.identity} does not lead any more", hint="it is started anew to stand by"
+    )

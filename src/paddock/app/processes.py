@@ -1,0 +1,151 @@
+"""Child processes of an installation: started, watched, started again, stopped in order."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from paddock.engine.backoff import Backoff
+from paddock.kit.errors import UnavailableError
+from paddock.kit.logs import fields
+
+log = logging.getLogger(__name__)
+
+_RESTART = Backoff(base_seconds=0.2, cap_seconds=10.0)
+_STEADY_SECONDS = 30.0
+"""A process that lived this long starts anew without delay."""
+TRIES, PATIENT_TRIES = 3, 8
+"""A process that ended so often while we wait for it will not come up; the second takes half a
+minute."""
+STOP_SECONDS = 15.0
+LOG_LIMIT_BYTES = 64 << 20
+"""A process's log is put aside when it is larger; the one before that goes."""
+_TAIL_BYTES = 8192
+
+
+class Process:
+    """One child that should always run."""
+
+    def __init__(self, name: str, command: Sequence[str], *, log_file: Path) -> None:
+        self.name = name
+        self._command = tuple(command)
+        self._log_file = log_file
+        self._child: asyncio.subprocess.Process | None = None
+        self._failures = 0
+        self.restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, while it runs."""
+        return self._child.pid if self._child and self._child.returncode is None else None
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What is run."""
+        return self._command
+
+    @property
+    def log_file(self) -> Path:
+        """Where it writes."""
+        return self._log_file
+
+    async def keep_running(self) -> None:
+        """Start it, and again whenever it ends, until cancelled; then stop it."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                started = loop.time()
+                code = await self._run_once()
+                lived = loop.time() - started
+                self._failures = 0 if lived > _STEADY_SECONDS else self._failures + 1
+                self.restarts += 1
+                pause = _RESTART.delay(self._failures) if self._failures else 0.0
+                log.warning(
+                    "process ended and is started again",
+                    extra=fields(process=self.name, code=code, seconds=round(pause, 2)),
+                )
+                await asyncio.sleep(pause)
+        finally:
+            await self._stop()
+
+    def rotate_log(self) -> None:
+        """Put a log that has grown large aside; the process goes on writing to the same file."""
+        if not self._log_file.exists() or self._log_file.stat().st_size < LOG_LIMIT_BYTES:
+            return
+        shutil.copyfile(self._log_file, self._log_file.with_suffix(".log.1"))
+        os.truncate(self._log_file, 0)
+
+    async def _run_once(self) -> int:
+        self._log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.rotate_log()
+        with self._log_file.open("ab") as output:
+            self._child = await asyncio.create_subprocess_exec(
+                *_with_us(self._command),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # Its own group: Ctrl-C at the terminal is ours to pass on, in order.
+                process_group=0,
+            )
+        return await self._child.wait()
+
+    async def _stop(self) -> None:
+        child = self._child
+        if child is None or child.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            child.terminate()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await child.wait()
+        except TimeoutError:
+            log.warning("process did not stop and is killed", extra=fields(process=self.name))
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+
+def _with_us(command: Sequence[str]) -> tuple[str, ...]:
+    """Let a child end when its supervisor is killed: the next `up` finds ports and files free."""
+    setpriv = shutil.which("setpriv")
+    return (setpriv, "--pdeathsig", "TERM", *command) if setpriv else tuple(command)
+
+
+async def wait_until(
+    check: Callable[[], bool],
+    process: Process,
+    *,
+    seconds: float,
+    what: str,
+    tries: int = TRIES,
+) -> None:
+    """Wait until something answers; say where to look when it does not."""
+    try:
+        async with asyncio.timeout(seconds):
+            while not check():
+                if process.restarts >= tries:
+                    raise UnavailableError(
+                        f"{what} ends as soon as it starts: {last_line(process.log_file)}",
+                        hint=f"look at {process.log_file}",
+                    )
+                await asyncio.sleep(0.02)
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"{what} did not come up within {seconds:g} s: {last_line(process.log_file)}",
+            hint=f"look at {process.log_file}",
+        ) from error
+
+
+def last_line(file: Path) -> str:
+    """Give the last line of a log that says what happened, not what to do about it."""
+    try:
+        with file.open("rb") as log_file:
+            log_file.seek(max(file.stat().st_size - _TAIL_BYTES, 0))
+            lines = log_file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return "it wrote nothing"
+    said = [line for line in lines if line and not line.startswith("hint: ")]
+    return said[-1] if said else "it wrote nothing"

@@ -1,0 +1,176 @@
+"""The `api` role: the manager and E2B's API on a cluster's store; as many replicas as are wanted.
+
+It keeps nothing: what it knows, it reads from the store; what it does, it writes there. The
+declarative API is the cluster's own, so none is served here.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from paddock.api.dispatcher import Dispatcher
+from paddock.api.e2b.app import create_app as create_e2b
+from paddock.api.internal import Report
+from paddock.api.internal import create_app as create_internal
+from paddock.api.ops import create_app as create_ops
+from paddock.app import federating, openings, running, webhook
+from paddock.app.agent import RuntimeAgent
+from paddock.app.announcing import Gateways
+from paddock.app.environments import Environments
+from paddock.app.http import Server, listen
+from paddock.app.managing import build_manager, own_records
+from paddock.app.pod_agent import open_pod_agent
+from paddock.app.secrets import load_or_create
+from paddock.app.sharing import Replicas, SharingStore
+from paddock.cache.census import Census
+from paddock.cache.provider import KINDS, Provider
+from paddock.engine.informer import Filter
+from paddock.engine.supervisor import Group, Part
+from paddock.kit import clock as clocks
+from paddock.kit import ids
+from paddock.kit.clock import Clock
+from paddock.kit.errors import AlreadyExistsError
+from paddock.kit.settings import Settings
+from paddock.kit.tokens import TokenSeed
+from paddock.manager.apportioning import Apportioned
+from paddock.manager.firsts import Firsts
+from paddock.manager.keys import Keyring, Role, key_hash
+from paddock.manager.ports import Agent
+from paddock.manager.quota import Ledger
+from paddock.resources.batch import BatchSandbox
+from paddock.resources.builtin import Lease, Secret
+from paddock.resources.sandbox import Sandbox
+from paddock.store.kubernetes.backend import KubernetesStore
+from paddock.store.port import Store
+
+KEY_FLUSH_SECONDS = 60.0
+
+
+async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
+    """Serve until told to stop."""
+    secrets = load_or_create(settings)
+    seed = TokenSeed(secrets.seed.encode())
+    clock = clocks.system()
+    async with contextlib.AsyncExitStack() as stack:
+        replicas = Replicas(settings.api_peers, secrets.token)
+        opened = await openings.open_store(settings)
+        store = SharingStore(opened, replicas)
+        stack.push_async_callback(store.close)
+        only = Filter(namespace=settings.namespace or None)
+        home = settings.system_namespace
+        provider = Provider(
+            store,
+            kinds=(*KINDS, Secret, Lease),
+            filters={
+                **dict.fromkeys(KINDS, only),
+                **own_records(home),
+            },
+            clock=clock,
+        )
+        census, ledger = Census(), Ledger(ids.sandbox_id())
+        keyring = Keyring(store, clock, home)
+        provider.informer(Sandbox).subscribe(census.observe)
+        provider.informer(Sandbox).subscribe(ledger.observe)
+        provider.informer(BatchSandbox).subscribe(census.observe_batch)
+        provider.informer(Secret).subscribe(keyring.observe)
+        allowance = Apportioned(ledger, keyring, provider, clock)
+        stack.push_async_callback(allowance.leave)
+        gateways = Gateways(seed, clock)
+        stack.callback(gateways.close)
+        agent, close = await _agent(settings, opened, provider, seed, clock)
+        stack.push_async_callback(close)
+        federated = federating.federated(settings, seed, clock)
+        federation = federated.federation if federated else None
+        environments = Environments(settings, provider, census, keyring, clock, federation)
+        manager = build_manager(
+            settings,
+            provider=provider,
+            census=census,
+            allowance=allowance,
+            # Its records are of no interest to other replicas, so they are not told of them.
+            firsts=Firsts(opened, provider, clock, ledger.account, home),
+            agent=agent,
+            announcer=gateways,
+            seed=seed,
+            clock=clock,
+            environments=environments.claims,
+        )
+
+        async def take_report(report: Report) -> tuple[str, ...]:
+            return gateways.heard(report)
+
+        e2b = create_e2b(manager, keyring, seed, domain=settings.domain or None)
+        doors = federating.entrances(federated, manager, environments.router, e2b, keyring)
+        application = Dispatcher(
+            e2b=doors.e2b,
+            kube=_not_here,
+            ops=create_ops(provider),
+            internal=create_internal(manager, secrets.token, take_report, doors.elsewhere),
+            federation=doors.federation,
+        )
+        server = Server(
+            replicas.application(application, provider),
+            listen(settings.api_host, settings.api_port),
+            on_ready,
+        )
+
+        async def known() -> None:
+            await provider.wait_synced()
+            await _ensure_key(keyring, secrets.api_key)
+
+        others: dict[str, Callable[[], Awaitable[None]]] = {
+            "replicas": replicas.keep_found,
+            "key usage": partial(_flush_keys, keyring),
+            "failed claims": manager.disowning.run,
+            "quota shares": allowance.run,
+            "waiting claims": environments.apart().run,
+        }
+        if federated is not None:
+            others["federation"] = federated.run
+        parts = (
+            Part(name="cache", group=Group.CACHES, run=provider.serve, ready=known),
+            *(Part(name=name, group=Group.OTHERS, run=work) for name, work in others.items()),
+            running.held("webhook", Group.OTHERS, partial(webhook.served, settings)),
+            running.serving(server),
+        )
+        await running.run(parts, stop)
+
+
+async def _agent(
+    settings: Settings, store: Store, provider: Provider, seed: TokenSeed, clock: Clock
+) -> tuple[Agent, Callable[[], Any]]:
+    if settings.runtime == "kubernetes" and isinstance(store, KubernetesStore):
+        return await open_pod_agent(settings, store, seed, clock)
+
+    async def nothing() -> None:
+        return
+
+    return RuntimeAgent(openings.open_runtime(settings), seed, provider, clock), nothing
+
+
+async def _ensure_key(keyring: Keyring, api_key: str) -> None:
+    """Make the first key where there is none; replicas that start together make it once."""
+    if not api_key or any(key.hash == key_hash(api_key) for key in keyring.listed()):
+        return
+    with contextlib.suppress(AlreadyExistsError):
+        await keyring.create(
+            name="first key",
+            role=Role.ADMIN,
+            secret=api_key,
+            key_id=f"first-key-{key_hash(api_key)[:12]}",
+        )
+
+
+async def _flush_keys(keyring: Keyring) -> None:
+    while True:
+        await asyncio.sleep(KEY_FLUSH_SECONDS)
+        await keyring.flush_last_used()
+
+
+async def _not_here(_scope: Any, _receive: Any, send: Any) -> None:
+    body = b'{"message":"ask the cluster\'s own API server for these resources"}'
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 404, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,134 @@
+"""What each wait task waits for: pure, one function per action.
+
+A check is given the object as it is and the time. It gives `None` when it is satisfied, or what
+is still missing, in words; it raises what makes waiting pointless.
+"""
+
+from datetime import datetime
+
+from paddock.cache import states
+from paddock.kit.errors import (
+    ConflictError,
+    NotFoundError,
+    PaddockError,
+    UnavailableError,
+    UnsupportedError,
+)
+from paddock.resources.checkpoint import REASON_UNSUPPORTED, Checkpoint, CheckpointPhase
+from paddock.resources.meta import Condition, ConditionStatus, Resource, condition
+from paddock.resources.sandbox import CONDITION_PAUSED, CONDITION_READY, Phase, Sandbox
+
+REASON_PAUSE_FAILED = "PauseFailed"
+"""On the condition Paused (False): the runtime could not pause it, and it runs on."""
+REASON_PAUSE_UNSUPPORTED = "PauseUnsupported"
+"""The same, where it never could: trying again is of no use."""
+PAUSE_REFUSALS = frozenset({REASON_PAUSE_FAILED, REASON_PAUSE_UNSUPPORTED})
+REASON_RESUME_FAILED = "ResumeFailed"
+"""On the condition Ready (False): the runtime could not bring it back."""
+
+
+def paused(sandbox: Sandbox, now: datetime) -> str | None:
+    """Wait for the pause to be complete."""
+    _refuse_dead(sandbox, now, "paused")
+    failed = _failure(sandbox, CONDITION_PAUSED, PAUSE_REFUSALS)
+    if not sandbox.spec.paused:
+        # Taking the flag back is one generation later than the failure that it is for.
+        if failed is not None and failed.observed_generation >= sandbox.metadata.generation - 1:
+            raise _failed(sandbox, failed, "could not be paused")
+        raise ConflictError(
+            f"sandbox {sandbox.key} was told to run again while it was being paused",
+            hint="pause it again if that is still wanted",
+        )
+    if states.is_fully_paused(sandbox):
+        return None
+    if failed is not None and failed.observed_generation >= sandbox.metadata.generation:
+        # Whoever hears of the failure must find a sandbox that runs: the flag goes back first.
+        return "its pause failed, and it is being let run on"
+    return f"its phase is {sandbox.status.phase}"
+
+
+def resumed(sandbox: Sandbox, now: datetime) -> str | None:
+    """Wait until it runs and answers again."""
+    _refuse_dead(sandbox, now, "resumed")
+    if sandbox.spec.paused:
+        raise ConflictError(
+            f"sandbox {sandbox.key} was told to pause again while it was being resumed",
+            hint="resume it again if that is still wanted",
+        )
+    failed = _failure(sandbox, CONDITION_READY, frozenset({REASON_RESUME_FAILED}))
+    if failed is not None and failed.observed_generation >= sandbox.metadata.generation:
+        raise _failed(sandbox, failed, "could not be resumed")
+    return _missing_to_ready(sandbox)
+
+
+def ready(sandbox: Sandbox, now: datetime) -> str | None:
+    """Wait until it runs and answers."""
+    _refuse_dead(sandbox, now, "ready")
+    if sandbox.spec.paused:
+        raise ConflictError(
+            f"sandbox {sandbox.key} is paused, so it does not become ready", hint="resume it first"
+        )
+    if sandbox.spec.image is not None and sandbox.status.image != sandbox.spec.image:
+        return _missing_to_ready(sandbox) or f"image {sandbox.spec.image} is started in its place"
+    return _missing_to_ready(sandbox)
+
+
+def checkpointed(checkpoint: Checkpoint, now: datetime) -> str | None:
+    """Wait until the state is stored."""
+    status = checkpoint.status
+    if checkpoint.is_deleting or status.phase is CheckpointPhase.TERMINATING:
+        raise NotFoundError(f"checkpoint {checkpoint.key} was deleted before it was complete")
+    if status.phase is CheckpointPhase.FAILED:
+        why = status.message or "no reason was recorded"
+        ready = condition(status.conditions, CONDITION_READY)
+        if ready is not None and ready.reason == REASON_UNSUPPORTED:
+            raise UnsupportedError(f"no snapshot of this sandbox can be made: {why}")
+        raise UnavailableError(f"checkpoint {checkpoint.key} failed: {why}")
+    if status.phase is CheckpointPhase.SUCCEEDED and status.checkpoint_id:
+        return None
+    return f"its phase is {status.phase}"
+
+
+def deleted(obj: Resource, now: datetime) -> str | None:
+    """Wait until it is gone; while it can be looked at, it is not."""
+    if obj.metadata.finalizers:
+        return "it is held by " + ", ".join(obj.metadata.finalizers)
+    return "it is still there"
+
+
+def _missing_to_ready(sandbox: Sandbox) -> str | None:
+    if states.is_ready(sandbox):
+        return None
+    if sandbox.status.phase is not Phase.RUNNING:
+        return f"its phase is {sandbox.status.phase}"
+    found = condition(sandbox.status.conditions, CONDITION_READY)
+    if found is None:
+        return "it has not said yet that it is ready"
+    return f"it is not ready: {found.message or found.reason}"
+
+
+def _refuse_dead(sandbox: Sandbox, now: datetime, wanted: str) -> None:
+    reason = states.death(sandbox, now)
+    if not reason:
+        return
+    if sandbox.is_deleting or sandbox.status.phase is Phase.TERMINATING:
+        raise NotFoundError(f"sandbox {sandbox.key} was deleted before it was {wanted}")
+    detail = f": {sandbox.status.message}" if sandbox.status.message else ""
+    raise ConflictError(
+        f"sandbox {sandbox.key} is dead ({reason}), so it cannot be {wanted}{detail}"
+    )
+
+
+def _failure(sandbox: Sandbox, kind: str, reasons: frozenset[str]) -> Condition | None:
+    """Find a recorded failure; one of an earlier generation says nothing about this attempt."""
+    found = condition(sandbox.status.conditions, kind)
+    if found is None or found.reason not in reasons or found.status is ConditionStatus.TRUE:
+        return None
+    return found
+
+
+def _failed(sandbox: Sandbox, found: Condition, what: str) -> PaddockError:
+    text = f"sandbox {sandbox.key} {what}: {found.message or 'no reason given'}"
+    if found.reason == REASON_PAUSE_UNSUPPORTED:
+        return UnsupportedError(text)
+    return UnavailableError(text)

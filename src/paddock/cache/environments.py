@@ -1,0 +1,101 @@
+"""What is known of each environment's members, for those who send claims to them.
+
+The env controller puts a snapshot here at the end of every successful reconcile; the manager's
+router reads it. Snapshots of other clusters come from `manager.federation`. Nothing here is stored:
+it all follows from the resources.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+from msgspec import Struct
+
+from paddock.resources.meta import Key
+
+
+class MemberSnapshot(Struct, frozen=True, kw_only=True):
+    """One member at one instant."""
+
+    name: str
+    pool: Key
+    priority: int = 0
+    """Lower is tried first."""
+    scaling_group: str = "default"
+    idle: int = 0
+    pending: int = 0
+    """In the making."""
+    headroom: int | None = 0
+    """How many more it may have: 0 is none, `None` is without bound."""
+    saturated_until: datetime | None = None
+    """Until then it cannot grow, whatever its headroom."""
+
+
+class EnvSnapshot(Struct, frozen=True, kw_only=True):
+    """One environment's members of one cluster at one instant."""
+
+    env: Key
+    cluster: str
+    taken_at: datetime
+    members: tuple[MemberSnapshot, ...] = ()
+
+
+class Waiting(Struct, frozen=True):
+    """How many claims wait for an environment."""
+
+    anywhere: int = 0
+    """Content with any group."""
+    pinned: Mapping[str, int] = {}
+    """By the scaling group they insist on."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.anywhere + sum(self.pinned.values())
+
+
+class Board:
+    """The newest snapshot of each environment of this cluster."""
+
+    def __init__(self) -> None:
+        self._snapshots: dict[Key, EnvSnapshot] = {}
+        self._by_pool: dict[Key, Key] = {}
+        self._listeners: list[Callable[[Key], None]] = []
+
+    def on_change(self, listener: Callable[[Key], None]) -> None:
+        """Call with an environment's key whenever its snapshot is renewed or goes."""
+        self._listeners.append(listener)
+
+    def put(self, snapshot: EnvSnapshot) -> None:
+        """Take in a new snapshot."""
+        self._forget(snapshot.env)
+        self._snapshots[snapshot.env] = snapshot
+        for member in snapshot.members:
+            self._by_pool[member.pool] = snapshot.env
+        self._tell(snapshot.env)
+
+    def drop(self, env: Key) -> None:
+        """Forget an environment that is gone."""
+        self._forget(env)
+        self._tell(env)
+
+    def get(self, env: Key) -> EnvSnapshot | None:
+        """Give an environment's newest snapshot."""
+        return self._snapshots.get(env)
+
+    def env_of(self, pool: Key) -> Key | None:
+        """Say whose member a pool is."""
+        return self._by_pool.get(pool)
+
+    def all(self) -> Mapping[Key, EnvSnapshot]:
+        """Give every snapshot; read only."""
+        return self._snapshots
+
+    def _forget(self, env: Key) -> None:
+        known = self._snapshots.pop(env, None)
+        for member in known.members if known else ():
+            if self._by_pool.get(member.pool) == env:
+                del self._by_pool[member.pool]
+
+    def _tell(self, env: Key) -> None:
+        for listener in self._listeners:
+            listener(env)

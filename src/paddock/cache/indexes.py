@@ -1,0 +1,199 @@
+"""The field indexes of every kind: by what objects are looked up, in production and in tests.
+
+Values are ids (plain strings) or the `Key` of another object. An index that no state of the
+clock can change: what depends on time (is it dead?) is asked of `states` after the lookup.
+"""
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from paddock.engine.indexes import IndexFunction
+from paddock.resources.batch import BatchSandbox
+from paddock.resources.checkpoint import Checkpoint
+from paddock.resources.claim import SandboxClaim
+from paddock.resources.env import SandboxEnv
+from paddock.resources.meta import Key, Resource, controller_of
+from paddock.resources.pool import SandboxPool
+from paddock.resources.sandbox import LABEL_BATCH, LABEL_CLAIM, LABEL_POOL, LABEL_TEMPLATE, Sandbox
+from paddock.resources.template import SandboxTemplate, TemplateRef
+
+NAME = "name"
+"""Every kind: its name, whatever its namespace."""
+OWNER_UID = "ownerUID"
+"""Every kind: the uid of its controller."""
+USER = "user"
+"""Sandbox (claimed only), Checkpoint, BatchSandbox: the team it belongs to."""
+SANDBOX_ID = "sandboxID"
+"""Sandbox: its public id; claimed only."""
+SANDBOX_POOL = "sandboxPool"
+"""Sandbox: the `Key` of its pool; unclaimed only."""
+POOL_REF = "poolRef"
+"""Sandbox: the `Key` of its pool, claimed or not. BatchSandbox: of the pool that serves it."""
+TEMPLATE_ID = "templateID"
+"""SandboxTemplate: its name and aliases. Others: the name of the template they are made of."""
+CHECKPOINT_ID = "checkpointID"
+"""Checkpoint: its public id and names. Sandbox: the checkpoint it started from."""
+BATCH = "batch"
+"""Sandbox: the `Key` of the batch it serves."""
+CLAIM = "claim"
+"""Sandbox: the `Key` of the SandboxClaim that got it."""
+SHARD_ID = "shardID"
+"""BatchSandbox: the public ids of its shards' sandboxes."""
+NODE = "node"
+"""Sandbox: where it runs."""
+SANDBOX_NAME = "sandboxName"
+"""Checkpoint: the `Key` of the sandbox it is of."""
+IDEMPOTENCY_KEY = "idempotencyKey"
+"""Sandbox: the owner and the key by which its creation can be asked for twice."""
+
+Functions = Mapping[str, IndexFunction[Any]]
+
+
+def definitions() -> Mapping[type[Resource], Functions]:
+    """Give every index of every kind."""
+    common: Functions = {NAME: _name, OWNER_UID: _owner_uid}
+    return {
+        Sandbox: {
+            **common,
+            SANDBOX_ID: _sandbox_id,
+            SANDBOX_POOL: _unclaimed_pool,
+            POOL_REF: _pool,
+            USER: _sandbox_user,
+            TEMPLATE_ID: _sandbox_template,
+            CHECKPOINT_ID: _sandbox_checkpoint,
+            BATCH: _sandbox_batch,
+            CLAIM: _sandbox_claim,
+            NODE: _sandbox_node,
+            IDEMPOTENCY_KEY: _sandbox_idempotency_key,
+        },
+        SandboxTemplate: {**common, TEMPLATE_ID: _template_ids},
+        SandboxPool: {**common, TEMPLATE_ID: _pool_template},
+        SandboxClaim: {**common, TEMPLATE_ID: _claim_template},
+        Checkpoint: {
+            **common,
+            CHECKPOINT_ID: _checkpoint_ids,
+            USER: _checkpoint_user,
+            SANDBOX_NAME: _checkpoint_sandbox,
+        },
+        BatchSandbox: {
+            **common,
+            POOL_REF: _batch_pools,
+            USER: _batch_user,
+            SHARD_ID: _shard_ids,
+        },
+        SandboxEnv: {**common, TEMPLATE_ID: _env_template},
+    }
+
+
+def functions_for(kind: type[Resource]) -> Functions:
+    """Give the indexes of one kind; a kind without its own has name and owner."""
+    return definitions().get(kind, {NAME: _name, OWNER_UID: _owner_uid})
+
+
+def _name(obj: Resource) -> tuple[Hashable, ...]:
+    return (obj.metadata.name,)
+
+
+def _owner_uid(obj: Resource) -> tuple[Hashable, ...]:
+    owner = controller_of(obj)
+    return () if owner is None else (owner.uid,)
+
+
+def _labelled(obj: Resource, label: str) -> tuple[Hashable, ...]:
+    name = obj.metadata.labels.get(label)
+    return (Key(obj.metadata.namespace, name),) if name else ()
+
+
+def _sandbox_id(sandbox: Sandbox) -> tuple[Hashable, ...]:
+    return () if sandbox.spec.claim is None else (sandbox.spec.claim.sandbox_id,)
+
+
+def _unclaimed_pool(sandbox: Sandbox) -> tuple[Hashable, ...]:
+    return () if sandbox.spec.claim is not None else _labelled(sandbox, LABEL_POOL)
+
+
+def _pool(sandbox: Sandbox) -> tuple[Hashable, ...]:
+    return _labelled(sandbox, LABEL_POOL)
+
+
+def _sandbox_user(sandbox: Sandbox) -> tuple[Hashable, ...]:
+    return () if sandbox.spec.claim is None else (sandbox.spec.claim.owner,)
+
+
+def _sandbox_template(sandbox: Sandbox) -> tuple[Hashable, ...]:
+    if name := sandbox.metadata.labels.get(LABEL_TEMPLATE):
+        return (name,)
+    return _reference(sandbox.spec.template_ref)
+
+
+def _sandbox_checkpoint(sandbox: Sandbox) -> tuple[Hashable, ...]:
+    return () if sandbox.spec.restore_from is None else (sandbox.spec.restore_from,)
+
+
+def _sandbox_batch(sandbox: Sandbox) -> tuple[Hashable, ...]:
+    return _labelled(sandbox, LABEL_BATCH)
+
+
+def _sandbox_claim(sandbox: Sandbox) -> tuple[Hashable, ...]:
+    return _labelled(sandbox, LABEL_CLAIM)
+
+
+def _sandbox_node(sandbox: Sandbox) -> tuple[Hashable, ...]:
+    return (sandbox.status.node_name,) if sandbox.status.node_name else ()
+
+
+def _sandbox_idempotency_key(sandbox: Sandbox) -> tuple[Hashable, ...]:
+    claim = sandbox.spec.claim
+    if claim is None or not claim.idempotency_key:
+        return ()
+    return ((claim.owner, claim.idempotency_key),)
+
+
+def _template_ids(template: SandboxTemplate) -> tuple[Hashable, ...]:
+    return tuple(dict.fromkeys((template.metadata.name, *template.spec.aliases)))
+
+
+def _reference(reference: TemplateRef | None) -> tuple[Hashable, ...]:
+    return () if reference is None else (reference.name,)
+
+
+def _pool_template(pool: SandboxPool) -> tuple[Hashable, ...]:
+    return _reference(pool.spec.template_ref)
+
+
+def _claim_template(claim: SandboxClaim) -> tuple[Hashable, ...]:
+    return (claim.spec.template_name,)
+
+
+def _env_template(env: SandboxEnv) -> tuple[Hashable, ...]:
+    return _reference(env.spec.template_ref)
+
+
+def _checkpoint_ids(checkpoint: Checkpoint) -> tuple[Hashable, ...]:
+    known = (checkpoint.spec.checkpoint_id, checkpoint.status.checkpoint_id, *checkpoint.spec.names)
+    return tuple(dict.fromkeys(item for item in known if item))
+
+
+def _checkpoint_user(checkpoint: Checkpoint) -> tuple[Hashable, ...]:
+    return (checkpoint.spec.owner,) if checkpoint.spec.owner else ()
+
+
+def _checkpoint_sandbox(checkpoint: Checkpoint) -> tuple[Hashable, ...]:
+    return (Key(checkpoint.metadata.namespace, checkpoint.spec.sandbox_name),)
+
+
+def _batch_pools(batch: BatchSandbox) -> tuple[Hashable, ...]:
+    name = batch.status.pool or batch.spec.pool_ref
+    if "/" in name:
+        # A pool of the namespace that serves everybody.
+        namespace, _, name = name.partition("/")
+        return (Key(namespace, name),)
+    return (Key(batch.metadata.namespace, name),) if name else ()
+
+
+def _shard_ids(batch: BatchSandbox) -> tuple[Hashable, ...]:
+    return tuple(item.sandbox_id for item in batch.status.allocations if item.sandbox_id)
+
+
+def _batch_user(batch: BatchSandbox) -> tuple[Hashable, ...]:
+    return (batch.spec.owner,) if batch.spec.owner else ()

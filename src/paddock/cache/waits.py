@@ -1,0 +1,236 @@
+"""Wait tasks: waiting for what a controller will do to an object.
+
+    with cache.waits.pause(sandbox, holder="request 4f…") as task:     # the slot is held now
+        written = await cache.write.update(...)                        # paused=true
+        sandbox = await task.wait(60, written=written)
+
+An action is bound to its check (`checks`), so nobody is ever given another's condition. `pause`
+and `resume` hold their slot (`slots`) from before the spec is written; `ready`, `checkpoint` and
+`deleted` take it in `wait`. A waiter looks at once, at every event, at a slow tick, and once more,
+live, before it gives up. Deciding what to write is the caller's business.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, Self
+
+from paddock.cache import checks
+from paddock.cache.observer import DONE_WORDS, Check, Observer
+from paddock.cache.slots import Action, Hold, Place, Slots, place_of
+from paddock.engine.informer import Informer
+from paddock.engine.reader import Reader
+from paddock.kit import metrics
+from paddock.kit.clock import Clock
+from paddock.kit.errors import DeadlineExceededError
+from paddock.resources.checkpoint import Checkpoint
+from paddock.resources.meta import R, Resource
+from paddock.resources.sandbox import Sandbox
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 10.0
+_A_MOMENT = 0.001
+"""Timers may ring a hair before the deadline they were set to."""
+
+_SECONDS = metrics.histogram("paddock_wait_seconds", "Time in wait tasks.", ("action", "result"))
+
+
+class WaitTask(Generic[R]):
+    """One wait for one action on one object. Used once."""
+
+    def __init__(
+        self, waits: "Waits", subject: R, action: Action, check: Check[R], holder: str
+    ) -> None:
+        self.subject = subject
+        self.action = action
+        self._waits = waits
+        self._check = check
+        self._holder = holder
+        self._hold: Hold | None = None
+        self._is_spent = False
+
+    def acquire(self) -> Self:
+        """Take the slot now rather than in `wait`."""
+        if self._hold is None:
+            self._hold = self._waits.slots.acquire(self.subject, self.action, self._holder)
+        return self
+
+    def release(self) -> None:
+        """Leave the slot; again is harmless."""
+        self._is_spent = True
+        if self._hold is not None:
+            self._waits.slots.release(self._hold)
+
+    async def wait(
+        self, timeout_seconds: float, *, written: R | None = None, is_live_at_end: bool = True
+    ) -> R:
+        """Wait until it is done and give the object as it is then; releases in any case.
+
+        `written` is what the caller's own write returned: nothing older is looked at.
+        `DeadlineExceededError` says what was still missing; errors of the check pass through.
+        """
+        if self._is_spent:
+            raise RuntimeError("a wait task is used once; make another")
+        try:
+            self.acquire()
+            assert self._hold is not None  # noqa: S101 - acquire sets it or raises
+            self._waits.slots.extend(self._hold, timeout_seconds)
+            return await self._waits.until(
+                self.subject,
+                self.action,
+                self._check,
+                timeout_seconds=timeout_seconds,
+                written=written,
+                is_live_at_end=is_live_at_end,
+            )
+        finally:
+            self.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class Waits:
+    """Makes wait tasks, and wakes them."""
+
+    def __init__(
+        self,
+        informers: Callable[[type[Any]], Informer[Any]],
+        live: Reader,
+        clock: Clock,
+        *,
+        tick_seconds: float = TICK_SECONDS,
+    ) -> None:
+        self.slots = Slots(clock)
+        self._informers = informers
+        self._live = live
+        self._clock = clock
+        self._tick_seconds = tick_seconds
+        self._bells: dict[Place, dict[asyncio.Event, None]] = {}
+        """In the order in which they began to wait: who came first is woken first."""
+        self._heard: set[type[Resource]] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody holds or waits for anything."""
+        return not self._bells and not len(self.slots)
+
+    def pause(self, sandbox: Sandbox, *, holder: str = "another request") -> WaitTask[Sandbox]:
+        """Hold the slot for a pause; write `paused=true` after this."""
+        return WaitTask(self, sandbox, Action.PAUSE, checks.paused, holder).acquire()
+
+    def resume(self, sandbox: Sandbox, *, holder: str = "another request") -> WaitTask[Sandbox]:
+        """Hold the slot for a resume; write `paused=false` after this."""
+        return WaitTask(self, sandbox, Action.RESUME, checks.resumed, holder).acquire()
+
+    def ready(self, sandbox: Sandbox, *, holder: str = "another request") -> WaitTask[Sandbox]:
+        """Wait for a sandbox to run and answer."""
+        return WaitTask(self, sandbox, Action.READY, checks.ready, holder)
+
+    def checkpoint(
+        self, checkpoint: Checkpoint, *, holder: str = "another request"
+    ) -> WaitTask[Checkpoint]:
+        """Wait for a checkpoint to be stored."""
+        return WaitTask(self, checkpoint, Action.CHECKPOINT, checks.checkpointed, holder)
+
+    def deleted(self, obj: R, *, holder: str = "another request") -> WaitTask[R]:
+        """Wait for an object to be gone; gives it as it was last."""
+        return WaitTask(self, obj, Action.DELETED, checks.deleted, holder)
+
+    # ---- waiting -------------------------------------------------------------------------
+
+    async def until(
+        self,
+        subject: R,
+        action: Action,
+        check: Check[R],
+        *,
+        timeout_seconds: float,
+        written: R | None,
+        is_live_at_end: bool,
+    ) -> R:
+        """Look at the subject until the check is satisfied; the machinery of `WaitTask.wait`."""
+        started = self._clock.monotonic()
+        outcome = "error"
+        try:
+            observer = Observer(self._informers(type(subject)), self._live, self._clock, subject)
+            found = await self._watch(observer, action, check, timeout_seconds, written)
+            if found is None:
+                outcome = "timeout"
+                found = await observer.last_look(action, check, is_live=is_live_at_end)
+            if found is None:
+                raise _too_late(subject, action, timeout_seconds, observer.missing)
+            outcome = "done"
+            return found
+        finally:
+            _SECONDS.labels(action, outcome).observe(self._clock.monotonic() - started)
+
+    async def _watch(
+        self,
+        observer: Observer[R],
+        action: Action,
+        check: Check[R],
+        timeout_seconds: float,
+        written: R | None,
+    ) -> R | None:
+        self._listen(observer.informer)
+        place, bell = place_of(observer.subject), asyncio.Event()
+        self._bells.setdefault(place, {})[bell] = None
+        deadline = self._clock.monotonic() + timeout_seconds
+        try:
+            observer.begin(written)
+            while True:
+                bell.clear()
+                if (found := await observer.look(action, check)) is not None:
+                    return found
+                remaining = deadline - self._clock.monotonic()
+                if remaining < _A_MOMENT:
+                    return None
+                if not await _rings(bell, min(self._tick_seconds, remaining)):
+                    await observer.tick()
+        finally:
+            bells = self._bells[place]
+            del bells[bell]
+            if not bells:
+                del self._bells[place]
+
+    def _listen(self, informer: Informer[Any]) -> None:
+        if informer.kind not in self._heard:
+            self._heard.add(informer.kind)
+            informer.subscribe(self._changed)
+
+    def _changed(self, old: Resource | None, new: Resource | None) -> None:
+        if not self._bells:
+            return
+        obj = new if new is not None else old
+        if obj is not None:
+            for bell in self._bells.get(place_of(obj), ()):
+                bell.set()
+
+
+async def _rings(bell: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await bell.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _too_late(
+    subject: Resource, action: Action, seconds: float, missing: str
+) -> DeadlineExceededError:
+    return DeadlineExceededError(
+        f"{subject.KIND} {subject.key} is not {DONE_WORDS[action]} after {seconds:g} s: {missing}",
+        hint="it may still get there; look again, or wait longer",
+    )

@@ -1,0 +1,5 @@
+"""What people type. `main` is the command `paddock`."""
+
+from paddock.cli.program import main
+
+__all__ = ["main"]

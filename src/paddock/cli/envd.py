@@ -1,0 +1,99 @@
+"""Running commands in a sandbox: Connect's JSON streams, as far as the CLI needs them."""
+
+import base64
+import os
+import struct
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import msgspec
+
+from paddock.cli.http import Endpoint
+from paddock.kit.errors import PaddockError, UnavailableError
+
+_FRAME = struct.Struct(">BI")
+_END = 2
+_INPUT_BYTES = 64 * 1024
+
+
+class CommandError(PaddockError):
+    """The sandbox could not run the command."""
+
+
+def frame(message: Any) -> bytes:
+    """Wrap one message of a stream."""
+    data = msgspec.json.encode(message)
+    return _FRAME.pack(0, len(data)) + data
+
+
+class Shell:
+    """Starts commands and talks to them."""
+
+    def __init__(self, endpoint: Endpoint, user: str | None = None) -> None:
+        self._endpoint = endpoint
+        self._headers: dict[str, str] = {"Connect-Protocol-Version": "1"}
+        if user:
+            basic = base64.b64encode(f"{user}:".encode()).decode()
+            self._headers["Authorization"] = f"Basic {basic}"
+
+    def start(
+        self,
+        command: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        pty: tuple[int, int] | None = None,
+        has_stdin: bool = False,
+    ) -> Generator[Mapping[str, Any]]:
+        """Start a command and give its events as they come: start, data, end."""
+        process: dict[str, Any] = {"cmd": "/bin/bash", "envs": dict(env or {})}
+        process["args"] = ["-i", "-l"] if pty else ["-l", "-c", command]
+        if cwd:
+            process["cwd"] = cwd
+        request: dict[str, Any] = {"process": process}
+        if pty:
+            request["pty"] = {"size": {"cols": pty[0], "rows": pty[1]}}
+        else:
+            request["stdin"] = has_stdin
+        yield from self._stream("Start", request)
+
+    def _stream(self, method: str, request: Any) -> Generator[Mapping[str, Any]]:
+        headers = {**self._headers, "Content-Type": "application/connect+json"}
+        path = f"/process.Process/{method}"
+        with self._endpoint.open(
+            "POST", path, frame(request), headers=headers, timeout_seconds=None
+        ) as response:
+            while head := response.read(_FRAME.size):
+                if len(head) < _FRAME.size:
+                    raise UnavailableError("the sandbox broke off in the middle of an answer")
+                flags, size = _FRAME.unpack(head)
+                message = msgspec.json.decode(response.read(size))
+                if flags & _END:
+                    if error := message.get("error"):
+                        raise CommandError(f"{error.get('code')}: {error.get('message')}")
+                    return
+                if event := message.get("event"):
+                    yield event
+        raise UnavailableError("the sandbox went away while the command ran")
+
+    def feed(self, pid: int, descriptor: int) -> None:
+        """Send a command all that comes from a descriptor, then close its standard input."""
+        process = {"process": {"pid": pid}}
+        while data := os.read(descriptor, _INPUT_BYTES):
+            self.call("SendInput", {**process, "input": {"stdin": _text(data)}})
+        self.call("CloseStdin", process)
+
+    def call(self, method: str, request: Any) -> None:
+        """Send input, a signal, a size."""
+        self._endpoint.call("POST", f"/process.Process/{method}", request, headers=self._headers)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def output_of(event: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Give what an event says of standard output (or the terminal) and standard error."""
+    data: Mapping[str, str] = event.get("data") or {}
+    out = data.get("stdout") or data.get("pty") or ""
+    return base64.b64decode(out), base64.b64decode(data.get("stderr") or "")

@@ -1,0 +1,98 @@
+"""The command `paddock` and what all its commands share.
+
+Commands are imported when they are called: help and mistakes are shown at once.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+
+from paddock import __version__
+from paddock.cli.context import Chosen
+from paddock.cli.words import with_output
+from paddock.kit.errors import PaddockError
+
+EXIT_CODES = """Exit codes: 0 done; 1 it failed, and says why; 2 the command line was wrong; for
+`sandbox exec`, the command's own exit code."""
+
+COMMANDS = {
+    "up": ("machine.up", "Start everything on this machine and say how to use it."),
+    "down": ("machine.down", "Stop Paddock on this machine; sandboxes are kept for the next `up`."),
+    "status": ("machine.status", "Say whether Paddock runs here, and how it does."),
+    "doctor": ("machine.doctor", "Say what this machine can do, and what is missing."),
+    "logs": ("machine.logs", "Show the log of one of Paddock's own processes."),
+    "get": ("resources.get", "Show resources: sandboxes, pools, templates, …"),
+    "describe": ("resources.describe", "Show one resource in full, with what happened to it."),
+    "apply": ("resources.apply", "Make resources as files say."),
+    "delete": ("resources.delete", "Delete resources."),
+    "sandbox": ("sandboxes.sandbox", "Sandboxes: create, run commands, copy, pause, fork, kill."),
+    "batch": ("batch.batch", "Many sandboxes as one object, each with its task."),
+    "task-executor": ("executor.task_executor", "Serve the task API in a pod."),
+    "keys": ("keys.keys", "API keys: list, create, revoke."),
+    "kube": ("kube.kube", "Paddock on Kubernetes: install, uninstall, status, render."),
+    "image": ("images.image", "Images of this machine: list, build, import, delete."),
+    "simulate": ("simulate.simulate", "Replay a trace of claims in virtual time."),
+    "bench": ("bench.bench", "Measure: all suites, or those named."),
+}
+"""Where each command lives below `paddock.cli`, and its line in the help."""
+
+
+class Program(click.Group):
+    """Finds commands when they are called, and shows our errors as one line and a hint."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name every command."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(".")
+        return with_output(getattr(import_module(f"paddock.cli.{module}"), attribute))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Show one line for each command, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except PaddockError as error:
+            from paddock.cli.output import fail
+
+            fail(error.message, error.hint)
+            sys.exit(1)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+
+@click.group(
+    cls=Program, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(__version__, message="paddock %(version)s")
+@click.option(
+    "--config", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Settings, TOML."
+)
+@click.option("--url", help="Another machine's Paddock.  [default: this machine's]")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="For people or for programs.",
+)
+@click.pass_context
+def program(ctx: click.Context, config: Path | None, url: str | None, output: str) -> None:
+    """Sandboxes for AI agents on your own machines."""
+    ctx.obj = Chosen(config, url, output)
+
+
+def main() -> None:
+    """Run the program."""
+    program.main(prog_name="paddock")

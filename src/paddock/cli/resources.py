@@ -1,0 +1,206 @@
+"""Resources: get, describe, apply, delete. The declarative API does the work."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import click
+import yaml
+
+from paddock.cli.context import with_place
+from paddock.cli.http import CallError
+from paddock.cli.output import Output, age, screen
+from paddock.cli.place import Place
+from paddock.kit.clock import system
+from paddock.kit.errors import InvalidError, PaddockError
+from paddock.resources.registry import Column, KindInfo, info_for
+
+_SHORT = {
+    short: f"sandbox{short if short.endswith('s') else short + 's'}"
+    for word in ("pool", "template", "claim", "env")
+    for short in (word, f"{word}s")
+} | {"batch": "batchsandboxes", "batches": "batchsandboxes"}
+
+
+def _path(info: KindInfo, namespace: str, name: str | None = None) -> str:
+    group = info.cls.API_VERSION
+    base = f"/api/{group}" if "/" not in group else f"/apis/{group}"
+    if info.cls.NAMESPACED and namespace:
+        base += f"/namespaces/{namespace}"
+    return f"{base}/{info.cls.PLURAL}" + (f"/{name}" if name else "")
+
+
+def _split(kind: str, name: str | None) -> tuple[KindInfo, str | None]:
+    prefix, slash, rest = kind.partition("/")
+    return _info(prefix), rest if slash else name
+
+
+def _info(kind: str) -> KindInfo:
+    """Find a kind by any of its names; most can do without their first half."""
+    return info_for(_SHORT.get(kind.lower(), kind))
+
+
+def _at(item: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        if not isinstance(item, dict):
+            return None
+        item = cast("dict[str, Any]", item).get(part.replace("\0", "."))
+    return item
+
+
+def _cell(item: Mapping[str, Any], column: Column, now: datetime) -> str:
+    value = _at(item, column.path.replace(r"\.", "\0").strip(".").split("."))
+    if value is None:
+        return "-"
+    return age(str(value), now) if column.type == "date" else str(value)
+
+
+@click.command()
+@click.argument("kind")
+@click.argument("name", required=False)
+@click.option("--namespace", "-n", default="default", show_default=True)
+@click.option("--all-namespaces", "-A", is_flag=True)
+@with_place
+def get(
+    place: Place,
+    output: Output,
+    kind: str,
+    name: str | None,
+    namespace: str,
+    all_namespaces: bool,
+) -> None:
+    """Show resources: sandboxes, pools, templates, claims, envs, batches, checkpoints, events."""
+    info, wanted = _split(kind, name)
+    answer = place.kube.call("GET", _path(info, "" if all_namespaces else namespace, wanted))
+    items: list[Any] = [answer] if wanted else answer["items"]
+    now = system().now().astimezone(UTC)
+    columns = [column for column in info.columns if column.priority == 0]
+    output.rows(
+        answer if wanted else items,
+        ("name", *(column.name for column in columns)),
+        (
+            (item["metadata"]["name"], *(_cell(item, column, now) for column in columns))
+            for item in items
+        ),
+    )
+
+
+@click.command()
+@click.argument("kind")
+@click.argument("name", required=False)
+@click.option("--namespace", "-n", default="default", show_default=True)
+@with_place
+def describe(place: Place, output: Output, kind: str, name: str | None, namespace: str) -> None:
+    """Show one resource in full, with what happened to it."""
+    info, wanted = _split(kind, name)
+    if wanted is None:
+        raise InvalidError("which one?", hint=f"paddock describe {info.singular} NAME")
+    item = place.kube.call("GET", _path(info, namespace, wanted))
+    uid = item["metadata"]["uid"]
+    listed = place.kube.call(
+        "GET", f"/api/v1/namespaces/{namespace}/events?fieldSelector=involvedObject.uid%3D{uid}"
+    )
+    if output.is_json:
+        output.data({"object": item, "events": listed["items"]})
+        return
+    sys.stdout.write(yaml.safe_dump(item, sort_keys=False, width=1000, allow_unicode=True))
+    screen.print("events:" if listed["items"] else "events: none")
+    now = system().now().astimezone(UTC)
+    for event in listed["items"]:
+        when = age(event.get("lastTimestamp"), now)
+        text = f"  {when:>6}  {event['type']:8} {event['reason']}: {event['message']}"
+        screen.print(text, markup=False, soft_wrap=True)
+
+
+def documents(files: Iterable[str]) -> Iterable[Mapping[str, Any]]:
+    """Read every document of the files; `-` is standard input."""
+    for file in files:
+        try:
+            text = sys.stdin.read() if file == "-" else Path(file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise InvalidError(f"{file} cannot be read: {reason}") from error
+        try:
+            found = list(yaml.safe_load_all(text))
+        except yaml.YAMLError as error:
+            raise InvalidError(f"{file} is not YAML: {error}") from error
+        for document in found:
+            if document is None:
+                continue
+            if not isinstance(document, dict) or "kind" not in document:
+                raise InvalidError(f"{file} holds something that is not a resource")
+            yield document
+
+
+@click.command()
+@click.option("--file", "-f", "files", multiple=True, required=True, help="YAML; `-` is stdin.")
+@click.option("--namespace", "-n", default="default", show_default=True)
+@with_place
+def apply(place: Place, output: Output, files: tuple[str, ...], namespace: str) -> None:
+    """Make resources as files say."""
+    done: list[Any] = []
+    for document in documents(files):
+        info = info_for(str(document["kind"]))
+        metadata: Mapping[str, Any] = document.get("metadata") or {}
+        if not metadata.get("name"):
+            raise InvalidError(f"a {info.kind} has no metadata.name", hint="give it a name")
+        home = str(metadata.get("namespace") or namespace)
+        path = _path(info, home, str(metadata.get("name", "")))
+        written = place.kube.call(
+            "PATCH",
+            f"{path}?fieldManager=paddock&force=true",
+            document,
+            headers={"Content-Type": "application/apply-patch+yaml"},
+        )
+        done.append(written)
+        if not output.is_json:
+            screen.print(f"{info.singular}/{written['metadata']['name']} applied")
+    if output.is_json:
+        output.data(done)
+
+
+@click.command()
+@click.argument("kind", required=False)
+@click.argument("name", required=False)
+@click.option("--file", "-f", "files", multiple=True, help="Delete what these files name.")
+@click.option("--namespace", "-n", default="default", show_default=True)
+@with_place
+def delete(
+    place: Place,
+    output: Output,
+    kind: str | None,
+    name: str | None,
+    files: tuple[str, ...],
+    namespace: str,
+) -> None:
+    """Delete resources."""
+    targets: list[tuple[KindInfo, str, str]] = []
+    if kind is not None:
+        info, wanted = _split(kind, name)
+        if wanted is None:
+            raise InvalidError("which one?", hint=f"paddock delete {info.singular} NAME")
+        targets.append((info, namespace, wanted))
+    for document in documents(files):
+        metadata: Mapping[str, Any] = document.get("metadata") or {}
+        home = str(metadata.get("namespace") or namespace)
+        targets.append((info_for(str(document["kind"])), home, str(metadata.get("name", ""))))
+    if not targets:
+        raise InvalidError("nothing to delete", hint="name a kind and a name, or a file")
+    deleted: list[str] = []
+    failed: list[str] = []
+    for info, home, wanted in targets:
+        try:
+            place.kube.call("DELETE", _path(info, home, wanted))
+        except CallError as error:
+            failed.append(error.message)
+            continue
+        deleted.append(f"{info.singular}/{wanted}")
+    if deleted or not failed:
+        output.done("\n".join(f"{name} deleted" for name in deleted), {"deleted": deleted})
+    if failed:
+        raise PaddockError("; ".join(failed))
+
+
+COMMANDS = (get, describe, apply, delete)

@@ -1,0 +1,1 @@
+"""One package per kind: plan.py decides (pure), controller.py acts."""

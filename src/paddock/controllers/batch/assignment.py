@@ -1,0 +1,102 @@
+"""Finding the pool that serves a batch: the one it names, or with `*` whichever fits best."""
+
+from collections.abc import Callable, Mapping
+
+from msgspec import structs
+
+from paddock.cache.census import Census
+from paddock.cache.provider import Provider
+from paddock.controllers.batch.assigning import Candidate, Profile, Refusal, choose
+from paddock.controllers.batch.status import CONDITION_ASSIGNED, with_condition
+from paddock.kit.clock import Clock
+from paddock.resources.batch import BatchSandbox
+from paddock.resources.meta import Key
+from paddock.resources.pool import SandboxPool
+from paddock.resources.template import SandboxTemplateSpec
+
+SHARED_NAMESPACE = "default"
+"""Pools here serve every namespace."""
+ANY = "*"
+
+
+class Assignment:
+    """Looks pools up and weighs them."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        census: Census,
+        clock: Clock,
+        profiles: Mapping[str, Profile],
+    ) -> None:
+        self._provider = provider
+        self._census = census
+        self._clock = clock
+        self._profiles = profiles
+        self.of_environment: Callable[[Key], Key | None] = lambda _env: None
+        """Chooses the pool of an environment; `None` where there is no such environment."""
+
+    def assigned(self, batch: BatchSandbox) -> tuple[BatchSandbox, bool]:
+        """Give the batch with its pool, and whether it has one (or needs none)."""
+        if not batch.spec.pool_ref or batch.status.pool:
+            return batch, True
+        if batch.spec.pool_ref != ANY:
+            return self._named(batch)
+        decision = choose(batch, self._candidates(batch), self._profiles)
+        if isinstance(decision, Refusal):
+            return self._said(batch, holds=False, reason="NoPoolFits", text=decision.why), False
+        chosen = structs.replace(batch.status, pool=_written(batch, decision))
+        batch = structs.replace(batch, status=chosen)
+        text = f"pool {decision} was chosen"
+        return self._said(batch, holds=True, reason="PoolChosen", text=text), True
+
+    def _named(self, batch: BatchSandbox) -> tuple[BatchSandbox, bool]:
+        name = batch.spec.pool_ref
+        for namespace in (batch.metadata.namespace, SHARED_NAMESPACE):
+            key = Key(namespace, name)
+            pool = self._provider.get(SandboxPool, self.of_environment(key) or key)
+            if pool is None or pool.is_deleting:
+                continue
+            status = structs.replace(batch.status, pool=_written(batch, pool.key))
+            return structs.replace(batch, status=status), True
+        places = f"{batch.metadata.namespace} or {SHARED_NAMESPACE}"
+        text = f"there is no pool or environment {name!r} in {places}"
+        return self._said(batch, holds=False, reason="PoolNotFound", text=text), False
+
+    def _said(self, batch: BatchSandbox, *, holds: bool, reason: str, text: str) -> BatchSandbox:
+        conditions = with_condition(
+            batch, batch.status.conditions, CONDITION_ASSIGNED, holds=holds, reason=reason,
+            text=text, clock=self._clock,
+        )  # fmt: skip
+        status = structs.replace(batch.status, conditions=conditions, message="" if holds else text)
+        return structs.replace(batch, status=status)
+
+    def _candidates(self, batch: BatchSandbox) -> tuple[Candidate, ...]:
+        namespaces = dict.fromkeys((batch.metadata.namespace, SHARED_NAMESPACE))
+        found: list[Candidate] = []
+        for namespace in namespaces:
+            for pool in self._provider.pools(namespace=namespace):
+                template = self._template(pool)
+                if template is None or pool.is_deleting:
+                    continue
+                members = self._census.members(pool.key)
+                allocated = len(members.allocated)
+                idle = len(members.available) + len(members.creating) + len(members.taken)
+                found.append(
+                    Candidate(
+                        pool=pool, template=template, allocated=allocated, total=allocated + idle
+                    )
+                )
+        return tuple(found)
+
+    def _template(self, pool: SandboxPool) -> SandboxTemplateSpec | None:
+        if pool.spec.template is not None or pool.spec.template_ref is None:
+            return pool.spec.template
+        reference = pool.spec.template_ref
+        home = reference.namespace or pool.metadata.namespace
+        template = self._provider.template(reference.name, namespace=home)
+        return None if template is None else template.spec
+
+
+def _written(batch: BatchSandbox, pool: Key) -> str:
+    return pool.name if pool.namespace == batch.metadata.namespace else str(pool)

@@ -1,0 +1,1 @@
+"""Stored states: `plan` decides, `controller` acts."""

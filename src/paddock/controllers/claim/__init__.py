@@ -1,0 +1,1 @@
+"""Declarative claims: `plan` decides, `controller` acts."""

@@ -1,0 +1,379 @@
+"""Performs what `plan` decides for one SandboxClaim.
+
+Each sandbox bears the claim's name and uid, so that after a crash what was got, and how far it
+is, is read from the sandboxes themselves (`standing`). Where they come from is `source`'s business,
+taking one `taking`'s.
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from msgspec import Struct, structs
+
+from paddock.cache.provider import Provider
+from paddock.controllers.claim import plan as steps
+from paddock.controllers.claim.ports import Fitting, Line
+from paddock.controllers.claim.source import Meant, Source
+from paddock.controllers.claim.standing import Held, held, standing_of, why_lost
+from paddock.controllers.claim.taking import Taker
+from paddock.engine.controller import After, Done, Gone, Result
+from paddock.engine.recorder import Recorder
+from paddock.kit.clock import Clock
+from paddock.kit.errors import (
+    ConflictError,
+    NotFoundError,
+    PaddockError,
+    UnsupportedError,
+)
+from paddock.resources.claim import ClaimedSandbox, ClaimPhase, SandboxClaim, SandboxClaimStatus
+from paddock.resources.meta import (
+    Condition,
+    ConditionStatus,
+    Key,
+    set_condition,
+    with_meta,
+)
+from paddock.resources.sandbox import LABEL_CLAIM, LABEL_GIVEN_UP, Sandbox
+
+CONDITION_COMPLETED = "Completed"
+CONDITION_TIMED_OUT = "TimedOut"
+CONDITION_UPDATED = "InplaceUpdate"
+"""Whether warm sandboxes are given the image and size of the claim; if not, its reason says what
+happens instead."""
+REASON_IN_PLACE = "InPlace"
+REASON_MADE_ANEW = "MadeAnew"
+REASON_REFUSED = "Refused"
+RETRY_SECONDS = 2.0
+
+
+class _Case(Struct, frozen=True, kw_only=True):
+    """One claim, and what one reconcile found for it."""
+
+    claim: SandboxClaim
+    held: Held
+    meant: Meant
+
+
+class ClaimController:
+    """Gets each claim its sandboxes."""
+
+    def __init__(
+        self,
+        *,
+        provider: Provider,
+        taker: Taker,
+        fitting: Fitting,
+        clock: Clock,
+        recorder: Recorder,
+        line: Line | None = None,
+    ) -> None:
+        self._line = line
+        self._taker = taker
+        self._fitting = fitting
+        self._source = Source(provider, fitting)
+        self.wake: Callable[[Key], None] = lambda _claim: None
+        """Called with a claim's key when it is its turn."""
+        self._provider = provider
+        self._clock = clock
+        self._recorder = recorder
+        self._made_anew: set[Key] = set()
+        """Claims whose size a machine has refused to a sandbox in stock."""
+
+    def concerned(self, old: Sandbox | None, new: Sandbox | None) -> tuple[Key, ...]:
+        """Name the claim that must be looked at because one of its sandboxes is further now."""
+        sandbox = new or old
+        name = sandbox.metadata.labels.get(LABEL_CLAIM) if sandbox is not None else None
+        if sandbox is None or name is None or not self._provider.is_synced:
+            return ()
+        claim = self._provider.get(SandboxClaim, Key(sandbox.metadata.namespace, name))
+        if claim is None or _is_over(claim):
+            return ()
+        now = self._clock.now()
+        before, after = (
+            None if item is None else standing_of(claim, item, now=now) for item in (old, new)
+        )
+        return () if before is after else (claim.key,)
+
+    async def reconcile(self, key: Key) -> Result:
+        """Bring one claim a step nearer to what is wanted."""
+        claim = self._provider.get(SandboxClaim, key)
+        if claim is None or _is_over(claim):
+            self._made_anew.discard(key)
+            if self._line is not None:
+                self._line.forget(key)
+        if claim is None:
+            return Gone()
+        await self._taker.clear_up()
+        meant = self._source.of(claim)
+        now = self._clock.now()
+        case = _Case(claim=claim, held=self._held(claim, now), meant=meant)
+        step = steps.plan(
+            claim, case.held, target_exists=meant.exists, refusal=meant.refusal, now=now
+        )
+        match step:
+            case steps.Rest(until):
+                return Done() if until is None else After((until - now).total_seconds(), "TTL")
+            case steps.Begin():
+                return await self._begin(claim, meant)
+            case steps.Expire():
+                await self._provider.write.delete(claim)
+                return Done("its TTL is over")
+            case _:
+                return await self._perform(case, step)
+
+    async def _perform(self, case: "_Case", step: steps.Step) -> Result:
+        match step:
+            case steps.Complete():
+                return await self._complete(case, step)
+            case steps.GiveUp():
+                return await self._give_up(case, step)
+            case steps.Resize(sandboxes):
+                return await self._resize(case, sandboxes)
+            case steps.Wait(until):
+                return await self._wait(case, until)
+            case steps.Take() if case.meant.env is not None and self._line is not None:
+                return await self._take_in_turn(case.claim, case.meant.env, self._line)
+            case steps.Take(count):
+                return await self._take(case, count)
+            case _:
+                return Done()
+
+    def _held(self, claim: SandboxClaim, now: datetime) -> Held:
+        return held(claim, self._provider.sandboxes_of_claim(claim.key), now=now)
+
+    # ---- taking --------------------------------------------------------------------------
+
+    async def _begin(self, claim: SandboxClaim, meant: Meant) -> Result:
+        status = structs.replace(claim.status, claim_start_time=self._clock.now())
+        if claim.spec.inplace_update is not None and meant.exists and not meant.refusal:
+            status = self._updated(claim, status, meant.fit.obstacle)
+        await self._write(claim, status)
+        return After(0.001)
+
+    def _updated(
+        self, claim: SandboxClaim, status: SandboxClaimStatus, obstacle: str
+    ) -> SandboxClaimStatus:
+        """Show whether what is in stock is updated; where not, others are made so."""
+        if obstacle:
+            words = f"{obstacle}: sandboxes are made anew"
+            self._recorder.normal(claim, "MadeAnew", words)
+            new = _condition(claim, CONDITION_UPDATED, REASON_MADE_ANEW, words, holds=False)
+        else:
+            new = _condition(claim, CONDITION_UPDATED, REASON_IN_PLACE, "")
+        found = set_condition(status.conditions, new, now=self._clock.now())
+        return structs.replace(status, conditions=found)
+
+    async def _take_in_turn(self, claim: SandboxClaim, env: Key, line: Line) -> Result:
+        """Take what members of an environment have for this claim; wait in line for the rest."""
+        taken, problem = 0, ""
+        while (pool := line.won(claim.key, env)) is not None:
+            try:
+                taken += await self._from_member(claim, pool)
+            except PaddockError as error:
+                problem = error.message
+                break
+            finally:
+                line.settle(env, pool)
+        holding = self._held(claim, self._clock.now())
+        if problem:
+            # What it may not have is for others; it asks again when it is called again.
+            line.forget(claim.key)
+            await self._note(claim, holding, taken, problem)
+            return After(self._patience(claim), problem)
+        got = max(len(holding.ready), claim.status.claimed_replicas) + len(holding.on_their_way)
+        # After failures one is enough to find out whether all is well again.
+        most = 1 if claim.status.failures else claim.spec.replicas
+        line.stand(
+            claim.key,
+            env,
+            count=max(min(claim.spec.replicas - got, most), 0),
+            priority=claim.spec.priority,
+            since=claim.metadata.creation_timestamp or self._clock.now(),
+            wake=self.wake,
+        )
+        if taken:
+            await self._note(claim, holding, taken)
+        return After(0.001 if got >= claim.spec.replicas else self._patience(claim))
+
+    async def _from_member(self, claim: SandboxClaim, member: Key) -> bool:
+        meant = self._source.member(claim, member)
+        if meant.refusal:
+            raise UnsupportedError(f"pool {member} cannot serve this claim: {meant.refusal}")
+        return await self._taker.take(claim, meant.fit, meant.pool, creates=False)
+
+    async def _take(self, case: "_Case", count: int) -> Result:
+        claim, fit = case.claim, case.meant.fit
+        creates = claim.spec.create_on_no_stock
+        pool = None if fit.obstacle or claim.key in self._made_anew else case.meant.pool
+        results = await asyncio.gather(
+            *(self._taker.take(claim, fit, pool, creates=creates) for _ in range(count)),
+            return_exceptions=True,
+        )
+        taken = sum(result is True for result in results)
+        problem = _problem(results)
+        if taken < count:
+            words = f"{count - taken} of {count} are not to be had yet"
+            self._recorder.normal(
+                claim, "NoAvailableSandboxes", f"{words}: {problem}" if problem else words
+            )
+        await self._note(claim, self._held(claim, self._clock.now()), taken, problem)
+        return After(0.001 if taken == count else self._patience(claim), f"claimed {taken}")
+
+    def _patience(self, claim: SandboxClaim) -> float:
+        started = claim.status.claim_start_time or self._clock.now()
+        end = started + timedelta(seconds=claim.spec.claim_timeout_seconds)
+        return max(min(RETRY_SECONDS, (end - self._clock.now()).total_seconds()), 0.01)
+
+    # ---- until they are ready ------------------------------------------------------------
+
+    async def _wait(self, case: "_Case", until: datetime) -> Result:
+        claim, ready = case.claim, len(case.held.ready)
+        if self._line is not None:
+            # Whoever wants no more for now stands in nobody's way.
+            self._line.forget(claim.key)
+        if ready > claim.status.claimed_replicas:
+            words = f"{ready} of {claim.spec.replicas} are ready"
+            await self._write(claim, structs.replace(_progress(claim, case.held), message=words))
+        seconds = (until - self._clock.now()).total_seconds()
+        return After(max(seconds, 0.001), "waits for its sandboxes")
+
+    async def _resize(self, case: "_Case", sandboxes: tuple[Sandbox, ...]) -> Result:
+        results = await asyncio.gather(
+            *(
+                self._fitting.resize(item, item.spec.template or case.meant.fit.template)
+                for item in sandboxes
+            ),
+            return_exceptions=True,
+        )
+        problem, claim = _problem(results), case.claim
+        refused = tuple(
+            item
+            for item, result in zip(sandboxes, results, strict=True)
+            if isinstance(result, UnsupportedError)
+        )
+        if not refused:
+            if problem:
+                await self._note(claim, case.held, 0, problem)
+            return After(self._patience(claim) if problem else 0.001, problem)
+        anew = case.meant.env is None and claim.spec.create_on_no_stock
+        if anew and claim.key not in self._made_anew:
+            # As for clients of the API: another is made of that size, at once.
+            self._made_anew.add(claim.key)
+            told = structs.replace(claim, status=self._updated(claim, claim.status, problem))
+            case = structs.replace(case, claim=told)
+        return await self._give_up(case, steps.GiveUp(refused, is_failure=not anew), problem)
+
+    async def _give_up(self, case: "_Case", step: steps.GiveUp, why: str = "") -> Result:
+        """Let go of what was not handed over: it ends, or is kept for people to look at."""
+        claim, now, given_up = case.claim, self._clock.now(), 0
+        for sandbox in step.sandboxes:
+            words = why or why_lost(sandbox, now=now)
+            if not await self._let_go(claim, sandbox):
+                continue
+            given_up += 1
+            self._recorder.warning(claim, "SandboxGivenUp", words)
+            why = why or words
+        status = structs.replace(_progress(claim, case.held), message=f"{given_up} given up; {why}")
+        if step.is_failure and given_up:
+            failures = status.failures + given_up
+            pause = now + steps.pause_after(failures)
+            status = structs.replace(status, failures=failures, backoff_until=pause)
+        await self._write(claim, status)
+        return After(0.001, f"{given_up} given up")
+
+    async def _let_go(self, claim: SandboxClaim, sandbox: Sandbox) -> bool:
+        def labelled(current: Sandbox) -> Sandbox:
+            return with_meta(current, labels={**current.metadata.labels, LABEL_GIVEN_UP: "true"})
+
+        write, version = self._provider.write, sandbox.metadata.resource_version
+        try:
+            if claim.spec.reserve_failed_sandbox:
+                await write.mutate(Sandbox, sandbox.key, labelled, uid=sandbox.metadata.uid)
+            else:
+                await write.delete(sandbox, resource_version=version)
+        except NotFoundError:
+            return True
+        except ConflictError:
+            # It changed meanwhile, and may be ready after all: it is looked at again.
+            return False
+        return True
+
+    # ---- status --------------------------------------------------------------------------
+
+    async def _note(
+        self, claim: SandboxClaim, holding: Held, taken: int, problem: str = ""
+    ) -> None:
+        words = f"{taken} more claimed; {problem}" if problem else f"{taken} more claimed"
+        await self._write(claim, structs.replace(_progress(claim, holding), message=words))
+
+    async def _complete(self, case: "_Case", end: steps.Complete) -> Result:
+        claim, now = case.claim, self._clock.now()
+        new = [_condition(claim, CONDITION_COMPLETED, end.reason, end.message)]
+        if end.timed_out:
+            reason = "ClaimTimeoutReached"
+            new.append(_condition(claim, CONDITION_TIMED_OUT, reason, end.message))
+        is_refused = end.reason == steps.UPDATE_REFUSED
+        if is_refused:
+            new.append(
+                _condition(claim, CONDITION_UPDATED, REASON_REFUSED, end.message, holds=False)
+            )
+        conditions = claim.status.conditions
+        for item in new:
+            conditions = set_condition(conditions, item, now=now)
+        status = structs.replace(
+            _progress(claim, case.held),
+            phase=ClaimPhase.COMPLETED,
+            message=end.message,
+            sandboxes=tuple(_named(sandbox) for sandbox in case.held.ready),
+            completion_time=now,
+            conditions=conditions,
+        )
+        await self._write(claim, status)
+        if is_refused:
+            self._recorder.warning(claim, steps.UPDATE_REFUSED, end.message)
+        else:
+            self._recorder.normal(claim, "ClaimCompleted", end.message)
+        return After(0.001, end.message)
+
+    async def _write(self, claim: SandboxClaim, status: SandboxClaimStatus) -> None:
+        seen = structs.replace(status, observed_generation=claim.metadata.generation)
+        if seen != claim.status:
+            await self._provider.write.update_status(structs.replace(claim, status=seen))
+
+
+def _progress(claim: SandboxClaim, holding: Held) -> SandboxClaimStatus:
+    """Count what is ready; one more ends a row of failures."""
+    status, ready = claim.status, len(holding.ready)
+    if ready <= status.claimed_replicas:
+        return status
+    return structs.replace(status, claimed_replicas=ready, failures=0, backoff_until=None)
+
+
+def _problem(results: list[bool | BaseException] | list[BaseException | None]) -> str:
+    """Give what went wrong first, in words; what is none of our errors is raised."""
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, PaddockError):
+            raise result
+    return next((item.message for item in results if isinstance(item, PaddockError)), "")
+
+
+def _is_over(claim: SandboxClaim) -> bool:
+    return claim.is_deleting or claim.status.phase is ClaimPhase.COMPLETED
+
+
+def _named(sandbox: Sandbox) -> ClaimedSandbox:
+    public = sandbox.spec.claim.sandbox_id if sandbox.spec.claim else ""
+    return ClaimedSandbox(name=sandbox.metadata.name, sandbox_id=public)
+
+
+def _condition(
+    claim: SandboxClaim, kind: str, reason: str, message: str, *, holds: bool = True
+) -> Condition:
+    return Condition(
+        type=kind,
+        status=ConditionStatus.TRUE if holds else ConditionStatus.FALSE,
+        reason=reason,
+        message=message,
+        observed_generation=claim.metadata.generation,
+    )

@@ -1,0 +1,155 @@
+"""What to do next with one SandboxClaim: a pure decision.
+
+A claim is like a Job: once completed it stays so. What it got belongs to whoever applied it and
+outlives it; killing one of its sandboxes later does not make it claim another. What failed before
+it was ready is given up and replaced as long as the claim's time lasts, with growing pauses and one
+at a time: a claim that cannot be served must not use up a pool's stock.
+"""
+
+from datetime import datetime, timedelta
+
+from msgspec import Struct
+
+from paddock.controllers.claim.standing import Held
+from paddock.resources.claim import ClaimPhase, SandboxClaim
+from paddock.resources.sandbox import Sandbox
+
+ALL_CLAIMED = "AllReplicasClaimed"
+UPDATE_REFUSED = "InplaceUpdateRefused"
+FIRST_BATCH = 5
+MAX_BATCH = 50
+FIRST_PAUSE_SECONDS = 2.0
+LAST_PAUSE_SECONDS = 16.0
+"""After a failure, and after many."""
+
+
+class Step(Struct, frozen=True, tag=True):
+    """Base of what can be done."""
+
+
+class Rest(Step, frozen=True):
+    """Nothing to do until `until` (or for good)."""
+
+    until: datetime | None
+
+
+class Begin(Step, frozen=True):
+    """Note when the claiming began."""
+
+
+class Take(Step, frozen=True):
+    """Try to claim so many more."""
+
+    count: int
+
+
+class Wait(Step, frozen=True):
+    """Others must act first; look again at `until` if nothing was heard."""
+
+    until: datetime
+
+
+class Resize(Step, frozen=True):
+    """Give these the size that the claim asks for."""
+
+    sandboxes: tuple[Sandbox, ...]
+
+
+class GiveUp(Step, frozen=True):
+    """Let go of these, which were not handed over."""
+
+    sandboxes: tuple[Sandbox, ...]
+    is_failure: bool = True
+    """They failed; not so where only the claim's time is up."""
+
+
+class Complete(Step, frozen=True):
+    """It is over, with all or with part of what was asked for."""
+
+    reason: str
+    message: str
+    timed_out: bool = False
+
+
+class Expire(Step, frozen=True):
+    """Its time after completion is up: delete it."""
+
+
+def plan(
+    claim: SandboxClaim, held: Held, *, target_exists: bool, refusal: str = "", now: datetime
+) -> Step:
+    """Decide the next step, given what bears this claim's name.
+
+    A refusal says why what is asked for can never be had.
+    """
+    if claim.is_deleting:
+        return Rest(None)
+    if claim.status.phase is ClaimPhase.COMPLETED:
+        return _completed(claim, now)
+    started = claim.status.claim_start_time
+    if started is None:
+        return Begin()
+    if held.lost:
+        return GiveUp(held.lost)
+    end = started + timedelta(seconds=claim.spec.claim_timeout_seconds)
+    ending = _ending(claim, held, target_exists=target_exists, refusal=refusal, is_late=now >= end)
+    if ending is not None:
+        # Nobody is told of what is not ready by then, so it may not stay somebody's.
+        late = held.on_their_way
+        return GiveUp(late, is_failure=False) if late else ending
+    if held.unsized:
+        return Resize(held.unsized)
+    if refusal or not target_exists:
+        return Wait(min(end, held.until or end))
+    return _more(claim, held, end, now)
+
+
+def _ending(
+    claim: SandboxClaim, held: Held, *, target_exists: bool, refusal: str, is_late: bool
+) -> Complete | None:
+    """Say how the claim ends, where it is to end now."""
+    got, wanted = _got(claim, held), claim.spec.replicas
+    if got >= wanted:
+        return Complete(ALL_CLAIMED, f"{got} of {wanted} claimed")
+    if is_late:
+        words = f"{got} of {wanted} claimed in time"
+        _, _, why = claim.status.message.partition("; ")
+        return Complete("TimeoutReached", f"{words}; {why}" if why else words, timed_out=True)
+    if held.on_their_way:
+        return None
+    if not target_exists:
+        name = claim.spec.template_name
+        return Complete("TemplateNotFound", f"no pool, environment or template {name!r}")
+    return Complete(UPDATE_REFUSED, refusal) if refusal else None
+
+
+def _more(claim: SandboxClaim, held: Held, end: datetime, now: datetime) -> Step:
+    """Take more, or wait for what is on its way, or for failures to be some time ago."""
+    got, coming = _got(claim, held), len(held.on_their_way)
+    count = min(claim.spec.replicas - got - coming, max(FIRST_BATCH, got + coming), MAX_BATCH)
+    until = min(end, held.until or end)
+    if claim.status.failures:
+        count = min(count, 1 - coming)
+        pause = claim.status.backoff_until
+        if pause is not None and now < pause:
+            return Wait(min(until, pause))
+    return Take(count) if count > 0 else Wait(until)
+
+
+def _got(claim: SandboxClaim, held: Held) -> int:
+    # A sandbox that was claimed and killed meanwhile still counts as claimed.
+    return max(len(held.ready), claim.status.claimed_replicas)
+
+
+def pause_after(failures: int) -> timedelta:
+    """Say how long to wait after so many failures in a row."""
+    doubled = FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 10)
+    return timedelta(seconds=min(doubled, LAST_PAUSE_SECONDS))
+
+
+def _completed(claim: SandboxClaim, now: datetime) -> Step:
+    ttl, finished = claim.spec.ttl_seconds_after_completed, claim.status.completion_time
+    if ttl < 0 or finished is None:
+        return Rest(None)
+    end = finished + timedelta(seconds=ttl)
+    return Expire() if end <= now else Rest(end)

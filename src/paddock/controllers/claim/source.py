@@ -1,0 +1,121 @@
+"""What a claim means: where its sandboxes come from, and how they are to be.
+
+Its `templateName` is a pool, an environment or a template; its `inplaceUpdate` what they have
+otherwise than that says. Only reads.
+"""
+
+from msgspec import Struct
+
+from paddock.cache.provider import Provider
+from paddock.controllers.claim.ports import Fitting
+from paddock.kit.errors import ForbiddenError, InvalidError
+from paddock.resources.claim import SandboxClaim
+from paddock.resources.claiming import Fit
+from paddock.resources.env import SandboxEnv
+from paddock.resources.meta import Key, controller_of
+from paddock.resources.pool import SandboxPool
+from paddock.resources.template import Resources, SandboxTemplate, SandboxTemplateSpec
+
+
+class Meant(Struct, frozen=True, kw_only=True):
+    """What a claim's sandboxes come from, and how they are to be."""
+
+    exists: bool
+    """Whether there is anything of that name."""
+    fit: Fit
+    pool: SandboxPool | None = None
+    env: Key | None = None
+    refusal: str = ""
+    """Why they can never be as is asked for; empty where they can."""
+
+
+class Source:
+    """Finds out what claims mean."""
+
+    def __init__(self, provider: Provider, fitting: Fitting) -> None:
+        self._provider = provider
+        self._fitting = fitting
+
+    def of(self, claim: SandboxClaim) -> Meant:
+        """Look up what a claim names."""
+        pool, template = self._named(claim)
+        env = self._env(claim, pool)
+        if env is None:
+            fit, refusal = self._fit(claim, _made_of(pool, template))
+            exists = pool is not None or template is not None
+            return Meant(exists=exists, fit=fit, pool=pool, refusal=refusal)
+        # Members have sizes of their own: what each can be given is seen when it is its turn.
+        reference = env.spec.template_ref
+        home = reference.namespace or env.metadata.namespace
+        template = self._provider.template(reference.name, namespace=home)
+        fit, refusal = self._fit(claim, _made_of(None, template), in_line=True, has_size=False)
+        return Meant(exists=True, fit=fit, env=env.key, refusal=refusal)
+
+    def member(self, claim: SandboxClaim, key: Key) -> Meant:
+        """Say what one member of an environment has for a claim."""
+        pool = self._provider.get(SandboxPool, key)
+        template = self._template_of(pool) if pool is not None else None
+        fit, refusal = self._fit(claim, _made_of(pool, template), in_line=True)
+        return Meant(exists=pool is not None, fit=fit, pool=pool, refusal=refusal)
+
+    def _named(self, claim: SandboxClaim) -> tuple[SandboxPool | None, SandboxTemplate | None]:
+        name, namespace = claim.spec.template_name, claim.metadata.namespace
+        pool = self._provider.pool(name, namespace=namespace)
+        if pool is not None:
+            return pool, self._template_of(pool)
+        template = self._provider.template(name, namespace=namespace)
+        if template is None:
+            return None, None
+        owned = self._provider.pools_of_template(template.metadata.name)
+        return next(
+            (item for item in owned if item.metadata.namespace == namespace), None
+        ), template
+
+    def _template_of(self, pool: SandboxPool) -> SandboxTemplate | None:
+        reference = pool.spec.template_ref
+        if reference is None:
+            return None
+        return self._provider.template(reference.name, namespace=pool.metadata.namespace)
+
+    def _env(self, claim: SandboxClaim, pool: SandboxPool | None) -> SandboxEnv | None:
+        """Give the environment that is meant: by its name, unless a pool of its own has that."""
+        name, namespace = claim.spec.template_name, claim.metadata.namespace
+        env = self._provider.env(name, namespace=namespace)
+        owner = controller_of(pool) if pool is not None else None
+        if env is None or env.is_deleting or (pool is not None and owner is None):
+            return None
+        return env
+
+    def _fit(
+        self,
+        claim: SandboxClaim,
+        template: SandboxTemplateSpec,
+        *,
+        in_line: bool = False,
+        has_size: bool = True,
+    ) -> tuple[Fit, str]:
+        """Say how the sandboxes are to be; and, where they can never be so, why."""
+        plain = Fit(template=template, size=template.resources)
+        update = claim.spec.inplace_update
+        if update is None:
+            return plain, ""
+        size = update.resources if has_size else None
+        try:
+            fit = self._fitting.fit(
+                template,
+                image=update.image or "",
+                resources=Resources(cpu=size.cpu, memory=size.memory) if size else None,
+            )
+        except (ForbiddenError, InvalidError) as error:
+            return plain, f"{error.message}; {error.hint}" if error.hint else error.message
+        if fit.obstacle and in_line:
+            return fit, f"{fit.obstacle}, and an environment's are not made anew for a claim"
+        if fit.obstacle and not claim.spec.create_on_no_stock:
+            return fit, f"{fit.obstacle}, and none may be made anew: createOnNoStock is off"
+        return fit, ""
+
+
+def _made_of(pool: SandboxPool | None, template: SandboxTemplate | None) -> SandboxTemplateSpec:
+    if template is not None:
+        return template.spec
+    return (pool.spec.template if pool is not None else None) or SandboxTemplateSpec()

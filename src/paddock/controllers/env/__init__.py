@@ -1,0 +1,1 @@
+"""Environments: `render` and `autoscale` decide, `controller` acts and feeds the router."""

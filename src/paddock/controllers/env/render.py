@@ -1,0 +1,204 @@
+"""An environment's member as a SandboxPool: a pure function, so that drift is plain inequality.
+
+A member's size counts running and idle sandboxes together. It is rendered as a pool band whose
+floor and ceiling are that size, above an open buffer: the pool then fills up what is not claimed,
+and a claim moves a sandbox from idle to running without anybody rewriting the pool.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct, structs
+
+from paddock.controllers.env.shapes import SHAPES, shape_of
+from paddock.kit.errors import FieldProblem, InvalidError, NotFoundError
+from paddock.resources.env import (
+    LABEL_ENV,
+    LABEL_GROUP,
+    LABEL_MEMBER,
+    EnvMember,
+    EnvOverrides,
+    SandboxEnv,
+)
+from paddock.resources.meta import ObjectMeta, owner_reference
+from paddock.resources.pool import Capacity, SandboxPool, SandboxPoolSpec
+from paddock.resources.template import Resources, SandboxTemplateSpec
+
+ANNOTATION_RENDERED = "paddock.dev/rendered"
+"""Which labels and annotations of a pool are its environment's, so that they can be taken back."""
+MAX_NAME = 63
+
+
+class Drift(Struct, frozen=True):
+    """How a pool differs from what was rendered."""
+
+    pool: SandboxPool
+    """As it should be."""
+    parts: tuple[str, ...]
+    """What differed, in words."""
+
+
+def pool_name(env: str, member: str) -> str:
+    """Name a member's pool: its own name where that says whose it is, else after both."""
+    if member == env or member.startswith(f"{env}-"):
+        return member
+    return f"{env}-{member}"
+
+
+def capacity_of(size: int) -> Capacity:
+    """Give the band that keeps a pool at a size, however many of it are claimed."""
+    return Capacity(buffer_min=0, buffer_max=size, pool_min=size, pool_max=size)
+
+
+def size_of(pool: SandboxPool) -> int:
+    """Read the size that a pool was rendered with; of a stranger's pool, what it aims at."""
+    if pool.spec.capacity is not None:
+        return pool.spec.capacity.pool_max
+    return (pool.spec.replicas or 0) + pool.status.allocated
+
+
+def clamped(member: EnvMember, size: int) -> int:
+    """Keep a size within the member's own limits."""
+    config = member.config
+    size = max(size, config.min_replicas)
+    return size if config.max_replicas is None else min(size, config.max_replicas)
+
+
+def asked_size(member: EnvMember) -> int:
+    """Give the size that a member's spec asks for."""
+    if member.replicas is not None:
+        return clamped(member, member.replicas)
+    frozen = member.spec
+    if frozen is not None and frozen.replicas is not None:
+        return clamped(member, frozen.replicas)
+    if frozen is not None and frozen.capacity is not None:
+        return clamped(member, max(frozen.capacity.pool_min, frozen.capacity.buffer_min))
+    return clamped(member, 0)
+
+
+def render(
+    env: SandboxEnv,
+    name: str,
+    member: EnvMember,
+    template: SandboxTemplateSpec | None,
+    *,
+    size: int,
+    shapes: Mapping[str, Resources] = SHAPES,
+) -> SandboxPool:
+    """Make the pool of one member; `InvalidError` and `NotFoundError` say what is amiss."""
+    labels = {
+        **member.metadata.labels,
+        LABEL_ENV: env.metadata.name,
+        LABEL_MEMBER: name,
+        LABEL_GROUP: member.config.scaling_group,
+    }
+    annotations = dict(member.metadata.annotations)
+    annotations[ANNOTATION_RENDERED] = ",".join(sorted((*labels, *annotations)))
+    return SandboxPool(
+        metadata=ObjectMeta(
+            name=_checked(pool_name(env.metadata.name, name)),
+            namespace=env.metadata.namespace,
+            labels=labels,
+            annotations=annotations,
+            owner_references=(owner_reference(env),),
+        ),
+        spec=_spec(env, name, member, template, size, shapes),
+    )
+
+
+def _checked(name: str) -> str:
+    if len(name) > MAX_NAME:
+        problem = FieldProblem("metadata.name", f"the pool {name!r} has more than {MAX_NAME} signs")
+        raise InvalidError(str(problem), problems=[problem], hint="choose a shorter member name")
+    return name
+
+
+def _spec(
+    env: SandboxEnv,
+    name: str,
+    member: EnvMember,
+    template: SandboxTemplateSpec | None,
+    size: int,
+    shapes: Mapping[str, Resources],
+) -> SandboxPoolSpec:
+    config, overrides = member.config, env.spec.overrides
+    if config.max_replicas is not None and config.min_replicas > config.max_replicas:
+        problem = FieldProblem("config.minReplicas", "must not be greater than maxReplicas")
+        raise InvalidError(str(problem), problems=[problem])
+    frozen = member.spec or SandboxPoolSpec()
+    base = frozen.template or template
+    if base is None:
+        reference = frozen.template_ref or env.spec.template_ref
+        raise NotFoundError(f"SandboxTemplate {reference.name} was not found")
+    idle_age = overrides.default_idle_timeout_seconds
+    return structs.replace(
+        frozen,
+        template=_template(base, env, member, overrides, shapes),
+        template_ref=None,
+        replicas=None,
+        capacity=capacity_of(size),
+        update_strategy=config.update_strategy
+        or overrides.update_strategy
+        or frozen.update_strategy,
+        max_idle_age_seconds=frozen.max_idle_age_seconds if idle_age is None else idle_age,
+        labels={
+            **frozen.labels,
+            **config.labels,
+            LABEL_ENV: env.metadata.name,
+            LABEL_MEMBER: name,
+        },
+        annotations={**frozen.annotations, **config.annotations},
+    )
+
+
+def _template(
+    base: SandboxTemplateSpec,
+    env: SandboxEnv,
+    member: EnvMember,
+    overrides: EnvOverrides,
+    shapes: Mapping[str, Resources],
+) -> SandboxTemplateSpec:
+    startup = overrides.default_startup_timeout_seconds
+    return structs.replace(
+        base,
+        image=overrides.image or base.image,
+        env={**base.env, **overrides.env},
+        network=overrides.network_policy or base.network,
+        ready_timeout_seconds=base.ready_timeout_seconds if startup is None else startup,
+        resources=shape_of(member.config, env.spec.defaults, base.resources, shapes=shapes),
+        # Clients ask for the environment, never for what its pools are made of.
+        aliases=(),
+    )
+
+
+def drift(pool: SandboxPool, wanted: SandboxPool) -> Drift | None:
+    """Give the pool as it should be where it is not; what others added to it stays."""
+    ours = set(pool.metadata.annotations.get(ANNOTATION_RENDERED, "").split(","))
+    labels = _merged(pool.metadata.labels, wanted.metadata.labels, ours)
+    annotations = _merged(pool.metadata.annotations, wanted.metadata.annotations, ours)
+    owners = wanted.metadata.owner_references
+    parts = (
+        ("labels", labels != pool.metadata.labels),
+        ("annotations", annotations != pool.metadata.annotations),
+        ("owner", owners != pool.metadata.owner_references),
+        ("replicas", pool.spec.capacity != wanted.spec.capacity or pool.spec.replicas is not None),
+        ("template", pool.spec.template != wanted.spec.template or pool.spec.template_ref),
+        ("spec", _rest(pool.spec) != _rest(wanted.spec)),
+    )
+    found = tuple(name for name, differs in parts if differs)
+    if not found:
+        return None
+    metadata = structs.replace(
+        pool.metadata, labels=labels, annotations=annotations, owner_references=owners
+    )
+    return Drift(structs.replace(pool, metadata=metadata, spec=wanted.spec), found)
+
+
+def _merged(
+    current: Mapping[str, str], wanted: Mapping[str, str], ours: set[str]
+) -> Mapping[str, str]:
+    kept = {key: value for key, value in current.items() if key not in ours}
+    return {**kept, **wanted}
+
+
+def _rest(spec: SandboxPoolSpec) -> SandboxPoolSpec:
+    return structs.replace(spec, template=None, template_ref=None, capacity=None, replicas=None)

@@ -1,0 +1,133 @@
+"""From what is wanted to what is admitted: renders each case and asks admission where it differs.
+
+Nothing is written here. A refusal is remembered in the case's state, so that a pool which may not
+grow is left in peace until its saturation time is over.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from msgspec import structs
+
+from paddock.controllers.admission.gate import AdmissionGate, Outcome, Verdict
+from paddock.controllers.admission.plugin import PoolRequest
+from paddock.controllers.env.autoscale import Action
+from paddock.controllers.env.cases import Case, Problem
+from paddock.controllers.env.render import drift, render, size_of
+from paddock.kit.errors import InvalidError, NotFoundError
+from paddock.resources.env import SandboxEnv, ScalingGroup
+from paddock.resources.pool import SandboxPool
+from paddock.resources.template import Resources, SandboxTemplateSpec
+
+_DEFAULTS = ScalingGroup()
+
+
+class Sizer:
+    """Finds out how large each member may be."""
+
+    def __init__(self, gate: AdmissionGate, shapes: Mapping[str, Resources]) -> None:
+        self._gate = gate
+        self._shapes = shapes
+
+    def prepare(
+        self, env: SandboxEnv, case: Case, template: SandboxTemplateSpec | None, now: datetime
+    ) -> SandboxPool | None:
+        """Give the pool that admission is to be asked about; `None` where nothing changes."""
+        case.granted = case.size
+        if case.problem is not None:
+            return None
+        wanted = self._patient(case, now)
+        try:
+            rendered = self._render(env, case, template, wanted)
+        except InvalidError as error:
+            case.problem = Problem("MemberInvalid", error.message)
+            return None
+        except NotFoundError as error:
+            case.problem = Problem("TemplateNotFound", error.message)
+            return None
+        if case.pool is not None and drift(case.pool, rendered) is None:
+            case.granted = wanted
+            return None
+        return rendered
+
+    async def ask(
+        self,
+        env: SandboxEnv,
+        case: Case,
+        template: SandboxTemplateSpec | None,
+        rendered: SandboxPool,
+        now: datetime,
+    ) -> None:
+        """Fill in what is granted and what the pool should be."""
+        wanted = size_of(rendered)
+        request = PoolRequest(pool=rendered, current=case.pool, replicas=wanted)
+        verdict = await self._gate.size(request)
+        if verdict.outcome is Outcome.FAILED and not self._only_shrinks(case, rendered, wanted):
+            self._refused(case, wanted, verdict, now)
+            return
+        case.granted = _granted(case, rendered, wanted, verdict)
+        case.rendered = self._render(env, case, template, case.granted)
+        if case.granted < wanted:
+            self._refused(case, wanted, verdict, now)
+        elif wanted > case.size:
+            case.state = structs.replace(
+                case.state,
+                last_attempt_time=now,
+                last_attempt_result=Outcome.ENOUGH.value,
+                saturated_until=None,
+            )
+
+    def _render(
+        self, env: SandboxEnv, case: Case, template: SandboxTemplateSpec | None, size: int
+    ) -> SandboxPool:
+        return render(env, case.name, case.member, template, size=size, shapes=self._shapes)
+
+    @staticmethod
+    def _patient(case: Case, now: datetime) -> int:
+        """Give the size to ask for: not more than there is while growing has just been refused."""
+        until = case.state.saturated_until
+        if case.pool is not None and until is not None and until > now and case.wanted > case.size:
+            why = case.state.message or "growing was refused a while ago"
+            failed = case.state.last_attempt_result == Outcome.FAILED
+            case.refusal = Problem("PluginFailed" if failed else "Saturated", why)
+            return case.size
+        return case.wanted
+
+    @staticmethod
+    def _only_shrinks(case: Case, rendered: SandboxPool, wanted: int) -> bool:
+        found = drift(case.pool, rendered) if case.pool is not None else None
+        return found is not None and found.parts == ("replicas",) and wanted < case.size
+
+    @staticmethod
+    def _refused(case: Case, wanted: int, verdict: Verdict, now: datetime) -> None:
+        """Remember a refusal, whole or in part, and say so instead of what was decided."""
+        case.refusal = Problem(verdict.reason or verdict.outcome, verdict.message)
+        outcome = verdict.outcome
+        if outcome is not Outcome.FAILED:
+            is_part = case.granted > case.size
+            outcome = Outcome.JUST_RIGHT if is_part else Outcome.INSUFFICIENT
+        cooldown = float((case.group or _DEFAULTS).saturation_cooldown_seconds)
+        wait = max(cooldown, verdict.retry_after_seconds or 0.0)
+        before = case.pool.status.autoscaling if case.pool is not None else None
+        state = structs.replace(
+            case.state,
+            last_attempt_time=now,
+            last_attempt_result=outcome.value,
+            saturated_until=now + timedelta(seconds=wait),
+            message=f"asked for {wanted}, got {case.granted}: {verdict.message}",
+        )
+        if case.action is Action.GROW and case.granted <= case.size:
+            # It did not grow after all, so nothing has to cool down.
+            last = before.last_scale_up_time if before is not None else None
+            state = structs.replace(state, last_scale_up_time=last)
+        case.state = state
+
+
+def _granted(case: Case, rendered: SandboxPool, wanted: int, verdict: Verdict) -> int:
+    if verdict.outcome in (Outcome.ENOUGH, Outcome.FAILED):
+        return wanted
+    admitted = min(verdict.admitted, wanted)
+    if case.pool is not None and case.pool.spec.template == rendered.spec.template:
+        # What is there stays there: a quota that was lowered refuses growth, it takes nothing.
+        return max(admitted, min(case.size, wanted))
+    return max(admitted, min(case.running, wanted))

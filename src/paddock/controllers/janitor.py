@@ -1,0 +1,78 @@
+"""Sweeps what no reconcile sees: things of the runtime that no object stands for any more.
+
+An object is written before the runtime is asked to make anything, so whatever the runtime has
+and the store has not was left behind by a crash, a lost reply, or a store that was replaced.
+Something is swept only when two looks, a while apart, and a live read agree.
+"""
+
+import asyncio
+import logging
+
+from paddock.cache.provider import Provider
+from paddock.kit import metrics
+from paddock.kit.errors import PaddockError
+from paddock.kit.logs import fields
+from paddock.resources.checkpoint import Checkpoint
+from paddock.resources.meta import Resource
+from paddock.resources.sandbox import Sandbox
+from paddock.runtime.port import Runtime
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 30.0
+_SWEPT = metrics.counter("paddock_swept_total", "Leftovers removed.", ("kind",))
+
+
+class Janitor:
+    """Removes leftovers and says what it removed."""
+
+    def __init__(self, provider: Provider, runtime: Runtime) -> None:
+        self._provider = provider
+        self._runtime = runtime
+        self._suspects: set[str] = set()
+
+    async def run(self) -> None:
+        """Sweep now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await self.sweep()
+            except PaddockError as error:
+                log.warning("sweep was cut short", extra=fields(error=error.message))
+
+    async def sweep(self) -> tuple[str, ...]:
+        """Look once; give the ids of what was removed."""
+        instances = {instance.uid for instance in await self._runtime.instances()}
+        stored = {checkpoint.id for checkpoint in await self._runtime.checkpoints()}
+        orphans = dict.fromkeys(instances - self._uids(Sandbox), Sandbox)
+        orphans |= dict.fromkeys(stored - self._uids(Checkpoint), Checkpoint)
+        confirmed = self._suspects & orphans.keys()
+        self._suspects = set(orphans) - confirmed
+        if confirmed:
+            confirmed -= await self._live_uids()
+        for uid in sorted(confirmed):
+            await self._remove(uid, orphans[uid])
+        return tuple(sorted(confirmed))
+
+    async def _remove(self, uid: str, kind: type[Resource]) -> None:
+        if kind is Sandbox:
+            await self._runtime.destroy(uid)
+        else:
+            await self._runtime.delete_checkpoint(uid)
+        _SWEPT.labels(kind.KIND).inc()
+        log.warning("leftover removed", extra=fields(kind=kind.KIND, uid=uid))
+
+    def _uids(self, kind: type[Resource]) -> set[str]:
+        return {obj.metadata.uid for obj in self._provider.all(kind)}
+
+    async def _live_uids(self) -> set[str]:
+        found: set[str] = set()
+        for kind in (Sandbox, Checkpoint):
+            token = ""
+            while True:
+                page = await self._provider.live.list(kind, limit=1000, continue_token=token)
+                found |= {obj.metadata.uid for obj in page.items}
+                token = page.continue_token
+                if not token:
+                    break
+        return found

@@ -1,0 +1,1 @@
+"""Warm sandboxes: `plan` decides how many and which, `controller` acts."""

@@ -1,0 +1,351 @@
+"""Performs what `plan` decides for one pool.
+
+Children are made with the pool as controller and let go by a delete that names the version it
+read: a child that was claimed meanwhile has another version, and stays. So no scale-down can
+take what is being claimed.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from itertools import islice
+
+from msgspec import structs
+
+from paddock.cache.census import Census, Members, Standing, revision_of
+from paddock.cache.writes import Writer
+from paddock.controllers.pool import strategies
+from paddock.controllers.pool.plan import (
+    Counts,
+    PoolPlan,
+    backoff_seconds,
+    band,
+    next_backoff,
+    plan,
+)
+from paddock.controllers.pool.revision import revision
+from paddock.controllers.sandbox.templates import resolve
+from paddock.engine.controller import After, Done, Result
+from paddock.engine.informer import Informer
+from paddock.engine.recorder import Recorder
+from paddock.kit.clock import Clock
+from paddock.kit.errors import ConflictError, NotFoundError
+from paddock.resources.meta import (
+    Condition,
+    ConditionStatus,
+    Key,
+    ObjectMeta,
+    owner_reference,
+    set_condition,
+)
+from paddock.resources.pool import SandboxPool, SandboxPoolStatus
+from paddock.resources.sandbox import (
+    FINALIZER_SANDBOX,
+    LABEL_CLAIMED,
+    LABEL_POOL,
+    LABEL_REVISION,
+    LABEL_TEMPLATE,
+    Phase,
+    Sandbox,
+    SandboxSpec,
+)
+from paddock.resources.template import SandboxTemplate, SandboxTemplateSpec
+
+CONDITION_AVAILABLE = "Available"
+CONDITION_DEGRADED = "Degraded"
+BREATH_SECONDS = 0.05
+"""How long changes of a pool's members are gathered before it is looked at."""
+CALM_SECONDS = 0.5
+"""The same for one that lets claims come first, while it is at least half full."""
+Supply = Callable[[Key], int]
+"""How many sandboxes batches and waiting claims ask of a pool beyond its buffer."""
+
+
+def no_supply(_pool: Key) -> int:
+    """Ask for nothing beyond the buffer."""
+    return 0
+
+
+class PoolController:
+    """Keeps each pool as full as its spec asks."""
+
+    def __init__(
+        self,
+        *,
+        pools: Informer[SandboxPool],
+        templates: Informer[SandboxTemplate],
+        census: Census,
+        write: Writer,
+        clock: Clock,
+        recorder: Recorder,
+        supply: Supply = no_supply,
+    ) -> None:
+        self._pools = pools
+        self._templates = templates
+        self._census = census
+        self._write = write
+        self._clock = clock
+        self._recorder = recorder
+        self._supply = supply
+        self._claims: dict[Key, tuple[int, float]] = {}
+        """How many each pool had handed out when that last changed, and when that was."""
+        self._enough: dict[Key, int] = {}
+        """Of pools that let claims come first: with so many in stock there is no hurry."""
+
+    async def reconcile(self, key: Key) -> Result:
+        """Bring one pool a step nearer to what is wanted."""
+        pool = self._pools.get(key)
+        if pool is None or pool.is_deleting:
+            self._claims.pop(key, None)
+            self._enough.pop(key, None)
+            return Done()
+        try:
+            template = self._template(pool)
+        except NotFoundError as error:
+            await self._degraded(pool, "TemplateNotFound", error.message)
+            return Done(error.message)
+        try:
+            strategies.eviction_handler(pool)
+            followed = strategies.update_strategy(pool).applied(pool.spec)
+        except NotFoundError as error:
+            await self._degraded(pool, "UnknownStrategy", error.message)
+            return Done(error.message)
+        current = revision(template)
+        members = self._census.members(key)
+        failures, status = await self._bury(pool, members)
+        counts = self._count(pool, members, current)
+        decision = plan(
+            followed,
+            counts,
+            failures=failures,
+            backoff_until=status.backoff_until,
+            since_claim_seconds=self._since_claim(key, members),
+            now=self._clock.now(),
+        )
+        self._enough.pop(key, None)
+        if decision.yields:
+            self._enough[key] = band(followed, counts.allocated).buffer_min // 2
+        await self._act(pool, template, current, decision)
+        await self._report(pool, status, current, decision)
+        return self._again(pool, key, decision)
+
+    def breath(self, key: Key) -> float:
+        """Say how soon a pool whose members changed is to be looked at."""
+        enough = self._enough.get(key)
+        is_calm = enough is not None and len(self._census.members(key).available) > enough
+        return CALM_SECONDS if is_calm else BREATH_SECONDS
+
+    def _template(self, pool: SandboxPool) -> SandboxTemplateSpec:
+        if pool.spec.template is not None:
+            return pool.spec.template
+        if pool.spec.template_ref is None:
+            raise NotFoundError(f"pool {pool.key} names no template")
+        return resolve(self._templates, pool.spec.template_ref, pool.metadata.namespace)
+
+    def _count(self, pool: SandboxPool, members: Members, current: str) -> Counts:
+        new = members.count(Standing.CREATING, current)
+        stale = sum(1 for _ in self._stale(pool, current))
+        ready = len(members.available) + len(members.taken)
+        return Counts(
+            creating_new=new,
+            creating_old=len(members.creating) - new,
+            available_new=ready - stale,
+            available_old=stale,
+            leaving=len(members.leaving),
+            allocated=len(members.allocated),
+            supply=self._supply(pool.key),
+        )
+
+    def _stale(self, pool: SandboxPool, current: str) -> Iterable[Sandbox]:
+        return self._census.stale(
+            pool.key,
+            revision=current,
+            max_idle_age_seconds=pool.spec.max_idle_age_seconds,
+            now=self._clock.now(),
+        )
+
+    def _since_claim(self, key: Key, members: Members) -> float:
+        now = self._clock.monotonic()
+        count, at = self._claims.get(key, (0, -math.inf))
+        if count != members.handed_out:
+            at = now
+            self._claims[key] = (members.handed_out, at)
+        return now - at
+
+    # ---- failures ------------------------------------------------------------------------
+
+    async def _bury(self, pool: SandboxPool, members: Members) -> tuple[int, SandboxPoolStatus]:
+        """Let go of what failed or is on its way out; count failed starts in a row."""
+        status = pool.status
+        leaving = [
+            item
+            for item in members.leaving.values()
+            if not item.is_deleting and strategies.ends(pool, item)
+        ]
+        failed = [item for item in leaving if item.status.phase is Phase.FAILED]
+        if failed:
+            failures = status.failures + len(failed)
+            until = next_backoff(failures, self._clock.now())
+            status = structs.replace(status, failures=failures, backoff_until=until)
+            self._recorder.warning(pool, "SandboxFailed", failed[-1].status.message)
+        elif status.failures and self._has_recovered(status, members):
+            status = structs.replace(status, failures=0, backoff_until=None)
+        await self._let_go(leaving)
+        return status.failures, status
+
+    @staticmethod
+    def _has_recovered(status: SandboxPoolStatus, members: Members) -> bool:
+        if status.backoff_until is None:
+            return True
+        failed_at = status.backoff_until - timedelta(seconds=backoff_seconds(status.failures))
+        return any(
+            item.status.started_at is not None and item.status.started_at > failed_at
+            for item in members.available.values()
+        )
+
+    # ---- acting --------------------------------------------------------------------------
+
+    async def _act(
+        self, pool: SandboxPool, template: SandboxTemplateSpec, current: str, decision: PoolPlan
+    ) -> None:
+        members = self._census.members(pool.key)
+        victims = [
+            *_oldest_revision_first(members.creating, current, decision.delete_creating),
+            *_oldest_revision_first(members.available, current, decision.delete_available),
+            *islice(self._stale(pool, current), decision.replace_available),
+        ]
+        if decision.replace_creating:
+            old = (item for item in members.creating.values() if revision_of(item) != current)
+            victims.extend(islice(old, decision.replace_creating))
+        await self._let_go(victims)
+        if decision.create:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(decision.create):
+                    tasks.create_task(
+                        self._write.create(_child(pool, template, current)),
+                        name=f"create a sandbox of {pool.key}",
+                    )
+
+    async def _let_go(self, victims: Iterable[Sandbox]) -> None:
+        # Locked first, all at once: a batch must not be given what is about to go.
+        locked = [victim for victim in tuple(victims) if self._census.withdraw(victim.key)]
+        for victim in locked:
+            try:
+                version = victim.metadata.resource_version
+                await self._write.delete(victim, resource_version=version)
+            except (ConflictError, NotFoundError):
+                # Claimed, changed or gone meanwhile: its event brings the pool back here.
+                self._census.give_back(victim.key)
+            except BaseException:
+                for left in locked:
+                    self._census.give_back(left.key)
+                raise
+
+    async def _report(
+        self, pool: SandboxPool, status: SandboxPoolStatus, current: str, decision: PoolPlan
+    ) -> None:
+        members = self._census.members(pool.key)
+        counts = self._count(pool, members, current)
+        idle = counts.creating + counts.available
+        conditions = set_condition(
+            status.conditions,
+            _condition(pool, CONDITION_AVAILABLE, "Stocked" if counts.available else "Empty"),
+            now=self._clock.now(),
+        )
+        loops = status.failures > 0
+        conditions = set_condition(
+            conditions,
+            _condition(
+                pool,
+                CONDITION_DEGRADED,
+                "CrashLooping" if loops else "AsExpected",
+                decision.reason if loops else "",
+            ),
+            now=self._clock.now(),
+        )
+        new = structs.replace(
+            status,
+            observed_generation=pool.metadata.generation,
+            replicas=idle,
+            available=counts.available,
+            creating=counts.creating,
+            allocated=counts.allocated,
+            total=idle + counts.allocated,
+            desired=decision.desired,
+            pending_requests=counts.supply,
+            revision=current,
+            updated=counts.creating_new + counts.available_new,
+            updated_available=counts.available_new,
+            selector=f"{LABEL_POOL}={pool.metadata.name},{LABEL_CLAIMED}=false",
+            conditions=conditions,
+        )
+        if new != pool.status:
+            await self._write.update_status(structs.replace(pool, status=new))
+
+    async def _degraded(self, pool: SandboxPool, reason: str, message: str) -> None:
+        new = _condition(pool, CONDITION_DEGRADED, reason, message)
+        conditions = set_condition(pool.status.conditions, new, now=self._clock.now())
+        if conditions != pool.status.conditions:
+            self._recorder.warning(pool, reason, message)
+            status = structs.replace(pool.status, conditions=conditions)
+            await self._write.update_status(structs.replace(pool, status=status))
+
+    def _again(self, pool: SandboxPool, key: Key, decision: PoolPlan) -> Result:
+        if decision.wait_seconds is not None:
+            return After(max(decision.wait_seconds, 0.05), decision.reason)
+        age = pool.spec.max_idle_age_seconds
+        if age is None:
+            return Done()
+        births = (
+            item.metadata.creation_timestamp
+            for item in self._census.members(key).available.values()
+        )
+        oldest = min((birth for birth in births if birth is not None), default=None)
+        if oldest is None:
+            return Done()
+        due = oldest + timedelta(seconds=age)
+        return After(max((due - self._clock.now()).total_seconds(), 1.0), "the oldest ages")
+
+
+def _oldest_revision_first(items: dict[Key, Sandbox], current: str, count: int) -> list[Sandbox]:
+    if count <= 0:
+        return []  # The usual case, at every change of the pool: nobody is looked at.
+    newest_first = list(reversed(items.values()))
+    return sorted(newest_first, key=lambda item: revision_of(item) == current)[:count]
+
+
+_FALSE = ("Empty", "AsExpected")
+
+
+def _condition(pool: SandboxPool, kind: str, reason: str, message: str = "") -> Condition:
+    return Condition(
+        type=kind,
+        status=ConditionStatus.FALSE if reason in _FALSE else ConditionStatus.TRUE,
+        reason=reason,
+        message=message,
+        observed_generation=pool.metadata.generation,
+    )
+
+
+def _child(pool: SandboxPool, template: SandboxTemplateSpec, current: str) -> Sandbox:
+    """Make a sandbox of this pool; what it is made of is frozen into it."""
+    name = pool.metadata.name
+    reference = pool.spec.template_ref
+    return Sandbox(
+        metadata=ObjectMeta(
+            generate_name=f"{name}-",
+            namespace=pool.metadata.namespace,
+            labels={
+                **pool.spec.labels,
+                LABEL_POOL: name,
+                LABEL_TEMPLATE: reference.name if reference else name,
+                LABEL_REVISION: current,
+                LABEL_CLAIMED: "false",
+            },
+            annotations=pool.spec.annotations,
+            finalizers=(FINALIZER_SANDBOX,),
+            owner_references=(owner_reference(pool),),
+        ),
+        spec=SandboxSpec(template=template),
+    )

@@ -1,0 +1,485 @@
+"""Performs what `plan` decides for one sandbox, through the runtime and the store.
+
+Status is written once per transition. Deadlines are timers: the reconcile asks to be called
+again at the next one, and after a downtime finds out by itself what has become due.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+from msgspec import structs
+
+from paddock.cache.checks import REASON_PAUSE_FAILED, REASON_PAUSE_UNSUPPORTED
+from paddock.cache.writes import Writer
+from paddock.controllers.patience import Patience
+from paddock.controllers.sandbox import plan as steps
+from paddock.controllers.sandbox.blueprint import agent_config, blueprint, egress
+from paddock.controllers.sandbox.lifecycle import Trigger, move
+from paddock.controllers.sandbox.templates import TemplateSource
+from paddock.engine.controller import After, Done, Gone, Result
+from paddock.engine.informer import Informer
+from paddock.engine.queue import WorkQueue
+from paddock.engine.recorder import Recorder
+from paddock.kit.clock import Clock
+from paddock.kit.errors import (
+    ConflictError,
+    NotFoundError,
+    PaddockError,
+    UnavailableError,
+    UnsupportedError,
+)
+from paddock.kit.logs import fields
+from paddock.kit.tokens import TokenSeed
+from paddock.resources import deadlines
+from paddock.resources.meta import (
+    Condition,
+    ConditionStatus,
+    Key,
+    is_true,
+    set_condition,
+    with_meta,
+)
+from paddock.resources.pausing import strategy_for
+from paddock.resources.sandbox import (
+    CONDITION_PAUSED,
+    CONDITION_READY,
+    FINALIZER_SANDBOX,
+    Phase,
+    Sandbox,
+    SandboxAddress,
+    SandboxStatus,
+)
+from paddock.resources.template import NetworkPolicy, PauseStrategy
+from paddock.runtime.port import Instance, InstanceState, Runtime, RuntimeEvent
+
+log = logging.getLogger(__name__)
+
+_FRESH = timedelta(seconds=5)
+"""For so long after a start or a claim the runtime is not asked whether it runs: it says so
+unasked when it does not."""
+REASON_IMAGE = "ImageUpdating"
+"""On the condition Ready (False): it is started anew from another image."""
+REASON_IMAGE_KEPT = "ImageUpdateRefused"
+_TRANSIENT = (UnavailableError, ConflictError)
+
+
+class SandboxController:
+    """Keeps each sandbox's world as its spec asks."""
+
+    def __init__(
+        self,
+        *,
+        sandboxes: Informer[Sandbox],
+        templates: TemplateSource,
+        write: Writer,
+        runtime: Runtime,
+        seed: TokenSeed,
+        clock: Clock,
+        recorder: Recorder,
+    ) -> None:
+        self._sandboxes = sandboxes
+        self._templates = templates
+        self._write = write
+        self._runtime = runtime
+        self._seed = seed
+        self._clock = clock
+        self._recorder = recorder
+        self._networks: dict[str, NetworkPolicy] = {}
+        """The egress policy last put into force, by uid; forgotten ones are simply set again."""
+        self._patience = Patience(clock)
+        self._started = clock.now()
+        self._configured: dict[str, str] = {}
+        """The lock of the claim that envd was last configured for, by uid."""
+        self._emptied: set[str] = set()
+        """Those that are being reset and whose used life is destroyed, by uid."""
+        self._keys: dict[str, Key] = {}
+        self._doubtful: set[str] = set()
+        """Those of which the runtime said that something happened since it was last asked."""
+        self._perform: dict[
+            type[steps.Step], Callable[[Any, Any, Instance | None], Awaitable[Result]]
+        ]
+        self._perform = {
+            steps.Rest: self._rest,
+            steps.Protect: self._protect,
+            steps.Create: self._create,
+            steps.Pause: self._pause,
+            steps.Resume: self._resume,
+            steps.UpdateImage: self._update_image,
+            steps.RecordRunning: self._record_running,
+            steps.Fail: self._fail,
+            steps.AutoPause: self._auto_pause,
+            steps.Expire: self._expire,
+            steps.Recycle: self._recycle,
+            steps.Destroy: self._destroy,
+        }
+
+    async def reconcile(self, key: Key) -> Result:
+        """Bring one sandbox a step nearer to what is wanted."""
+        sandbox = self._sandboxes.get(key)
+        if sandbox is None:
+            return Gone()
+        uid = sandbox.metadata.uid
+        if uid not in self._doubtful and self._is_fresh(sandbox):
+            assumed = Instance(
+                uid=uid,
+                state=InstanceState.RUNNING,
+                incarnation=sandbox.status.incarnation,
+                image=sandbox.status.image,
+            )
+            step = steps.plan(sandbox, assumed, now=self._clock.now())
+            if isinstance(step, steps.Rest):
+                return await self._rest(sandbox, step, assumed)
+        self._doubtful.discard(uid)
+        # What is to go goes, whatever it does now.
+        instance = None if sandbox.is_deleting else await self._runtime.inspect(uid)
+        step = steps.plan(sandbox, instance, now=self._clock.now())
+        return await self._perform[type(step)](sandbox, step, instance)
+
+    def _is_fresh(self, sandbox: Sandbox) -> bool:
+        """Say whether the runtime just spoke of it: it started it, or handed it over."""
+        if sandbox.status.phase is not Phase.RUNNING:
+            return False
+        claim, started = sandbox.spec.claim, sandbox.status.started_at
+        newest = max(claim.claim_time if claim else self._started, started or self._started)
+        return self._started < newest > self._clock.now() - _FRESH
+
+    async def follow_runtime(self, queue: WorkQueue[Key]) -> None:
+        """Look again at every sandbox of which the runtime says that it changed unasked."""
+        while True:
+            try:
+                stream = cast("Any", self._runtime.watch())
+                async with aclosing(stream) as events:
+                    async for event in events:
+                        self._enqueue(queue, event)
+            except PaddockError as error:
+                log.warning("runtime events were cut off", extra=fields(error=error.message))
+            await asyncio.sleep(1)
+            # What happened while nobody listened is found by looking at everything once.
+            for sandbox in self._sandboxes.all():
+                self._doubtful.add(sandbox.metadata.uid)
+                queue.add(sandbox.key)
+
+    def _enqueue(self, queue: WorkQueue[Key], event: RuntimeEvent) -> None:
+        if (key := self._keys.get(event.uid)) is not None:
+            self._doubtful.add(event.uid)
+            queue.add(key)
+
+    def observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
+        """Remember which uid is which sandbox; subscribed to the Sandbox informer."""
+        if new is not None:
+            self._keys[new.metadata.uid] = new.key
+        elif old is not None:
+            self._keys.pop(old.metadata.uid, None)
+            self._doubtful.discard(old.metadata.uid)
+
+    # ---- steps ---------------------------------------------------------------------------
+
+    async def _rest(self, sandbox: Sandbox, step: steps.Rest, _instance: Instance | None) -> Result:
+        await self._apply_network(sandbox)
+        await self._apply_claim(sandbox)
+        if step.until is None:
+            return Done()
+        return After(max((step.until - self._clock.now()).total_seconds(), 0.001), step.because)
+
+    async def _protect(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
+        finalizers = (*sandbox.metadata.finalizers, FINALIZER_SANDBOX)
+        await self._write.update(with_meta(sandbox, finalizers=finalizers))
+        return Done()
+
+    async def _create(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
+        try:
+            template = await self._templates.surely_of(sandbox)
+            wanted = blueprint(
+                sandbox, template, self._seed, checkpoint_id=self._templates.checkpoint_of(sandbox)
+            )
+            instance = await self._runtime.create(wanted)
+            instance = await self._runtime.start(wanted.uid)
+        except _TRANSIENT:
+            raise
+        except PaddockError as error:
+            return await self._fail(sandbox, steps.Fail(error.message), None)
+        resources = sandbox.spec.resources or template.resources
+        strategy = sandbox.spec.pause_strategy or template.pause_strategy
+        running = self._status(sandbox, Trigger.STARTED, instance)
+        running = structs.replace(running, resources=resources, pause_strategy=strategy)
+        await self._write.update_status(structs.replace(sandbox, status=running))
+        return Done("started")
+
+    async def _record_running(
+        self, sandbox: Sandbox, _step: steps.Step, instance: Instance | None
+    ) -> Result:
+        phase = sandbox.status.phase
+        trigger = {Phase.PENDING: Trigger.STARTED, Phase.RUNNING: None}.get(phase, Trigger.RESUMED)
+        status = self._status(sandbox, trigger, instance)
+        await self._write.update_status(structs.replace(sandbox, status=status))
+        return Done("runs")
+
+    async def _update_image(
+        self, sandbox: Sandbox, step: steps.UpdateImage, instance: Instance | None
+    ) -> Result:
+        if not (await self._runtime.capabilities()).can_update_image:
+            self._recorder.warning(
+                sandbox, REASON_IMAGE_KEPT, f"it cannot be given image {step.image} as it runs here"
+            )
+            return await self._rest(sandbox, steps.Rest(None, "it keeps its image"), instance)
+        current = await self._not_ready(sandbox, REASON_IMAGE, f"image {step.image} is started")
+        try:
+            instance = await self._runtime.update_image(sandbox.metadata.uid, step.image)
+        except _TRANSIENT:
+            raise
+        except PaddockError as error:
+            return await self._fail(current, steps.Fail(error.message), None)
+        status = self._status(current, None, instance)
+        await self._write.update_status(structs.replace(current, status=status))
+        return After(0.001, "runs its new image")
+
+    async def _not_ready(self, sandbox: Sandbox, reason: str, text: str) -> Sandbox:
+        """Show that it answers nobody for a while."""
+        if not is_true(sandbox.status.conditions, CONDITION_READY):
+            return sandbox
+        conditions = self._condition(
+            sandbox, CONDITION_READY, holds=False, reason=reason, text=text
+        )
+        status = structs.replace(sandbox.status, conditions=conditions)
+        return await self._write.update_status(structs.replace(sandbox, status=status))
+
+    async def _pause(self, sandbox: Sandbox, step: steps.Pause, _: Instance | None) -> Result:
+        strategy = step.strategy
+        uid = sandbox.metadata.uid
+        current = sandbox
+        try:
+            if strategy is PauseStrategy.FREEZE:
+                instance = await self._runtime.freeze(uid)
+            else:
+                current = await self._announce(sandbox, Phase.RUNNING, Trigger.PAUSE_BEGAN)
+                stop = strategy is PauseStrategy.STOP
+                pausing = self._runtime.stop if stop else self._runtime.hibernate
+                instance = await pausing(uid)
+        except UnsupportedError as error:
+            return await self._refuse_pause(current, error)
+        except (ConflictError, NotFoundError):
+            raise
+        except PaddockError as error:
+            if not self._patience.is_over(uid):
+                raise
+            return await self._refuse_pause(current, error)
+        self._patience.forget(uid)
+        status = self._status(current, Trigger.PAUSED, instance)
+        status = structs.replace(status, pause_strategy=strategy, paused_at=self._clock.now())
+        await self._write.update_status(structs.replace(current, status=status))
+        return After(0.001, f"paused: {strategy}")
+
+    async def _refuse_pause(self, sandbox: Sandbox, error: PaddockError) -> Result:
+        """Run on where this machine cannot pause so: the flag goes back, a condition says why."""
+        is_hopeless = isinstance(error, UnsupportedError)
+        reason = REASON_PAUSE_UNSUPPORTED if is_hopeless else REASON_PAUSE_FAILED
+        self._recorder.warning(sandbox, reason, error.message)
+        conditions = self._condition(
+            sandbox, CONDITION_PAUSED, holds=False, reason=reason, text=error.message
+        )
+        # The condition goes first: whoever waits for the pause learns why it failed.
+        status = structs.replace(
+            sandbox.status,
+            phase=move(sandbox.status.phase, Trigger.PAUSE_FAILED),
+            message=error.message,
+            conditions=conditions,
+        )
+        written = await self._write.update_status(structs.replace(sandbox, status=status))
+        self._patience.forget(sandbox.metadata.uid)
+        spec = written.spec
+        running = structs.replace(spec, paused=False)
+        if spec.claim is not None and spec.claim.timeout_seconds is not None:
+            # The pause took its deadline away; it gets another, so that it does end one day.
+            seconds = max(spec.claim.timeout_seconds, deadlines.MIN_WAKE_SECONDS)
+            running = deadlines.resumed(spec, now=self._clock.now(), seconds=seconds)
+        await self._write.update(structs.replace(written, spec=running))
+        return Done("cannot be paused that way")
+
+    async def _announce(self, sandbox: Sandbox, phase: Phase, trigger: Trigger) -> Sandbox:
+        """Show that a slow transition has begun."""
+        if sandbox.status.phase is not phase:
+            return sandbox
+        status = structs.replace(sandbox.status, phase=move(phase, trigger))
+        return await self._write.update_status(structs.replace(sandbox, status=status))
+
+    async def _resume(self, sandbox: Sandbox, step: steps.Resume, _: Instance | None) -> Result:
+        uid = sandbox.metadata.uid
+        current = sandbox
+        try:
+            if step.strategy is PauseStrategy.FREEZE:
+                instance = await self._runtime.thaw(uid)
+            else:
+                current = await self._announce(sandbox, Phase.PAUSED, Trigger.RESUME_BEGAN)
+                instance = await self._runtime.restore(uid)
+        except NotFoundError as error:
+            return await self._fail(current, steps.Fail(error.message), None)
+        current = await self._in_time(current)
+        paused = current.status.phase in (Phase.PAUSED, Phase.RESUMING)
+        status = self._status(current, Trigger.RESUMED if paused else None, instance)
+        await self._write.update_status(structs.replace(current, status=status))
+        return After(0.001, "resumed")
+
+    async def _in_time(self, sandbox: Sandbox) -> Sandbox:
+        """Give one whose resuming took longer than its timeout another: that is for running."""
+        spec, now = sandbox.spec, self._clock.now()
+        if not deadlines.is_over(spec, now=now):
+            return sandbox
+        claimed = spec.claim.timeout_seconds if spec.claim else None
+        seconds = claimed or deadlines.MIN_WAKE_SECONDS
+        later = deadlines.with_timeout(spec, now=now, seconds=seconds)
+        return await self._write.update(structs.replace(sandbox, spec=later))
+
+    async def _fail(self, sandbox: Sandbox, step: steps.Fail, _: Instance | None) -> Result:
+        self._recorder.warning(sandbox, "SandboxFailed", step.message)
+        status = structs.replace(
+            sandbox.status,
+            observed_generation=sandbox.metadata.generation,
+            phase=move(sandbox.status.phase, Trigger.FAILED),
+            message=step.message,
+            conditions=self._condition(
+                sandbox, CONDITION_READY, holds=False, reason="Failed", text=step.message
+            ),
+        )
+        await self._write.update_status(structs.replace(sandbox, status=status))
+        return Done(f"failed: {step.message}")
+
+    async def _auto_pause(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
+        claim = sandbox.spec.claim
+        spec = deadlines.paused(sandbox.spec, now=self._clock.now())
+        memory = claim is None or claim.auto_pause_memory
+        spec = structs.replace(spec, pause_strategy=strategy_for(spec, memory=memory))
+        await self._write.update(structs.replace(sandbox, spec=spec))
+        return Done("pause time has come")
+
+    async def _expire(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
+        # The version makes this safe against an extension that was written meanwhile.
+        version = sandbox.metadata.resource_version
+        await self._write.delete(sandbox, resource_version=version)
+        return Done("shutdown time has come")
+
+    async def _recycle(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
+        # Only a fresh life is a proven reset: what was used is destroyed and made anew in place.
+        uid = sandbox.metadata.uid
+        current = await self._announce(sandbox, Phase.RUNNING, Trigger.RECYCLE_BEGAN)
+        if uid not in self._emptied:
+            # Once: what is made anew may take longer than one attempt, and must not go with it.
+            self._networks.pop(uid, None)
+            self._configured.pop(uid, None)
+            await self._runtime.destroy(uid)
+            self._emptied.add(uid)
+        template = self._templates.of(current)
+        wanted = blueprint(current, template, self._seed, checkpoint_id=None)
+        try:
+            await self._runtime.create(wanted)
+            instance = await self._runtime.start(uid)
+        except (*_TRANSIENT, NotFoundError):
+            # The former life went while it was looked at: the next attempt finds its place free.
+            raise
+        except PaddockError as error:
+            self._emptied.discard(uid)
+            return await self._fail(current, steps.Fail(error.message), None)
+        self._emptied.discard(uid)
+        status = self._status(current, Trigger.RECYCLED, instance)
+        status = structs.replace(status, recycled_count=status.recycled_count + 1)
+        written = await self._write.update_status(structs.replace(current, status=status))
+        spec = structs.replace(written.spec, recycle=False)
+        await self._write.update(structs.replace(written, spec=spec))
+        return Done("recycled")
+
+    async def _destroy(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
+        self._networks.pop(sandbox.metadata.uid, None)
+        self._configured.pop(sandbox.metadata.uid, None)
+        self._emptied.discard(sandbox.metadata.uid)
+        await self._runtime.destroy(sandbox.metadata.uid)
+        left = tuple(name for name in sandbox.metadata.finalizers if name != FINALIZER_SANDBOX)
+        await self._write.update(with_meta(sandbox, finalizers=left))
+        return Done("destroyed")
+
+    async def _apply_network(self, sandbox: Sandbox) -> None:
+        """Put a changed egress policy into force."""
+        uid = sandbox.metadata.uid
+        policy = sandbox.spec.network
+        if policy is None and uid in self._networks:
+            # It was somebody's with rules of their own, and is its pool's again.
+            policy = self._templates.of(sandbox).network
+        if policy is None or sandbox.status.phase is not Phase.RUNNING:
+            return
+        if self._networks.get(uid) != policy:
+            await self._runtime.set_egress(uid, egress(policy))
+            self._networks[uid] = policy
+
+    async def _apply_claim(self, sandbox: Sandbox) -> None:
+        """Give envd its token and environment where nobody else does.
+
+        The API's claims (they have a key) configure envd themselves, before they answer; those
+        from before this process began may have been cut off between the two.
+        """
+        claim = sandbox.spec.claim
+        uid = sandbox.metadata.uid
+        if claim is None or sandbox.status.phase is not Phase.RUNNING:
+            return
+        if claim.key_id and claim.claim_time > self._started:
+            return
+        if self._configured.get(uid) != claim.lock:
+            config = agent_config(sandbox, self._templates.of(sandbox), self._seed)
+            await self._runtime.configure(uid, config)
+            self._configured[uid] = claim.lock
+
+    # ---- status --------------------------------------------------------------------------
+
+    def _status(
+        self, sandbox: Sandbox, trigger: Trigger | None, instance: Instance | None
+    ) -> SandboxStatus:
+        old = sandbox.status
+        phase = move(old.phase, trigger) if trigger is not None else old.phase
+        runs = phase is Phase.RUNNING
+        at = instance.address if instance is not None else None
+        address = SandboxAddress(ip=at.ip, envd=at.envd, node=at.node) if at else old.address
+        reason = "Running" if runs else str(phase)
+        conditions = self._condition(sandbox, CONDITION_READY, holds=runs, reason=reason)
+        paused = phase is Phase.PAUSED
+        if paused or any(item.type == CONDITION_PAUSED for item in conditions):
+            conditions = set_condition(
+                conditions,
+                _condition(sandbox, CONDITION_PAUSED, holds=paused, reason=reason),
+                now=self._clock.now(),
+            )
+        return structs.replace(
+            old,
+            observed_generation=sandbox.metadata.generation,
+            phase=phase,
+            message="",
+            conditions=conditions,
+            runtime=self._runtime.name,
+            node_name=(instance.node_name or "") if instance else old.node_name,
+            address=address,
+            incarnation=instance.incarnation if instance else old.incarnation,
+            started_at=_started(old, instance),
+            image=instance.image if instance else old.image,
+        )
+
+    def _condition(
+        self, sandbox: Sandbox, kind: str, *, holds: bool, reason: str, text: str = ""
+    ) -> tuple[Condition, ...]:
+        new = _condition(sandbox, kind, holds=holds, reason=reason, text=text)
+        return set_condition(sandbox.status.conditions, new, now=self._clock.now())
+
+
+def _started(old: SandboxStatus, instance: Instance | None) -> datetime | None:
+    return old.started_at or (instance.started_at if instance else None)
+
+
+def _condition(
+    sandbox: Sandbox, kind: str, *, holds: bool, reason: str, text: str = ""
+) -> Condition:
+    return Condition(
+        type=kind,
+        status=ConditionStatus.TRUE if holds else ConditionStatus.FALSE,
+        reason=reason,
+        message=text,
+        observed_generation=sandbox.metadata.generation,
+    )

@@ -1,0 +1,59 @@
+"""The transitions of a sandbox's life, in one table. Everything that moves a phase is here.
+
+`docs/lifecycle.md` is drawn from `TRANSITIONS`; `move` refuses what the table does not have.
+"""
+
+from enum import StrEnum
+
+from paddock.resources.sandbox import Phase
+
+
+class Trigger(StrEnum):
+    """What moves a sandbox from one phase to the next."""
+
+    STARTED = "the runtime made it and envd answers"
+    PAUSE_BEGAN = "spec.paused is set and storing takes a while"
+    PAUSED = "its processes have stopped and its state is kept"
+    PAUSE_FAILED = "it could not be paused and runs on"
+    RESUME_BEGAN = "spec.paused is cleared and restoring takes a while"
+    RESUMED = "it runs again"
+    RECYCLE_BEGAN = "it is asked back to its pool"
+    RECYCLED = "its reset is proven"
+    ENDED = "it ended by itself, in order"
+    FAILED = "it could not be made, or died"
+    DELETED = "deletion was asked for"
+
+
+_LIVE = (
+    Phase.PENDING,
+    Phase.RUNNING,
+    Phase.PAUSING,
+    Phase.PAUSED,
+    Phase.RESUMING,
+    Phase.RECYCLING,
+)
+
+TRANSITIONS: dict[tuple[Phase, Trigger], Phase] = {
+    (Phase.PENDING, Trigger.STARTED): Phase.RUNNING,
+    (Phase.RUNNING, Trigger.PAUSE_BEGAN): Phase.PAUSING,
+    (Phase.RUNNING, Trigger.PAUSED): Phase.PAUSED,
+    (Phase.PAUSING, Trigger.PAUSED): Phase.PAUSED,
+    (Phase.PAUSING, Trigger.PAUSE_FAILED): Phase.RUNNING,
+    (Phase.RUNNING, Trigger.PAUSE_FAILED): Phase.RUNNING,
+    (Phase.PAUSED, Trigger.RESUME_BEGAN): Phase.RESUMING,
+    (Phase.PAUSED, Trigger.RESUMED): Phase.RUNNING,
+    (Phase.RESUMING, Trigger.RESUMED): Phase.RUNNING,
+    (Phase.RUNNING, Trigger.RECYCLE_BEGAN): Phase.RECYCLING,
+    (Phase.RECYCLING, Trigger.RECYCLED): Phase.RUNNING,
+    (Phase.RUNNING, Trigger.ENDED): Phase.SUCCEEDED,
+    **{(phase, Trigger.FAILED): Phase.FAILED for phase in _LIVE},
+    **{(phase, Trigger.DELETED): Phase.TERMINATING for phase in Phase},
+}
+
+
+def move(phase: Phase, trigger: Trigger) -> Phase:
+    """Give the phase that follows; a transition that the table does not have is a bug."""
+    following = TRANSITIONS.get((phase, trigger))
+    if following is None:
+        raise ValueError(f"a {phase} sandbox does not move when {trigger.value}")
+    return following

@@ -1,0 +1,99 @@
+"""What a sandbox is made of: its own template, the one it names, or its checkpoint's."""
+
+from typing import Protocol
+
+from paddock.cache.writes import Writer
+from paddock.engine.informer import Informer
+from paddock.kit.errors import DeadlineExceededError, NotFoundError, UnavailableError
+from paddock.resources.checkpoint import Checkpoint, CheckpointPhase
+from paddock.resources.meta import Key
+from paddock.resources.sandbox import Sandbox
+from paddock.resources.template import SandboxTemplate, SandboxTemplateSpec, TemplateRef
+
+
+class TemplateSource(Protocol):
+    """Finds what sandboxes are made of."""
+
+    def of(self, sandbox: Sandbox) -> SandboxTemplateSpec:
+        """Give the template; `NotFoundError` where it is gone."""
+        ...
+
+    async def surely_of(self, sandbox: Sandbox) -> SandboxTemplateSpec:
+        """Give the template, though it was made a moment ago; `NotFoundError` where it is gone."""
+        ...
+
+    def checkpoint_of(self, sandbox: Sandbox) -> str | None:
+        """Give the runtime's id of the stored state to start from."""
+        ...
+
+
+def resolve(
+    templates: Informer[SandboxTemplate], reference: TemplateRef, namespace: str
+) -> SandboxTemplateSpec:
+    """Find a template by reference; another namespace's must be public."""
+    home = reference.namespace or namespace
+    found = templates.get(_key(reference, namespace))
+    if found is None or (home != namespace and not found.spec.public):
+        raise NotFoundError(
+            f"SandboxTemplate {home}/{reference.name} was not found",
+            hint="apply the template, or correct templateRef",
+        )
+    return found.spec
+
+
+def _key(reference: TemplateRef, namespace: str) -> Key:
+    return Key(reference.namespace or namespace, reference.name)
+
+
+class CachedTemplates:
+    """Finds them in informers."""
+
+    def __init__(
+        self,
+        templates: Informer[SandboxTemplate],
+        checkpoints: Informer[Checkpoint],
+        write: Writer,
+    ) -> None:
+        self._templates = templates
+        self._checkpoints = checkpoints
+        self._write = write
+
+    def of(self, sandbox: Sandbox) -> SandboxTemplateSpec:
+        """Give the template; `NotFoundError` where it is gone."""
+        if sandbox.spec.template is not None:
+            return sandbox.spec.template
+        if sandbox.spec.template_ref is not None:
+            namespace = sandbox.metadata.namespace
+            return resolve(self._templates, sandbox.spec.template_ref, namespace)
+        if sandbox.spec.restore_from is not None:
+            stored = self._stored(sandbox.spec.restore_from)
+            if stored.status.template is not None:
+                return stored.status.template
+        raise NotFoundError(f"sandbox {sandbox.key} names nothing that it could be made of")
+
+    async def surely_of(self, sandbox: Sandbox) -> SandboxTemplateSpec:
+        """Give the template, though it was made a moment ago; `NotFoundError` where it is gone."""
+        reference = sandbox.spec.template_ref
+        try:
+            return self.of(sandbox)
+        except NotFoundError:
+            if sandbox.spec.template is not None or reference is None:
+                raise
+        # Both may have been applied together, and sandboxes' watch be ahead of templates'.
+        try:
+            await self._write.look(SandboxTemplate, _key(reference, sandbox.metadata.namespace))
+        except DeadlineExceededError as error:
+            raise UnavailableError(error.message) from error
+        return self.of(sandbox)
+
+    def checkpoint_of(self, sandbox: Sandbox) -> str | None:
+        """Give the runtime's id of the stored state to start from."""
+        if sandbox.spec.restore_from is None:
+            return None
+        return self._stored(sandbox.spec.restore_from).metadata.uid
+
+    def _stored(self, checkpoint_id: str) -> Checkpoint:
+        for checkpoint in self._checkpoints.view("checkpointID", checkpoint_id):
+            if checkpoint.status.phase is CheckpointPhase.SUCCEEDED:
+                return checkpoint
+        raise NotFoundError(f"checkpoint {checkpoint_id!r} was not found or is not finished")

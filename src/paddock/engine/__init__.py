@@ -1,0 +1,4 @@
+"""Controller machinery without domain.
+
+Informers, queues, controllers, expectations, leader election, supervisor, events.
+"""

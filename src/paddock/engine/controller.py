@@ -1,0 +1,235 @@
+"""Running a reconcile function for every key that changed.
+
+A reconcile is given a key and nothing else: it reads the world anew, may run twice, and says
+what it did: `Done("paused: idle 300 s")`, or `After(30, "waiting for the image")` to be called
+again. Any error puts the key back with growing delay; `TerminalError` does not: only a change
+of the object can help. A key is never reconciled twice at once. One that hangs holds up nobody:
+after a while another worker takes its worker's place, and in the end it is cut off.
+
+What wakes a controller is told by `watches`; who may run it is `election`'s business.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Generic, TypeAlias
+
+from msgspec import Struct
+
+from paddock.engine.informer import Informer
+from paddock.engine.queue import K, QueueClosed, WorkQueue
+from paddock.kit import ids, metrics
+from paddock.kit.errors import ConflictError, DeadlineExceededError, PaddockError
+from paddock.kit.logs import bound, fields
+from paddock.resources.meta import Key, R, Resource, controller_of
+
+log = logging.getLogger(__name__)
+
+_SECONDS = metrics.histogram(
+    "paddock_reconcile_seconds", "Duration of one reconcile.", ("controller", "result")
+)
+_ACTIVE = metrics.gauge("paddock_reconcile_active", "Reconciles under way.", ("controller",))
+_ERRORS = metrics.counter(
+    "paddock_reconcile_errors_total", "Reconciles that failed.", ("controller", "error")
+)
+
+
+RECONCILE_SECONDS = 900.0
+"""No reconcile takes longer: what it waits for has been lost, and is looked for anew."""
+RELIEF_SECONDS = 10.0
+RELIEF_LIMIT = 1024
+"""So many workers at most are added for those that hang."""
+
+
+class Done(Struct, frozen=True):
+    """Nothing more to do until something changes. A message is logged: leave it out for no-ops."""
+
+    message: str = ""
+
+
+class Gone(Done, frozen=True):
+    """The object is not there any more, nor is what it was to be looked at for later."""
+
+
+class After(Struct, frozen=True):
+    """Call again after so many seconds, or earlier if something changes."""
+
+    seconds: float
+    message: str = ""
+
+
+Result: TypeAlias = Done | After
+Reconcile: TypeAlias = Callable[[K], Awaitable[Result]]
+
+
+class TerminalError(PaddockError):
+    """Trying again does not help: only a change of the object does."""
+
+    reason = "Terminal"
+
+
+class Controller(Generic[K]):
+    """Workers that reconcile the keys of one queue."""
+
+    def __init__(
+        self,
+        name: str,
+        reconcile: Reconcile[K],
+        *,
+        queue: WorkQueue[K] | None = None,
+        workers: int = 8,
+        timeout_seconds: float | None = RECONCILE_SECONDS,
+    ) -> None:
+        if workers < 1:
+            raise ValueError("a controller needs at least one worker")
+        self.name = name
+        self.queue: WorkQueue[K] = queue if queue is not None else WorkQueue(name)
+        self._reconcile = reconcile
+        self._workers = workers
+        self._timeout_seconds = timeout_seconds
+        self._relieved = 0
+        self._active = _ACTIVE.labels(name)
+
+    def watches(
+        self,
+        informer: Informer[R],
+        keys: Callable[[R | None, R | None], Iterable[K]],
+    ) -> Callable[[], None]:
+        """Enqueue the keys that a change of another object concerns; gives the undoing."""
+
+        def changed(old: R | None, new: R | None) -> None:
+            for key in keys(old, new):
+                self.queue.add(key)
+
+        return informer.subscribe(changed)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        log.info("controller started", extra=fields(controller=self.name, workers=self._workers))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(self._workers):
+                    tasks.create_task(self._work(tasks), name=f"{self.name} worker {number}")
+        finally:
+            self._relieved = 0
+            log.info("controller stopped", extra=fields(controller=self.name))
+
+    async def _work(self, tasks: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                key = await self.queue.get()
+            except QueueClosed:
+                return
+            relief: list[str] = []
+            timer = loop.call_later(RELIEF_SECONDS, self._relieve, tasks, key, relief)
+            try:
+                await self._process(key)
+            finally:
+                timer.cancel()
+                self.queue.done(key)
+            if relief:
+                # Another one works in this one's place since.
+                self._relieved -= 1
+                return
+
+    def _relieve(self, tasks: asyncio.TaskGroup, key: K, relief: list[str]) -> None:
+        """Let another worker go on where one has been busy with the same key for long."""
+        if self._relieved >= RELIEF_LIMIT:
+            return
+        self._relieved += 1
+        name = f"{self.name} relief {self._relieved}"
+        relief.append(name)
+        log.info("reconcile takes long", extra=fields(controller=self.name, key=key))
+        tasks.create_task(self._work(tasks), name=name)
+
+    async def _process(self, key: K) -> None:
+        started = asyncio.get_running_loop().time()
+        outcome = "cancelled"
+        self._active.inc()
+        with bound(controller=self.name, key=key, reconcile=ids.request_id()):
+            try:
+                outcome = self._settle(key, await self._call(key))
+            except asyncio.CancelledError as error:
+                if _is_being_stopped():
+                    # Half done: whoever runs this controller next must look at it again.
+                    self.queue.add(key)
+                    raise
+                # Not we are cancelled but something that the reconcile waited for: letting that
+                # through would end this worker, and nobody would notice.
+                outcome = self._fail(key, error)
+            except Exception as error:  # noqa: BLE001 - a task's root: all become retries
+                outcome = self._fail(key, error)
+            finally:
+                self._active.dec()
+                took = asyncio.get_running_loop().time() - started
+                _SECONDS.labels(self.name, outcome).observe(took)
+
+    async def _call(self, key: K) -> Result:
+        patience = asyncio.timeout(self._timeout_seconds)
+        try:
+            async with patience:
+                return await self._reconcile(key)
+        except TimeoutError as error:
+            if not patience.expired():
+                raise
+            raise DeadlineExceededError(
+                f"the reconcile took longer than {self._timeout_seconds} s and was cut off"
+            ) from error
+
+    def _settle(self, key: K, result: Any) -> str:
+        if isinstance(result, After):
+            self.queue.forget(key)
+            self.queue.add_after(key, result.seconds)
+            log.debug("reconciled", extra=fields(did=result.message, again_in=result.seconds))
+            return "after"
+        if isinstance(result, Done):
+            self.queue.forget(key)
+            if isinstance(result, Gone):
+                self.queue.cancel(key)
+            level = logging.INFO if result.message else logging.DEBUG
+            log.log(level, "reconciled", extra=fields(did=result.message))
+            return "done"
+        raise TypeError(f"a reconcile returns Done or After, not {result!r}")
+
+    def _fail(self, key: K, error: BaseException) -> str:
+        _ERRORS.labels(self.name, type(error).__name__).inc()
+        if isinstance(error, TerminalError):
+            self.queue.forget(key)
+            log.error("reconcile failed for good", extra=fields(error=error.message))
+            return "terminal"
+        seconds = self.queue.retry(key)
+        facts = fields(error=repr(error), again_in=seconds, failures=self.queue.failures(key))
+        if isinstance(error, ConflictError):
+            # Somebody wrote first: the ordinary course of things under load.
+            log.debug("reconcile met a conflict", extra=facts)
+        else:
+            # What Paddock raises on purpose explains itself; anything else needs its traceback.
+            known = isinstance(error, PaddockError)
+            log.warning("reconcile failed", extra=facts, exc_info=None if known else error)
+        return "error"
+
+
+def _is_being_stopped() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def own_key(old: Resource | None, new: Resource | None) -> Iterable[Key]:
+    """Map a change of an object to its own key."""
+    obj = new if new is not None else old
+    return () if obj is None else (obj.key,)
+
+
+def controlled_by(kind: type[Resource]) -> Callable[[R | None, R | None], Iterable[Key]]:
+    """Map a change of a child to the key of its controller, before and after the change."""
+
+    def keys(old: R | None, new: R | None) -> Iterable[Key]:
+        found: set[Key] = set()
+        for obj in (old, new):
+            owner = None if obj is None else controller_of(obj)
+            if obj is not None and owner is not None and owner.kind == kind.KIND:
+                found.add(Key(obj.metadata.namespace, owner.name))
+        return found
+
+    return keys

@@ -1,0 +1,209 @@
+"""A queue of keys for workers: deduplicating, delayed, rate limited, fair.
+
+- A key that waits is there once, however often it is added.
+- A key is never handed out twice at once: added while a worker has it, it comes again after
+  `done`, and no addition is ever lost.
+- Of several delays of one key the earliest counts.
+- `retry` waits longer after every failure of the key, until `forget`.
+- Keys are handed out in the order in which they became due: none starves.
+
+All of it happens on the loop; time is the loop's.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Hashable
+from itertools import count
+from typing import Generic, TypeVar
+
+from paddock.engine.backoff import Backoff
+from paddock.kit import metrics
+
+K = TypeVar("K", bound=Hashable)
+
+_DEPTH = metrics.gauge("paddock_queue_depth", "Keys waiting for a worker.", ("queue",))
+_WAITED = metrics.histogram("paddock_queue_seconds", "From due to handed out.", ("queue",))
+_RETRIES = metrics.counter(
+    "paddock_queue_retries_total", "Keys put back after failure.", ("queue",)
+)
+
+LEAST_SECONDS = 0.001
+"""The shortest delay there is."""
+RETRY = Backoff(base_seconds=0.005, factor=2.0, cap_seconds=120.0, jitter=0.1)
+
+
+class QueueClosed(Exception):  # noqa: N818 - an end, not an error
+    """The queue gives out nothing more."""
+
+
+class WorkQueue(Generic[K]):
+    """Keys that somebody should look at."""
+
+    def __init__(self, name: str, *, backoff: Backoff = RETRY) -> None:
+        self.name = name
+        self._backoff = backoff
+        self._ready: deque[K] = deque()
+        self._due_since: dict[K, float] = {}
+        """Every key of `_ready`, and every one to come again after `done`."""
+        self._processing: set[K] = set()
+        self._failures: dict[K, int] = {}
+        self._deadlines: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        """Holds stale entries too: only the one that `_deadlines` names counts."""
+        self._order = count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._getters: deque[asyncio.Future[None]] = deque()
+        self._closed = False
+        self._depth = _DEPTH.labels(name)
+        self._waited = _WAITED.labels(name)
+        self._retries = _RETRIES.labels(name)
+
+    def __len__(self) -> int:
+        """Say how many keys are due and not in a worker's hands."""
+        return len(self._ready)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is due, delayed or being worked on."""
+        return not (self._due_since or self._processing or self._deadlines)
+
+    @property
+    def delayed(self) -> int:
+        """How many keys wait for their time."""
+        return len(self._deadlines)
+
+    def add(self, key: K) -> None:
+        """Make the key due now."""
+        if self._closed or key in self._due_since:
+            return
+        self._due_since[key] = asyncio.get_running_loop().time()
+        if key not in self._processing:
+            self._make_ready(key)
+
+    def add_after(self, key: K, seconds: float) -> None:
+        """Make the key due after a while; an earlier time already set stays."""
+        if seconds <= 0:
+            self.add(key)
+            return
+        if self._closed:
+            return
+        # What rounding leaves of a deadline may be less than the clock can tell apart: whoever
+        # asks for so little again and again would never see it pass.
+        when = asyncio.get_running_loop().time() + max(seconds, LEAST_SECONDS)
+        known = self._deadlines.get(key)
+        if known is not None and known <= when:
+            return
+        self._deadlines[key] = when
+        heapq.heappush(self._heap, (when, next(self._order), key))
+        self._compact()
+        self._set_timer()
+
+    def cancel(self, key: K) -> None:
+        """Take back what makes the key due later: a deadline of hours outlives its object."""
+        if self._deadlines.pop(key, None) is not None:
+            self._compact()
+
+    def retry(self, key: K) -> float:
+        """Make the key due after its back-off; gives the seconds."""
+        failures = self._failures.get(key, 0) + 1
+        self._failures[key] = failures
+        self._retries.inc()
+        seconds = self._backoff.delay(failures)
+        self.add_after(key, seconds)
+        return seconds
+
+    def failures(self, key: K) -> int:
+        """Say how often in a row the key has failed."""
+        return self._failures.get(key, 0)
+
+    def forget(self, key: K) -> None:
+        """Let the key's next failure be its first."""
+        self._failures.pop(key, None)
+
+    async def get(self) -> K:
+        """Wait for a due key and take it; `done` must follow. `QueueClosed` when closed."""
+        while not self._ready:
+            if self._closed:
+                raise QueueClosed(self.name)
+            getter = asyncio.get_running_loop().create_future()
+            self._getters.append(getter)
+            try:
+                await getter
+            except asyncio.CancelledError:
+                # Woken and cancelled in the same turn: the wake-up belongs to another worker.
+                if getter.done() and not getter.cancelled() and self._ready:
+                    self._wake_one()
+                raise
+        if self._closed:
+            raise QueueClosed(self.name)
+        key = self._ready.popleft()
+        self._depth.set(len(self._ready))
+        self._processing.add(key)
+        self._waited.observe(asyncio.get_running_loop().time() - self._due_since.pop(key))
+        return key
+
+    def done(self, key: K) -> None:
+        """Give the key back; it is due at once if it was added meanwhile."""
+        if key not in self._processing:
+            raise RuntimeError(f"{key!r} was given back to queue {self.name} but not taken from it")
+        self._processing.discard(key)
+        if key in self._due_since and not self._closed:
+            self._make_ready(key)
+
+    def close(self) -> None:
+        """Hand out nothing more and forget what waits; `get` raises `QueueClosed`."""
+        self._closed = True
+        self._ready.clear()
+        self._due_since.clear()
+        self._deadlines.clear()
+        self._heap.clear()
+        self._failures.clear()
+        self._depth.set(0)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._getters:
+            self._wake_one()
+
+    def _make_ready(self, key: K) -> None:
+        self._ready.append(key)
+        self._depth.set(len(self._ready))
+        self._wake_one()
+
+    def _wake_one(self) -> None:
+        while self._getters:
+            getter = self._getters.popleft()
+            if not getter.done():
+                getter.set_result(None)
+                return
+
+    def _set_timer(self) -> None:
+        while self._heap and self._deadlines.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        if self._timer is not None:
+            if self._heap and self._timer_at == self._heap[0][0]:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if self._heap:
+            self._timer_at = self._heap[0][0]
+            self._timer = asyncio.get_running_loop().call_at(self._timer_at, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        while self._heap and self._heap[0][0] <= now:
+            when, _, key = heapq.heappop(self._heap)
+            if self._deadlines.get(key) == when:
+                del self._deadlines[key]
+                self.add(key)
+        self._set_timer()
+
+    def _compact(self) -> None:
+        # A key whose time is moved forward again and again would fill the heap otherwise.
+        if len(self._heap) > 2 * len(self._deadlines) + 64:
+            live = [entry for entry in self._heap if self._deadlines.get(entry[2]) == entry[0]]
+            heapq.heapify(live)
+            self._heap = live

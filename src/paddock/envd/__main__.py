@@ -1,0 +1,64 @@
+"""envd by itself: `python -m paddock.envd --port 49983` or `--socket PATH`.
+
+For pods (entered with nsenter), for the host mode of tasks and for trying things out. Commands are
+forked here. On a node envds come from `zygote` instead.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+
+import msgspec
+
+from paddock.envd.config import Config
+from paddock.envd.server import Envd
+from paddock.envd.spawner import DirectSpawner
+
+
+def _listen(options: argparse.Namespace) -> socket.socket:
+    if options.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(options.socket)
+    else:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host, options.port))
+    listener.listen(1024)
+    return listener
+
+
+async def _serve(config: Config, listener: socket.socket) -> None:
+    envd = Envd(config, DirectSpawner())
+    await envd.start(listener)
+    try:
+        await envd.run_until_idle()
+    finally:
+        envd.close()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(prog="python -m paddock.envd", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=49983)
+    parser.add_argument("--socket", help="listen on a unix socket instead")
+    parser.add_argument("--config", help="file with the configuration as JSON (default: none)")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    config = Config()
+    if options.config:
+        with open(options.config, "rb") as file:
+            config = msgspec.json.decode(file.read(), type=Config)
+    os.umask(0o022)
+    try:
+        asyncio.run(_serve(config, _listen(options)))
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,140 @@
+"""Who acts, where, with which variables: settings and users turned into answers.
+
+Holds the settings in force (replaced by `/init`), the sandbox's users, and the files that tell a
+sandbox its own ids. What is done with a user or path is the services' business.
+"""
+
+import contextlib
+import os
+
+import msgspec
+from msgspec import Struct
+
+from paddock.envd import paths
+from paddock.envd.config import Config, Settings
+from paddock.envd.connect import Code, ConnectError, printable
+from paddock.envd.users import User, Users
+
+
+class InitRequest(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Body of `POST /init`. Clock, volumes and certificates are the node's business here."""
+
+    env_vars: dict[str, str] | None = None
+    access_token: str | None = None
+    timestamp: str | None = None
+    default_user: str | None = None
+    default_workdir: str | None = None
+    sandbox_id: str | None = None
+    template_id: str | None = None
+
+
+class Environment:
+    """What holds for every call."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._timestamp = ""
+        self._written: dict[str, str] = {}
+        self.settings: Settings = config.settings
+        self.users = Users(config.passwd_path, config.group_path)
+
+    def assign(self, config: Config) -> None:
+        """Be about another sandbox."""
+        if config.identity_dir != self._config.identity_dir:
+            self._written.clear()
+        self._config = config
+        self._timestamp = ""
+        self.settings = config.settings
+        self.users.assign(config.passwd_path, config.group_path)
+
+    @property
+    def sandbox_id(self) -> str:
+        """The sandbox's public id, once somebody has claimed it."""
+        return self._config.sandbox_id
+
+    def user(self, name: str | None) -> User:
+        """Find who acts; an unknown user is not authenticated."""
+        wanted = name or self.settings.default_user
+        user = self.users.find(wanted)
+        if user is None:
+            raise ConnectError(
+                Code.UNAUTHENTICATED, f"invalid username: user {printable(wanted)!r} not found"
+            )
+        if self._config.has_one_id:
+            return msgspec.structs.replace(user, uid=0, gid=0, groups=())
+        return user
+
+    def resolve(self, path: str, user: User) -> str:
+        """Make a path absolute."""
+        try:
+            return paths.resolve(path, home=user.home, default=self.settings.default_workdir)
+        except paths.BadPathError as error:
+            raise ConnectError(Code.INVALID_ARGUMENT, printable(str(error))) from error
+
+    def defaults(self) -> dict[str, str]:
+        """Variables of the sandbox, whoever acts."""
+        env = {"E2B_SANDBOX": "true"}
+        if self._config.sandbox_id:
+            env["E2B_SANDBOX_ID"] = self._config.sandbox_id
+        if self._config.template_id:
+            env["E2B_TEMPLATE_ID"] = self._config.template_id
+        return env | dict(self.settings.env_vars)
+
+    def variables(self, user: User) -> dict[str, str]:
+        """Give the whole environment of a user's command, before what the request adds."""
+        own = {
+            "PATH": self._config.path,
+            "HOME": user.home,
+            "USER": user.name,
+            "LOGNAME": user.name,
+        }
+        return own | self.defaults()
+
+    def apply(self, request: InitRequest) -> None:
+        """Take over new settings, unless they are older than those in force."""
+        if request.timestamp is not None:
+            if request.timestamp < self._timestamp:
+                return
+            self._timestamp = request.timestamp
+        changes: dict[str, object] = {}
+        if request.env_vars is not None:
+            changes["env_vars"] = request.env_vars
+        if request.access_token is not None:
+            changes["access_token"] = request.access_token or None
+        if request.default_user:
+            changes["default_user"] = request.default_user
+        if request.default_workdir is not None:
+            changes["default_workdir"] = request.default_workdir or None
+        self.settings = msgspec.structs.replace(self.settings, **changes)
+        if request.sandbox_id is not None:
+            # A warm sandbox gets its name when somebody claims it.
+            self._config = msgspec.structs.replace(
+                self._config,
+                sandbox_id=request.sandbox_id,
+                template_id=request.template_id or "",
+            )
+            self.write_identity()
+
+    def write_identity(self) -> None:
+        """Leave the ids as files inside; a sandbox that forbids it only harms itself."""
+        directory = self._config.identity_dir
+        if directory is None:
+            return
+        facts = {
+            ".E2B_SANDBOX": "true",
+            ".E2B_SANDBOX_ID": self._config.sandbox_id,
+            ".E2B_TEMPLATE_ID": self._config.template_id,
+        }
+        files = {f"{directory}/{name}": value for name, value in facts.items() if value}
+        with contextlib.suppress(OSError, paths.NotRegularError):
+            if not self._written:
+                os.makedirs(directory, 0o755, exist_ok=True)
+            for path, value in files.items():
+                if self._written.get(path) != value:
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+                    fd = paths.open_regular(path, flags, 0o644)
+                    try:
+                        os.write(fd, value.encode())
+                    finally:
+                        os.close(fd)
+                    self._written[path] = value

@@ -1,0 +1,449 @@
+"""How one talks to a sandbox's init: codec and asyncio client.
+
+Init (pid 1 of a sandbox, `runtime/local/init/init.c`) is the parent of every command. It keeps two
+SOCK_SEQPACKET socketpairs open, both ends of each, at fixed descriptors:
+
+    fd 100 (init's end)   fd 101 (client end)    channel of envd
+    fd 102 (init's end)   fd 103 (client end)    channel of the node
+
+Whoever stands outside takes a copy of a client end with `pidfd_getfd` (`take_channel`). Nothing
+listens anywhere, nothing is reachable from inside, and a checkpoint sees a closed tree. There must
+be ONE reader per channel at a time; a new one starts with ATTACH, which tells it of every process
+of that channel (with descriptors), so that an envd that was killed, or whose sandbox was restored,
+goes on where the last one was. What init says comes from inside a sandbox: it is checked here.
+
+Datagrams, little endian. Header of 12 bytes: u8 op, u8 flags, u16 zero, u32 seq, i32 status.
+A reply repeats the request's op with bit 0x80, and its seq; status is 0 or -errno. Flag MORE (1)
+in a request: the body goes on in the next datagram (same op and seq). In an ATTACH reply: more
+records follow.
+
+    PING    1  -                                   -> u32 version, u32 processes
+    ATTACH  2  u64 session                         -> MORE * (record, fds), then u64 session
+    SPAWN   3  see `encode_spawn`                  -> record, fds; or -errno and u32 stage (`Stage`)
+    SIGNAL  4  u32 id, i32 signo, u32 scope        -> u32 how many processes were signalled
+    CLOSE_STDIN 5  u32 id                          -> (close your own copy of the write end too)
+    FORGET  6  u32 id                              -> EBUSY while it runs
+    EXIT 0x40 (event, seq 0)                       record without descriptors and memo
+
+Record: u32 id, u32 pid (as inside), u32 flags (`PTY` 1, `STDIN_OPEN` 2, `EXITED` 4), u32 fdmask,
+i32 wait status, u32 memo length, u64 user us, u64 system us, u64 peak rss KiB, memo. Descriptors
+come by SCM_RIGHTS in the order of fdmask's bits: 1 stdin (write end), 2 stdout, 4 stderr, 8 pty
+master.
+Init keeps its own copies until FORGET, so that nobody's death breaks a pipe. For the same reason
+end-of-file on stdin needs CLOSE_STDIN besides closing one's own copy.
+
+The memo is opaque to init: envd stores there what it must know of a process after its own death.
+"""
+
+import array
+import asyncio
+import contextlib
+import ctypes
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, IntFlag
+
+VERSION = 1
+ENVD_CHANNEL_FD = 101
+NODE_CHANNEL_FD = 103
+
+PING, ATTACH, SPAWN, SIGNAL, CLOSE_STDIN, FORGET = 1, 2, 3, 4, 5, 6
+REPLY, EXIT = 0x80, 0x40
+MORE = 1
+
+_HEADER = struct.Struct("<BBHIi")
+_RECORD = struct.Struct("<IIIIiIQQQ")
+_SPAWN = struct.Struct("<IIIHHHHhhII")
+_CHUNK = 60_000
+_MAX_REQUEST = 4 << 20
+MAX_MEMO = 48_000
+"""A record travels in one datagram; a longer memo is refused by init."""
+
+
+class SpawnFlags(IntFlag):
+    """How standard streams are made; neither PTY nor STDIN_PIPE means /dev/null as stdin."""
+
+    PTY = 1
+    STDIN_PIPE = 2
+    MERGE_STDERR = 4
+    """Standard error goes into standard output's pipe, so that their order is kept."""
+
+
+_NO_FLAGS = SpawnFlags(0)
+
+
+class RecordFlags(IntFlag):
+    """What init says of a process."""
+
+    PTY = 1
+    STDIN_OPEN = 2
+    EXITED = 4
+
+
+class Scope(IntEnum):
+    """Whom a signal reaches."""
+
+    PROCESS = 0
+    GROUP = 1
+    TREE = 2
+    """The command, its session and all their descendants as of now, also when the command ended."""
+
+
+class Stage(IntEnum):
+    """Where a spawn failed."""
+
+    NONE = 0
+    STREAMS = 1
+    FORK = 2
+    IDENTITY = 3
+    DIRECTORY = 4
+    EXEC = 5
+    REQUEST = 6
+
+
+class InitError(OSError):
+    """Init refused; `errno` says why, `stage` where (for spawns)."""
+
+    def __init__(self, number: int, stage: Stage = Stage.NONE) -> None:
+        super().__init__(number, os.strerror(number))
+        self.stage = stage
+
+
+class ProtocolError(Exception):
+    """What came from init makes no sense (its sandbox may be hostile): drop the channel."""
+
+
+class ChannelClosedError(Exception):
+    """The channel ended: the sandbox is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A process as init knows it. `fds` are the receiver's to close."""
+
+    id: int
+    pid: int
+    flags: RecordFlags
+    wait_status: int
+    user_us: int
+    system_us: int
+    peak_rss_kib: int
+    memo: bytes = b""
+    stdin: int | None = None
+    stdout: int | None = None
+    stderr: int | None = None
+    pty: int | None = None
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that came along."""
+        return tuple(f for f in (self.stdin, self.stdout, self.stderr, self.pty) if f is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnRequest:
+    """A command to run. `env` is the whole environment; `argv[0]` is looked up in its PATH."""
+
+    id: int
+    argv: Sequence[str | bytes]
+    env: Mapping[str, str]
+    cwd: str = "/"
+    uid: int = 0
+    gid: int = 0
+    groups: Sequence[int] = ()
+    flags: SpawnFlags = _NO_FLAGS
+    rows: int = 24
+    cols: int = 80
+    oom_score_adj: int = 100
+    nice: int = 0
+    memo: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One datagram, decoded as far as its header."""
+
+    op: int
+    flags: int
+    seq: int
+    status: int
+    body: bytes
+    fds: list[int] = field(default_factory=list[int])
+
+
+def encode(op: int, seq: int, body: bytes = b"") -> list[bytes]:
+    """Write a request as one or more datagrams."""
+    if len(body) > _MAX_REQUEST:
+        raise InitError(7, Stage.REQUEST)  # E2BIG, as execve says
+    chunks = [body[i : i + _CHUNK] for i in range(0, len(body), _CHUNK)] or [b""]
+    last = len(chunks) - 1
+    return [
+        _HEADER.pack(op, 0 if i == last else MORE, 0, seq, 0) + chunk
+        for i, chunk in enumerate(chunks)
+    ]
+
+
+def encode_spawn(request: SpawnRequest) -> bytes:
+    """Write the body of SPAWN: numbers, groups; cwd, argv, env, memo as u32 length + bytes."""
+    env = [f"{key}={value}" for key, value in request.env.items()]
+    strings = [request.cwd, *request.argv, *env]
+    encoded = [os.fsencode(s) for s in strings] + [request.memo]
+    if any(b"\0" in s for s in encoded[:-1]):
+        raise InitError(22, Stage.REQUEST)
+    parts = [
+        _SPAWN.pack(
+            request.id,
+            request.uid,
+            request.gid,
+            len(request.groups),
+            request.rows,
+            request.cols,
+            int(request.flags),
+            request.oom_score_adj,
+            request.nice,
+            len(request.argv),
+            len(env),
+        ),
+        struct.pack(f"<{len(request.groups)}I", *request.groups),
+    ]
+    for item in encoded:
+        parts += (struct.pack("<I", len(item)), item)
+    return b"".join(parts)
+
+
+def decode(data: bytes, fds: list[int]) -> Message:
+    """Read a datagram's header."""
+    if len(data) < _HEADER.size:
+        raise ProtocolError("datagram shorter than its header")
+    op, flags, _, seq, status = _HEADER.unpack_from(data)
+    return Message(op, flags, seq, status, data[_HEADER.size :], fds)
+
+
+def encode_record(ident: int, pid: int, flags: RecordFlags, fdmask: int = 0) -> bytes:
+    """Write a record as init does, of a process that has no memo and has used nothing."""
+    return _RECORD.pack(ident, pid, int(flags), fdmask, 0, 0, 0, 0, 0)
+
+
+def decode_record(message: Message) -> Record:
+    """Read a record; the message's descriptors become its own."""
+    if len(message.body) < _RECORD.size:
+        raise ProtocolError("record too short")
+    ident, pid, flags, mask, status, memo_size, user, system, rss = _RECORD.unpack_from(
+        message.body
+    )
+    memo = message.body[_RECORD.size : _RECORD.size + memo_size]
+    if len(memo) != memo_size or (mask & 15).bit_count() != len(message.fds) or mask > 15:
+        raise ProtocolError("record does not match its size or descriptors")
+    fds = iter(message.fds)
+    ends = [next(fds) if mask & bit else None for bit in (1, 2, 4, 8)]
+    known = RecordFlags(flags & 7)
+    return Record(ident, pid, known, status, user, system, rss, memo, *ends)
+
+
+_SYS_PIDFD_GETFD = 438
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def take_channel(pidfd: int, *, fd: int = ENVD_CHANNEL_FD) -> socket.socket:
+    """Copy a client end out of init, given its pidfd."""
+    got = _libc.syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0)
+    if got < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot take init's channel {fd}: {os.strerror(number)}")
+    os.set_inheritable(got, False)
+    return socket.socket(fileno=got)
+
+
+class InitClient:
+    """The one reader of a channel, on the running event loop.
+
+    `on_exit` is called for every process of this channel that ends, `on_lost` when the channel is
+    of no more use. Records given to `on_exit` carry no descriptors.
+    """
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        *,
+        on_exit: Callable[[Record], None],
+        on_lost: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self._channel = channel
+        self._on_exit = on_exit
+        self._on_lost = on_lost
+        self._seq = 0
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._attach: tuple[int, int, list[Record]] | None = None
+        self._session = 0
+        self._loop = asyncio.get_running_loop()
+        self._sending = asyncio.Lock()
+        self._closed = False
+        channel.setblocking(False)
+        self._loop.add_reader(channel.fileno(), self._readable)
+
+    async def attach(self) -> list[Record]:
+        """Take over from an earlier reader, whose replies are dropped, and learn all processes."""
+        self._session = int.from_bytes(os.urandom(8), "little")
+        records: list[Record] = []
+        seq = self._next_seq()
+        self._attach = (seq, self._session, records)
+        await self._call(ATTACH, struct.pack("<Q", self._session), seq=seq)
+        return records
+
+    async def ping(self) -> int:
+        """Give the number of processes init keeps."""
+        message = await self._call(PING)
+        if len(message.body) < 8:
+            raise ProtocolError("short ping reply")
+        return int(struct.unpack_from("<II", message.body)[1])
+
+    async def spawn(self, request: SpawnRequest) -> Record:
+        """Start a command; the record's descriptors are the caller's to close."""
+        return decode_record(await self._call(SPAWN, encode_spawn(request)))
+
+    async def signal(self, ident: int, signo: int, scope: Scope = Scope.PROCESS) -> int:
+        """Signal a command, its group or its tree, and give how many got it; ESRCH for none."""
+        message = await self._call(SIGNAL, struct.pack("<IiI", ident, signo, int(scope)))
+        return int(struct.unpack_from("<I", message.body)[0]) if len(message.body) >= 4 else 0
+
+    async def close_stdin(self, ident: int) -> None:
+        """Close init's copy of the write end."""
+        await self._call(CLOSE_STDIN, struct.pack("<I", ident))
+
+    async def forget(self, ident: int) -> None:
+        """Let init close its copies and drop the record of an ended process."""
+        await self._call(FORGET, struct.pack("<I", ident))
+
+    def close(self) -> None:
+        """Stop reading and drop this copy of the client end; the sandbox does not notice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._channel.fileno())
+        self._channel.close()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ChannelClosedError("the channel to init was closed"))
+        self._waiting.clear()
+
+    def _next_seq(self) -> int:
+        self._seq = self._seq % 0xFFFFFFFF + 1
+        return self._seq
+
+    async def _call(self, op: int, body: bytes = b"", *, seq: int = 0) -> Message:
+        if self._closed:
+            raise ChannelClosedError("the channel to init is closed")
+        seq = seq or self._next_seq()
+        future: asyncio.Future[Message] = self._loop.create_future()
+        self._waiting[seq] = future
+        try:
+            datagrams = encode(op, seq, body)
+            if not self._sent_at_once(datagrams):
+                # The datagrams of one request must not be mixed with another's.
+                async with self._sending:
+                    for datagram in datagrams:
+                        await self._send(datagram)
+            message = await future
+        finally:
+            self._waiting.pop(seq, None)
+        if message.status < 0:
+            stage = struct.unpack_from("<I", message.body)[0] if len(message.body) >= 4 else 0
+            raise InitError(-message.status, Stage(stage) if stage in set(Stage) else Stage.NONE)
+        return message
+
+    def _sent_at_once(self, datagrams: list[bytes]) -> bool:
+        if len(datagrams) > 1 or self._sending.locked():
+            return False
+        try:
+            self._channel.send(datagrams[0], socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return False
+        return True
+
+    async def _send(self, datagram: bytes) -> None:
+        try:
+            self._channel.send(datagram, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            await self._loop.sock_sendall(self._channel, datagram)
+
+    def _readable(self) -> None:
+        for _ in range(64):
+            try:
+                data, fds = receive(self._channel)
+            except BlockingIOError:
+                return
+            except OSError as problem:
+                self._lose(problem)
+                return
+            if not data:
+                self._lose(ChannelClosedError("init is gone"))
+                return
+            try:
+                self._handle(decode(data, fds))
+            except ProtocolError as problem:
+                close_all(fds)
+                self._lose(problem)
+                return
+
+    def _handle(self, message: Message) -> None:
+        if message.op == EXIT:
+            # Ended before this reader attached: the list of processes will tell.
+            if self._attach is None:
+                self._on_exit(decode_record(message))
+            return
+        if self._attach is not None and message.op == ATTACH | REPLY:
+            self._handle_attach(message)
+            return
+        future = self._waiting.get(message.seq) if self._attach is None else None
+        if future is None or future.done():
+            close_all(message.fds)
+            return
+        future.set_result(message)
+
+    def _handle_attach(self, message: Message) -> None:
+        assert self._attach is not None  # noqa: S101 - narrowed by the only caller
+        seq, session, records = self._attach
+        if message.flags & MORE:
+            if message.seq == seq:
+                records.append(decode_record(message))
+            else:
+                close_all(message.fds)
+            return
+        close_all(message.fds)
+        if message.seq == seq and message.body[:8] == struct.pack("<Q", session):
+            self._attach = None
+            future = self._waiting.get(seq)
+            if future is not None and not future.done():
+                future.set_result(message)
+            return
+        # The end of somebody else's list: what was gathered under the same seq is not ours.
+        for record in records:
+            close_all(record.fds)
+        records.clear()
+
+    def _lose(self, problem: Exception) -> None:
+        self.close()
+        if self._on_lost is not None:
+            self._on_lost(problem)
+
+
+def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive one datagram with its descriptors (close-on-exec)."""
+    data, ancillary, _, _ = channel.recvmsg(
+        _CHUNK + 4096, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC
+    )
+    fds = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return data, list(fds)
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Close descriptors, whatever they are."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

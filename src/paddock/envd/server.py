@@ -1,0 +1,283 @@
+"""`Envd`: one sandbox's daemon, wired together; routes, access, CORS, idleness.
+
+Two doors with the same rooms: the public listener asks for the token and has no `/init`; the
+control listener, which only the node can reach, asks for nothing. Protocols are in `connect`,
+`files` and the services.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from paddock.envd import connect
+from paddock.envd.config import VERSION, Config
+from paddock.envd.connect import Code, ConnectError, Method
+from paddock.envd.environment import Environment, InitRequest
+from paddock.envd.exchange import BodyTooLargeError, Exchange
+from paddock.envd.files import Files
+from paddock.envd.filesystem_service import FilesystemService
+from paddock.envd.http import Server
+from paddock.envd.metrics import Meter
+from paddock.envd.process_service import ProcessService
+from paddock.envd.registry import Registry
+from paddock.envd.signature import is_token
+from paddock.envd.spawner import DirectSpawner, Spawner
+from paddock.envd.tasks import Tasks
+from paddock.envd.tasks_files import TaskFiles
+from paddock.envd.tasks_http import TaskRoutes, is_task_path
+from paddock.envd.tasks_launch import RegistryLauncher
+from paddock.envd.watch import Watchers
+
+log = logging.getLogger(__name__)
+
+_JSON = [("Content-Type", "application/json")]
+_CORS = ("Access-Control-Allow-Origin", "*")
+_EXPOSED = (
+    "Access-Control-Expose-Headers",
+    (
+        "Location, Cache-Control, X-Content-Type-Options, Content-Encoding, Content-Disposition, "
+        "Content-Range, Connect-Content-Encoding, Connect-Accept-Encoding"
+    ),
+)
+_PREFLIGHT = [
+    ("Access-Control-Allow-Methods", "HEAD, GET, POST, PUT, PATCH, DELETE"),
+    ("Access-Control-Allow-Headers", "*"),
+    ("Access-Control-Max-Age", "7200"),
+]
+_TASKS_HOST = "5758-"
+"""How the host name of the task executor's port begins; its health has another look."""
+Route = Callable[[Exchange], Awaitable[None]]
+
+
+def respond_json(exchange: Exchange, status: int, value: object) -> None:
+    """Answer with a JSON body."""
+    exchange.respond(status, msgspec.json.encode(value), headers=_JSON)
+
+
+def respond_problem(exchange: Exchange, status: int, message: str) -> None:
+    """Answer with an error body of the plain HTTP routes."""
+    respond_json(exchange, status, {"code": status, "message": message})
+
+
+class Envd:
+    """Serves one sandbox."""
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        spawner: Spawner | None = None,
+        cgroups: Mapping[str, int] | None = None,
+    ) -> None:
+        """Make one for a sandbox, or for one that `assign` names later."""
+        config, spawner = config or Config(), spawner or DirectSpawner()
+        self.config = config
+        self.environment = Environment(config)
+        self.registry = Registry(spawner)
+        self.watchers = Watchers()
+        self._cgroups = cgroups
+        self._meter = Meter(config, cgroups)
+        self._is_attached = False
+        self._files = Files(self.environment)
+        self._launcher = RegistryLauncher(self.registry, self.environment)
+        self._task_files = TaskFiles(config.tasks_dir)
+        self.tasks = Tasks(self._launcher, self._task_files)
+        self._task_routes = TaskRoutes(self.tasks)
+        self._methods: dict[str, Method] = {
+            **ProcessService(self.registry, self.environment).methods(),
+            **FilesystemService(self.environment, self.watchers).methods(),
+        }
+        self._public = Server(lambda exchange: self._serve(exchange, is_internal=False))
+        self._control = Server(lambda exchange: self._serve(exchange, is_internal=True))
+        self._plain: Mapping[tuple[str, str], Route] = {
+            ("GET", "/metrics"): self._get_metrics,
+            ("GET", "/envs"): self._get_envs,
+            ("POST", "/files/compose"): self._files.compose,
+        }
+        self._internal: Mapping[tuple[str, str], Route] = {
+            ("POST", "/init"): self._post_init,
+            ("GET", "/status"): self._get_status,
+        }
+
+    def assign(
+        self, config: Config, spawner: Spawner, cgroups: Mapping[str, int] | None = None
+    ) -> None:
+        """Be for this sandbox from now on. To be called before `start`."""
+        if config.tasks_dir != self.config.tasks_dir:
+            self._task_files.move(config.tasks_dir)
+        self.registry.assign(spawner)
+        self._cgroups = cgroups
+        self._is_attached = False
+        self.employ(config)
+
+    def employ(self, config: Config) -> None:
+        """Serve somebody else of the sandbox we have; its tasks stay where they are."""
+        self.config = config
+        self.environment.assign(config)
+        self._meter = Meter(config, self._cgroups)
+
+    async def attach(self) -> int:
+        """Find surviving processes and tasks; gives how many processes."""
+        survivors = await self.registry.attach()
+        # At once: what tasks of an earlier envd say is read from the first byte on.
+        await self.tasks.start()
+        self._is_attached = True
+        return survivors
+
+    async def start(self, listener: socket.socket, control: socket.socket | None = None) -> None:
+        """Find what survived, unless that was done ahead, then serve both doors."""
+        survivors = 0 if self._is_attached else await self.attach()
+        self.environment.write_identity()
+        await self._public.start(listener)
+        if control is not None:
+            await self._control.start(control)
+        log.debug("envd serves", extra={"sandbox": self.config.sandbox_id, "survivors": survivors})
+
+    async def run_until_idle(self) -> None:
+        """Return once there was nothing to do for `idle_exit_seconds`; never without that."""
+        limit = self.config.idle_exit_seconds
+        if limit is None:
+            await asyncio.get_running_loop().create_future()
+            return
+        pause = max(limit, 0.05)
+        while True:
+            await asyncio.sleep(pause)
+            pause = max(limit - self.idle_seconds(), limit / 8, 0.05)
+            if self.idle_seconds() >= limit and self._close_idle_connections():
+                return
+
+    async def serve_trusted(self, exchange: Exchange) -> None:
+        """Serve one request of somebody who has proven to be the node, wherever it came in."""
+        await self._serve(exchange, is_internal=True)
+
+    def idle_seconds(self) -> float:
+        """How long nothing was asked of us and nothing ran."""
+        doors = (self._public, self._control)
+        if any(d.in_flight for d in doors) or any(self.registry.running()) or self.watchers.count:
+            return 0.0
+        if self.tasks.active:
+            return 0.0
+        if self.config.is_reserved and not self.environment.sandbox_id:
+            return 0.0
+        now = asyncio.get_running_loop().time()
+        return now - max(d.last_active for d in doors)
+
+    def close(self) -> None:
+        """Stop serving. Processes go on."""
+        self._public.close()
+        self._control.close()
+        self.watchers.close()
+        self.tasks.close()
+        self._launcher.close()
+        self.registry.close()
+
+    def _close_idle_connections(self) -> bool:
+        doors = (self._public, self._control)
+        return all(c.close_if_idle() for d in doors for c in tuple(d.connections))
+
+    # -- routing
+
+    async def _serve(self, exchange: Exchange, *, is_internal: bool) -> None:
+        if "origin" in exchange.headers:
+            exchange.response_headers += [_CORS, _EXPOSED]
+        if exchange.method == "OPTIONS":
+            exchange.respond(204, headers=_PREFLIGHT)
+            return
+        path = exchange.path
+        if path == "/health":
+            self._respond_health(exchange)
+            return
+        if path == "/files":
+            await self._files.serve(exchange, is_trusted=is_internal)
+            return
+        method = self._methods.get(path)
+        if not is_internal and not self._has_token(exchange):
+            self._refuse(exchange, is_rpc=method is not None)
+            return
+        if method is not None:
+            await connect.serve(exchange, method)
+        elif is_task_path(path):
+            await self._task_routes.serve(exchange)
+        else:
+            await self._serve_plain(exchange, is_internal=is_internal)
+
+    async def _serve_plain(self, exchange: Exchange, *, is_internal: bool) -> None:
+        path = exchange.path
+        route = self._plain.get((exchange.method, path))
+        if route is None and is_internal:
+            route = self._internal.get((exchange.method, path))
+        if route is None:
+            self._not_found(exchange, is_internal=is_internal)
+        else:
+            await route(exchange)
+
+    @staticmethod
+    def _respond_health(exchange: Exchange) -> None:
+        if exchange.headers.get("host", "").startswith(_TASKS_HOST):
+            respond_json(exchange, 200, {"status": "healthy"})
+        else:
+            exchange.respond(204, headers=[("Cache-Control", "no-store")])
+
+    def _has_token(self, exchange: Exchange) -> bool:
+        token = self.environment.settings.access_token
+        return token is None or is_token(exchange.headers.get("x-access-token"), token)
+
+    def _refuse(self, exchange: Exchange, *, is_rpc: bool) -> None:
+        message = "unauthorized access: give the sandbox's token in the X-Access-Token header"
+        if is_rpc:
+            connect.respond_error(exchange, ConnectError(Code.UNAUTHENTICATED, message))
+        else:
+            respond_problem(exchange, 401, message)
+
+    def _not_found(self, exchange: Exchange, *, is_internal: bool) -> None:
+        known = {path for _, path in self._plain} | (
+            {path for _, path in self._internal} if is_internal else set[str]()
+        )
+        if exchange.path in known:
+            respond_problem(exchange, 405, f"{exchange.method} is not allowed here")
+        else:
+            respond_problem(exchange, 404, f"there is no {exchange.path} here")
+
+    # -- plain routes
+
+    async def _get_metrics(self, exchange: Exchange) -> None:
+        respond_json(exchange, 200, self._meter.read())
+
+    async def _get_envs(self, exchange: Exchange) -> None:
+        respond_json(exchange, 200, self.environment.defaults())
+
+    async def _post_init(self, exchange: Exchange) -> None:
+        try:
+            body = await exchange.body.read(1 << 20)
+            request = msgspec.json.decode(body or b"{}", type=InitRequest)
+        except (msgspec.MsgspecError, BodyTooLargeError, RecursionError) as error:
+            respond_problem(exchange, 400, f"cannot read the settings: {error}")
+            return
+        self.environment.apply(request)
+        exchange.respond(204)
+
+    async def _get_status(self, exchange: Exchange) -> None:
+        """For the node: whether this envd is of any use right now."""
+        respond_json(
+            exchange,
+            200,
+            {
+                "version": VERSION,
+                "pid": os.getpid(),
+                "sandbox_id": self.environment.sandbox_id,
+                "processes": sum(1 for _ in self.registry.running()),
+                "watchers": self.watchers.count,
+                "idle_seconds": self._idle_but_for(exchange),
+            },
+        )
+
+    def _idle_but_for(self, exchange: Exchange) -> float:
+        """Idleness as it was before this very question."""
+        others = self._public.in_flight + self._control.in_flight > 1
+        if others or any(self.registry.running()) or self.watchers.count:
+            return 0.0
+        now = asyncio.get_running_loop().time()
+        return now - self._public.last_active

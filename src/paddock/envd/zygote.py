@@ -1,0 +1,478 @@
+"""The warm parent of every envd on a node.
+
+`python -m paddock.envd.zygote --fd N` (a connected SOCK_SEQPACKET unix socket; the zygote ends with
+it) or `--socket PATH` (it listens there and serves whoever connects, one after another or at once).
+
+One datagram is one request, JSON with descriptors by SCM_RIGHTS:
+
+    {"op":"start","id":<any string>,"config":{…Config…},"fds":["listener","control","init","userns",
+     "mntns","netns","cgroup","cgroup_procs"]}
+
+`fds` names the descriptors in the order they are attached; all but `listener` may be left out:
+
+    listener      listening socket (unix or TCP) where clients come; `/init` is 404 there
+    control       listening unix socket of the node: no token asked, and `/init` and `/status` exist
+    init          envd's channel to the sandbox's pid 1 (`initproto`); without it commands fork here
+    userns mntns netns   namespaces to join, in that order
+    cgroup        directory descriptors of the sandbox's cgroup for `/metrics`: `cgroup` (v2), or
+    cgroup_memory, cgroup_cpu      the v1 hierarchies
+    wait          instead of a listener: join, then wait on this SOCK_SEQPACKET socket for a `start`
+                  with config, listener and control, and with init and the mount namespace where
+                  those were not there yet; end with the socket
+    cgroup_procs  written "0" before joining, so that envd itself is accounted there
+
+Replies and events, also JSON datagrams:
+
+    {"id":…,"op":"started","pid":N}      with the child's pidfd; it is inside and about to serve
+    {"id":…,"op":"failed","error":"…"}
+    {"id":…,"op":"exited","pid":N,"status":<wait status>}    later, to the connection that asked
+    {"op":"ping"} -> {"op":"pong","children":N}
+
+`--spares N` keeps N children forked beforehand, so that a start costs no fork.
+
+envds outlive the zygote; a new zygote does not know old ones (hold on to the pidfds). Exit status 0
+of an envd means it was idle (`idle_exit_seconds`): keep the listener, start another when it
+becomes readable.
+"""
+
+import argparse
+import array
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import selectors
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from paddock.envd import isolation
+from paddock.envd.config import Config
+from paddock.envd.locality import fill_holes
+from paddock.envd.server import Envd
+from paddock.envd.spawner import DirectSpawner, InitSpawner
+from paddock.envd.warmup import rehearse, warm_up
+
+log = logging.getLogger(__name__)
+
+_MAX_REQUEST = 1 << 20
+_MAX_FDS = 64
+_CGROUPS = ("cgroup", "cgroup_memory", "cgroup_cpu")
+_NAMESPACES = ("userns", "mntns", "netns")
+_QUIET_SECONDS = 0.03
+EXIT_LOST = 3
+"""The sandbox ended under us: its init is gone."""
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """What a node asks."""
+
+    op: str
+    id: str = ""
+    config: Config = Config()
+    fds: tuple[str, ...] = ()
+
+
+class Starting(Struct):
+    """A child that has not yet said whether it got in."""
+
+    id: str
+    pid: int
+    pidfd: int
+    asked_by: socket.socket
+    said: bytes = b""
+
+
+class Spare(Struct):
+    """A child that waits for a sandbox."""
+
+    pid: int
+    pidfd: int
+    channel: socket.socket
+
+
+# -- in the child ------------------------------------------------------------------------------
+
+
+async def attach(
+    envd: Envd, config: Config, fds: Mapping[str, int], end: "asyncio.Future[int]"
+) -> None:
+    """Take up a sandbox whose init we can talk to, before we know whom we serve in it."""
+    _assign(envd, config, fds, end)
+    await envd.attach()
+
+
+def _assign(envd: Envd, config: Config, fds: Mapping[str, int], end: "asyncio.Future[int]") -> None:
+    def on_lost(problem: Exception) -> None:
+        log.warning("the sandbox is gone", extra={"reason": str(problem)})
+        if not end.done():
+            end.set_result(EXIT_LOST)
+
+    if "init" in fds:
+        spawner = InitSpawner(socket.socket(fileno=fds["init"]), on_lost)
+    else:
+        spawner = DirectSpawner()
+    envd.assign(config, spawner, {k: fds[k] for k in _CGROUPS if k in fds})
+
+
+async def serve(
+    envd: Envd,
+    config: Config,
+    fds: Mapping[str, int],
+    ready: Callable[[], None],
+    end: "asyncio.Future[int] | None" = None,
+) -> int:
+    """Serve one sandbox until idle or until it is gone; gives the exit status.
+
+    `end` is that of an `attach` before.
+    """
+    loop = asyncio.get_running_loop()
+    if end is None:
+        end = loop.create_future()
+        _assign(envd, config, fds, end)
+    else:
+        envd.employ(config)
+
+    def on_idle(task: asyncio.Task[None]) -> None:
+        if end.done():
+            return
+        if (problem := task.exception()) is not None:
+            end.set_exception(problem)
+        else:
+            end.set_result(0)
+
+    control = socket.socket(fileno=fds["control"]) if "control" in fds else None
+    await envd.start(socket.socket(fileno=fds["listener"]), control)
+    ready()
+    idle = loop.create_task(envd.run_until_idle())
+    idle.add_done_callback(on_idle)
+    return await end
+
+
+def live(
+    envd: Envd,
+    config: Config,
+    fds: dict[str, int],
+    report: int,
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> int:
+    """The whole life of a child: join, then serve. Whatever stops it before is reported."""
+    # A bare loop: `asyncio.run` would touch (and so copy) a quarter of a megabyte more, for a
+    # cleanup that a process about to end does not need.
+    loop = loop or asyncio.SelectorEventLoop()
+    try:
+        if "cgroup_procs" in fds:
+            os.write(fds["cgroup_procs"], b"0")
+        # Without its mounts a sandbox is still being made: nothing in it runs yet.
+        is_whole = "wait" not in fds or "mntns" in fds
+        _join(fds)
+        if is_whole and ("init" in fds or "wait" in fds):
+            isolation.restrict(isolation.FILE_CAPABILITIES)
+        isolation.rename(config.name)
+    except OSError as error:
+        os.write(report, str(error).encode()[:400])
+        return 1
+
+    def ready() -> None:
+        os.write(report, b"ok")
+        os.close(report)
+
+    if "wait" in fds:
+        end: asyncio.Future[int] | None = None
+        if is_whole:
+            # What does not depend on whom it serves; the rest follows when that is known.
+            end = loop.create_future()
+            loop.run_until_complete(attach(envd, config, fds, end))
+            envd.environment.write_identity()
+        ready()
+        config, given = _wait(fds.pop("wait"))
+        fds |= given
+        if not is_whole:
+            _join(fds)
+            isolation.restrict(isolation.FILE_CAPABILITIES)
+        return loop.run_until_complete(serve(envd, config, fds, lambda: None, end))
+    return loop.run_until_complete(serve(envd, config, fds, ready))
+
+
+def _join(fds: dict[str, int]) -> None:
+    isolation.enter({name: fds[name] for name in _NAMESPACES if name in fds})
+    for name in (*_NAMESPACES, "cgroup_procs"):
+        if name in fds:
+            os.close(fds.pop(name))
+
+
+def _wait(fd: int) -> tuple[Config, dict[str, int]]:
+    """Wait inside for the word whom to serve."""
+    with socket.socket(fileno=fd) as channel:
+        data, fds, _, _ = socket.recv_fds(channel, _MAX_REQUEST, _MAX_FDS)
+    if not data:  # nobody needed us, or the node is gone
+        os._exit(0)
+    request = msgspec.json.decode(data, type=Request)
+    return request.config, dict(zip(request.fds, fds, strict=True))
+
+
+def _child_main(
+    envd: Envd,
+    config: Config,
+    fds: dict[str, int],
+    report: int,
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> None:
+    status = 1
+    try:
+        os.umask(0o022)
+        if loop is None:  # a spare has done this
+            _keep_only({*fds.values(), report})
+        status = live(envd, config, fds, report, loop)
+    except BaseException:  # noqa: BLE001 - the root of a process; it ends here
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _spare_main(envd: Envd, channel: socket.socket) -> None:
+    """Wait, warm and already apart, for a sandbox to serve; end with the zygote."""
+    try:
+        os.umask(0o022)
+        _keep_only({channel.fileno()})
+        loop = asyncio.SelectorEventLoop()
+        rehearse(envd, loop)
+        data, fds, _, _ = socket.recv_fds(channel, _MAX_REQUEST, _MAX_FDS)
+        channel.close()
+        if not data:
+            os._exit(0)
+        request = msgspec.json.decode(data, type=Request)
+        report, *given = fds
+        _child_main(envd, request.config, dict(zip(request.fds, given, strict=True)), report, loop)
+    except BaseException:  # noqa: BLE001 - the root of a process; it ends here
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+def _keep_only(wanted: set[int]) -> None:
+    """Close everything but the standard streams and what the child was given."""
+    last = 2
+    for fd in sorted(wanted):
+        os.closerange(last + 1, fd)
+        last = max(last, fd)
+    os.closerange(last + 1, 1 << 20)
+
+
+# -- in the zygote -----------------------------------------------------------------------------
+
+
+class Zygote:
+    """Forks envds on request. Single-threaded; every wait is in one selector."""
+
+    def __init__(
+        self,
+        *,
+        listener: socket.socket | None,
+        peer: socket.socket | None,
+        spares: int = 0,
+    ) -> None:
+        self._envd = Envd()
+        """What children take over as it is: they only have to be told whom they serve."""
+        self._wanted_spares = spares
+        self._spares: list[Spare] = []
+        self._selector = selectors.DefaultSelector()
+        self._children = 0
+        self._is_bound_to_peer = peer is not None
+        self._is_done = False
+        if listener is not None:
+            listener.setblocking(False)
+            self._register(listener, lambda: self._accept(listener))
+        if peer is not None:
+            self._add_peer(peer)
+
+    def run(self) -> None:
+        """Serve until the peer given at the start goes away."""
+        while not self._is_done:
+            # Spares are made when nobody has asked for anything for a moment.
+            is_short = len(self._spares) < self._wanted_spares
+            ready = self._selector.select(_QUIET_SECONDS if is_short else None)
+            for key, _ in ready:
+                key.data()
+            if is_short and not ready:
+                self._add_spare()
+
+    def _register(self, source: Any, action: Callable[[], None]) -> None:
+        self._selector.register(source, selectors.EVENT_READ, action)
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            peer, _ = listener.accept()
+            self._add_peer(peer)
+
+    def _add_peer(self, peer: socket.socket) -> None:
+        peer.setblocking(False)
+        self._register(peer, lambda: self._receive(peer))
+
+    def _receive(self, peer: socket.socket) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(peer, _MAX_REQUEST, _MAX_FDS)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._selector.unregister(peer)
+            peer.close()
+            self._is_done = self._is_bound_to_peer
+            return
+        try:
+            self._handle(peer, data, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _handle(self, peer: socket.socket, data: bytes, fds: list[int]) -> None:
+        try:
+            request = msgspec.json.decode(data, type=Request)
+        except msgspec.MsgspecError as error:
+            self._say(peer, {"op": "failed", "id": "", "error": f"cannot read it: {error}"})
+            return
+        if request.op == "ping":
+            self._say(peer, {"op": "pong", "id": request.id, "children": self._children})
+            return
+        problem = _problem(request, fds)
+        if problem is not None:
+            self._say(peer, {"op": "failed", "id": request.id, "error": problem})
+            return
+        self._fork(peer, request, dict(zip(request.fds, fds, strict=True)))
+
+    def _fork(self, peer: socket.socket, request: Request, fds: dict[str, int]) -> None:
+        reading, writing = os.pipe()
+        spare = self._hand_to_spare(request, [writing, *fds.values()])
+        if spare is None:
+            pid = os.fork()
+            if pid == 0:
+                _child_main(self._envd, request.config, fds, writing)
+            spare = pid, os.pidfd_open(pid)
+        os.close(writing)
+        self._children += 1
+        starting = Starting(request.id, *spare, peer)
+        self._register(reading, lambda: self._reported(starting, reading))
+        self._register(starting.pidfd, lambda: self._exited(starting))
+
+    def _add_spare(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            _spare_main(self._envd, theirs)
+        theirs.close()
+        spare = Spare(pid, os.pidfd_open(pid), ours)
+        self._spares.append(spare)
+        self._register(spare.pidfd, lambda: self._spare_died(spare))
+
+    def _hand_to_spare(self, request: Request, fds: list[int]) -> tuple[int, int] | None:
+        while self._spares:
+            spare = self._spares.pop()
+            self._selector.unregister(spare.pidfd)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+            try:
+                spare.channel.sendmsg([msgspec.json.encode(request)], rights, socket.MSG_NOSIGNAL)
+            except OSError:  # it died and we have not looked yet
+                os.waitpid(spare.pid, 0)
+                os.close(spare.pidfd)
+                continue
+            finally:
+                spare.channel.close()
+            return spare.pid, spare.pidfd
+        return None
+
+    def _spare_died(self, spare: Spare) -> None:
+        if spare not in self._spares:  # handed out by the event before this one
+            return
+        self._selector.unregister(spare.pidfd)
+        os.waitpid(spare.pid, 0)
+        os.close(spare.pidfd)
+        spare.channel.close()
+        self._spares.remove(spare)
+
+    def _reported(self, child: Starting, reading: int) -> None:
+        """A child says `ok`, or why not; end-of-file without a word is a crash."""
+        said = os.read(reading, 512)
+        self._selector.unregister(reading)
+        os.close(reading)
+        if said == b"ok":
+            answer = {"op": "started", "id": child.id, "pid": child.pid}
+            self._say(child.asked_by, answer, [child.pidfd])
+        else:
+            error = said.decode("utf-8", "replace") or "envd ended while starting"
+            self._say(child.asked_by, {"op": "failed", "id": child.id, "error": error})
+
+    def _exited(self, child: Starting) -> None:
+        _, status = os.waitpid(child.pid, 0)
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+        self._children -= 1
+        gone = {"op": "exited", "id": child.id, "pid": child.pid, "status": status}
+        self._say(child.asked_by, gone)
+
+    def _say(self, peer: socket.socket, message: object, fds: list[int] | None = None) -> None:
+        # A node that went away or does not listen must not stop the others.
+        with contextlib.suppress(OSError):
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds or []))]
+            peer.sendmsg([msgspec.json.encode(message)], rights if fds else [], socket.MSG_NOSIGNAL)
+
+
+def _problem(request: Request, fds: list[int]) -> str | None:
+    if request.op != "start":
+        return f"unknown op {request.op!r}: use start or ping"
+    if len(request.fds) != len(fds):
+        return f"{len(request.fds)} descriptors are named but {len(fds)} came"
+    return None if {"listener", "wait"} & set(request.fds) else "a listener is needed"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Warm up, then serve."""
+    parser = argparse.ArgumentParser(prog="python -m paddock.envd.zygote")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--fd", type=int, help="connected SOCK_SEQPACKET socket")
+    where.add_argument("--socket", help="path to listen on")
+    parser.add_argument("--spares", type=int, default=0, help="envds kept forked and waiting")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="envd[%(process)d] %(levelname)s %(message)s"
+    )
+    peer = listener = None
+    if options.fd is not None:
+        peer = socket.socket(fileno=options.fd)
+        peer.set_inheritable(False)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(options.socket)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(options.socket)
+        os.chmod(options.socket, 0o600)
+        listener.listen(64)
+    tempfile.gettempdir()  # remembered: TMPDIR goes with the rest
+    os.environ.clear()
+    isolation.preload()
+    warm_up(lambda config, fds, report: live(Envd(), config, fds, report))
+    # Here rather than in each child: what it frees would be copied a hundred times.
+    isolation.seal_interpreter()
+    zygote = Zygote(listener=listener, peer=peer, spares=options.spares)
+    isolation.rename("envd-zygote")
+    gc.collect()
+    filler = fill_holes()
+    gc.freeze()
+    zygote.run()
+    filler.clear()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

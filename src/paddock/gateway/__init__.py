@@ -1,0 +1,1 @@
+"""Traffic to sandboxes: addresses, routes, access, waking, proxying, peers."""

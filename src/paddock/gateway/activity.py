@@ -1,0 +1,112 @@
+"""What traffic each sandbox had, and this process as a whole: for metrics and for idle pauses.
+
+Plain numbers, since every request counts here; they become Prometheus' text only when asked for.
+"""
+
+import math
+from collections.abc import Iterable
+
+from msgspec import Struct
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+
+class Traffic(Struct):
+    """One sandbox's traffic since the gateway began."""
+
+    requests: int = 0
+    errors: int = 0
+    request_bytes: int = 0
+    response_bytes: int = 0
+    seconds: float = 0.0
+    """Of all its requests together."""
+    wakes: int = 0
+    in_flight: int = 0
+    last_active: float = 0.0
+    """Monotonic; while requests are in flight, it is now."""
+
+
+class Activity:
+    """Traffic by sandbox uid."""
+
+    def __init__(self) -> None:
+        self._by_uid: dict[str, Traffic] = {}
+        self._ids: dict[str, str] = {}
+        self._drained_at = -math.inf
+        self.statuses: dict[int, int] = {}
+        """Answers of this process, by status."""
+        self.connections = 0
+        self.held = 0
+
+    def of(self, uid: str) -> Traffic | None:
+        """Give a sandbox's traffic, if it had any."""
+        return self._by_uid.get(uid)
+
+    def traffic(self, uid: str, sandbox_id: str) -> Traffic:
+        """Give a sandbox's traffic; whoever counts in it does so directly."""
+        traffic = self._by_uid.get(uid)
+        if traffic is None:
+            traffic = self._by_uid[uid] = Traffic()
+            self._ids[uid] = sandbox_id
+        return traffic
+
+    def answered(self, status: int) -> None:
+        """Count an answer."""
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+
+    def forget(self, uid: str) -> None:
+        """Drop a sandbox that is gone."""
+        self._by_uid.pop(uid, None)
+        self._ids.pop(uid, None)
+
+    def by_sandbox(self) -> dict[str, Traffic]:
+        """Give everybody's traffic, by sandbox id."""
+        return {self._ids[uid]: traffic for uid, traffic in self._by_uid.items()}
+
+    def drain(self, now: float) -> dict[str, float]:
+        """Give how long ago each sandbox was active, of those that were since the last call."""
+        since, self._drained_at = self._drained_at, now
+        return {
+            uid: 0.0 if traffic.in_flight else max(now - traffic.last_active, 0.0)
+            for uid, traffic in self._by_uid.items()
+            if traffic.in_flight or traffic.last_active >= since
+        }
+
+    def within(self, seconds: float, now: float) -> dict[str, float]:
+        """Give how long ago each sandbox was active, of those that were in so many seconds."""
+        ages = {
+            uid: 0.0 if traffic.in_flight else max(now - traffic.last_active, 0.0)
+            for uid, traffic in self._by_uid.items()
+        }
+        return {uid: age for uid, age in ages.items() if age <= seconds}
+
+    def collect(self) -> Iterable[Metric]:
+        """Give everything as Prometheus' families."""
+        answers = CounterMetricFamily(
+            "paddock_gateway_requests", "Requests by answer; 499 hung up.", labels=["status"]
+        )
+        for status, count in sorted(self.statuses.items()):
+            answers.add_metric([str(status)], count)
+        yield answers
+        yield GaugeMetricFamily(
+            "paddock_gateway_connections", "Connections from clients.", self.connections
+        )
+        yield GaugeMetricFamily(
+            "paddock_gateway_held_requests", "Requests that wait for a sandbox.", self.held
+        )
+        yield from self._families()
+
+    def _families(self) -> Iterable[Metric]:
+        for name, text, field in (
+            ("requests", "Requests", "requests"),
+            ("errors", "Answers of 500 and above", "errors"),
+            ("request_bytes", "Bytes of bodies to the sandbox", "request_bytes"),
+            ("response_bytes", "Bytes of bodies from the sandbox", "response_bytes"),
+            ("request_seconds", "Seconds of all requests together", "seconds"),
+            ("wakes", "Times that traffic woke it", "wakes"),
+        ):
+            family = CounterMetricFamily(
+                f"paddock_gateway_sandbox_{name}", f"{text}, by sandbox.", labels=["sandbox"]
+            )
+            for sandbox_id, traffic in self.by_sandbox().items():
+                family.add_metric([sandbox_id], getattr(traffic, field))
+            yield family

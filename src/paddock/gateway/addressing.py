@@ -1,0 +1,134 @@
+"""Which sandbox and port a request is for: one parser for every way to say it.
+
+In order: the path `/kruise/<id>/<port>/…`, E2B's headers, OpenSandbox's header, the host's
+leftmost label (`<port>-<id>` or `<id>-<port>`), a signed file URL without an id. A request that
+says none of these is for the API. Pure; whether there is such a sandbox is `routes`' business.
+"""
+
+import re
+from functools import lru_cache
+from urllib.parse import parse_qs
+
+from msgspec import Struct
+
+ENVD_PORT = 49983
+TASKS_PORT = 5758
+_MAX_FIELDS = 64
+
+_ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)?$")
+_PATH = re.compile(r"/kruise/(?!api(?:/|$))([^/?]+)/([^/?]+)(/[^?]*)?(\?.*)?$")
+_NUMBER = re.compile(r"[0-9]{1,5}$")
+_LABEL_PORT_FIRST = re.compile(r"([0-9]{1,5})-([a-z0-9-]+)$")
+_LABEL_ID_FIRST = re.compile(r"([a-z0-9]+)-([0-9]{1,5})$")
+_CONNECT = re.compile(r"/(?:v2/)?sandboxes/([^/?]+)/connect$")
+_EXPIRATION = re.compile(r"[0-9]{1,19}$")
+_IP = re.compile(r"[0-9.]+$|\[")
+
+
+class Destination(Struct, frozen=True):
+    """A sandbox and a port of it."""
+
+    sandbox_id: str
+    port: int
+    target: str
+    """The request target to send on: path and query."""
+
+
+class SignedFile(Struct, frozen=True):
+    """A file URL whose signature alone tells the sandbox."""
+
+    signature: str
+    path: str
+    user: str
+    operation: str
+    expiration: int | None
+
+
+class Malformed(Struct, frozen=True):
+    """It names a sandbox in a way that cannot be read."""
+
+    message: str
+
+
+Address = Destination | SignedFile | Malformed | None
+
+
+def parse(
+    *,
+    method: str,
+    target: str,
+    host: str,
+    sandbox_header: str | None,
+    port_header: str | None,
+    ingress_header: str | None,
+) -> Address:
+    """Say where a request is to go; `None` is the API."""
+    if target.startswith("/kruise/") and (match := _PATH.match(target)):
+        rest = (match[3] or "/") + (match[4] or "")
+        return _destination(match[1], match[2], rest)
+    if sandbox_header is not None:
+        if _is_connect(method, target, sandbox_header, port_header):
+            return None
+        return _destination(sandbox_header, port_header or str(ENVD_PORT), target)
+    if ingress_header is not None:
+        sandbox_id, dash, port = ingress_header.rpartition("-")
+        if not dash:
+            return Malformed("Invalid OpenSandbox-Ingress-To: <id>-<port> is expected")
+        return _destination(sandbox_id, port, target)
+    if (found := _from_host(host, target)) is not None:
+        return found
+    return signed_file(method, target)
+
+
+def _is_connect(method: str, target: str, sandbox_id: str, port: str | None) -> bool:
+    """Say whether this is the one call of the API in which older SDKs name the sandbox like so."""
+    match = _CONNECT.match(target) if method == "POST" and port == str(ENVD_PORT) else None
+    return match is not None and match[1] == sandbox_id
+
+
+def _destination(sandbox_id: str, port: str, target: str) -> Destination | Malformed:
+    found = _sandbox_and_port(sandbox_id, port)
+    return found if isinstance(found, Malformed) else Destination(found[0], found[1], target)
+
+
+@lru_cache(16_384)
+def _sandbox_and_port(sandbox_id: str, port: str) -> tuple[str, int] | Malformed:
+    lowered = sandbox_id.strip().lower()
+    if not _ID.match(lowered):
+        return Malformed("Invalid sandbox id")
+    port = port.strip()  # Of more than `int` would strip.
+    if not _NUMBER.match(port) or not 0 < int(port) < 65536:
+        return Malformed("Invalid sandbox port")
+    # Older clients append their client id to the sandbox's.
+    return lowered.partition("-")[0], int(port)
+
+
+def _from_host(host: str, target: str) -> Destination | Malformed | None:
+    if "-" not in host or _IP.match(host):
+        return None
+    label, dot, _ = host.lower().partition(".")
+    if not dot:
+        return None
+    if match := _LABEL_PORT_FIRST.match(label):
+        return _destination(match[2], match[1], target)
+    if match := _LABEL_ID_FIRST.match(label):
+        return _destination(match[1], match[2], target)
+    return None
+
+
+def signed_file(method: str, target: str) -> SignedFile | None:
+    """Read a signed file URL; `None` where it is none."""
+    path, _, query = target.partition("?")
+    if path != "/files" or "signature=" not in query or query.count("&") > _MAX_FIELDS:
+        return None
+    fields = parse_qs(query, keep_blank_values=True)
+    if "signature" not in fields:
+        return None
+    expiration = fields.get("signature_expiration", [""])[0]
+    return SignedFile(
+        signature=fields["signature"][0],
+        path=fields.get("path", [""])[0],
+        user=fields.get("username", [""])[0],
+        operation="write" if method in ("POST", "PUT") else "read",
+        expiration=int(expiration) if _EXPIRATION.match(expiration) else None,
+    )

@@ -1,0 +1,31 @@
+"""What one gateway process may hold, and how long it waits."""
+
+from msgspec import Struct
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Bounds of one gateway process."""
+
+    connections: int = 20_000
+    requests_per_sandbox: int = 2_000
+    held_requests: int = 1_000
+    held_requests_per_sandbox: int = 256
+    held_bytes: int = 32 * 1024 * 1024
+    connect_seconds: float = 5.0
+    head_seconds: float = 30.0
+    """From a head's first byte to its last."""
+    idle_seconds: float = 620.0
+    """Between a client's requests."""
+    upstream_idle_seconds: float = 60.0
+    pause_grace_seconds: float = 1.0
+    """A request this young, when its sandbox is paused under it, is carried over the pause."""
+
+
+class Behaviour(Struct, frozen=True, kw_only=True):
+    """Choices of one gateway process."""
+
+    wakes: bool = True
+    """Whether traffic wakes paused sandboxes that ask for it."""
+    trusts_forwarded: bool = False
+    """Keep what a proxy in front says of the client."""
+    logs_requests: bool = False

@@ -1,0 +1,73 @@
+"""Signed file URLs: which sandbox they are of, and whether they hold.
+
+A URL made under one common address names no sandbox; the one whose token made the signature is
+it. Looking for that costs a hash per sandbox, so it is done in slices, few searches at a time,
+and what was found is remembered.
+"""
+
+import asyncio
+import hmac
+from collections import OrderedDict
+
+from paddock.gateway.addressing import SignedFile
+from paddock.gateway.routes import Route, RouteTable
+from paddock.kit.clock import Clock
+from paddock.kit.errors import RateLimitedError
+from paddock.kit.tokens import TokenSeed, file_signature
+
+_SLICE = 200
+_SEARCHES = 4
+_KEPT = 1024
+
+
+class Signatures:
+    """Checks signed file URLs."""
+
+    def __init__(self, routes: RouteTable, seed: TokenSeed, clock: Clock) -> None:
+        self._routes = routes
+        self._seed = seed
+        self._clock = clock
+        self._found: OrderedDict[SignedFile, str] = OrderedDict()
+        self._searching = 0
+
+    def holds(self, route: Route, wanted: SignedFile) -> bool:
+        """Say whether a signature is this sandbox's and not expired."""
+        if wanted.expiration is not None and wanted.expiration < self._clock.now().timestamp():
+            return False
+        return self._is_of(route.id, wanted)
+
+    def _is_of(self, sandbox_id: str, wanted: SignedFile) -> bool:
+        signature = file_signature(
+            self._seed.access_token(sandbox_id),
+            path=wanted.path,
+            operation=wanted.operation,
+            user=wanted.user,
+            expiration=wanted.expiration,
+        )
+        return hmac.compare_digest(signature.encode(), wanted.signature.encode())
+
+    def known(self, wanted: SignedFile) -> Route | None:
+        """Give the sandbox of a signature seen before."""
+        sandbox_id = self._found.get(wanted)
+        return None if sandbox_id is None else self._routes.get(sandbox_id)
+
+    async def search(self, wanted: SignedFile) -> Route | None:
+        """Find the sandbox whose token made a signature."""
+        if self._searching >= _SEARCHES:
+            raise RateLimitedError("too many signed URLs are being looked up")
+        self._searching += 1
+        try:
+            for number, route in enumerate(self._routes.all(), start=1):
+                if self._is_of(route.id, wanted):
+                    self._remember(wanted, route)
+                    return self._routes.get(route.id)
+                if number % _SLICE == 0:
+                    await asyncio.sleep(0)
+        finally:
+            self._searching -= 1
+        return None
+
+    def _remember(self, wanted: SignedFile, route: Route) -> None:
+        self._found[wanted] = route.id
+        while len(self._found) > _KEPT:
+            self._found.popitem(last=False)

@@ -1,0 +1,332 @@
+"""Teams and API keys: who may call, for whom, and how much.
+
+A key is random; only its hash is stored, in a Secret of the system namespace, so that the same
+code serves the embedded store and a cluster. Revocation is the deletion of that Secret: the
+informer's event takes it out of memory at once. Lookup is one dictionary access by hash.
+"""
+
+import base64
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct, structs
+
+from paddock.kit import ids
+from paddock.kit.clock import Clock
+from paddock.kit.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    PaddockError,
+    UnauthenticatedError,
+)
+from paddock.kit.logs import fields
+from paddock.manager.quota import Quota
+from paddock.resources.builtin import Namespace, Secret
+from paddock.resources.meta import Key, ObjectMeta
+from paddock.store.port import Store
+
+log = logging.getLogger(__name__)
+
+SYSTEM_NAMESPACE = "paddock-system"
+DEFAULT_TEAM = "default"
+LABEL_KIND = "paddock.dev/kind"
+LABEL_TEAM = "paddock.dev/team"
+KIND_KEY = "api-key"
+KIND_TEAM = "team"
+_LAST_USED_SECONDS = 60.0
+"""A key's last use is written at most this often."""
+
+
+T = TypeVar("T", "ApiKey", "Team")
+
+
+class Role(StrEnum):
+    """What a key may do."""
+
+    MEMBER = "member"
+    """Everything with its team's sandboxes."""
+    READER = "reader"
+    """Look, not touch."""
+    ADMIN = "admin"
+    """Every team, keys and quotas."""
+
+
+class Team(Struct, frozen=True):
+    """Who owns sandboxes; its namespace has its name."""
+
+    name: str
+    quota: Quota | None = None
+
+
+class ApiKey(Struct, frozen=True, kw_only=True):
+    """What is known of a key; never the key."""
+
+    id: str
+    name: str
+    team: str
+    role: Role = Role.MEMBER
+    hash: str
+    mask: str
+    created_at: datetime
+    last_used: datetime | None = None
+    quota: Quota | None = None
+
+
+class Caller(Struct, frozen=True):
+    """On whose behalf something is done."""
+
+    team: str
+    key_id: str = ""
+    role: Role = Role.MEMBER
+
+    @property
+    def is_admin(self) -> bool:
+        """Say whether every team is open to it."""
+        return self.role is Role.ADMIN
+
+    def must_write(self) -> None:
+        """Refuse readers."""
+        if self.role is Role.READER:
+            raise ForbiddenError(
+                "this API key may only read", hint="use a key with the role member or admin"
+            )
+
+
+def key_hash(key: str) -> str:
+    """Give what is stored of a key. Keys are long and random, so one plain hash is enough."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def masked(key: str) -> str:
+    """Give what people may see of a key."""
+    return f"{key[:6]}…{key[-4:]}"
+
+
+class Keyring:
+    """All keys and teams, in memory, fed by the Secret informer."""
+
+    def __init__(self, store: Store, clock: Clock, namespace: str = SYSTEM_NAMESPACE) -> None:
+        self.namespace = namespace
+        """Where they are kept."""
+        self._store = store
+        self._clock = clock
+        self._keys: dict[str, ApiKey] = {}
+        self._by_hash: dict[str, str] = {}
+        self._teams: dict[str, Team] = {}
+        self._used: dict[str, datetime] = {}
+        self._revoked: set[str] = set()
+
+    def observe(self, old: Secret | None, new: Secret | None) -> None:
+        """Take in one event of the Secret informer."""
+        secret = new or old
+        if secret is None:
+            return
+        kind = secret.metadata.labels.get(LABEL_KIND)
+        if kind == KIND_KEY:
+            self._observe_key(secret, gone=new is None)
+        elif kind == KIND_TEAM:
+            self._observe_team(secret, gone=new is None)
+
+    def _observe_key(self, secret: Secret, *, gone: bool) -> None:
+        known = self._keys.pop(secret.metadata.name, None)
+        if known is not None:
+            self._by_hash.pop(known.hash, None)
+        if gone:
+            self._revoked.add(secret.metadata.uid)
+        if secret.metadata.uid in self._revoked:
+            # Late news of a revoked key must not bring it back.
+            return
+        if not gone and not secret.is_deleting:
+            key = _record(secret, ApiKey)
+            self._keys[key.id] = key
+            self._by_hash[key.hash] = key.id
+
+    def _observe_team(self, secret: Secret, *, gone: bool) -> None:
+        team = _record(secret, Team)
+        if gone or secret.is_deleting:
+            self._teams.pop(team.name, None)
+        else:
+            self._teams[team.name] = team
+
+    def authenticate(self, key: str | None) -> Caller:
+        """Say who calls; an unknown or revoked key is an `UnauthenticatedError`."""
+        found = self._by_hash.get(key_hash(key)) if key else None
+        if found is None:
+            raise UnauthenticatedError(
+                "Invalid API key" if key else "API key is missing",
+                hint="send it as X-API-Key; `paddock keys create` makes one",
+            )
+        record = self._keys[found]
+        self._used[record.id] = self._clock.now()
+        return Caller(record.team, record.id, record.role)
+
+    def listed(self, team: str | None = None) -> tuple[ApiKey, ...]:
+        """List a team's keys, or all."""
+        found = (self._shown(key) for key in self._keys.values() if team in (None, key.team))
+        return tuple(sorted(found, key=lambda key: (key.created_at, key.id)))
+
+    def _shown(self, key: ApiKey) -> ApiKey:
+        """Tell the last use that is known here, written or not."""
+        return structs.replace(key, last_used=self._used.get(key.id, key.last_used))
+
+    def key(self, key_id: str) -> ApiKey:
+        """Find a key by id."""
+        if key_id not in self._keys:
+            raise NotFoundError(f"API key {key_id!r} was not found")
+        return self._keys[key_id]
+
+    def team(self, name: str) -> Team:
+        """Find a team; one that nobody declared has no quota."""
+        return self._teams.get(name) or Team(name)
+
+    def teams(self) -> tuple[Team, ...]:
+        """List teams: those declared and those that have keys."""
+        names = {*self._teams, *(key.team for key in self._keys.values())}
+        return tuple(self.team(name) for name in sorted(names))
+
+    def quotas(self, caller: Caller) -> tuple[tuple[str, Quota | None], ...]:
+        """Give the quotas a caller's claims count against, by holder."""
+        team = (f"team:{caller.team}", self.team(caller.team).quota)
+        if not caller.key_id:
+            return (team,)
+        key = self._keys.get(caller.key_id)
+        return (team, (f"key:{caller.key_id}", key.quota if key else None))
+
+    def quota_of(self, holder: str) -> Quota | None:
+        """Give the quota of one holder as it is now."""
+        kind, _, name = holder.partition(":")
+        if kind == "team":
+            return self.team(name).quota
+        key = self._keys.get(name)
+        return key.quota if key else None
+
+    async def create(
+        self,
+        *,
+        name: str,
+        team: str = DEFAULT_TEAM,
+        role: Role = Role.MEMBER,
+        quota: Quota | None = None,
+        secret: str | None = None,
+        key_id: str | None = None,
+    ) -> tuple[ApiKey, str]:
+        """Make a key; the second value is the only time it can be seen.
+
+        `key_id` is for keys that several processes may make at once: one of them does.
+        """
+        if not name.strip():
+            raise InvalidError("a key needs a name", hint="for example the person or program")
+        plain = secret or ids.api_key()
+        record = ApiKey(
+            id=key_id or ids.uid(),
+            name=name,
+            team=team,
+            role=role,
+            hash=key_hash(plain),
+            mask=masked(plain),
+            created_at=self._clock.now(),
+            quota=quota,
+        )
+        if record.hash in self._by_hash:
+            raise AlreadyExistsError("that key exists already")
+        await self._ensure_namespace(team)
+        stored = await self._store.create(self._secret(record.id, KIND_KEY, team, record))
+        self.observe(None, stored)
+        return record, plain
+
+    async def _ensure_namespace(self, team: str) -> None:
+        """Make the team's namespace where it is missing and we may."""
+        with contextlib.suppress(AlreadyExistsError, ForbiddenError):
+            await self._store.create(Namespace(metadata=ObjectMeta(name=team)))
+
+    async def revoke(self, key_id: str) -> None:
+        """Make a key worthless, at once."""
+        self.key(key_id)
+        gone = await self._store.delete(Secret, Key(self.namespace, key_id))
+        self.observe(gone, None)
+
+    async def update_key(
+        self, key_id: str, *, name: str | None = None, quota: Quota | None = None
+    ) -> ApiKey:
+        """Rename a key or replace its quota."""
+        self.key(key_id)
+
+        def changed(record: ApiKey) -> ApiKey:
+            if name is not None:
+                record = structs.replace(record, name=name)
+            return structs.replace(record, quota=quota) if quota is not None else record
+
+        return await self._write(key_id, ApiKey, changed)
+
+    async def set_team_quota(self, team: str, quota: Quota) -> Team:
+        """Declare a team and replace its quota."""
+        record = Team(team, quota)
+        try:
+            stored = await self._store.create(self._secret(f"team-{team}", KIND_TEAM, team, record))
+            self.observe(None, stored)
+        except AlreadyExistsError:
+            await self._write(f"team-{team}", Team, lambda _: record)
+        return record
+
+    async def flush_last_used(self) -> None:
+        """Write when keys were last used, for those where it is a while since."""
+        for key_id, moment in list(self._used.items()):
+            known = self._keys.get(key_id)
+            if known is None:
+                del self._used[key_id]
+                continue
+            since = (moment - known.last_used).total_seconds() if known.last_used else None
+            if since is None or since >= _LAST_USED_SECONDS:
+                del self._used[key_id]
+                await self._note_use(key_id, moment)
+
+    async def _note_use(self, key_id: str, moment: datetime) -> None:
+        try:
+            await self._write(key_id, ApiKey, lambda key: structs.replace(key, last_used=moment))
+        except NotFoundError:
+            # Revoked meanwhile: nobody asks any more when it was used.
+            return
+        except PaddockError as error:
+            # The store is away: it is told when it is back.
+            self._used.setdefault(key_id, moment)
+            log.warning("use of a key was not noted", extra=fields(error=error.message))
+
+    async def _write(self, name: str, kind: type[T], change: Callable[[T], T]) -> T:
+        """Change the record as it is in the store now; what others changed stays changed."""
+        while True:
+            current = await self._store.get(Secret, Key(self.namespace, name))
+            record = change(_record(current, kind))
+            try:
+                stored = await self._store.update(structs.replace(current, data=_data(record)))
+            except ConflictError:
+                continue
+            self.observe(current, stored)
+            return record
+
+    def _secret(self, name: str, kind: str, team: str, record: ApiKey | Team) -> Secret:
+        return Secret(
+            metadata=ObjectMeta(
+                name=name,
+                namespace=self.namespace,
+                labels={LABEL_KIND: kind, LABEL_TEAM: team},
+            ),
+            type="paddock.dev/record",
+            data=_data(record),
+        )
+
+
+def _record(secret: Secret, kind: type[T]) -> T:
+    return msgspec.json.decode(base64.b64decode(secret.data["record"]), type=kind)
+
+
+def _data(record: ApiKey | Team) -> Mapping[str, str]:
+    return {"record": base64.b64encode(msgspec.json.encode(record)).decode()}

@@ -1,0 +1,51 @@
+"""Pages over a list that is sorted by start time and id, stable while it changes.
+
+The token names the last item given, so that a page begins after it however many came or went.
+"""
+
+import base64
+import binascii
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TypeVar
+
+from paddock.kit.errors import FieldProblem, InvalidError
+
+T = TypeVar("T")
+Position = tuple[datetime, str]
+
+
+def encode(position: Position, *, ascending: bool) -> str:
+    """Write a position as a token."""
+    moment, identifier = position
+    text = f"{moment.isoformat()}__{identifier}" + ("__asc" if ascending else "")
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def decode(token: str) -> Position:
+    """Read a token; an `InvalidError` where it is none of ours."""
+    try:
+        text = base64.b64decode(token + "=" * (-len(token) % 4), b"-_", validate=True).decode()
+        moment, identifier = text.removesuffix("__asc").split("__")
+        when = datetime.fromisoformat(moment)
+    except (binascii.Error, UnicodeDecodeError, ValueError) as error:
+        problem = FieldProblem("nextToken", "this is not a token that a list returned")
+        raise InvalidError(str(problem), problems=[problem]) from error
+    if when.tzinfo is None:
+        problem = FieldProblem("nextToken", "this is not a token that a list returned")
+        raise InvalidError(str(problem), problems=[problem])
+    return when, identifier
+
+
+def page(
+    items: Iterable[tuple[Position, T]], *, limit: int, token: str | None, ascending: bool
+) -> tuple[tuple[T, ...], str | None]:
+    """Cut one page out of the items; the second value is the next page's token."""
+    ordered = sorted(items, key=lambda item: item[0], reverse=not ascending)
+    if token:
+        after = decode(token)
+        ordered = [item for item in ordered if (item[0] > after if ascending else item[0] < after)]
+    chosen = ordered[:limit]
+    more = len(ordered) > limit
+    following = encode(chosen[-1][0], ascending=ascending) if more and chosen else None
+    return tuple(item for _, item in chosen), following

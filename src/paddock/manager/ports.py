@@ -1,0 +1,52 @@
+"""What the manager needs of the outside and may not import: handed in by `paddock.app`."""
+
+from datetime import datetime
+from typing import Protocol
+
+from paddock.manager.requests import LogEntry, Sample
+from paddock.resources.sandbox import Sandbox
+from paddock.resources.template import NetworkPolicy, Resources, SandboxTemplateSpec
+
+
+class Agent(Protocol):
+    """The way to what runs a sandbox, for things that cannot wait for a reconcile."""
+
+    async def configure(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
+        """Give envd the token, environment and identity that a claim wrote."""
+        ...
+
+    def can_resize(self, now: Resources, wanted: Resources) -> bool:
+        """Say whether a sandbox in stock can be given another size without being made anew."""
+        ...
+
+    async def resize(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
+        """Give a sandbox the size that its claim wrote."""
+        ...
+
+    def can_update_image(self) -> bool:
+        """Say whether the controllers give a sandbox in stock another image as it runs."""
+        ...
+
+    async def set_network(self, sandbox: Sandbox, policy: NetworkPolicy) -> None:
+        """Put a changed egress policy into force."""
+        ...
+
+    async def samples(
+        self, sandbox: Sandbox, *, start: datetime | None, end: datetime | None
+    ) -> tuple[Sample, ...]:
+        """Give what a sandbox used, oldest first."""
+        ...
+
+    async def logs(
+        self, sandbox: Sandbox, *, since: datetime | None, limit: int
+    ) -> tuple[LogEntry, ...]:
+        """Give a sandbox's log lines, oldest first."""
+        ...
+
+
+class Announcer(Protocol):
+    """Tells gateways of a route before its sandbox is handed out."""
+
+    async def announce(self, sandbox: Sandbox) -> None:
+        """Return once every reachable gateway of this machine knows the route."""
+        ...

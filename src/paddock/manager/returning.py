@@ -1,0 +1,25 @@
+"""Giving a killed sandbox back to its pool, where the pool recycles."""
+
+from datetime import datetime
+
+from paddock.cache.census import pool_of
+from paddock.cache.provider import Provider
+from paddock.kit.errors import ConflictError
+from paddock.resources.pool import SandboxPool
+from paddock.resources.recycling import Return, outcome
+from paddock.resources.sandbox import Sandbox
+
+
+async def give_back(provider: Provider, sandbox: Sandbox, *, now: datetime) -> bool:
+    """Let its pool have a sandbox again; says no where it must be deleted instead."""
+    key = pool_of(sandbox)
+    pool = provider.get(SandboxPool, key) if key is not None else None
+    decision = outcome(sandbox, pool, now=now)
+    if not isinstance(decision, Return):
+        return False
+    try:
+        await provider.write.update(decision.sandbox)
+    except ConflictError:
+        # Changed since it was read: deleting is always right, and loses only warmth.
+        return False
+    return True

@@ -1,0 +1,233 @@
+"""Bytes to resources and back.
+
+Tolerant decoding is for what is stored and for newer clients; strict decoding is for what a
+person applies: an unknown field is an error that names its path.
+"""
+
+import re
+from enum import StrEnum
+from functools import cache
+from types import UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Struct, structs
+
+from paddock.kit.errors import FieldProblem, InvalidError
+from paddock.resources.meta import R, Resource
+from paddock.resources.registry import BY_KIND
+
+_encoder = msgspec.json.Encoder()
+_MAX_PROBLEMS = 20
+
+
+@cache
+def decoder(cls: type[R]) -> msgspec.json.Decoder[R]:
+    """Give the (cached) decoder of a kind."""
+    return msgspec.json.Decoder(cls)
+
+
+def typed(obj: R) -> R:
+    """Stamp apiVersion and kind, which the struct's class knows best."""
+    if obj.kind == obj.KIND and obj.api_version == obj.API_VERSION:
+        return obj
+    return structs.replace(obj, kind=obj.KIND, api_version=obj.API_VERSION)
+
+
+def encode(obj: Resource) -> bytes:
+    """Write a resource as JSON."""
+    return _encoder.encode(typed(obj))
+
+
+def decode(cls: type[R], data: bytes | memoryview) -> R:
+    """Read a resource; unknown fields are dropped, wrong types are an `InvalidError`."""
+    try:
+        return decoder(cls).decode(data)
+    except msgspec.DecodeError as error:
+        raise _invalid(cls, error) from error
+
+
+def to_builtins(obj: Resource | Struct) -> Any:
+    """Give plain dicts and lists, as JSON would have them."""
+    plain = msgspec.to_builtins(obj)
+    if isinstance(obj, Resource):
+        plain["apiVersion"], plain["kind"] = obj.API_VERSION, obj.KIND
+    return plain
+
+
+def from_builtins(cls: type[R], plain: object, *, strict_fields: bool = False) -> R:
+    """Build a resource from plain dicts and lists; strict: unknown fields are refused."""
+    if strict_fields:
+        problems = unknown_fields(cls, plain)
+        if problems:
+            raise InvalidError(
+                f"{cls.KIND} has unknown fields: " + "; ".join(str(item) for item in problems),
+                problems=problems,
+            )
+    try:
+        return msgspec.convert(plain, cls)
+    except msgspec.ValidationError as error:
+        raise _invalid(cls, error, plain) from error
+
+
+def decode_strict(cls: type[R], data: bytes) -> R:
+    """Read what a person applied: unknown fields and wrong types are errors with paths."""
+    try:
+        plain = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise InvalidError(f"the body is not JSON: {error}") from error
+    return from_builtins(cls, plain, strict_fields=True)
+
+
+def decode_any(plain: Any) -> Resource:
+    """Build whichever kind the document says it is, strictly."""
+    if not isinstance(plain, dict):
+        raise InvalidError("a resource is a mapping with apiVersion, kind, metadata and spec")
+    kind: Any = plain.get("kind")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    info = BY_KIND.get(kind) if isinstance(kind, str) else None
+    if info is None:
+        known = ", ".join(sorted(BY_KIND))
+        problem = FieldProblem("kind", f"there is no kind {kind!r}; known kinds: {known}")
+        raise InvalidError(str(problem), problems=[problem])
+    return from_builtins(info.cls, plain, strict_fields=True)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _invalid(cls: type[Resource], error: msgspec.DecodeError, plain: Any = None) -> InvalidError:
+    text = str(error)
+    message, _, where = text.partition(" - at `")
+    path = where.rstrip("`").removeprefix("$").removeprefix(".")
+    if _ANY_KEY in path and plain is not None:
+        path = _with_keys(cls, plain, path)
+    if match := _MISSING.match(message):
+        path, message = f"{path}.{match[1]}" if path else match[1], "is needed"
+    elif (match := _ENUM.match(message)) and (choices := _choices(cls, path)):
+        message = f"{match[1]} is not one of {', '.join(choices)}"
+    problem = FieldProblem(path, message)
+    return InvalidError(f"{cls.KIND} is invalid: {problem}", problems=[problem])
+
+
+_MISSING = re.compile(r"Object missing required field `(.+)`$")
+_ENUM = re.compile(r"Invalid enum value (.+)$")
+_ANY_KEY = "[...]"
+
+
+def _with_keys(cls: Any, plain: Any, path: str) -> str:
+    """Say which key of a mapping is meant, where the decoder only says that one is."""
+    before, found, after = path.partition(_ANY_KEY)
+    kind, value = cls, plain
+    for step in before.split("."):
+        name, *indexes = step.replace("]", "").split("[")
+        kind, value = _option(_fields(kind)[name]), value[name]
+        for index in indexes:
+            kind, value = _option(get_args(kind)[0]), value[int(index)]
+    inner = _option(get_args(kind)[1])
+    for key, item in value.items():
+        try:
+            msgspec.convert(item, get_args(kind)[1])
+        except msgspec.ValidationError:
+            if _ANY_KEY not in after:
+                return f"{before}.{key}{after}"
+            return f"{before}.{key}.{_with_keys(inner, item, after.removeprefix('.'))}"
+    return before + found + after
+
+
+def _choices(cls: Any, path: str) -> tuple[str, ...]:
+    """Give what a field may hold, where that is one of a few words."""
+    kind = cls
+    for step in path.split("."):
+        name, *indexes = step.split("[")
+        if isinstance(kind, type) and issubclass(kind, Struct):
+            kind = _option(_fields(kind).get(name))
+        else:
+            kind = _option(get_args(kind)[-1]) if get_args(kind) else None
+        for _ in indexes:
+            kind = _option(get_args(kind)[0]) if get_args(kind) else None
+    options = (kind, *get_args(kind))
+    enums = (item for item in options if isinstance(item, type) and issubclass(item, StrEnum))
+    return tuple(member.value for enum in enums for member in enum)
+
+
+def _option(kind: Any) -> Any:
+    """Give what an optional field holds when it holds something."""
+    if get_origin(kind) in (Union, UnionType):
+        return next((option for option in get_args(kind) if _holds_structs(option)), kind)
+    return kind
+
+
+def without_nulls(cls: Any, plain: Any) -> Any:
+    """Drop nulls where the type knows the field: there, null means absent.
+
+    What the type does not look into (pod templates, patches) stays as it was written.
+    """
+    if isinstance(cls, type) and issubclass(cls, Struct) and isinstance(plain, dict):
+        known = _fields(cls)
+        return {
+            name: without_nulls(known.get(name, Any), item)
+            for name, item in cast("dict[str, Any]", plain).items()
+            if item is not None or name not in known
+        }
+    origin, arguments = get_origin(cls), get_args(cls)
+    if origin in (Union, UnionType):
+        inner = next((option for option in arguments if _holds_structs(option)), Any)
+        return without_nulls(inner, plain)
+    if origin is tuple and isinstance(plain, list) and arguments:
+        return [without_nulls(arguments[0], item) for item in cast("list[Any]", plain)]
+    if len(arguments) == 2 and arguments[1] is not Any and isinstance(plain, dict):
+        return {
+            name: without_nulls(arguments[1], item)
+            for name, item in cast("dict[str, Any]", plain).items()
+            if item is not None
+        }
+    return cast("Any", plain)
+
+
+def _holds_structs(kind: Any) -> bool:
+    return bool(get_args(kind)) or (isinstance(kind, type) and issubclass(kind, Struct))
+
+
+_KNOWN_META = {"managedFields", "selfLink"}
+"""Kubernetes' own fields of metadata that clients echo and that we do not keep."""
+
+
+def unknown_fields(cls: Any, plain: object, path: str = "") -> list[FieldProblem]:
+    """Find fields that the type does not have, at any depth."""
+    problems: list[FieldProblem] = []
+    _walk(cls, plain, path, problems)
+    return problems[:_MAX_PROBLEMS]
+
+
+@cache
+def _fields(cls: type[Struct]) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {field.encode_name: hints[field.name] for field in structs.fields(cls)}
+
+
+def _walk(kind: Any, value: Any, path: str, problems: list[FieldProblem]) -> None:
+    if value is None:
+        return
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        if isinstance(value, dict):
+            _walk_struct(kind, value, path, problems)  # pyright: ignore[reportUnknownArgumentType]
+        return
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        for option in arguments:
+            _walk(option, value, path, problems)
+    elif origin is tuple and isinstance(value, list) and arguments:
+        for index, item in enumerate(value):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            _walk(arguments[0], item, f"{path}[{index}]", problems)
+    elif len(arguments) == 2 and isinstance(value, dict):
+        for name, item in value.items():  # pyright: ignore[reportUnknownVariableType]
+            _walk(arguments[1], item, f"{path}.{name}", problems)
+
+
+def _walk_struct(
+    cls: type[Struct], value: dict[str, Any], path: str, problems: list[FieldProblem]
+) -> None:
+    known = _fields(cls)
+    for name, item in value.items():
+        where = f"{path}.{name}" if path else name
+        if name in known:
+            _walk(known[name], item, where, problems)
+        elif not (path == "metadata" and name in _KNOWN_META):
+            problems.append(FieldProblem(where, "unknown field"))

@@ -1,0 +1,47 @@
+"""Quantities as Kubernetes writes them: `500m` of CPU, `512Mi` of memory."""
+
+import re
+from decimal import Decimal
+
+from paddock.kit.errors import FieldProblem, InvalidError
+
+_QUANTITY = re.compile(r"^(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
+_FACTORS = {
+    "m": Decimal("0.001"),
+    "": Decimal(1),
+    "k": Decimal(10) ** 3,
+    "M": Decimal(10) ** 6,
+    "G": Decimal(10) ** 9,
+    "T": Decimal(10) ** 12,
+    "P": Decimal(10) ** 15,
+    "Ki": Decimal(2) ** 10,
+    "Mi": Decimal(2) ** 20,
+    "Gi": Decimal(2) ** 30,
+    "Ti": Decimal(2) ** 40,
+    "Pi": Decimal(2) ** 50,
+}
+
+
+def parse(text: str, path: str = "") -> Decimal:
+    """Read a quantity; an `InvalidError` names the field."""
+    match = _QUANTITY.match(text)
+    if match is None:
+        problem = FieldProblem(path, f"{text!r} is not a quantity such as 2, 500m or 512Mi")
+        raise InvalidError(str(problem), problems=[problem])
+    return Decimal(match["number"]) * _FACTORS[match["unit"] or ""]
+
+
+def millis(text: str, path: str = "") -> int:
+    """Read a CPU quantity as thousandths of a core, rounded up."""
+    value = parse(text, path) * 1000
+    return int(value.to_integral_value(rounding="ROUND_CEILING"))
+
+
+def whole(text: str, path: str = "") -> int:
+    """Read a size as bytes, rounded up."""
+    return int(parse(text, path).to_integral_value(rounding="ROUND_CEILING"))
+
+
+def mebibytes(size_bytes: int) -> int:
+    """Give a size in whole MiB, rounded down."""
+    return size_bytes // (1 << 20)

@@ -1,0 +1,221 @@
+"""Every kind there is, with what tools show of it."""
+
+from paddock.kit.errors import InvalidError
+from paddock.resources.batch import BatchSandbox
+from paddock.resources.builtin import Event, Lease, Namespace, Secret
+from paddock.resources.checkpoint import Checkpoint
+from paddock.resources.claim import SandboxClaim
+from paddock.resources.env import SandboxEnv
+from paddock.resources.meta import Part, Resource
+from paddock.resources.pool import SandboxPool
+from paddock.resources.sandbox import Sandbox
+from paddock.resources.template import SandboxTemplate
+
+
+class Column(Part, frozen=True, kw_only=True):
+    """One printer column of `kubectl get`."""
+
+    name: str
+    path: str
+    """JSONPath, as in a CRD."""
+    type: str = "string"
+    """`date` is shown as an age, so it is for moments in the past only."""
+    priority: int = 0
+    """Above 0: only with `-o wide`."""
+
+
+class Scale(Part, frozen=True, kw_only=True):
+    """Where the scale subresource reads and writes."""
+
+    spec_path: str = ".spec.replicas"
+    status_path: str = ".status.replicas"
+    selector_path: str | None = None
+
+
+class KindInfo(Part, frozen=True, kw_only=True):
+    """What discovery, CRDs and tables need to know of a kind."""
+
+    cls: type[Resource]
+    short_names: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    categories: tuple[str, ...] = ()
+    has_status: bool = True
+    scale: Scale | None = None
+    selectable: tuple[str, ...] = ()
+    """Fields that selectors may name on a Kubernetes API server, beside name and namespace."""
+
+    @property
+    def kind(self) -> str:
+        """Its name."""
+        return self.cls.KIND
+
+    @property
+    def singular(self) -> str:
+        """Its name in lower case."""
+        return self.cls.KIND.lower()
+
+
+_AGE = Column(name="Age", path=".metadata.creationTimestamp", type="date")
+
+
+def _column(name: str, path: str, kind: str = "string", priority: int = 0) -> Column:
+    return Column(name=name, path=path, type=kind, priority=priority)
+
+
+KINDS: tuple[KindInfo, ...] = (
+    KindInfo(
+        cls=SandboxTemplate,
+        short_names=("sbt",),
+        categories=("paddock",),
+        columns=(
+            _column("Image", ".spec.image"),
+            _column("CPU", ".spec.resources.cpu"),
+            _column("Memory", ".spec.resources.memory"),
+            _column("Public", ".spec.public", "boolean", 1),
+            _AGE,
+        ),
+    ),
+    KindInfo(
+        cls=Sandbox,
+        selectable=(
+            ".spec.claim.sandboxId",
+            ".spec.claim.owner",
+            ".spec.claim.templateId",
+            ".spec.claim.idempotencyKey",
+            ".status.phase",
+            ".status.nodeName",
+        ),
+        short_names=("sbx",),
+        categories=("paddock",),
+        columns=(
+            _column("Status", ".status.phase"),
+            _column("ID", ".spec.claim.sandboxId"),
+            _column("Owner", ".spec.claim.owner"),
+            _AGE,
+            _column("Pool", r".metadata.labels.paddock\.dev/pool", priority=1),
+            _column("Shutdown", ".spec.shutdownTime", priority=1),
+            _column("Pause", ".spec.pauseTime", priority=1),
+            _column("Recycled", ".status.recycledCount", "integer", 1),
+            _column("Message", ".status.message", priority=1),
+        ),
+    ),
+    KindInfo(
+        cls=SandboxPool,
+        scale=Scale(selector_path=".status.selector"),
+        selectable=(".spec.templateRef.name",),
+        short_names=("sbp",),
+        categories=("paddock",),
+        columns=(
+            _column("Desired", ".status.desired", "integer"),
+            _column("Available", ".status.available", "integer"),
+            _column("Creating", ".status.creating", "integer"),
+            _column("Allocated", ".status.allocated", "integer"),
+            _AGE,
+            _column("Updated", ".status.updated", "integer", 1),
+            _column("Revision", ".status.revision", priority=1),
+        ),
+    ),
+    KindInfo(
+        cls=SandboxClaim,
+        selectable=(".spec.templateName", ".status.phase"),
+        short_names=("sbc",),
+        categories=("paddock",),
+        columns=(
+            _column("Template", ".spec.templateName"),
+            _column("Phase", ".status.phase"),
+            _column("Wanted", ".spec.replicas", "integer"),
+            _column("Claimed", ".status.claimedReplicas", "integer"),
+            _AGE,
+        ),
+    ),
+    KindInfo(
+        cls=Checkpoint,
+        selectable=(
+            ".spec.sandboxName",
+            ".spec.owner",
+            ".spec.checkpointId",
+            ".status.checkpointId",
+            ".status.phase",
+        ),
+        short_names=("cp",),
+        categories=("paddock",),
+        columns=(
+            _column("Sandbox", ".spec.sandboxName"),
+            _column("Phase", ".status.phase"),
+            _column("ID", ".status.checkpointId"),
+            _column("Size", ".status.sizeBytes", "integer"),
+            _AGE,
+        ),
+    ),
+    KindInfo(
+        cls=BatchSandbox,
+        scale=Scale(),
+        selectable=(".spec.poolRef", ".spec.owner", ".status.phase"),
+        short_names=("bsbx",),
+        categories=("paddock",),
+        columns=(
+            _column("Desired", ".spec.replicas", "integer"),
+            _column("Allocated", ".status.allocated", "integer"),
+            _column("Ready", ".status.ready", "integer"),
+            _column("Phase", ".status.phase"),
+            _column("Succeeded", ".status.taskSucceeded", "integer", 1),
+            _column("Failed", ".status.taskFailed", "integer", 1),
+            _column("Expire", ".spec.expireTime", priority=1),
+            _AGE,
+        ),
+    ),
+    KindInfo(
+        cls=SandboxEnv,
+        selectable=(".spec.templateRef.name",),
+        short_names=("sbe",),
+        categories=("paddock",),
+        columns=(
+            _column("Template", ".spec.templateRef.name"),
+            _column("Members", ".status.memberCount", "integer"),
+            _column("Desired", ".status.desired", "integer"),
+            _column("Running", ".status.running", "integer"),
+            _column("Idle", ".status.idle", "integer"),
+            _AGE,
+        ),
+    ),
+)
+"""The seven kinds of the vocabulary."""
+
+BUILTINS: tuple[KindInfo, ...] = (
+    KindInfo(
+        cls=Namespace,
+        short_names=("ns",),
+        columns=(_column("Status", ".status.phase"), _AGE),
+    ),
+    KindInfo(
+        cls=Event,
+        short_names=("ev",),
+        has_status=False,
+        columns=(
+            _column("Last Seen", ".lastTimestamp", "date"),
+            _column("Type", ".type"),
+            _column("Reason", ".reason"),
+            _column("Object", ".involvedObject.name"),
+            _column("Message", ".message"),
+        ),
+    ),
+    KindInfo(
+        cls=Lease,
+        has_status=False,
+        columns=(_column("Holder", ".spec.holderIdentity"), _AGE),
+    ),
+    KindInfo(cls=Secret, has_status=False, columns=(_column("Type", ".type"), _AGE)),
+)
+"""Kubernetes' own kinds that the embedded store keeps."""
+
+ALL: tuple[KindInfo, ...] = KINDS + BUILTINS
+BY_KIND = {info.kind: info for info in ALL}
+
+
+def info_for(kind: str) -> KindInfo:
+    """Find a kind by its name, plural, singular or short name; an unknown one is an error."""
+    for info in ALL:
+        if kind in (info.kind, info.cls.PLURAL, info.singular, *info.short_names):
+            return info
+    known = ", ".join(sorted(info.cls.PLURAL for info in ALL))
+    raise InvalidError(f"there is no kind {kind!r}", hint=f"known kinds: {known}")

@@ -1,0 +1,156 @@
+"""Spellings: what names, labels, addresses, percentages and the like look like.
+
+Each check takes text and gives what is wrong with it, or `None`. Patterns that a Kubernetes API
+server checks too are RE2 and anchored. Which field has which spelling is `constraints`'s business.
+"""
+
+import base64
+import binascii
+import ipaddress
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+from croniter import croniter
+
+Check = Callable[[str], str | None]
+
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+POSITIVE_QUANTITY = (
+    r"^([0-9]*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+)
+PERCENTAGE = r"^([1-9][0-9]?|100)%$"
+ABSOLUTE_PATH = r"^/"
+SANDBOX_ID = r"^[a-z0-9]+$"
+HOST_NAME = r"^[-A-Za-z0-9._${}:]+$"
+ALIAS = r"^[a-z0-9A-Z]([-a-z0-9A-Z_./:]*[a-z0-9A-Z])?$"
+
+MAX_NAME = 253
+MAX_LABEL = 63
+
+_DNS_LABEL = re.compile(DNS_LABEL)
+_DNS_SUBDOMAIN = re.compile(DNS_SUBDOMAIN)
+_LABEL_NAME = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+_ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_DOMAIN = re.compile(r"^(\*\.)?([a-z0-9]([-a-z0-9]*[a-z0-9])?\.)*[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+_SECRET_KEY = re.compile(r"^[-._a-zA-Z0-9]{1,253}$")
+
+
+def dns_subdomain(text: str) -> str | None:
+    """Check the name of an object."""
+    if len(text) > MAX_NAME:
+        return f"must be no more than {MAX_NAME} characters"
+    if not _DNS_SUBDOMAIN.fullmatch(text):
+        return (
+            f"{shorten(text)} is not a name: lower case letters, digits, '-' and '.', "
+            "beginning and ending with a letter or digit"
+        )
+    return None
+
+
+def dns_label(text: str) -> str | None:
+    """Check a name that must fit into one label of a domain name."""
+    if len(text) > MAX_LABEL:
+        return f"must be no more than {MAX_LABEL} characters"
+    if not _DNS_LABEL.fullmatch(text):
+        return (
+            f"{shorten(text)} is not a name: lower case letters, digits and '-', "
+            "beginning and ending with a letter or digit"
+        )
+    return None
+
+
+@lru_cache(maxsize=4096)
+def qualified_name(text: str) -> str | None:
+    """Check the key of a label or annotation: an optional domain, `/`, and a name."""
+    prefix, slash, name = text.rpartition("/")
+    if slash and (problem := dns_subdomain(prefix)):
+        return f"prefix of {shorten(text)}: {problem}"
+    if len(name) > MAX_LABEL or not _LABEL_NAME.fullmatch(name):
+        return (
+            f"{shorten(text)} is not a key: up to 63 letters, digits, '-', '_' and '.', "
+            "with an optional domain and '/' before them"
+        )
+    return None
+
+
+@lru_cache(maxsize=4096)
+def label_value(text: str) -> str | None:
+    """Check the value of a label."""
+    if text and (len(text) > MAX_LABEL or not _LABEL_NAME.fullmatch(text)):
+        return (
+            f"{shorten(text)} is not a label's value: up to 63 letters, digits, '-', '_' and '.', "
+            "beginning and ending with a letter or digit"
+        )
+    return None
+
+
+def env_name(text: str) -> str | None:
+    """Check the name of an environment variable."""
+    if _ENV_NAME.fullmatch(text):
+        return None
+    return (
+        f"{shorten(text)} is not the name of a variable: letters, digits and '_', not a digit first"
+    )
+
+
+def secret_key(text: str) -> str | None:
+    """Check a key of a Secret."""
+    if _SECRET_KEY.fullmatch(text):
+        return None
+    return f"{shorten(text)} is not a key: up to 253 letters, digits, '-', '_' and '.'"
+
+
+def base64_text(text: str) -> str | None:
+    """Check that a value is base64."""
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return "is not base64"
+    return None
+
+
+def network(text: str) -> str | None:
+    """Check an address or CIDR."""
+    if is_network(text):
+        return None
+    return f"{shorten(text)} is neither an address nor a CIDR such as 10.0.0.0/8"
+
+
+def network_or_domain(text: str) -> str | None:
+    """Check an address, CIDR or domain."""
+    if is_network(text) or (len(text) <= MAX_NAME and _DOMAIN.fullmatch(text.lower())):
+        return None
+    return f"{shorten(text)} is neither an address, a CIDR nor a domain such as *.example.com"
+
+
+def address(text: str) -> str | None:
+    """Check an address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return f"{shorten(text)} is not an IP address"
+    return None
+
+
+def cron(text: str) -> str | None:
+    """Check a cron expression of five fields."""
+    if len(text.split()) == 5 and croniter.is_valid(text):
+        return None
+    return f"{shorten(text)} is not a cron expression of five fields such as '0 8 * * 1-5'"
+
+
+def is_network(text: str) -> bool:
+    """Say whether text is an address or a CIDR."""
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True
+
+
+def shorten(text: str) -> str:
+    """Quote what somebody wrote, but not at any length."""
+    return repr(text if len(text) <= 64 else text[:61] + "...")

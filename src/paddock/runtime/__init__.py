@@ -1,0 +1,1 @@
+"""The Runtime port and its drivers: simulated, local (this machine), kubernetes (pods)."""

@@ -1,0 +1,490 @@
+"""The `kubernetes` driver: performs sandbox operations as writes to a cluster and orders to envd.
+
+It keeps nothing of its own: what is, is read from pods and volume claims; what should be, from the
+blueprint. So any process that leads can go on where another stopped.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+from typing import Any
+
+from paddock.kit import tokens
+from paddock.kit.clock import Clock
+from paddock.kit.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    DeadlineExceededError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
+from paddock.resources.meta import Key, Resource, with_meta
+from paddock.resources.pods import Pod, VolumeClaim
+from paddock.runtime.kubernetes import names, reading
+from paddock.runtime.kubernetes.cluster import Asking, BlueprintOf, Claims, Cluster, Pods
+from paddock.runtime.kubernetes.envds import Envds
+from paddock.runtime.kubernetes.nodes import Nodes
+from paddock.runtime.kubernetes.policies import Policies
+from paddock.runtime.kubernetes.reimaging import ImageUpdates
+from paddock.runtime.kubernetes.render import PodSettings, render, volume_claims
+from paddock.runtime.port import (
+    AgentConfig,
+    Blueprint,
+    Capabilities,
+    EgressPolicy,
+    Instance,
+    InstanceState,
+    LogLine,
+    Runtime,
+    RuntimeEvent,
+    StoredCheckpoint,
+    Usage,
+)
+
+CREATE_SECONDS = 20.0
+"""A worker waits so long for a pod; after that the queue comes back to it."""
+_NO_MEMORY = "pods cannot store their memory"
+_NO_UPDATE = "pods are not written to directly here"
+_NO_SNAPSHOT = "pods cannot store their files; pause with Stop and a volume claim keeps them"
+
+
+class KubernetesRuntime:
+    """A `Runtime` whose sandboxes are pods."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        pods: Pods,
+        claims: Claims,
+        envds: Envds,
+        nodes: Nodes,
+        settings: PodSettings,
+        control_token: Callable[[str], str],
+        blueprint_of: BlueprintOf,
+        clock: Clock,
+        server: Asking | None = None,
+    ) -> None:
+        self._images = ImageUpdates(server) if server is not None else None
+        self._cluster = cluster
+        self._picture = pods
+        self._claims = claims
+        self._envds = envds
+        self._nodes = nodes
+        self._settings = settings
+        self._control_token = control_token
+        self._blueprint_of = blueprint_of
+        self._clock = clock
+        self._pods: dict[str, Pod] = {}
+        self._changed: dict[str, asyncio.Event] = {}
+        self.policies = Policies(
+            cluster,
+            pods,
+            system_namespace=settings.system_namespace,
+            clock=clock,
+            namespace=settings.namespace or None,
+        )
+        self._watchers: set[asyncio.Queue[RuntimeEvent]] = set()
+        pods.subscribe(self._take)
+
+    @property
+    def name(self) -> str:
+        return "kubernetes"
+
+    async def capabilities(self) -> Capabilities:
+        can_freeze = self._nodes.are_installed
+        reasons = {
+            "can_checkpoint": _NO_MEMORY,
+            "can_snapshot_files": _NO_SNAPSHOT,
+            "can_stop": "only sandboxes of templates with volumeClaimTemplates keep files",
+            "can_limit_pids": "the kubelet's own limit holds (podPidsLimit)",
+            "can_filter_egress": "by address; the cluster's network must enforce NetworkPolicies",
+        }
+        if not can_freeze:
+            reasons["can_freeze"] = "the node DaemonSet is not installed"
+        if self._images is None:
+            reasons["can_update_image"] = _NO_UPDATE
+        return Capabilities(
+            can_freeze=can_freeze,
+            can_stop=True,
+            can_limit_cpu=True,
+            can_limit_memory=True,
+            can_limit_disk=True,
+            can_filter_egress=True,
+            can_update_image=self._images is not None,
+            reasons=reasons,
+        )
+
+    # ---- making --------------------------------------------------------------------------
+
+    async def create(self, blueprint: Blueprint) -> Instance:
+        if blueprint.checkpoint_id is not None:
+            raise UnsupportedError(
+                f"sandbox {blueprint.name} starts from a checkpoint: {_NO_MEMORY}"
+            )
+        pod = self._pods.get(blueprint.uid)
+        if pod is None or pod.is_deleting:
+            await self.policies.ensure(blueprint.egress, blueprint.namespace)
+            await self._ensure_claims(blueprint)
+            pod = await self._create_pod(blueprint, incarnation=1)
+        return await self._until_answering(blueprint.uid)
+
+    async def start(self, uid: str) -> Instance:
+        """Wait for the ready command; the sidecar runs both commands by itself."""
+        pod = self._pod(uid)
+        wanted = self._blueprint_of(uid)
+        allowed = wanted.ready_timeout_seconds if wanted is not None else CREATE_SECONDS
+        # A long ready command must not hold a worker; the pod's age is what counts.
+        seconds = min(allowed, CREATE_SECONDS)
+        _, former = reading.replaced(pod)
+        problem = await self._envds.wait_ready(
+            uid, pod.status.pod_ip, seconds=seconds, former=former
+        )
+        if problem is not None:
+            if trouble := reading.daemon_trouble(self._pods.get(uid, pod)):
+                problem = f"{problem}; {trouble}"
+            began = reading.began(pod) or self._clock.now()
+            if (self._clock.now() - began).total_seconds() >= allowed + CREATE_SECONDS:
+                raise DeadlineExceededError(f"{problem}; it had {allowed:g} s to get ready")
+            raise UnavailableError(problem, retry_after_seconds=1.0)
+        if wanted is not None:
+            await self._envds.configure(uid, pod.status.pod_ip, wanted.agent)
+        return self._instance(uid, self._pod(uid))
+
+    async def configure(self, uid: str, agent: AgentConfig) -> None:
+        await self._envds.configure(uid, self._pod(uid).status.pod_ip, agent)
+
+    async def update_image(self, uid: str, image: str) -> Instance:
+        if self._images is None:
+            raise UnsupportedError(f"sandbox {uid} keeps its image: {_NO_UPDATE}")
+        pod = self._pod(uid)
+        if reading.image(pod) != image:
+            if self._instance(uid, pod).state is not InstanceState.RUNNING:
+                raise ConflictError(f"sandbox {uid} does not run: its image stays for now")
+            main = await self._envds.main_of(pod.status.pod_ip)
+            pod = await self._images.begin(pod, image, main=main)
+            self._picture.observe(pod)
+        try:
+            await self._until_answering(uid)
+        except InvalidError as error:
+            why = await self._images.why_not(pod)
+            raise InvalidError(f"{error.message}: {why}" if why else error.message) from error
+        return await self.start(uid)
+
+    async def _create_pod(self, blueprint: Blueprint, *, incarnation: int) -> Pod:
+        manifest = render(
+            blueprint,
+            self._settings,
+            control_hash=tokens.hashed(self._control_token(blueprint.uid)),
+            incarnation=incarnation,
+        )
+        try:
+            made = await self._cluster.create(manifest)
+        except AlreadyExistsError:
+            return await self._adopt(blueprint)
+        # What the server answered is shown until the watch has caught up.
+        pod = Pod(metadata=made.metadata)
+        self._picture.observe(pod)
+        return pod
+
+    async def _adopt(self, blueprint: Blueprint) -> Pod:
+        """Take over a pod of this name if it was made for this very sandbox."""
+        try:
+            pod = await self._cluster.get(Pod, Key(blueprint.namespace, blueprint.name))
+        except NotFoundError as error:
+            # Not the sandbox is missing: what stood in its way is.
+            raise UnavailableError(
+                f"an earlier pod {blueprint.name} has just gone", retry_after_seconds=0.1
+            ) from error
+        if not reading.is_owned(pod, blueprint.uid):
+            if pod.is_deleting:
+                raise UnavailableError(
+                    f"an earlier pod {blueprint.name} is still ending", retry_after_seconds=0.5
+                )
+            raise InvalidError(
+                f"a pod named {blueprint.name} is there and does not belong to this sandbox",
+                hint="delete that pod, or name the sandbox differently",
+            )
+        if pod.is_deleting:
+            raise UnavailableError(
+                f"the former pod of sandbox {blueprint.name} is still ending",
+                retry_after_seconds=0.5,
+            )
+        self._picture.observe(pod)
+        return pod
+
+    async def _ensure_claims(self, blueprint: Blueprint) -> None:
+        for manifest in volume_claims(blueprint):
+            if await self._create_once(manifest):
+                continue
+            try:
+                claim = await self._cluster.get(VolumeClaim, manifest.key)
+            except NotFoundError as error:
+                raise UnavailableError(
+                    f"an earlier volume claim {manifest.metadata.name} has just gone",
+                    retry_after_seconds=0.1,
+                ) from error
+            if not reading.is_owned(claim, blueprint.uid):
+                raise InvalidError(
+                    f"a volume claim named {manifest.metadata.name} is there and does not belong "
+                    f"to sandbox {blueprint.name}",
+                    hint="delete that claim, or name the sandbox differently",
+                )
+
+    async def _create_once(self, obj: Resource) -> bool:
+        try:
+            await self._cluster.create(obj)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    async def _until_answering(self, uid: str) -> Instance:
+        """Wait for the pod to run, as the watch tells; raise why it does not."""
+        reason = "its pod has not been seen yet"
+        try:
+            async with asyncio.timeout(CREATE_SECONDS):
+                while True:
+                    changed = self._changed.setdefault(uid, asyncio.Event())
+                    changed.clear()
+                    if (pod := self._pods.get(uid)) is not None:
+                        instance = self._instance(uid, pod)
+                        if instance.state is InstanceState.FAILED:
+                            raise InvalidError(instance.reason or "its pod failed")
+                        if instance.state is InstanceState.RUNNING:
+                            return instance
+                        reason = instance.reason or reason
+                    await changed.wait()
+        except TimeoutError as error:
+            raise UnavailableError(f"sandbox {uid} {reason}", retry_after_seconds=1.0) from error
+        finally:
+            self._changed.pop(uid, None)
+
+    # ---- pausing -------------------------------------------------------------------------
+
+    async def freeze(self, uid: str) -> Instance:
+        pod = self._pod(uid)
+        await self._nodes.freeze(pod, frozen=True)
+        return self._instance(uid, await self._mark_frozen(pod, frozen=True))
+
+    async def thaw(self, uid: str) -> Instance:
+        pod = self._pod(uid)
+        await self._nodes.freeze(pod, frozen=False)
+        return self._instance(uid, await self._mark_frozen(pod, frozen=False))
+
+    async def _mark_frozen(self, pod: Pod, *, frozen: bool) -> Pod:
+        if (names.ANNOTATION_FROZEN in pod.metadata.annotations) is frozen:
+            return pod
+        # A kubelet writes status at any time, so what the picture shows may be old.
+        current = await self._current(pod)
+        marks = {
+            name: text
+            for name, text in current.metadata.annotations.items()
+            if name != names.ANNOTATION_FROZEN
+        }
+        if frozen:
+            marks[names.ANNOTATION_FROZEN] = "true"
+        return await self._write(with_meta(current, annotations=marks))
+
+    async def _current(self, pod: Pod) -> Pod:
+        current = await self._cluster.get(Pod, pod.key)
+        if current.metadata.uid != pod.metadata.uid:
+            raise NotFoundError(f"pod {pod.key} was replaced by another")
+        return current
+
+    async def _write(self, pod: Pod) -> Pod:
+        written = await self._cluster.update(pod)
+        self._picture.observe(written)
+        return written
+
+    async def stop(self, uid: str) -> Instance:
+        claims = self._claims.by_index("uid", uid)
+        if not claims:
+            raise UnsupportedError(
+                f"sandbox {uid} has no volume: stopping it would lose its files",
+                hint="give its template volumeClaimTemplates, or pause with Freeze",
+            )
+        pod = self._pods.get(uid)
+        life = reading.incarnation(pod) if pod is not None else _stopped_life(claims) or 1
+        # The mark goes first: from here on a missing pod is a pause and not a loss.
+        for claim in claims:
+            if claim.metadata.annotations.get(names.ANNOTATION_STOPPED) != str(life):
+                current = await self._cluster.get(VolumeClaim, claim.key)
+                marks = {**current.metadata.annotations, names.ANNOTATION_STOPPED: str(life)}
+                self._claims.observe(
+                    await self._cluster.update(with_meta(current, annotations=marks))
+                )
+        if pod is not None:
+            await self._delete(pod)
+        return Instance(uid=uid, state=InstanceState.STOPPED, incarnation=life)
+
+    async def restore(self, uid: str) -> Instance:
+        pod = self._pods.get(uid)
+        if pod is not None and not pod.is_deleting:
+            instance = self._instance(uid, pod)
+            if instance.state is InstanceState.FROZEN:
+                raise ConflictError(f"sandbox {uid} is frozen: thaw it instead of restoring it")
+        else:
+            life = _stopped_life(self._claims.by_index("uid", uid))
+            blueprint = self._blueprint_of(uid)
+            if life is None or blueprint is None:
+                raise NotFoundError(f"no stopped sandbox {uid} is known")
+            await self.policies.ensure(blueprint.egress, blueprint.namespace)
+            await self._create_pod(blueprint, incarnation=life + 1)
+        await self._until_answering(uid)
+        return await self.start(uid)
+
+    async def hibernate(self, uid: str) -> Instance:
+        raise UnsupportedError(_NO_MEMORY, hint="pause with Freeze, or with Stop and a volume")
+
+    async def snapshot(
+        self, uid: str, checkpoint_id: str, *, memory: bool, keep_running: bool
+    ) -> StoredCheckpoint:
+        raise UnsupportedError(_NO_SNAPSHOT)
+
+    async def fork(self, uid: str, children: tuple[Blueprint, ...]) -> tuple[Instance | str, ...]:
+        raise UnsupportedError(_NO_MEMORY)
+
+    async def delete_checkpoint(self, checkpoint_id: str) -> None:
+        """There are none."""
+
+    async def checkpoints(self) -> tuple[StoredCheckpoint, ...]:
+        return ()
+
+    # ---- ending --------------------------------------------------------------------------
+
+    async def destroy(self, uid: str) -> None:
+        if (pod := self._pods.get(uid)) is not None:
+            if not pod.is_deleting:
+                await self._delete(pod)
+            if names.ANNOTATION_FROZEN in pod.metadata.annotations:
+                # Where cgroups are of the first version not even a kill reaches the frozen.
+                with contextlib.suppress(NotFoundError, UnsupportedError):
+                    await self._nodes.freeze(pod, frozen=False)
+        for claim in self._claims.by_index("uid", uid):
+            if reading.is_owned(claim, uid) and not claim.is_deleting:
+                await self._delete(claim)
+
+    async def _delete(self, obj: Resource) -> None:
+        try:
+            gone = await self._cluster.delete(type(obj), obj.key, uid=obj.metadata.uid)
+        except (NotFoundError, ConflictError):
+            # Gone already, or another of that name, which is not ours to delete.
+            return
+        if isinstance(gone, Pod):
+            self._picture.observe(gone)
+
+    # ---- looking -------------------------------------------------------------------------
+
+    async def inspect(self, uid: str) -> Instance | None:
+        pod = self._pods.get(uid)
+        if pod is not None and not pod.is_deleting:
+            return self._instance(uid, pod)
+        life = _stopped_life(self._claims.by_index("uid", uid))
+        if life is not None:
+            return Instance(uid=uid, state=InstanceState.STOPPED, incarnation=life)
+        return None if pod is None else self._instance(uid, pod)
+
+    async def instances(self) -> tuple[Instance, ...]:
+        found = {uid: self._instance(uid, pod) for uid, pod in self._pods.items()}
+        for claim in self._claims.all():
+            uid = claim.metadata.labels.get(names.LABEL_UID, "")
+            life = _stopped_life((claim,))
+            if uid and life is not None and uid not in found and reading.is_owned(claim, uid):
+                found[uid] = Instance(uid=uid, state=InstanceState.STOPPED, incarnation=life)
+        return tuple(found.values())
+
+    async def set_egress(self, uid: str, policy: EgressPolicy) -> None:
+        pod = self._pod(uid)
+        await self.policies.ensure(policy, pod.metadata.namespace)
+        wanted = self.policies.name(policy)
+        if pod.metadata.labels.get(names.LABEL_EGRESS) != wanted:
+            current = await self._current(pod)
+            labels = {**current.metadata.labels, names.LABEL_EGRESS: wanted}
+            await self._write(with_meta(current, labels=labels))
+
+    async def usage(self, uid: str) -> Usage:
+        pod = self._pod(uid)
+        found = await self._envds.metrics(uid, pod.status.pod_ip)
+        return read_usage(found, self._clock.now())
+
+    async def logs(
+        self, uid: str, *, since: datetime | None = None, limit: int = 1000
+    ) -> tuple[LogLine, ...]:
+        pod = self._pod(uid)
+        if names.ANNOTATION_FROZEN in pod.metadata.annotations:
+            raise ConflictError(f"sandbox {uid} is frozen, and its daemon with it: thaw it first")
+        return await self._envds.logs(uid, pod.status.pod_ip, since=since, limit=limit)
+
+    async def watch(self) -> AsyncIterator[RuntimeEvent]:
+        events: asyncio.Queue[RuntimeEvent] = asyncio.Queue()
+        self._watchers.add(events)
+        try:
+            while True:
+                yield await events.get()
+        finally:
+            self._watchers.discard(events)
+
+    # ---- how -----------------------------------------------------------------------------
+
+    def _take(self, old: Pod | None, new: Pod | None) -> None:
+        """Take in a change of the picture."""
+        pod = new or old
+        uid = pod.metadata.labels.get(names.LABEL_UID, "") if pod is not None else ""
+        # A label can be put on any pod; the owner reference says whose it is.
+        if pod is None or not uid or not reading.is_owned(pod, uid):
+            return
+        before = self._pods.get(uid)
+        if new is not None:
+            self._pods[uid] = new
+        elif before is not None and before.metadata.uid == pod.metadata.uid:
+            del self._pods[uid]
+        if (changed := self._changed.get(uid)) is not None:
+            changed.set()
+        self._tell(uid, before, new)
+
+    def _tell(self, uid: str, before: Pod | None, after: Pod | None) -> None:
+        was = self._instance(uid, before).state if before is not None else None
+        now = self._instance(uid, after) if after is not None else None
+        state = now.state if now is not None else InstanceState.FAILED
+        if state is was:
+            return
+        reason = now.reason if now is not None else "its pod is gone"
+        event = RuntimeEvent(uid=uid, state=state, reason=reason)
+        for watcher in self._watchers:
+            watcher.put_nowait(event)
+
+    def _pod(self, uid: str) -> Pod:
+        pod = self._pods.get(uid)
+        if pod is None:
+            raise NotFoundError(f"sandbox {uid} has no pod")
+        return pod
+
+    def _instance(self, uid: str, pod: Pod) -> Instance:
+        return reading.read(pod, uid).instance
+
+
+def _stopped_life(claims: tuple[VolumeClaim, ...]) -> int | None:
+    marks = [claim.metadata.annotations.get(names.ANNOTATION_STOPPED, "") for claim in claims]
+    lives = [int(mark) for mark in marks if mark.isdigit()]
+    return max(lives) if lives and len(lives) == len(claims) else None
+
+
+def read_usage(found: Any, now: datetime) -> Usage:
+    """Read what envd says of its sandbox."""
+    return Usage(
+        at=now,
+        cpu_count=found["cpu_count"],
+        cpu_used_percent=found["cpu_used_pct"],
+        cpu_seconds=0.0,
+        memory_used_bytes=found["mem_used"],
+        memory_total_bytes=found["mem_total"],
+        memory_cache_bytes=found["mem_cache"],
+        disk_used_bytes=found["disk_used"],
+        disk_total_bytes=found["disk_total"],
+    )
+
+
+_: type[Runtime] = KubernetesRuntime

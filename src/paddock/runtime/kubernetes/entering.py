@@ -1,0 +1,135 @@
+"""How the sidecar finds the main container and gets into it.
+
+With a shared process namespace every container's processes are in our /proc; those of the main
+container carry the sandbox's uid in their environment. Its users are read before entering: an
+image that lacks the template's user gets one, in a table of ours, without being changed.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from paddock.envd import isolation
+from paddock.envd.users import Users
+from paddock.runtime.kubernetes import names
+
+PATIENCE_SECONDS = 300.0
+_PAUSE_SECONDS = 0.05
+_OVER_SECONDS = 0.5
+_STARTED = 19
+"""Which of the numbers in a process's `stat` says when it began."""
+
+
+class NoMainContainerError(Exception):
+    """The main container did not come up."""
+
+
+def find_main(uid: str, *, proc: Path = Path("/proc")) -> int | None:
+    """Give the eldest process of the main container."""
+    mark = f"{names.MARK}={uid}".encode()
+    found: list[int] = []
+    for entry in proc.iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # ended meanwhile
+        if mark in variables:
+            found.append(int(entry.name))
+    return min(found, default=None)
+
+
+class MainContainer(NamedTuple):
+    """The main container, by its first process."""
+
+    pid: int
+    handle: int | None
+    """Of that very process: can be read from once it has ended. Some kernels give none."""
+    life: str
+
+
+def wait_for_main(uid: str, *, seconds: float = PATIENCE_SECONDS) -> MainContainer:
+    """Wait for the main container's first process."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if (pid := find_main(uid)) is not None:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
+                return MainContainer(pid, _handle(pid), life_of(pid))
+        if time.monotonic() > deadline:
+            raise NoMainContainerError(f"no process of sandbox {uid} appeared in {seconds:g} s")
+        time.sleep(_PAUSE_SECONDS)
+
+
+def life_of(pid: int, *, proc: Path = Path("/proc")) -> str:
+    """Name the main container's life: another first process, or a later one, is another life."""
+    # The name of a program may have spaces and brackets in it; what follows it has none.
+    numbers = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return f"{pid}-{numbers[_STARTED]}"
+
+
+def _handle(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:
+        return None
+
+
+async def until_over(main: MainContainer) -> None:
+    """Wait for the main container's end."""
+    if main.handle is not None:
+        over = asyncio.Event()
+        asyncio.get_running_loop().add_reader(main.handle, over.set)
+        await over.wait()
+        return
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            with contextlib.suppress(PermissionError):  # it is there, and another's
+                os.kill(main.pid, 0)
+            await asyncio.sleep(_OVER_SECONDS)
+
+
+def write_users(pid: int, user: str, user_id: int, directory: Path) -> None:
+    """Leave tables of the image's users, and the template's, where the main container sees them."""
+    root = Path(f"/proc/{pid}/root")
+    known = Users(f"{root}/etc/passwd", f"{root}/etc/group")
+    for name in ("passwd", "group"):
+        try:
+            text = (root / "etc" / name).read_text(errors="surrogateescape")
+        except OSError:
+            text = ""
+        if text and not text.endswith("\n"):
+            text += "\n"
+        if name == "passwd" and known.find("root") is None:
+            text += "root:x:0:0::/root:/bin/sh\n"
+        if name == "passwd" and known.find(user) is None:
+            home = f"/home/{user}" if (root / "home" / user).is_dir() else "/tmp"  # noqa: S108
+            shell = "/bin/bash" if (root / "bin/bash").exists() else "/bin/sh"
+            text += f"{user}:x:{user_id}:{user_id}::{home}:{shell}\n"
+        (directory / name).write_text(text, errors="surrogateescape")
+
+
+def permitted() -> frozenset[int]:
+    """Give the capabilities that this process has."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapPrm:"):
+            mask = int(line.split()[1], 16)
+            return frozenset(number for number in range(64) if mask >> number & 1)
+    return frozenset()
+
+
+def enter(pid: int) -> None:
+    """Join the main container's mount namespace and keep only what serving needs."""
+    kept = permitted() & (isolation.FILE_CAPABILITIES | isolation.FORK_CAPABILITIES)
+    namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        isolation.enter({"mntns": namespace})
+    finally:
+        os.close(namespace)
+    isolation.restrict(kept)
+    isolation.seal_interpreter()

@@ -1,0 +1,133 @@
+"""Orders to the daemons in pods: settings, readiness, usage, logs.
+
+Each order carries a token that follows from the seed; pods carry only its hash. Nothing is sent
+twice blindly: orders are idempotent, and a daemon that does not answer is `UnavailableError`.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+
+from paddock.kit.errors import UnavailableError
+from paddock.runtime.kubernetes import names
+from paddock.runtime.port import AgentConfig, LogLine
+
+_SECONDS = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+
+
+class Envds:
+    """Speaks to the sidecars of all pods."""
+
+    def __init__(
+        self, control_token: Callable[[str], str], *, control_port: int = names.CONTROL_PORT
+    ) -> None:
+        self._token = control_token
+        self._port = control_port
+        self._opened: aiohttp.ClientSession | None = None
+
+    async def configure(self, uid: str, ip: str, agent: AgentConfig) -> None:
+        """Give a sandbox's envd its token and environment."""
+        own = {"E2B_SANDBOX_ID": agent.sandbox_id, "E2B_TEMPLATE_ID": agent.template_id}
+        body = {
+            "accessToken": agent.access_token or "",
+            "envVars": {**{k: v for k, v in own.items() if v}, **agent.env},
+            "defaultUser": agent.default_user,
+            "defaultWorkdir": agent.default_workdir or "",
+        }
+        await self._ask("POST", uid, ip, "/init", msgspec.json.encode(body))
+
+    async def main_of(self, ip: str) -> str:
+        """Ask a sandbox's envd which life of the main container it is in."""
+        return await self._ready(ip, "")
+
+    async def wait_ready(
+        self, uid: str, ip: str, *, seconds: float, former: str = ""
+    ) -> str | None:
+        """Wait until a sandbox says that it is ready; else give what it is busy with.
+
+        What is said from within the `former` main container does not count.
+        """
+        pause = _FIRST_PAUSE
+        said = "its daemon does not answer yet"
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    try:
+                        await self._ready(ip, former)
+                    except UnavailableError as error:
+                        said = error.message
+                    else:
+                        return None
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 1.5, _LONGEST_PAUSE)
+        except TimeoutError:
+            return f"sandbox {uid}: {said}"
+
+    async def _ready(self, ip: str, former: str) -> str:
+        status, body, main = await self._exchange("GET", ip, "/ready", None, None)
+        if former and main == former:
+            raise UnavailableError("its daemon is still in the container that is replaced")
+        if status != 204:
+            raise UnavailableError(body.decode(errors="replace")[:200] or f"it says {status}")
+        return main
+
+    async def metrics(self, uid: str, ip: str) -> Mapping[str, Any]:
+        """Read what a sandbox uses."""
+        return msgspec.json.decode(await self._ask("GET", uid, ip, "/metrics", None))
+
+    async def logs(
+        self, uid: str, ip: str, *, since: datetime | None, limit: int
+    ) -> tuple[LogLine, ...]:
+        """Read what a sandbox's start command said, oldest first."""
+        asked = {"limit": str(limit)} | ({"since": since.isoformat()} if since else {})
+        path = f"/logs?{urlencode(asked)}"
+        return msgspec.json.decode(
+            await self._ask("GET", uid, ip, path, None), type=tuple[LogLine, ...]
+        )
+
+    async def _ask(self, method: str, uid: str, ip: str, path: str, body: bytes | None) -> bytes:
+        status, answer, _ = await self._exchange(method, ip, path, body, self._token(uid))
+        if status >= 300:
+            text = answer.decode(errors="replace")[:200]
+            raise UnavailableError(
+                f"the daemon of sandbox {uid} refused {path} ({status}): {text}",
+                retry_after_seconds=1.0,
+            )
+        return answer
+
+    async def _exchange(
+        self, method: str, ip: str, path: str, body: bytes | None, token: str | None
+    ) -> tuple[int, bytes, str]:
+        """Give status, body, and the main container that whoever answered is in."""
+        host = f"[{ip}]" if ":" in ip else ip
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        try:
+            async with self._session().request(
+                method, f"http://{host}:{self._port}{path}", data=body, headers=headers
+            ) as response:
+                main = response.headers.get(names.MAIN_HEADER, "")
+                return response.status, await response.read(), main
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise UnavailableError(
+                f"its daemon at {host} does not answer: {error!r}", retry_after_seconds=1.0
+            ) from error
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=_SECONDS),
+                # Pods come and go; a connection kept to one that is gone would only mislead.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
+            )
+        return self._opened
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._opened is not None:
+            await self._opened.close()

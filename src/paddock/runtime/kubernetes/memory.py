@@ -1,0 +1,36 @@
+"""What a sidecar keeps over its restarts, in the pod's own memory: opened before it goes inside."""
+
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from paddock.envd.config import Settings
+
+
+class _Kept(Struct, frozen=True):
+    main: str
+    settings: Settings
+
+
+class Memory:
+    """Read once, written whole."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._file = os.open(directory / "settings.json", flags, 0o600)
+        self.main = ""
+        """The main container whose start command was run last."""
+        self.settings: Settings | None = None
+        """What clients' calls go by; none before the first life."""
+        if data := os.pread(self._file, 1 << 20, 0):
+            kept = msgspec.json.decode(data, type=_Kept)
+            self.main, self.settings = kept.main, kept.settings
+
+    def write(self, main: str, settings: Settings) -> None:
+        """Keep this."""
+        self.main, self.settings = main, settings
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, msgspec.json.encode(_Kept(main, settings)), 0)

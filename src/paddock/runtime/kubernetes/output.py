@@ -1,0 +1,116 @@
+"""What a sandbox's start command says, kept by its sidecar: the latest lines, within bounds.
+
+The lines are in the sidecar's memory: they go with the pod, and with a sidecar that is started
+anew. What a cluster's own log collectors want is written to the sidecar's standard error too.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime
+from typing import IO
+
+from paddock.kit.clock import Clock
+from paddock.runtime.port import LogLine
+
+MAX_LINES = 10_000
+MAX_BYTES = 1 << 20
+"""Of all lines together."""
+_MAX_LINE = 8192
+_READ = 65536
+
+
+class Lines:
+    """The latest lines."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lines: deque[LogLine] = deque()
+        self._bytes = 0
+
+    def add(self, message: str, *, level: str = "info", **facts: str) -> None:
+        """Keep a line; the oldest go where there are too many."""
+        line = LogLine(at=self._clock.now(), level=level, message=message[:_MAX_LINE], fields=facts)
+        self._lines.append(line)
+        self._bytes += len(line.message)
+        while len(self._lines) > MAX_LINES or self._bytes > MAX_BYTES:
+            self._bytes -= len(self._lines.popleft().message)
+
+    def read(self, *, since: datetime | None, limit: int) -> tuple[LogLine, ...]:
+        """Give the last lines, oldest first."""
+        wanted = [line for line in self._lines if since is None or line.at >= since]
+        return tuple(wanted[-limit:]) if limit > 0 else ()
+
+
+class Follower:
+    """Reads one process's output as it comes, and says how it ended."""
+
+    def __init__(self, process: subprocess.Popen[bytes], lines: Lines) -> None:
+        self._process = process
+        self._lines = lines
+        self._loop = asyncio.get_running_loop()
+        self._open = 1
+        self._finished = asyncio.Event()
+        for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
+            if stream is not None:
+                self._follow(stream, name)
+        try:
+            self._pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            # Not every kernel of a sandbox knows this call; its streams tell of the end then.
+            self._pidfd = None
+            self._close_one()
+        else:
+            self._loop.add_reader(self._pidfd, self._ended)
+
+    async def finished(self) -> None:
+        """Wait for the end of the process and of everything that writes to its streams."""
+        await self._finished.wait()
+
+    def _close_one(self) -> None:
+        self._open -= 1
+        if not self._open:
+            self._finished.set()
+            if self._pidfd is None:
+                self._lines.add("start command ended")
+
+    def _follow(self, stream: IO[bytes], name: str) -> None:
+        os.set_blocking(stream.fileno(), False)
+        self._open += 1
+        partial = bytearray()
+        self._loop.add_reader(stream.fileno(), self._reader(stream, name, partial))
+
+    def _reader(self, stream: IO[bytes], name: str, partial: bytearray) -> Callable[[], None]:
+        def read() -> None:
+            try:
+                data = os.read(stream.fileno(), _READ)
+            except BlockingIOError:
+                return
+            sys.stderr.buffer.write(data)
+            sys.stderr.buffer.flush()
+            partial.extend(data)
+            *whole, rest = bytes(partial).split(b"\n")
+            partial[:] = rest
+            if partial and (not data or len(partial) > _MAX_LINE):
+                whole.append(bytes(partial))
+                partial.clear()
+            level = "error" if name == "stderr" else "info"
+            for line in whole:
+                text = line.decode(errors="replace").rstrip("\r")
+                self._lines.add(text, level=level, stream=name)
+            if not data:
+                self._loop.remove_reader(stream.fileno())
+                stream.close()
+                self._close_one()
+
+        return read
+
+    def _ended(self) -> None:
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        self._lines.add("start command ended", exit_code=str(self._process.wait()))
+        self._close_one()

@@ -1,0 +1,120 @@
+"""A template's `podTemplate` merged over the pod we make, and what it may not ask for.
+
+Merging follows Kubernetes' own habit: mappings are merged, lists of named things by their name,
+other lists are replaced. Whoever may write templates need not be allowed to make pods: wishes
+that would reach beyond the pod are refused unless the operator's settings allow them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from paddock.kit.errors import FieldProblem, InvalidError
+from paddock.runtime.kubernetes.names import ENVD, TOOLS
+
+_KEYS: Mapping[str, str] = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "imagePullSecrets": "name",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+}
+_OURS = ("restartPolicy", "shareProcessNamespace", "serviceAccountName", "serviceAccount")
+_OURS_TOO = ("automountServiceAccountToken", "nodeName", "ephemeralContainers")
+_HOST = ("hostNetwork", "hostPID", "hostIPC")
+_SAFE_CAPABILITIES = frozenset({"NET_BIND_SERVICE"})
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge one mapping over another; `None` removes."""
+    merged = dict(base)
+    for name, value in over.items():
+        if value is None:
+            merged.pop(name, None)
+        elif isinstance(value, Mapping) and isinstance(merged.get(name), Mapping):
+            merged[name] = merge(merged[name], cast("Mapping[str, Any]", value))
+        elif name in _KEYS and isinstance(value, Sequence) and isinstance(merged.get(name), list):
+            merged[name] = _merge_named(merged[name], cast("Sequence[Any]", value), _KEYS[name])
+        else:
+            merged[name] = value
+    return merged
+
+
+def _merge_named(base: list[Any], over: Sequence[Any], key: str) -> list[Any]:
+    merged = list(base)
+    places = {item[key]: place for place, item in enumerate(merged)}
+    for item in over:
+        wanted = _mapping(item)
+        place = places.get(wanted.get(key))
+        if place is None:
+            merged.append(item)
+        else:
+            merged[place] = merge(merged[place], wanted)
+    return merged
+
+
+def refuse_dangers(template: Mapping[str, Any], *, allow_host: bool) -> None:
+    """Raise an `InvalidError` that names every field that a template may not set."""
+    problems = [
+        FieldProblem(f"spec.podTemplate.{path}", fault)
+        for path, fault in _dangers(template, allow_host=allow_host)
+    ]
+    if problems:
+        raise InvalidError(
+            "podTemplate asks for what it may not: " + "; ".join(map(str, problems)),
+            problems=problems,
+            hint="remove these fields; an operator may allow the host ones by settings",
+        )
+
+
+def _dangers(template: Mapping[str, Any], *, allow_host: bool) -> list[tuple[str, str]]:
+    found = [(name, "is not part of it") for name in template if name not in ("metadata", "spec")]
+    spec = _mapping(template.get("spec"))
+    found += [(f"spec.{name}", "is Paddock's own") for name in (*_OURS, *_OURS_TOO) if name in spec]
+    if not allow_host:
+        found += [(f"spec.{name}", "reaches into the node") for name in _HOST if spec.get(name)]
+        for place, volume in enumerate(_items(spec.get("volumes"))):
+            if "hostPath" in volume:
+                found.append((f"spec.volumes[{place}].hostPath", "reaches into the node"))
+    for kind in ("containers", "initContainers"):
+        for place, container in enumerate(_items(spec.get(kind))):
+            path = f"spec.{kind}[{place}]"
+            found += _container_dangers(container, path, allow_host=allow_host)
+    return found
+
+
+def _container_dangers(
+    container: Mapping[str, Any], path: str, *, allow_host: bool
+) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    if container.get("name") in (ENVD, TOOLS):
+        found += [
+            (f"{path}.{name}", "is Paddock's own")
+            for name in container
+            if name not in ("name", "resources")
+        ]
+    security = _mapping(container.get("securityContext"))
+    if allow_host:
+        return found
+    for name in ("privileged", "allowPrivilegeEscalation"):
+        if security.get(name):
+            found.append((f"{path}.securityContext.{name}", "reaches into the node"))
+    if security.get("procMount", "Default") != "Default":
+        found.append((f"{path}.securityContext.procMount", "reaches into the node"))
+    added: Any = _mapping(security.get("capabilities")).get("add") or ()
+    for capability in added:
+        if capability not in _SAFE_CAPABILITIES:
+            found.append((f"{path}.securityContext.capabilities.add", f"{capability} is too much"))
+    return found
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _items(value: object) -> list[Mapping[str, Any]]:
+    items = cast("list[Any]", value) if isinstance(value, list | tuple) else []
+    return [_mapping(item) for item in items]

@@ -1,0 +1,287 @@
+"""Control groups of sandboxes: v2 for life and death, v2 or v1 for limits, as the machine has them.
+
+Each node owns one group `paddock-<id>` per hierarchy, each sandbox one below it, named by its slot.
+The unified hierarchy is always used for freezing, killing and being born into
+(`CLONE_INTO_CGROUP`); controllers are taken from wherever they are mounted.
+"""
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+from msgspec import Struct
+
+from paddock.runtime.port import Limits
+
+_PERIOD_US = 100_000
+_CONTROLLERS = ("cpu", "memory", "pids")
+_OOM_FILES = {True: "memory.events", False: "memory.oom_control"}
+"""By whether the memory controller is v2."""
+
+
+class Layout(Struct, frozen=True):
+    """Where things are on this machine."""
+
+    unified: str | None
+    """Mount point of cgroup v2, or `None`."""
+    v2: frozenset[str]
+    """Controllers that can be used in the unified hierarchy."""
+    v1: dict[str, str]
+    """Mount point by controller, for those that are not in the unified hierarchy."""
+
+    def has(self, controller: str) -> bool:
+        """Say whether a controller can be used at all."""
+        return controller in self.v2 or controller in self.v1
+
+
+def detect(mountinfo: str | None = None) -> Layout:
+    """Read the mounts."""
+    if mountinfo is None:
+        mountinfo = Path("/proc/self/mountinfo").read_text()
+    unified: str | None = None
+    v1: dict[str, str] = {}
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        target = before.split()[4]
+        kind, _, options = after.split(maxsplit=2)
+        if kind == "cgroup2" and unified is None:
+            unified = target
+        elif kind == "cgroup":
+            for option in options.split(","):
+                if option in (*_CONTROLLERS, "cpuacct"):
+                    v1.setdefault(option, target)
+    v2: frozenset[str] = frozenset()
+    if unified is not None and not os.access(unified, os.W_OK):
+        unified = None
+    if unified is not None:
+        listed = Path(unified, "cgroup.controllers").read_text().split()
+        v2 = frozenset(listed) & set(_CONTROLLERS)
+    writable = {name: path for name, path in v1.items() if os.access(path, os.W_OK)}
+    return Layout(unified, v2, writable)
+
+
+class Usage(Struct, frozen=True):
+    """What a group used."""
+
+    cpu_seconds: float
+    memory_bytes: int
+    cache_bytes: int
+    oom_kills: int
+    pids: int
+
+
+class Cgroups:
+    """The groups of one node."""
+
+    def __init__(self, node: str, layout: Layout | None = None) -> None:
+        self.layout = layout or detect()
+        self._parent = f"paddock-{node}"
+
+    @property
+    def is_usable(self) -> bool:
+        """Say whether sandboxes can have groups at all."""
+        return self.layout.unified is not None
+
+    def prepare(self) -> None:
+        """Make the node's own groups; harmless when they are there."""
+        if self.layout.unified is None:
+            return
+        root = Path(self.layout.unified)
+        _enable(root, self.layout.v2)
+        (root / self._parent).mkdir(exist_ok=True)
+        _enable(root / self._parent, self.layout.v2)
+        for mount in set(self.layout.v1.values()):
+            Path(mount, self._parent).mkdir(exist_ok=True)
+
+    def unified(self, name: str) -> str:
+        """Give the directory a sandbox is born into."""
+        return f"{self.layout.unified}/{self._parent}/{name}"
+
+    def joins(self, name: str) -> list[str]:
+        """Give the v1 directories a sandbox must still join after its birth."""
+        return [f"{m}/{self._parent}/{name}" for m in sorted(set(self.layout.v1.values()))]
+
+    def directories(self, name: str) -> dict[str, str]:
+        """Give where a sandbox's use can be read, under the names envd knows."""
+        if self.layout.unified is None:
+            return {}
+        if "memory" in self.layout.v2:
+            return {"cgroup": self.unified(name)}
+        found: dict[str, str] = {}
+        if (at := self._at("memory", name)) is not None:
+            found["cgroup_memory"] = at
+        if (at := self._at("cpuacct", name) or self._at("cpu", name)) is not None:
+            found["cgroup_cpu"] = at
+        return found
+
+    def create(self, name: str) -> None:
+        """Make a sandbox's groups."""
+        for path in (self.unified(name), *self.joins(name)):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path)
+
+    def limit(self, name: str, limits: Limits) -> None:
+        """Set limits; 0 and `None` mean none."""
+        if (at := self._at("memory", name)) is not None:
+            if "memory" in self.layout.v2:
+                _write(f"{at}/memory.max", str(limits.memory_bytes or "max"))
+                # As much again: all of it can go out when frozen, and no swap is filled by one.
+                _write(f"{at}/memory.swap.max", str(limits.memory_bytes or "max"), optional=True)
+                _write(f"{at}/memory.oom.group", "0", optional=True)
+            else:
+                # Both together, and never below the first, whatever was set before.
+                _write(f"{at}/memory.memsw.limit_in_bytes", "-1", optional=True)
+                _write(f"{at}/memory.limit_in_bytes", str(limits.memory_bytes or -1))
+                if limits.memory_bytes:
+                    both = str(2 * limits.memory_bytes)
+                    _write(f"{at}/memory.memsw.limit_in_bytes", both, optional=True)
+        if (at := self._at("pids", name)) is not None:
+            _write(f"{at}/pids.max", str(limits.pids or "max"))
+        if (at := self._at("cpu", name)) is not None:
+            quota = limits.cpu_millis * _PERIOD_US // 1000 if limits.cpu_millis else None
+            if "cpu" in self.layout.v2:
+                _write(f"{at}/cpu.max", f"{quota or 'max'} {_PERIOD_US}")
+            else:
+                _write(f"{at}/cpu.cfs_period_us", str(_PERIOD_US))
+                _write(f"{at}/cpu.cfs_quota_us", str(quota or -1))
+
+    def freeze(self, name: str, *, frozen: bool) -> None:
+        """Stop or continue every process of a group (returns before the last one stands)."""
+        _write(f"{self.unified(name)}/cgroup.freeze", "1" if frozen else "0")
+
+    def is_frozen(self, name: str) -> bool:
+        """Say whether every process of a group stands."""
+        return _flag(f"{self.unified(name)}/cgroup.events", "frozen") == 1
+
+    def is_populated(self, name: str) -> bool:
+        """Say whether any process is left."""
+        return _flag(f"{self.unified(name)}/cgroup.events", "populated") == 1
+
+    def kill(self, name: str) -> None:
+        """Kill every process of a group, frozen ones too."""
+        try:
+            _write(f"{self.unified(name)}/cgroup.kill", "1")
+        except FileNotFoundError:
+            return
+
+    def remove(self, name: str) -> bool:
+        """Remove a sandbox's empty groups; says whether all are gone."""
+        is_gone = True
+        for path in (self.unified(name), *self.joins(name)):
+            try:
+                os.rmdir(path)
+            except FileNotFoundError:
+                continue
+            except OSError as problem:
+                if problem.errno != errno.EBUSY:
+                    raise
+                is_gone = False
+        return is_gone
+
+    def names(self) -> set[str]:
+        """List the sandboxes that have groups, in any hierarchy."""
+        if self.layout.unified is None:
+            return set()
+        parents = {self.layout.unified, *self.layout.v1.values()}
+        found: set[str] = set()
+        for mount in parents:
+            with (
+                contextlib.suppress(FileNotFoundError),
+                os.scandir(f"{mount}/{self._parent}") as entries,
+            ):
+                found.update(entry.name for entry in entries if entry.is_dir())
+        return found
+
+    def processes(self, name: str) -> list[int]:
+        """List the processes of a group."""
+        with contextlib.suppress(FileNotFoundError):
+            text = _text(f"{self.unified(name)}/cgroup.procs")
+            return [int(pid) for pid in text.split() if pid != "0"]
+        return []
+
+    def close(self) -> None:
+        """Remove the node's own groups where no sandbox is left."""
+        for mount in {self.layout.unified, *self.layout.v1.values()} - {None}:
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{mount}/{self._parent}")
+
+    def usage(self, name: str) -> Usage:
+        """Measure a group, as far as controllers are there."""
+        cpu, memory, cache, oom, pids = 0.0, 0, 0, 0, 0
+        with contextlib.suppress(FileNotFoundError):
+            text = _text(f"{self.unified(name)}/cpu.stat")
+            cpu = _fields(text).get("usage_usec", 0) / 1e6
+        if "cpuacct" in self.layout.v1 and (at := self._at("cpuacct", name)) is not None:
+            with contextlib.suppress(FileNotFoundError):
+                cpu = int(_text(f"{at}/cpuacct.usage")) / 1e9
+        if (at := self._at("memory", name)) is not None:
+            with contextlib.suppress(FileNotFoundError):
+                memory, cache, oom = self._memory(at)
+        if (at := self._at("pids", name)) is not None:
+            with contextlib.suppress(FileNotFoundError):
+                pids = int(_text(f"{at}/pids.current"))
+        return Usage(cpu, memory, cache, oom, pids)
+
+    def oom_kills(self, name: str) -> int:
+        """Say how many processes of a group were killed for memory; cheaper than `usage`."""
+        at = self._at("memory", name)
+        is_v2 = "memory" in self.layout.v2
+        return 0 if at is None else _flag(f"{at}/{_OOM_FILES[is_v2]}", "oom_kill")
+
+    def _memory(self, at: str) -> tuple[int, int, int]:
+        is_v2 = "memory" in self.layout.v2
+        stat = _fields(_text(f"{at}/memory.stat"))
+        oom = _flag(f"{at}/{_OOM_FILES[is_v2]}", "oom_kill")
+        if is_v2:
+            current = int(_text(f"{at}/memory.current"))
+            return current - stat.get("file", 0), stat.get("file", 0), oom
+        current = int(_text(f"{at}/memory.usage_in_bytes"))
+        return max(0, current - stat.get("cache", 0)), stat.get("cache", 0), oom
+
+    def _at(self, controller: str, name: str) -> str | None:
+        if self.layout.unified is None:
+            return None
+        if controller in self.layout.v2:
+            return self.unified(name)
+        mount = self.layout.v1.get(controller)
+        return f"{mount}/{self._parent}/{name}" if mount else None
+
+
+def _enable(directory: Path, controllers: frozenset[str]) -> None:
+    for name in sorted(controllers):
+        # Somebody's threaded or populated group above may forbid one; it is then missing below,
+        # which `limit` reports with the file's name.
+        _write(f"{directory}/cgroup.subtree_control", f"+{name}", optional=True)
+
+
+def _text(path: str) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 1 << 20).decode()
+    finally:
+        os.close(fd)
+
+
+def _write(path: str, text: str, *, optional: bool = False) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+    except OSError as problem:
+        if not optional:
+            raise OSError(problem.errno, f"cannot write {text!r} to {path}") from problem
+
+
+def _fields(text: str) -> dict[str, int]:
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _flag(path: str, name: str) -> int:
+    try:
+        return _fields(_text(path)).get(name, 0)
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,194 @@
+"""The `local` driver: a client of the node process, through its socket.
+
+Nothing runs in the control plane's process: it may be restarted at any time, and so may the node.
+Every operation may be repeated, so a call that was under way when the node went away is asked again
+for a few seconds; only then it fails as unavailable. So does one that is not answered in time.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from paddock.kit.errors import UnavailableError, UnsupportedError
+from paddock.runtime.local import rpc
+from paddock.runtime.local.service import LogArguments, SnapshotArguments
+from paddock.runtime.port import (
+    AgentConfig,
+    Blueprint,
+    Capabilities,
+    EgressPolicy,
+    Instance,
+    LogLine,
+    Runtime,
+    RuntimeEvent,
+    StoredCheckpoint,
+    Usage,
+)
+
+T = TypeVar("T")
+
+_RETRIES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Pauses between attempts to reach a node that is being restarted."""
+
+
+_SECONDS = 30.0
+_SLOW_SECONDS = 600.0
+"""For what moves much memory or many files."""
+_SLOW = frozenset(
+    {
+        *("create", "start", "stop", "destroy", "hibernate", "restore"),
+        *("snapshot", "fork", "delete_checkpoint"),
+    }
+)
+
+
+class LocalRuntime:
+    """A `Runtime` on this machine."""
+
+    def __init__(self, socket_path: str | os.PathLike[str]) -> None:
+        self._client = rpc.Client(os.fspath(socket_path))
+
+    @property
+    def name(self) -> str:
+        return "local"
+
+    def close(self) -> None:
+        """Hang up; sandboxes go on."""
+        self._client.close()
+
+    async def capabilities(self) -> Capabilities:
+        return await self._call("capabilities", kind=Capabilities)
+
+    async def create(self, blueprint: Blueprint) -> Instance:
+        return await self._call("create", blueprint.uid, blueprint, kind=Instance)
+
+    async def start(self, uid: str) -> Instance:
+        return await self._call("start", uid, kind=Instance)
+
+    async def configure(self, uid: str, agent: AgentConfig) -> None:
+        await self._call("configure", uid, agent, kind=None)
+
+    async def freeze(self, uid: str) -> Instance:
+        return await self._call("freeze", uid, kind=Instance)
+
+    async def thaw(self, uid: str) -> Instance:
+        return await self._call("thaw", uid, kind=Instance)
+
+    async def hibernate(self, uid: str) -> Instance:
+        return await self._call("hibernate", uid, kind=Instance)
+
+    async def restore(self, uid: str) -> Instance:
+        return await self._call("restore", uid, kind=Instance)
+
+    async def stop(self, uid: str) -> Instance:
+        return await self._call("stop", uid, kind=Instance)
+
+    async def snapshot(
+        self, uid: str, checkpoint_id: str, *, memory: bool, keep_running: bool
+    ) -> StoredCheckpoint:
+        arguments = SnapshotArguments(
+            checkpoint_id=checkpoint_id, memory=memory, keep_running=keep_running
+        )
+        return await self._call("snapshot", uid, arguments, kind=StoredCheckpoint)
+
+    async def fork(self, uid: str, children: tuple[Blueprint, ...]) -> tuple[Instance | str, ...]:
+        return await self._call("fork", uid, children, kind=tuple[Instance | str, ...])
+
+    async def delete_checkpoint(self, checkpoint_id: str) -> None:
+        await self._call("delete_checkpoint", checkpoint_id, kind=None)
+
+    async def checkpoints(self) -> tuple[StoredCheckpoint, ...]:
+        return await self._call("checkpoints", kind=tuple[StoredCheckpoint, ...])
+
+    async def destroy(self, uid: str) -> None:
+        await self._call("destroy", uid, kind=None)
+
+    async def inspect(self, uid: str) -> Instance | None:
+        return await self._call("inspect", uid, kind=Instance | None)
+
+    async def instances(self) -> tuple[Instance, ...]:
+        return await self._call("instances", kind=tuple[Instance, ...])
+
+    async def update_image(self, uid: str, image: str) -> Instance:
+        raise UnsupportedError(
+            f"sandbox {uid} keeps its image on this machine",
+            hint="make another of that image; here that takes no longer",
+        )
+
+    async def set_egress(self, uid: str, policy: EgressPolicy) -> None:
+        await self._call("set_egress", uid, policy, kind=None)
+
+    async def usage(self, uid: str) -> Usage:
+        return await self._call("usage", uid, kind=Usage)
+
+    async def logs(
+        self, uid: str, *, since: datetime | None = None, limit: int = 1000
+    ) -> tuple[LogLine, ...]:
+        arguments = LogArguments(since=since, limit=limit)
+        return await self._call("logs", uid, arguments, kind=tuple[LogLine, ...])
+
+    async def netns(self, uid: str) -> int:
+        """Give a descriptor of the sandbox's network namespace, the caller's to close.
+
+        Sockets made by a thread that entered it reach ports inside, loopback included.
+        """
+        _, fds = await self._reach("netns", uid, None)
+        return fds[0]
+
+    async def watch(self) -> AsyncIterator[RuntimeEvent]:
+        """Stream events; after the node was away, one event per sandbox says what is now."""
+        is_back = False
+        attempt = 0
+        while True:
+            try:
+                answers = self._client.stream("watch")
+            except UnavailableError:
+                await asyncio.sleep(_RETRIES[min(attempt, len(_RETRIES) - 1)])
+                attempt += 1
+                continue
+            attempt = 0
+            try:
+                await answers.get()  # the node confirms that it watches from now on
+                if is_back:
+                    for instance in await self.instances():
+                        yield RuntimeEvent(
+                            uid=instance.uid, state=instance.state, reason=instance.reason
+                        )
+                while (answer := await answers.get()) is not None:
+                    yield msgspec.msgpack.decode(answer.result, type=RuntimeEvent)
+            finally:
+                self._client.end_stream(answers)
+            is_back = True
+
+    async def _call(self, method: str, uid: str = "", body: object = None, *, kind: Any) -> Any:
+        result, fds = await self._reach(method, uid, body)
+        for fd in fds:
+            os.close(fd)
+        return msgspec.msgpack.decode(result, type=kind) if kind is not None else None
+
+    async def _reach(self, method: str, uid: str, body: object) -> tuple[msgspec.Raw, list[int]]:
+        """Call, waiting for a node that is being restarted. Every operation may be repeated."""
+        seconds = _SLOW_SECONDS if method in _SLOW else _SECONDS
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                for pause in _RETRIES:
+                    try:
+                        return await self._client.call(method, uid, body)
+                    except rpc.NodeLostError:
+                        await asyncio.sleep(pause)
+                return await self._client.call(method, uid, body)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise UnavailableError(
+                f"the node did not answer to {method!r} within {seconds:g} s",
+                hint="look at the node's log: `paddock logs node`",
+            ) from error
+
+
+_: type[Runtime] = LocalRuntime

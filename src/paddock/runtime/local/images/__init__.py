@@ -1,0 +1,28 @@
+"""Images: what sandboxes are made of, kept once and shared by all of them.
+
+    store = ImageStore(state_dir / "images")
+    image = store.resolve("base")            # Image(name, layers, config)
+    overlay lowerdir = ":".join(map(str, image.lowerdirs))
+
+An image is a manifest and ordered read-only directories (`model`). They come from OCI layouts,
+`docker save` and `podman save` archives (`archive`), plain directories and tars (`store`), or
+from Debian packages on this machine (`base`, found in `/var/cache/paddock/images/base-<hash>/
+rootfs`; `base_directory()` says which). The masked host root, `host`, is the launcher's business.
+
+File owners in layers are those of the image (root is 0): a sandbox sees them through an idmapped
+mount.
+"""
+
+from paddock.runtime.local.images.base import base_directory, build_base
+from paddock.runtime.local.images.model import Image, ImageConfig, ImageInfo, canonical_name
+from paddock.runtime.local.images.store import ImageStore
+
+__all__ = [
+    "Image",
+    "ImageConfig",
+    "ImageInfo",
+    "ImageStore",
+    "base_directory",
+    "build_base",
+    "canonical_name",
+]

@@ -1,0 +1,211 @@
+"""The `base` image, made from Debian packages on this machine.
+
+A recipe (release, packages, finishing script) has a fingerprint; what it makes is kept under
+`<cache>/base-<fingerprint>` with the tree in `rootfs/`. A finished build is renamed into place, so
+a directory of that name is always whole, and a second build of the same recipe is a look.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from paddock.kit.clock import Clock, SystemClock
+from paddock.kit.errors import UnavailableError, UnsupportedError
+from paddock.runtime.local.images.mirror import debian_mirror, debian_suite
+from paddock.runtime.local.images.model import ImageConfig, Manifest
+
+BASE_NAME = "base:latest"
+DEFAULT_CACHE = Path("/var/cache/paddock/images")
+ROOTFS = "rootfs"
+MANIFEST = "manifest.json"
+
+_PACKAGES = (
+    "bash",
+    "ca-certificates",
+    "coreutils",
+    "curl",
+    "git",
+    "iproute2",
+    "less",
+    "libpam-modules",
+    "ncurses-base",
+    "ncurses-bin",
+    "procps",
+    "python3",
+    "python3-pip",
+    "python3-venv",
+    "sudo",
+    "xz-utils",
+)
+_CONFIG = ImageConfig(
+    env={
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "LANG": "C.UTF-8",
+    },
+    user="user",
+    workdir="/home/user",
+    cmd=("/bin/bash", "-l"),
+)
+_FINISH = """
+set -e
+useradd --create-home --uid 1000 --shell /bin/bash user
+echo 'user ALL=(ALL:ALL) NOPASSWD:ALL' > /etc/sudoers.d/user
+chmod 0440 /etc/sudoers.d/user
+ln -sf python3 /usr/bin/python
+echo 'LANG=C.UTF-8' > /etc/default/locale
+# Commands are run by login shells: bash knows who it is without starting a program.
+sed -i 's/"\\$(id -u)"/"\\${EUID:-\\$(id -u)}"/' /etc/profile
+echo sandbox > /etc/hostname
+printf '127.0.0.1 localhost sandbox\\n::1 localhost\\n' > /etc/hosts
+: > /etc/resolv.conf
+: > /etc/machine-id
+apt-get clean
+rm -rf /var/lib/apt/lists/* /var/log/*.log /var/log/apt/* /var/cache/apt/*.bin
+rm -rf /usr/share/doc/* /usr/share/man/* /usr/share/info/* /tmp/* /var/tmp/*
+find /dev -mindepth 1 -delete
+"""
+
+Progress = Callable[[str], None]
+
+
+class Recipe(Struct, frozen=True, kw_only=True):
+    """Everything that decides what comes out."""
+
+    suite: str
+    machine: str
+    packages: tuple[str, ...] = _PACKAGES
+    finish: str = _FINISH
+    config: ImageConfig = _CONFIG
+
+    @property
+    def fingerprint(self) -> str:
+        """Short and stable: the same recipe, the same directory."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:12]
+
+
+def base_recipe() -> Recipe:
+    """The recipe for this machine."""
+    return Recipe(suite=debian_suite(), machine=platform.machine())
+
+
+def base_directory(cache: Path = DEFAULT_CACHE) -> Path:
+    """Where this machine's base image lies, or will lie."""
+    return cache / f"base-{base_recipe().fingerprint}"
+
+
+def is_built(cache: Path = DEFAULT_CACHE) -> bool:
+    """Whether the base image is there."""
+    return (base_directory(cache) / MANIFEST).is_file()
+
+
+def build_base(
+    cache: Path = DEFAULT_CACHE,
+    *,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
+) -> Path:
+    """Make the base image where it is missing; give its directory. Takes a minute or two."""
+    say = progress or _silent
+    target = base_directory(cache)
+    if is_built(cache):
+        say(f"base image is there: {target}")
+        return target
+    if os.geteuid() != 0:
+        raise UnsupportedError(
+            "building the base image needs root (debootstrap makes files of many owners)",
+            hint="run the same command with sudo, once",
+        )
+    recipe = base_recipe()
+    _need_debootstrap(say)
+    cache.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
+    try:
+        work.chmod(0o755)
+        _bootstrap(work / ROOTFS, recipe, say)
+        manifest = Manifest(
+            name=BASE_NAME,
+            layers=(str(target / ROOTFS),),
+            config=recipe.config,
+            created_at=(clock or SystemClock()).now().isoformat(),
+        )
+        (work / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        _move_into_place(work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    say(f"base image is ready: {target}")
+    return target
+
+
+def _bootstrap(rootfs: Path, recipe: Recipe, say: Progress) -> None:
+    say(f"installing {recipe.suite} with {len(recipe.packages)} packages")
+    _run(
+        [
+            "debootstrap",
+            "--variant=minbase",
+            f"--include={','.join(recipe.packages)}",
+            recipe.suite,
+            str(rootfs),
+            debian_mirror(),
+        ],
+        say,
+    )
+    say("adding the user, trimming caches")
+    _run(["chroot", str(rootfs), "/bin/sh", "-c", recipe.finish], say)
+
+
+def _move_into_place(work: Path, target: Path) -> None:
+    """Rename; whoever was first wins, and what is half there (no manifest) is replaced."""
+    if target.exists() and not (target / MANIFEST).is_file():
+        shutil.rmtree(target)
+    try:
+        work.rename(target)
+    except OSError:
+        if not (target / MANIFEST).is_file():
+            raise
+
+
+def _need_debootstrap(say: Progress) -> None:
+    if shutil.which("debootstrap"):
+        return
+    if not shutil.which("apt-get"):
+        raise UnsupportedError(
+            "debootstrap is not installed",
+            hint="install debootstrap with this distribution's package manager",
+        )
+    say("installing debootstrap")
+    _run(["apt-get", "install", "-y", "--no-install-recommends", "debootstrap"], say)
+
+
+def _run(command: list[str], say: Progress) -> None:
+    """Run a command, handing on each line it writes; its last lines explain a failure."""
+    environment = {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "DEBIAN_FRONTEND": "noninteractive",
+        "LC_ALL": "C",
+        **{key: value for key, value in os.environ.items() if key.lower().endswith("_proxy")},
+    }
+    last: list[str] = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
+        if process.stdout is not None:
+            for line in process.stdout:
+                last = [*last[-9:], line.rstrip()]
+                say(line.rstrip())
+    if process.returncode != 0:
+        raise UnavailableError(
+            f"{command[0]} failed with status {process.returncode}: {' | '.join(last)}",
+            hint="see whether the package mirror answers, then build again",
+        )
+
+
+def _silent(_: str) -> None:
+    """Say nothing."""

@@ -1,0 +1,343 @@
+"""The image store: manifests by name, layers by content, shared by all sandboxes.
+
+    <root>/refs/<name:tag, percent-quoted>.json
+    <root>/layers/<id>/         read-only by convention: sandboxes see them through an overlay
+    <root>/layers/.new-*        being unpacked; left by a crash, removed by `collect`
+
+A layer appears under its id by a rename, whole. Equal layers are stored once.
+"""
+
+import contextlib
+import fcntl
+import os
+import platform
+import shutil
+import subprocess
+import tarfile
+import uuid
+from collections.abc import Collection, Generator, Iterator
+from pathlib import Path
+from typing import IO, cast
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from paddock.kit.clock import Clock, SystemClock
+from paddock.kit.errors import InvalidError, NotFoundError
+from paddock.runtime.local.images import base
+from paddock.runtime.local.images.archive import (
+    Blobs,
+    Bundle,
+    DirectoryBlobs,
+    Hashing,
+    NoBundleError,
+    TarBlobs,
+    open_layer,
+    read_bundle,
+)
+from paddock.runtime.local.images.model import (
+    Image,
+    ImageConfig,
+    ImageInfo,
+    Manifest,
+    canonical_name,
+    decode_manifest,
+)
+from paddock.runtime.local.images.unpack import unpack_layer
+
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_FRESH = ".new-"
+
+
+class ImageStore:
+    """Images below one directory, and the base image from the machine's cache."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        base_cache: Path = base.DEFAULT_CACHE,
+        clock: Clock | None = None,
+    ) -> None:
+        self._refs = root / "refs"
+        self._layers = root / "layers"
+        self._lock = root / "lock"
+        self._base_cache = base_cache
+        self._clock = clock or SystemClock()
+        self._base_image: Image | None = None
+        for directory in (self._refs, self._layers):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def resolve(self, reference: str) -> Image:
+        """Give an image ready to be mounted."""
+        name = canonical_name(reference)
+        try:
+            data = self._ref(name).read_bytes()
+        except FileNotFoundError:
+            if name == base.BASE_NAME and (image := self._base()) is not None:
+                return image
+            raise NotFoundError(f"there is no image {name}", hint=_hint_for(name)) from None
+        return self._image(decode_manifest(data, origin=name))
+
+    def has(self, reference: str) -> bool:
+        """Whether an image of that name is there."""
+        name = canonical_name(reference)
+        return self._ref(name).exists() or (name == base.BASE_NAME and self._base() is not None)
+
+    def images(self) -> tuple[ImageInfo, ...]:
+        """List all images by name."""
+        manifests = {manifest.name: manifest for manifest in self._manifests()}
+        if base.BASE_NAME not in manifests and base.is_built(self._base_cache):
+            path = base.base_directory(self._base_cache) / base.MANIFEST
+            manifests[base.BASE_NAME] = decode_manifest(path.read_bytes(), origin=str(path))
+        return tuple(
+            ImageInfo(
+                name=name,
+                layers=len(manifest.layers),
+                size_bytes=sum(_disk_use(self._layer_path(layer)) for layer in manifest.layers),
+                created_at=manifest.created_at,
+            )
+            for name, manifest in sorted(manifests.items())
+        )
+
+    def add(self, source: Path, reference: str | None = None) -> Image:
+        """Import whatever a path holds: an archive or layout of an image, or a root file system."""
+        if source.is_dir() and not (source / "oci-layout").exists():
+            return self.add_directory(source, reference or source.name)
+        try:
+            return self.add_archive(source, reference)
+        except NoBundleError:
+            if source.is_dir() or not _holds_a_root(source):
+                raise
+            return self.add_rootfs_tar(source, reference or source.name.split(".")[0])
+
+    def add_directory(
+        self,
+        source: Path,
+        reference: str,
+        *,
+        config: ImageConfig | None = None,
+        in_place: bool = False,
+    ) -> Image:
+        """Make an image of a root file system on disk: a copy, or the directory itself."""
+        name = canonical_name(reference)
+        if not source.is_dir():
+            raise InvalidError(f"{source} is no directory")
+        if in_place:
+            return self._save(name, (str(source.resolve()),), config or ImageConfig())
+        with self._importing(), self._new_layer() as fresh:
+            _copy(source, fresh)
+            layer = self._keep(fresh, f"dir-{uuid.uuid4().hex}")
+            return self._save(name, (layer,), config or ImageConfig())
+
+    def add_rootfs_tar(
+        self, source: Path, reference: str, *, config: ImageConfig | None = None
+    ) -> Image:
+        """Make an image of a tar of a root file system (`docker export`, debootstrap, …)."""
+        name = canonical_name(reference)
+        with self._importing(), source.open("rb") as raw:
+            layer = self._unpack(_SingleBlob(raw), "", expected=None)
+            return self._save(name, (layer,), config or ImageConfig())
+
+    def add_archive(
+        self, source: Path, reference: str | None = None, *, wanted: str | None = None
+    ) -> Image:
+        """Import an OCI layout (directory or tar) or a `docker save`/`podman save` archive.
+
+        Without a reference the image keeps the name it has in the archive.
+        """
+        if source.is_dir():
+            return self._import(DirectoryBlobs(source), reference, wanted)
+        try:
+            with tarfile.open(source, "r:*") as archive:
+                return self._import(TarBlobs(archive), reference, wanted)
+        except tarfile.TarError as error:
+            raise InvalidError(f"{source} is no readable tar: {error}") from error
+        except FileNotFoundError as error:
+            raise NotFoundError(f"there is no file {source}") from error
+
+    def tag(self, reference: str, new_reference: str) -> Image:
+        """Give an image a second name."""
+        image = self.resolve(reference)
+        layers = tuple(
+            path.name if path.parent == self._layers else str(path) for path in image.layers
+        )
+        return self._save(canonical_name(new_reference), layers, image.config)
+
+    def delete(self, reference: str) -> None:
+        """Forget a name; layers go with the next `collect`. Unknown names are no error."""
+        with contextlib.suppress(FileNotFoundError):
+            self._ref(canonical_name(reference)).unlink()
+
+    def collect(self, in_use: Collection[Path] = ()) -> tuple[str, ...]:
+        """Remove layers that no image names and no sandbox has mounted; say which."""
+        removed: list[str] = []
+        with self._locked(fcntl.LOCK_EX):
+            keep = {layer for manifest in self._manifests() for layer in manifest.layers}
+            keep |= {path.name for path in in_use if path.parent == self._layers}
+            for name in os.listdir(self._layers):
+                if name not in keep:
+                    shutil.rmtree(self._layers / name)
+                    removed.append(name)
+        return tuple(removed)
+
+    def build_base(self, progress: base.Progress | None = None) -> Image:
+        """Make the base image where it is missing."""
+        base.build_base(self._base_cache, progress=progress, clock=self._clock)
+        return self.resolve(base.BASE_NAME)
+
+    def _import(self, blobs: Blobs, reference: str | None, wanted: str | None) -> Image:
+        machine = _MACHINES.get(platform.machine(), platform.machine())
+        bundle = read_bundle(blobs, wanted=wanted, machine=machine)
+        name = canonical_name(reference) if reference else _own_name(bundle)
+        with self._importing():
+            layers = tuple(
+                self._unpack(blobs, blob, expected=diff_id)
+                for blob, diff_id in zip(bundle.layers, bundle.diff_ids, strict=True)
+            )
+            return self._save(name, layers, bundle.config)
+
+    def _unpack(self, blobs: Blobs, blob: str, *, expected: str | None) -> str:
+        if expected is not None:
+            known = _layer_id(expected)
+            if (self._layers / known).is_dir():
+                return known
+        with self._new_layer() as fresh, open_layer(blobs, blob) as stream:
+            hashing = Hashing(stream)
+            unpack_layer(cast("IO[bytes]", hashing), fresh)
+            if expected is not None and hashing.digest != expected:
+                raise InvalidError(
+                    f"layer {blob} is damaged: its checksum is {hashing.digest}, not {expected}"
+                )
+            return self._keep(fresh, _layer_id(hashing.digest))
+
+    @contextlib.contextmanager
+    def _new_layer(self) -> Generator[Path, None, None]:
+        """A directory to fill; gone again unless it was kept."""
+        fresh = self._layers / f"{_FRESH}{uuid.uuid4().hex}"
+        fresh.mkdir(mode=0o755)
+        try:
+            yield fresh
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+    def _keep(self, fresh: Path, name: str) -> str:
+        with contextlib.suppress(OSError):
+            fresh.rename(self._layers / name)
+        if not (self._layers / name).is_dir():
+            raise NotFoundError(f"the layer {name} could not be stored")
+        return name
+
+    def _save(self, name: str, layers: tuple[str, ...], config: ImageConfig) -> Image:
+        manifest = Manifest(
+            name=name, layers=layers, config=config, created_at=self._clock.now().isoformat()
+        )
+        encoded = msgspec.json.encode(manifest)
+        checked = decode_manifest(encoded, origin=name)
+        path = self._ref(name)
+        fresh = path.with_name(f"{_FRESH}{uuid.uuid4().hex}")
+        fresh.write_bytes(encoded)
+        fresh.rename(path)
+        return self._image(checked)
+
+    def _image(self, manifest: Manifest) -> Image:
+        layers = tuple(self._layer_path(layer) for layer in manifest.layers)
+        for path in layers:
+            if not path.is_dir():
+                raise NotFoundError(
+                    f"image {manifest.name} has lost its layer {path}", hint="import it again"
+                )
+        return Image(name=manifest.name, layers=layers, config=manifest.config)
+
+    def _base(self) -> Image | None:
+        if self._base_image is None and base.is_built(self._base_cache):
+            path = base.base_directory(self._base_cache) / base.MANIFEST
+            self._base_image = self._image(decode_manifest(path.read_bytes(), origin=str(path)))
+        return self._base_image
+
+    def _manifests(self) -> Iterator[Manifest]:
+        for entry in sorted(os.listdir(self._refs)):
+            if entry.endswith(".json"):
+                name = unquote(entry.removesuffix(".json"))
+                yield decode_manifest((self._refs / entry).read_bytes(), origin=name)
+
+    def _layer_path(self, layer: str) -> Path:
+        return Path(layer) if layer.startswith("/") else self._layers / layer
+
+    def _ref(self, name: str) -> Path:
+        return self._refs / f"{quote(name, safe='')}.json"
+
+    def _importing(self) -> contextlib.AbstractContextManager[None]:
+        """Keep `collect` away from layers whose manifest is not written yet."""
+        return self._locked(fcntl.LOCK_SH)
+
+    @contextlib.contextmanager
+    def _locked(self, how: int) -> Generator[None, None, None]:
+        with self._lock.open("w") as lock:
+            fcntl.flock(lock, how)
+            yield
+
+
+class _SingleBlob:
+    """One open file seen as a set of blobs."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+
+    def read(self, name: str) -> bytes:
+        raise NotFoundError(f"there is no {name!r}")
+
+    def open(self, name: str) -> IO[bytes]:
+        return self._raw
+
+    def has(self, name: str) -> bool:
+        return False
+
+
+def _own_name(bundle: Bundle) -> str:
+    for name in bundle.names:
+        # `registry/path/name:tag`: what counts here is the last part.
+        with contextlib.suppress(InvalidError):
+            return canonical_name(name.rpartition("/")[2])
+    raise InvalidError(
+        "the archive does not say what its image is called", hint="give it a name yourself"
+    )
+
+
+def _layer_id(digest: str) -> str:
+    algorithm, _, value = digest.partition(":")
+    if algorithm != "sha256" or not value.isalnum():
+        raise InvalidError(f"{digest!r} is no checksum we know")
+    return f"{algorithm}-{value.lower()}"
+
+
+def _hint_for(name: str) -> str:
+    if name == base.BASE_NAME:
+        return "make it: paddock image build-base"
+    return "see what there is: paddock image list; bring it in: paddock image import"
+
+
+def _holds_a_root(source: Path) -> bool:
+    with tarfile.open(source, "r:*") as archive:
+        tops = {name.removeprefix("./").split("/")[0] for name in archive.getnames()}
+    return bool(tops & {"bin", "usr"})
+
+
+def _copy(source: Path, target: Path) -> None:
+    done = subprocess.run(
+        ["cp", "-a", "--reflink=auto", "-T", str(source), str(target)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise InvalidError(f"{source} could not be copied: {done.stderr.strip()[-500:]}")
+
+
+def _disk_use(path: Path) -> int:
+    total = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+    return total

@@ -1,0 +1,214 @@
+"""Unpacking one layer: a tar from anywhere becomes a directory that overlayfs can use.
+
+The tar is not trusted. Every path is walked component by component below the target without
+following links, so nothing outside can be touched whatever the names, links and their order are.
+Whiteouts become overlayfs whiteouts; device nodes are refused (below /dev they are left out: a
+sandbox gets its own); attributes that overlayfs itself obeys are dropped.
+"""
+
+import contextlib
+import os
+import shutil
+import stat
+import tarfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import IO
+
+from paddock.kit.errors import InvalidError, UnavailableError
+
+_WHITEOUT = ".wh."
+_OPAQUE = ".wh..wh..opq"
+_AUFS_PREFIX = ".wh..wh."
+_XATTR_PAX = "SCHILY.xattr."
+_KEPT_XATTRS = ("user.", "security.capability")
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHUNK = 1 << 20
+
+
+def unpack_layer(stream: IO[bytes], target: Path) -> None:
+    """Unpack an uncompressed tar stream into an empty directory."""
+    unpacker = _Unpacker(target)
+    try:
+        with tarfile.open(fileobj=stream, mode="r|", format=tarfile.PAX_FORMAT) as archive:
+            for member in archive:
+                unpacker.add(member, archive)
+        unpacker.finish()
+    except tarfile.TarError as error:
+        raise InvalidError(f"the layer is no readable tar: {error}") from error
+    except OSError as error:
+        raise UnavailableError(f"the layer could not be unpacked: {error}") from error
+    finally:
+        unpacker.close()
+    # A checksum counts every byte, also those after the end-of-archive mark.
+    while stream.read(_CHUNK):
+        pass
+
+
+def split_path(name: str) -> tuple[str, ...]:
+    """Turn a member's name into components below the target; the root itself is ()."""
+    parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    if ".." in parts or "\0" in name:
+        raise InvalidError(f"the layer contains the path {name!r}, which leads outside")
+    return parts
+
+
+class _Unpacker:
+    def __init__(self, target: Path) -> None:
+        self._root = os.open(target, _DIRECTORY_FLAGS)
+        self._times: dict[tuple[str, ...], float] = {}
+
+    def close(self) -> None:
+        os.close(self._root)
+
+    def add(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+        parts = split_path(member.name)
+        if not parts:
+            if member.isdir():
+                self._own(self._root, member)
+            return
+        with self._parent(parts, member.name) as parent:
+            name = parts[-1]
+            if name.startswith(_WHITEOUT):
+                self._white_out(parent, name)
+            else:
+                self._make(parent, name, parts, member, archive)
+
+    def finish(self) -> None:
+        """Set the times of directories, which filling them had changed."""
+        for parts, when in self._times.items():
+            with contextlib.suppress(OSError, InvalidError), self._parent(parts, "/") as parent:
+                os.utime(parts[-1], (when, when), dir_fd=parent, follow_symlinks=False)
+
+    def _make(
+        self,
+        parent: int,
+        name: str,
+        parts: tuple[str, ...],
+        member: tarfile.TarInfo,
+        archive: tarfile.TarFile,
+    ) -> None:
+        if member.isdir():
+            self._directory(parent, name, member)
+            self._times[parts] = member.mtime
+            return
+        if (member.ischr() or member.isblk()) and parts[0] == "dev":
+            return
+        _remove(parent, name)
+        if member.issym():
+            os.symlink(member.linkname, name, dir_fd=parent)
+            os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
+        elif member.islnk():
+            self._hard_link(parent, name, member)
+            return
+        elif member.isfifo():
+            os.mkfifo(name, 0o600, dir_fd=parent)
+            os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
+            os.chmod(name, member.mode & 0o7777, dir_fd=parent)
+        elif member.isreg():
+            self._file(parent, name, member, archive)
+        else:
+            raise InvalidError(
+                f"the layer contains {member.name!r}, a device node or something unknown",
+                hint="device nodes do not belong in images: sandboxes get their own /dev",
+            )
+        when = member.mtime
+        os.utime(name, (when, when), dir_fd=parent, follow_symlinks=False)
+
+    @contextlib.contextmanager
+    def _parent(self, parts: tuple[str, ...], name: str) -> Generator[int, None, None]:
+        """Open the directory of a member, making missing ones, never through a link."""
+        current = os.dup(self._root)
+        try:
+            for part in parts[:-1]:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o755, dir_fd=current)
+                try:
+                    below = os.open(part, _DIRECTORY_FLAGS, dir_fd=current)
+                except OSError as error:
+                    raise InvalidError(
+                        f"the layer contains {name!r}, whose directory {part!r} is a link or a file"
+                    ) from error
+                os.close(current)
+                current = below
+            yield current
+        finally:
+            os.close(current)
+
+    def _directory(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                _remove(parent, name)
+                os.mkdir(name, 0o700, dir_fd=parent)
+        fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent)
+        try:
+            self._own(fd, member)
+        finally:
+            os.close(fd)
+
+    def _file(
+        self, parent: int, name: str, member: tarfile.TarInfo, archive: tarfile.TarFile
+    ) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        source = archive.extractfile(member)
+        with os.fdopen(os.open(name, flags, 0o600, dir_fd=parent), "wb", buffering=0) as file:
+            if source is not None:
+                shutil.copyfileobj(source, file, _CHUNK)
+            self._own(file.fileno(), member)
+
+    def _hard_link(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
+        source = split_path(member.linkname)
+        if not source:
+            raise InvalidError(f"the layer contains {member.name!r}, a link to its root")
+        with self._parent(source, member.linkname) as source_parent:
+            try:
+                os.link(
+                    source[-1],
+                    name,
+                    src_dir_fd=source_parent,
+                    dst_dir_fd=parent,
+                    follow_symlinks=False,
+                )
+            except OSError as error:
+                raise InvalidError(
+                    f"the layer contains {member.name!r}, a link to {member.linkname!r}, which "
+                    f"cannot be linked: {error.strerror}"
+                ) from error
+
+    def _white_out(self, parent: int, name: str) -> None:
+        if name == _OPAQUE:
+            _set_overlay_opaque(parent)
+        elif not name.startswith(_AUFS_PREFIX):
+            hidden = name.removeprefix(_WHITEOUT)
+            if hidden in ("", ".", ".."):
+                raise InvalidError(f"the layer contains the whiteout {name!r}, which hides nothing")
+            _remove(parent, hidden)
+            os.mknod(hidden, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
+
+    def _own(self, fd: int, member: tarfile.TarInfo) -> None:
+        # Ownership first: a change of owner clears set-uid bits and capabilities.
+        os.fchown(fd, member.uid, member.gid)
+        os.fchmod(fd, member.mode & 0o7777)
+        for key, value in member.pax_headers.items():
+            attribute = key.removeprefix(_XATTR_PAX)
+            if attribute != key and attribute.startswith(_KEPT_XATTRS):
+                os.setxattr(fd, attribute, value.encode("utf-8", "surrogateescape"))
+
+
+def _set_overlay_opaque(fd: int) -> None:
+    attribute = "trusted.overlay.opaque" if os.geteuid() == 0 else "user.overlay.opaque"
+    os.setxattr(fd, attribute, b"y")
+
+
+def _remove(parent: int, name: str) -> None:
+    """Make way: a later member of a tar replaces an earlier one of the same name."""
+    try:
+        mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        shutil.rmtree(name, dir_fd=parent)
+    else:
+        os.unlink(name, dir_fd=parent)

@@ -1,0 +1,237 @@
+"""What an egress policy means. Pure: from `EgressPolicy` to rules the kernel and the resolver keep.
+
+Order of judgement, first match wins:
+  1. never: this machine, multicast, other sandboxes;
+  2. private, link-local (cloud metadata) and carrier-grade ranges, unless `allow_private`;
+  3. `allow_out` addresses and networks, then addresses an allowed domain resolved to;
+  4. link-local addresses that `allow_out` does not name: denied even with `allow_private`;
+  5. `deny_out`;
+  6. everything else: as `allow_internet` says (`deny_out` of 0.0.0.0/0 is the same as false).
+IPv6 is not routed at all, so nothing can be allowed there.
+"""
+
+import ipaddress
+import re
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
+
+from msgspec import Struct
+
+from paddock.kit.errors import FieldProblem, InvalidError
+from paddock.runtime.port import EgressPolicy
+
+EVERYTHING = IPv4Network("0.0.0.0/0")
+LINK_LOCAL = IPv4Network("169.254.0.0/16")
+PRIVATE = tuple(
+    IPv4Network(one)
+    for one in (
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "168.63.129.16/32",  # a public address by which a cloud's machines reach their host
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+    )
+)
+NEVER = tuple(IPv4Network(one) for one in ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3"))
+MAX_ENTRIES = 1000
+MAX_DNS_SERVERS = 8
+
+_LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
+_NUMBERS_ONLY = re.compile(r"[0-9.:/]+|0x[0-9a-f.]+")
+
+
+class EgressRules(Struct, frozen=True, kw_only=True):
+    """A policy ready for the kernel and the resolver. Networks of one kind never overlap."""
+
+    is_open: bool
+    """What nobody named is allowed."""
+    reaches_private: bool = False
+    allowed: tuple[IPv4Network, ...] = ()
+    denied: tuple[IPv4Network, ...] = ()
+    domains: frozenset[str] = frozenset()
+    """Lower case, without the final dot."""
+    wildcards: frozenset[str] = frozenset()
+    """`example.com` stands for every name below it, at any depth, and not for itself."""
+    dns_servers: tuple[str, ...] = ()
+
+    def resolves(self, name: str) -> bool:
+        """Say whether a name (lower case, no final dot) may be asked for."""
+        if self.is_open or name in self.domains:
+            return True
+        if not self.wildcards:
+            return False
+        labels = name.split(".")
+        return any(".".join(labels[at:]) in self.wildcards for at in range(1, len(labels)))
+
+    @property
+    def admits_answers(self) -> bool:
+        """Whether addresses that names resolve to must be let through one by one."""
+        return not self.is_open and bool(self.domains or self.wildcards)
+
+
+CLOSED = EgressRules(is_open=False)
+"""Nothing goes out: what a sandbox gets whose policy is not known."""
+
+
+def compile_policy(policy: EgressPolicy, *, root: str = "") -> EgressRules:
+    """Turn a policy into rules, or raise `InvalidError` naming every bad field.
+
+    `root` is put before the fields' names, for callers that know where the policy came from.
+    """
+    problems: list[FieldProblem] = []
+    where = f"{root}." if root else ""
+    denied = _networks(policy.deny_out, f"{where}deny_out", problems)
+    is_open = policy.allow_internet and EVERYTHING not in denied
+    allowed, domains, wildcards = _allowed(policy.allow_out, f"{where}allow_out", problems)
+    if (domains or wildcards) and is_open:
+        problems.append(
+            FieldProblem(
+                f"{where}allow_out",
+                "domains restrict nothing while the internet is open; "
+                "set allow_internet to false or deny_out to 0.0.0.0/0",
+            )
+        )
+    servers = _dns_servers(policy, f"{where}dns_servers", problems)
+    if problems:
+        listed = "; ".join(str(problem) for problem in problems[:10])
+        raise InvalidError(f"the egress policy is invalid: {listed}", problems=problems)
+    if EVERYTHING in allowed:  # Allow beats deny, so naming everything opens everything.
+        is_open, denied = True, ()
+        allowed = tuple(one for one in allowed if one.subnet_of(LINK_LOCAL))
+    return EgressRules(
+        is_open=is_open,
+        reaches_private=policy.allow_private,
+        allowed=allowed,
+        denied=denied if is_open else (),
+        domains=frozenset(domains),
+        wildcards=frozenset(wildcards),
+        dns_servers=servers,
+    )
+
+
+def is_admissible(address: IPv4Address, *, reaches_private: bool) -> bool:
+    """Say whether an answer's address may be let through for the name that was allowed."""
+    if any(address in network for network in NEVER) or address in LINK_LOCAL:
+        return False
+    return reaches_private or not any(address in network for network in PRIVATE)
+
+
+def _allowed(
+    entries: tuple[str, ...], path: str, problems: list[FieldProblem]
+) -> tuple[tuple[IPv4Network, ...], list[str], list[str]]:
+    networks: list[IPv4Network] = []
+    domains: list[str] = []
+    wildcards: list[str] = []
+    _limit(entries, path, problems)
+    for at, entry in enumerate(entries[:MAX_ENTRIES]):
+        try:
+            network = _network(entry)
+            if network is not None:
+                networks.append(network)
+            elif entry.startswith("*."):
+                wildcards.append(_domain(entry[2:]))
+            else:
+                domains.append(_domain(entry))
+        except ValueError as error:
+            problems.append(FieldProblem(f"{path}[{at}]", str(error)))
+    return _normal(networks), domains, wildcards
+
+
+def _networks(
+    entries: tuple[str, ...], path: str, problems: list[FieldProblem]
+) -> tuple[IPv4Network, ...]:
+    found: list[IPv4Network] = []
+    _limit(entries, path, problems)
+    for at, entry in enumerate(entries[:MAX_ENTRIES]):
+        try:
+            network = None if _is_ipv6(entry) else _network(entry)
+        except ValueError as error:
+            problems.append(FieldProblem(f"{path}[{at}]", str(error)))
+            continue
+        if network is not None:
+            found.append(network)
+        elif not _is_ipv6(entry):  # IPv6 is denied anyhow, so saying so is no mistake.
+            message = f"{entry!r} is not an address or CIDR; domains can only be allowed"
+            problems.append(FieldProblem(f"{path}[{at}]", message))
+    return tuple(ipaddress.collapse_addresses(found))
+
+
+def _network(entry: str) -> IPv4Network | None:
+    """Read an address or CIDR; `None` for what looks like a name."""
+    if _is_ipv6(entry):
+        raise ValueError(f"{entry!r} is IPv6, which sandboxes do not have")
+    try:
+        return IPv4Network(entry)
+    except ValueError as error:
+        if "host bits set" in str(error):
+            proper = IPv4Network(entry, strict=False)
+            raise ValueError(f"{entry!r} has host bits set; did you mean {proper}?") from error
+        if "/" in entry or _NUMBERS_ONLY.fullmatch(entry.lower()):
+            raise ValueError(f"{entry!r} is not an IPv4 address or CIDR") from error
+        return None
+
+
+def _is_ipv6(entry: str) -> bool:
+    try:
+        ipaddress.IPv6Network(entry, strict=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _domain(entry: str) -> str:
+    try:
+        name = entry.encode("idna").decode().lower().removesuffix(".") if entry else ""
+    except UnicodeError as error:
+        raise ValueError(f"{entry!r} is not a domain name ({error})") from error
+    labels = name.split(".")
+    if len(name) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        raise ValueError(f"{entry!r} is not an address, a CIDR or a domain (`*.` only in front)")
+    if labels[-1].isdigit():
+        raise ValueError(f"{entry!r} is not an IPv4 address, and no domain ends in a number")
+    return name
+
+
+def _dns_servers(policy: EgressPolicy, path: str, problems: list[FieldProblem]) -> tuple[str, ...]:
+    if len(policy.dns_servers) > MAX_DNS_SERVERS:
+        problems.append(FieldProblem(path, f"at most {MAX_DNS_SERVERS} servers"))
+    for at, entry in enumerate(policy.dns_servers[:MAX_DNS_SERVERS]):
+        try:
+            address = ipaddress.ip_address(entry)
+        except ValueError:
+            problems.append(FieldProblem(f"{path}[{at}]", f"{entry!r} is not an address"))
+            continue
+        # We ask these servers ourselves, from the host: no sandbox may aim us at our neighbours.
+        if not _may_be_asked(address, reaches_private=policy.allow_private):
+            message = f"{entry} is not a public address"
+            problems.append(FieldProblem(f"{path}[{at}]", message))
+    return policy.dns_servers
+
+
+def _may_be_asked(address: IPv4Address | IPv6Address, *, reaches_private: bool) -> bool:
+    if isinstance(address, IPv4Address):
+        return is_admissible(address, reaches_private=reaches_private)
+    if address.ipv4_mapped is not None or address.scope_id is not None:
+        return False
+    if address.is_loopback or address.is_link_local or address.is_multicast:
+        return False
+    return not address.is_unspecified and (reaches_private or not address.is_private)
+
+
+def _normal(networks: list[IPv4Network]) -> tuple[IPv4Network, ...]:
+    """Remove overlaps, and link-local addresses from networks that merely happen to hold them."""
+    named = [network for network in networks if network.subnet_of(LINK_LOCAL)]
+    others: list[IPv4Network] = []
+    for network in ipaddress.collapse_addresses(one for one in networks if one not in named):
+        if network != EVERYTHING and LINK_LOCAL.subnet_of(network):
+            others.extend(network.address_exclude(LINK_LOCAL))
+        else:
+            others.append(network)
+    return tuple(sorted([*ipaddress.collapse_addresses(named), *others]))
+
+
+def _limit(entries: tuple[str, ...], path: str, problems: list[FieldProblem]) -> None:
+    if len(entries) > MAX_ENTRIES:
+        problems.append(FieldProblem(path, f"has {len(entries)} entries; at most {MAX_ENTRIES}"))

@@ -1,0 +1,242 @@
+"""The firewall as text: one table of our own, and the elements that stand for each sandbox.
+
+Pure. The table lives beside whatever other tables the machine has and only ever judges packets of
+our links. Its sets are hash tables keyed by the sandbox's address, so the cost of a packet does
+not grow with the number of sandboxes. Networks need the one kind of set whose changes cost more
+the more it holds; so they are keyed by a class, and sandboxes with the same networks share one.
+The class travels in the packet's mark while a new flow is judged, and is cleared again.
+
+A flow is judged when it is new. Its conntrack mark then says under which edition of the sandbox's
+policy that was, so that later packets pass on one lookup. A change of policy gives the sandbox a
+new mark: the next packet of every flow, in either direction, is judged again, and what is now
+denied ends at once. Marks of a sandbox's life are kept in `known`, so packets that belong to a
+former owner of the address reach nobody.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from paddock.runtime.local.net.addresses import AddressPlan, Slot
+from paddock.runtime.local.net.policy import LINK_LOCAL, NEVER, PRIVATE, EgressRules
+
+Element = tuple[str, str]
+"""A set's name and one element of it, as text."""
+
+REBUILT = (
+    "members",
+    "current",
+    "known",
+    "edition",
+    "class",
+    "open",
+    "insiders",
+    "allowed",
+    "denied",
+)
+"""What `rebuild` fills. `resolved`, `flows` and `queries` belong to the kernel and the resolver."""
+_MAPS = frozenset({"edition", "class"})
+
+
+class RulesetSettings(Struct, frozen=True, kw_only=True):
+    """What the table's text depends on."""
+
+    table: str
+    dns_port: int
+    max_flows: int
+    """Connections one sandbox may have at once: the machine's tracking table is shared."""
+    max_queries_per_second: int
+
+
+def fingerprint(plan: AddressPlan, settings: RulesetSettings) -> str:
+    """Name a marker chain that tells whether the table in the kernel is the one we would make."""
+    text = "\n".join(_body(plan, settings))
+    return f"made_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def create_table(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
+    """Make the table anew, whatever was there before."""
+    name = f"inet {settings.table}"
+    body = [*_body(plan, settings), f"chain {fingerprint(plan, settings)} {{ }}"]
+    return [f"add table {name}", f"delete table {name}", f"table {name} {{", *body, "}"]
+
+
+def elements_of(
+    slot: Slot, rules: EgressRules, marks: Sequence[int], class_number: int
+) -> frozenset[Element]:
+    """Give every element that stands for one attached sandbox; those of its class are shared."""
+    ip = str(slot.ip)
+    found: set[Element] = {
+        ("members", f'"{slot.link}" . {ip}'),
+        ("current", f"{ip} . {marks[-1]:#x}"),
+        ("edition", f"{ip} : {marks[-1]:#x}"),
+    }
+    found.update(("known", f"{ip} . {mark:#x}") for mark in marks)
+    if rules.allowed or rules.denied:
+        found.add(("class", f"{ip} : {class_number:#x}"))
+    found.update(("allowed", f"{class_number:#x} . {network}") for network in rules.allowed)
+    found.update(("denied", f"{class_number:#x} . {network}") for network in rules.denied)
+    if rules.is_open:
+        found.add(("open", ip))
+    if rules.reaches_private:
+        found.add(("insiders", ip))
+    return frozenset(found)
+
+
+def change(table: str, gone: Iterable[Element], new: Iterable[Element]) -> list[str]:
+    """Remove some elements and add others."""
+    return [*_elements("delete", table, gone), *_elements("add", table, new)]
+
+
+def rebuild(table: str, elements: Iterable[Element]) -> list[str]:
+    """Make the kernel's sets hold these elements and nothing else."""
+    flush = [f"flush {'map' if one in _MAPS else 'set'} inet {table} {one}" for one in REBUILT]
+    return [*flush, *_elements("add", table, elements)]
+
+
+def admit(table: str, ip: str, answers: Iterable[tuple[str, int]]) -> list[str]:
+    """Let a sandbox reach addresses for so many seconds, counted anew for those it had."""
+    commands: list[str] = []
+    for address, seconds in answers:
+        element = f"element inet {table} resolved {{ {ip} . {address}"
+        # An `add` alone would keep the old timeout, a `delete` alone fails where there is none.
+        commands += [
+            f"add {element} timeout {seconds}s }}",
+            f"delete {element} }}",
+            f"add {element} timeout {seconds}s }}",
+        ]
+    return commands
+
+
+def dismiss(table: str, ip: str, addresses: Iterable[str]) -> list[str]:
+    """Take admitted addresses back; those that ran out meanwhile are no error."""
+    commands: list[str] = []
+    for address in addresses:
+        element = f"element inet {table} resolved {{ {ip} . {address}"
+        commands += [f"add {element} timeout 1s }}", f"delete {element} }}"]
+    return commands
+
+
+def _elements(verb: str, table: str, elements: Iterable[Element]) -> list[str]:
+    grouped: dict[str, list[str]] = {}
+    for name, value in sorted(elements):
+        grouped.setdefault(name, []).append(value)
+    return [
+        f"{verb} element inet {table} {name} {{ {', '.join(values)} }}"
+        for name, values in grouped.items()
+    ]
+
+
+def _body(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
+    ours = f'"{plan.link_prefix}*"'
+    gateway = plan.gateway
+    rate = settings.max_queries_per_second
+    limit = f"{rate}/second burst {rate} packets"
+    ports = f"{{ 53, {settings.dns_port} }}"
+    to_resolver = (
+        f"meta l4proto {{ tcp, udp }} th dport 53 dnat ip to {gateway}:{settings.dns_port}"
+    )
+    asking = f"ip daddr {gateway} meta l4proto {{ tcp, udp }} th dport {settings.dns_port}"
+    never = ", ".join(str(one) for one in (*NEVER, plan.subnet) if one.version == 4)
+    private = ", ".join(str(one) for one in PRIVATE)
+    remember = "ct mark set ip {side} map @edition accept"
+    return [
+        "set members { type ifname . ipv4_addr; }",
+        "set current { type ipv4_addr . mark; }",
+        "set known { type ipv4_addr . mark; }",
+        "map edition { type ipv4_addr : mark; }",
+        "set open { type ipv4_addr; }",
+        "set insiders { type ipv4_addr; }",
+        "map class { type ipv4_addr : mark; }",
+        "set allowed { type mark . ipv4_addr; flags interval; }",
+        "set denied { type mark . ipv4_addr; flags interval; }",
+        "set resolved { type ipv4_addr . ipv4_addr; flags timeout; }",
+        "set flows { type ipv4_addr; size 65536; flags dynamic; }",
+        "set queries { type ipv4_addr; size 65536; flags dynamic,timeout; timeout 10s; }",
+        f"set never {{ type ipv4_addr; flags interval; elements = {{ {never} }}; }}",
+        f"set private {{ type ipv4_addr; flags interval; elements = {{ {private} }}; }}",
+        # A reset ends connections that had been allowed; and unlike ICMP errors, of which a kernel
+        # sends few a second, it comes at once however often somebody tries.
+        "chain refuse {",
+        "  meta l4proto tcp reject with tcp reset",
+        "  ip protocol != tcp reject with icmp type admin-prohibited",
+        "  drop",
+        "}",
+        # Before connection tracking: who sends from an address that is not theirs leaves no trace.
+        "chain arrive { type filter hook prerouting priority raw; policy accept;",
+        f"  iifname {ours} meta nfproto != ipv4 drop",
+        f"  iifname {ours} iifname . ip saddr != @members drop",
+        f'  iifname != {ours} iifname != "lo" ip saddr {plan.subnet} drop',
+        "}",
+        # Before anybody's address translation: a published port of this machine is this machine.
+        "chain screen { type filter hook prerouting priority mangle; policy accept;",
+        f"  iifname {ours} ct state new jump newcomer",
+        "}",
+        "chain newcomer {",
+        f"  add @flows {{ ip saddr ct count over {settings.max_flows} }} drop",
+        f"  ip daddr {gateway} meta l4proto {{ tcp, udp }} th dport {ports} return",
+        "  fib daddr type { local, broadcast, anycast, multicast } goto refuse",
+        "}",
+        "chain names { type nat hook prerouting priority dstnat; policy accept;",
+        f"  iifname != {ours} accept",
+        f"  ip daddr {gateway} {to_resolver}",
+        "  ip saddr @open accept",
+        "  meta l4proto != { tcp, udp } accept",
+        "  th dport != 53 accept",
+        "  meta mark set ip saddr map @class",
+        "  meta mark . ip daddr @allowed meta mark set 0 accept",
+        "  meta mark set 0",
+        # A closed sandbox that asks a resolver elsewhere is answered by ours, so names work.
+        f"  {to_resolver}",
+        "}",
+        "chain local { type filter hook input priority filter - 10; policy accept;",
+        f"  iifname != {ours} accept",
+        "  meta nfproto != ipv4 drop",
+        # Each packet counts, also of a conversation that goes on: the resolver is shared.
+        f"  {asking} add @queries {{ ip saddr limit rate over {limit} }} drop",
+        f"  {asking} accept",
+        "  ct state established,related accept",
+        "  goto refuse",
+        "}",
+        "chain pass { type filter hook forward priority filter - 10; policy accept;",
+        f"  iifname {ours} goto leave",
+        f"  oifname {ours} goto enter",
+        "}",
+        "chain leave {",
+        f"  oifname {ours} goto refuse",
+        "  meta nfproto != ipv4 drop",
+        "  ct state invalid drop",
+        "  ip saddr . ct mark @current accept",
+        "  ip daddr @never goto refuse",
+        "  ip daddr @private ip saddr != @insiders goto refuse",
+        "  meta mark set ip saddr map @class",
+        f"  meta mark . ip daddr @allowed meta mark set 0 {remember.format(side='saddr')}",
+        f"  ip daddr {LINK_LOCAL} goto refuse",
+        f"  ip saddr . ip daddr @resolved meta mark set 0 {remember.format(side='saddr')}",
+        "  meta mark . ip daddr @denied goto refuse",
+        "  meta mark set 0",
+        f"  ip saddr @open {remember.format(side='saddr')}",
+        "  goto refuse",
+        "}",
+        # The same judgement seen from the other side: else one-way streams would outlive a change.
+        "chain enter {",
+        "  meta nfproto != ipv4 drop",
+        "  ct state != { established, related } drop",
+        "  ip daddr . ct mark @current accept",
+        "  ip daddr . ct mark != @known drop",
+        "  ip saddr @never drop",
+        "  ip saddr @private ip daddr != @insiders drop",
+        "  meta mark set ip daddr map @class",
+        f"  meta mark . ip saddr @allowed meta mark set 0 {remember.format(side='daddr')}",
+        f"  ip saddr {LINK_LOCAL} drop",
+        f"  ip daddr . ip saddr @resolved meta mark set 0 {remember.format(side='daddr')}",
+        "  meta mark . ip saddr @denied drop",
+        "  meta mark set 0",
+        f"  ip daddr @open {remember.format(side='daddr')}",
+        "  drop",
+        "}",
+        "chain translate { type nat hook postrouting priority srcnat; policy accept;",
+        f'  ip saddr {plan.subnet} oifname != {ours} oifname != "lo" masquerade',
+        "}",
+    ]

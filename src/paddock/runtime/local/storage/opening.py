@@ -1,0 +1,80 @@
+"""Choosing how files are kept on this machine.
+
+`auto` takes a state directory that lies on btrfs as it is, else makes a btrfs image where
+`mkfs.btrfs` and loop devices are there, else keeps plain directories and says what that costs.
+A choice once made for a state directory is kept: what lies there decides.
+"""
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+from paddock.kit.errors import InvalidError, PaddockError, UnsupportedError
+from paddock.kit.logs import fields
+from paddock.runtime.local.storage import btrfs_ioctl
+from paddock.runtime.local.storage.backend import Backend
+from paddock.runtime.local.storage.btrfs import BtrfsBackend
+from paddock.runtime.local.storage.plain import PlainBackend
+from paddock.runtime.local.storage.pool import Pool
+from paddock.runtime.local.storage.storage import Storage
+
+log = logging.getLogger(__name__)
+
+IMAGE = "pool.btrfs"
+MOUNT = "pool"
+AUTO, BTRFS, PLAIN = "auto", "btrfs", "plain"
+
+
+def open_storage(root: Path, *, backend: str = AUTO, pool_bytes: int | None = None) -> Storage:
+    """Open (and make, where nothing is there yet) the storage below a directory."""
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return Storage(root, _choose(root, backend, pool_bytes))
+
+
+def _choose(root: Path, wanted: str, pool_bytes: int | None) -> Backend:
+    if wanted not in (AUTO, BTRFS, PLAIN):
+        raise InvalidError(f"{wanted!r} is no storage backend", hint="use auto, btrfs or plain")
+    mount_point = root / MOUNT
+    mount_point.mkdir(exist_ok=True, mode=0o700)
+    image = root / IMAGE
+    kept_plain = (mount_point / "boxes").is_dir() and not image.exists()
+    if not image.exists() and btrfs_ioctl.is_btrfs(root) and wanted != PLAIN:
+        return BtrfsBackend(mount_point)
+    if wanted == PLAIN or (wanted == AUTO and kept_plain):
+        return PlainBackend(mount_point)
+    try:
+        _need_root()
+        pool = Pool(image, mount_point)
+        pool.open(pool_bytes)
+    except PaddockError as error:
+        if wanted == BTRFS or image.exists():
+            raise
+        log.warning(
+            "no btrfs for sandboxes: copies take time and disk use may be unlimited",
+            extra=fields(reason=error.message, hint=error.hint),
+        )
+        return PlainBackend(mount_point)
+    return BtrfsBackend(mount_point, pool=pool)
+
+
+def _need_root() -> None:
+    if os.geteuid() != 0:
+        raise UnsupportedError("mounting a btrfs image needs root")
+    if not os.path.exists("/dev/loop-control"):
+        raise UnsupportedError(
+            "this machine has no loop devices", hint="load the kernel module loop"
+        )
+
+
+def can_make_pool() -> str | None:
+    """Say why no btrfs image can be made here, or `None`."""
+    try:
+        _need_root()
+    except UnsupportedError as error:
+        return error.message
+    if not shutil.which("mkfs.btrfs"):
+        return "mkfs.btrfs is not installed"
+    if "btrfs" not in Path("/proc/filesystems").read_text().split():
+        return "the kernel has no btrfs"
+    return None

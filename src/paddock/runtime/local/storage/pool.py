@@ -1,0 +1,147 @@
+"""A btrfs of our own in a sparse file, for machines whose disk is something else.
+
+Made once below the state directory, mounted by whoever opens it first, found mounted by later
+node processes, mounted again after a reboot, and enlarged while mounted.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from msgspec import Struct
+
+from paddock.kit.errors import UnavailableError, UnsupportedError
+from paddock.runtime.local.storage import btrfs_ioctl
+
+MINIMUM_BYTES = 256 << 20
+_LOOP_SET_CAPACITY = 0x4C07
+_OPTIONS = "loop,noatime,nodev,nosuid,discard=async"
+_RESERVE_BYTES = 256 << 20
+"""Kept free on the disk below the image: a sparse file that cannot grow breaks its file system."""
+_LOW_WATER = 0.1
+_ATTEMPTS = 5
+_GIB = 1 << 30
+
+
+class PoolStatus(Struct, frozen=True, kw_only=True):
+    """Sizes of the image."""
+
+    image: Path
+    size_bytes: int
+    allocated_bytes: int
+
+
+class Pool:
+    """The image file and its mount."""
+
+    def __init__(self, image: Path, mount_point: Path) -> None:
+        self._image = image
+        self._mount_point = mount_point
+
+    @property
+    def mount_point(self) -> Path:
+        """Where the file system is seen."""
+        return self._mount_point
+
+    def open(self, size_bytes: int | None = None) -> None:
+        """Make, mount or just find it."""
+        self._image.parent.mkdir(parents=True, exist_ok=True)
+        self._mount_point.mkdir(parents=True, exist_ok=True)
+        with (self._image.parent / f"{self._image.name}.lock").open("w") as lock:
+            # Two node processes may overlap for a moment while one replaces the other.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.ismount(self._mount_point):
+                return
+            if not self._image.exists():
+                self._make(size_bytes or self._default_size())
+            self._mount()
+
+    def unmount(self) -> None:
+        """Take it out of sight, keeping the file. Sandboxes must be gone."""
+        if os.path.ismount(self._mount_point):
+            _run(["umount", str(self._mount_point)], "unmounting the sandbox pool")
+
+    def status(self) -> PoolStatus:
+        """Measure the image."""
+        facts = self._image.stat()
+        return PoolStatus(
+            image=self._image, size_bytes=facts.st_size, allocated_bytes=facts.st_blocks * 512
+        )
+
+    def disk_free_bytes(self) -> int:
+        """What the disk below the image can still give."""
+        facts = os.statvfs(self._image.parent)
+        return max(0, facts.f_bavail * facts.f_frsize - _RESERVE_BYTES)
+
+    def ensure_room(self) -> None:
+        """Grow when nearly full; refuse before the disk below is."""
+        if self.disk_free_bytes() <= 0:
+            raise UnavailableError(
+                f"the disk that holds {self._image} is full",
+                hint="delete sandboxes, checkpoints or images, or enlarge the disk",
+            )
+        facts = os.statvfs(self._mount_point)
+        if facts.f_bavail < facts.f_blocks * _LOW_WATER:
+            size = self._image.stat().st_size
+            self.grow(size + min(size, self.disk_free_bytes()))
+
+    def grow(self, size_bytes: int) -> None:
+        """Enlarge the image and the mounted file system to a size; never shrinks."""
+        if size_bytes <= self._image.stat().st_size:
+            return
+        os.truncate(self._image, size_bytes)
+        device = self._device()
+        fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(fd, _LOOP_SET_CAPACITY)
+        finally:
+            os.close(fd)
+        btrfs_ioctl.grow_to_device(self._mount_point)
+
+    def _device(self) -> str:
+        target = str(self._mount_point.resolve())
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            if before.split()[4].encode().decode("unicode_escape") == target:
+                return after.split()[1]
+        raise UnavailableError(f"the sandbox pool is not mounted at {target}")
+
+    def _default_size(self) -> int:
+        """Most of what is free now: the file is sparse, so unused size costs nothing."""
+        return max(2 * _GIB, int(self.disk_free_bytes() * 0.9) // _GIB * _GIB)
+
+    def _make(self, size_bytes: int) -> None:
+        if not shutil.which("mkfs.btrfs"):
+            raise UnsupportedError(
+                "mkfs.btrfs is not installed", hint="apt-get install btrfs-progs"
+            )
+        # Built aside and renamed: an image under its name is always whole.
+        fresh = self._image.with_suffix(".new")
+        with fresh.open("wb") as file:
+            file.truncate(max(size_bytes, MINIMUM_BYTES))
+        fresh.chmod(0o600)
+        command = ["mkfs.btrfs", "--quiet", "--force", "--metadata", "single", str(fresh)]
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                _run(command, "making the sandbox pool")
+                break
+            except UnavailableError as refused:
+                # Whether the file is mounted, it asks every loop device that is mounted on the
+                # machine, and it gives up when somebody unmounts one of those meanwhile.
+                if not left or "mount status" not in refused.message:
+                    raise
+        fresh.rename(self._image)
+
+    def _mount(self) -> None:
+        _run(
+            ["mount", "-t", "btrfs", "-o", _OPTIONS, str(self._image), str(self._mount_point)],
+            "mounting the sandbox pool",
+        )
+
+
+def _run(command: list[str], what: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    if done.returncode != 0:
+        raise UnavailableError(f"{what} failed: {done.stderr.strip() or done.stdout.strip()}")

@@ -1,0 +1,298 @@
+"""Where the files of sandboxes and checkpoints lie: the facade.
+
+    <root>/pool/boxes/<uid>/{upper,work}       what a sandbox writes
+    <root>/pool/checkpoints/<id>/{upper,work}  a stored copy of that
+    <root>/pool/trash/                         what is being deleted
+    <root>/memory/{boxes,checkpoints}/<name>/  CRIU images of a hibernated box or a checkpoint
+    <root>/records/{boxes,checkpoints}/<name>.json
+
+Every operation may be repeated. A record is written after the tree it describes is whole; a tree
+without a record is half made and is removed by `sweep`, which a starting node calls.
+"""
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from paddock.kit.errors import InvalidError, NotFoundError
+from paddock.runtime.local.storage import btrfs_ioctl
+from paddock.runtime.local.storage.backend import Abilities, Backend, Space
+from paddock.runtime.local.storage.btrfs import BtrfsBackend
+from paddock.runtime.local.storage.trash import Trash
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_SMALLEST_BYTES = 1 << 20
+BOXES = "boxes"
+CHECKPOINTS = "checkpoints"
+_KINDS = (BOXES, CHECKPOINTS)
+
+
+class Box(Struct, frozen=True, kw_only=True):
+    """The writable files of one sandbox. Owners on disk are those seen inside (root is 0)."""
+
+    uid: str
+    path: Path
+    """Mount this idmapped, then use `upper` and `work` below the mount point."""
+    limit_bytes: int = 0
+
+    @property
+    def upper(self) -> Path:
+        """The overlay's upper directory."""
+        return self.path / "upper"
+
+    @property
+    def work(self) -> Path:
+        """The overlay's work directory."""
+        return self.path / "work"
+
+
+class _Record(Struct, frozen=True, kw_only=True):
+    limit_bytes: int = 0
+    inherited_bytes: int = 0
+    """Shared with the checkpoint it came from: counts as used, though another tree is charged."""
+
+
+# Made at import, not by the first use: see docs/decisions/0080.
+_decoder = msgspec.json.Decoder(_Record)
+
+
+class Storage:
+    """Boxes and checkpoints on one backend."""
+
+    def __init__(self, root: Path, backend: Backend) -> None:
+        self._root = root
+        self._backend = backend
+        for kind in _KINDS:
+            for parent in (backend.root, root / "memory", root / "records"):
+                (parent / kind).mkdir(parents=True, exist_ok=True, mode=0o700)
+        for directory in (root, backend.root):
+            directory.chmod(0o700)
+        self._trash = Trash(backend.root / "trash", root / "memory" / "trash", backend)
+
+    @property
+    def backend_name(self) -> str:
+        """`btrfs` or `plain`."""
+        return self._backend.name
+
+    @property
+    def abilities(self) -> Abilities:
+        """Say what can be done here."""
+        return self._backend.abilities
+
+    def create(self, uid: str, *, limit_bytes: int = 0) -> Box:
+        """Make an empty box, or give the one there is."""
+        if (there := self.find(uid)) is not None:
+            return there
+        path = self._tree(BOXES, uid)
+        self._discard(path)
+        self._backend.create_tree(path)
+        return self._finish(uid, path, _Record(limit_bytes=limit_bytes))
+
+    def clone(self, checkpoint_id: str, uid: str, *, limit_bytes: int = 0) -> Box:
+        """Make a box with the files of a checkpoint, or give the one there is."""
+        if (there := self.find(uid)) is not None:
+            return there
+        source_record = self._read(CHECKPOINTS, checkpoint_id)
+        source = self._tree(CHECKPOINTS, checkpoint_id)
+        if source_record is None:
+            raise NotFoundError(f"there is no stored state {checkpoint_id}")
+        path = self._tree(BOXES, uid)
+        self._discard(path)
+        self._backend.copy_tree(source, path)
+        inherited = source_record.inherited_bytes if self._shares_blocks() else 0
+        return self._finish(uid, path, _Record(limit_bytes=limit_bytes, inherited_bytes=inherited))
+
+    def snapshot(self, uid: str, checkpoint_id: str) -> None:
+        """Store the files of a box under an id; the sandbox must not write meanwhile."""
+        if self._read(CHECKPOINTS, checkpoint_id) is not None:
+            return
+        record = self._need(uid)
+        source, target = self._tree(BOXES, uid), self._tree(CHECKPOINTS, checkpoint_id)
+        self._discard(target)
+        self._backend.copy_tree(source, target)
+        used = self._backend.used_bytes(source) + record.inherited_bytes
+        self._write(CHECKPOINTS, checkpoint_id, _Record(inherited_bytes=used))
+
+    def flush(self, uid: str) -> None:
+        """Write out dirty data; called before a freeze, it keeps the freeze short."""
+        self._backend.flush(self._tree(BOXES, uid))
+
+    def find(self, uid: str) -> Box | None:
+        """Give a box that is whole."""
+        record = self._read(BOXES, uid)
+        path = self._tree(BOXES, uid)
+        if record is None or not path.is_dir():
+            return None
+        return Box(uid=uid, path=path, limit_bytes=record.limit_bytes)
+
+    def has_checkpoint(self, checkpoint_id: str) -> bool:
+        """Whether the files of a checkpoint are there."""
+        there = self._read(CHECKPOINTS, checkpoint_id) is not None
+        return there and self._tree(CHECKPOINTS, checkpoint_id).is_dir()
+
+    def limit(self, uid: str, limit_bytes: int) -> None:
+        """Change the bound of a living box."""
+        record = msgspec.structs.replace(self._need(uid), limit_bytes=limit_bytes)
+        self._backend.limit_tree(self._tree(BOXES, uid), _own_share(record))
+        self._write(BOXES, uid, record)
+
+    def usage_bytes(self, uid: str) -> int:
+        """Measure a box, what it shares with its origin included."""
+        record = self._need(uid)
+        return self._backend.used_bytes(self._tree(BOXES, uid)) + record.inherited_bytes
+
+    def checkpoint_bytes(self, checkpoint_id: str) -> int:
+        """Measure a checkpoint: files and memory."""
+        record = self._read(CHECKPOINTS, checkpoint_id)
+        if record is None:
+            raise NotFoundError(f"there is no stored state {checkpoint_id}")
+        return record.inherited_bytes + _size(self.checkpoint_memory(checkpoint_id))
+
+    def box_memory(self, uid: str) -> Path:
+        """Where the memory of a hibernated box is kept; whoever stores it makes it."""
+        return self._root / "memory" / BOXES / _checked(uid)
+
+    def checkpoint_memory(self, checkpoint_id: str) -> Path:
+        """Where the memory of a checkpoint is kept."""
+        return self._root / "memory" / CHECKPOINTS / _checked(checkpoint_id)
+
+    def delete(self, uid: str) -> None:
+        """Remove a box; it is out of sight at once and gone soon. Unknown ones are no error."""
+        self._forget(BOXES, uid, self.box_memory(uid))
+
+    def delete_checkpoint(self, checkpoint_id: str) -> None:
+        """Remove a checkpoint with its memory. Unknown ones are no error."""
+        self._forget(CHECKPOINTS, checkpoint_id, self.checkpoint_memory(checkpoint_id))
+
+    def drop_memory(self, uid: str) -> None:
+        """Forget the memory of a box that was restored."""
+        self._trash.throw_memory(self.box_memory(uid))
+
+    def boxes(self) -> tuple[str, ...]:
+        """List boxes that are whole."""
+        return self._names(BOXES)
+
+    def checkpoints(self) -> tuple[str, ...]:
+        """List checkpoints that are whole."""
+        return self._names(CHECKPOINTS)
+
+    def space(self) -> Space:
+        """Measure the place."""
+        return self._backend.space()
+
+    def sweep(self) -> tuple[str, ...]:
+        """Remove what a crash left half made; say what."""
+        found: list[str] = []
+        for kind in _KINDS:
+            known = set(self._names(kind))
+            for name in os.listdir(self._backend.root / kind):
+                if name not in known:
+                    self._discard(self._backend.root / kind / name)
+                    found.append(f"{kind}/{name}")
+            for name in os.listdir(self._root / "memory" / kind):
+                if name not in known:
+                    self._trash.throw_memory(self._root / "memory" / kind / name)
+                    found.append(f"memory/{kind}/{name}")
+            for entry in os.listdir(self._root / "records" / kind):
+                if entry.removesuffix(".json") not in known:
+                    os.unlink(self._root / "records" / kind / entry)
+        self._trash.resume()
+        if isinstance(self._backend, BtrfsBackend):
+            living = (
+                btrfs_ioctl.subvolume_id(self._tree(kind, name))
+                for kind in _KINDS
+                for name in self._names(kind)
+            )
+            self._backend.drop_stale_groups(frozenset(living))
+        return tuple(found)
+
+    def settle(self) -> None:
+        """Wait until everything thrown away is gone (tests, and an orderly end)."""
+        self._trash.settle()
+
+    def close(self, *, detach: bool = False) -> None:
+        """Finish deletions. The pool stays mounted for running sandboxes unless `detach` is set."""
+        self._trash.close()
+        if detach:
+            self._backend.detach()
+
+    def _finish(self, uid: str, path: Path, record: _Record) -> Box:
+        for name in ("upper", "work"):
+            (path / name).mkdir(mode=0o755, exist_ok=True)
+        (path / "upper").chmod(0o755)
+        self._backend.limit_tree(path, _own_share(record))
+        self._write(BOXES, uid, record)
+        return Box(uid=uid, path=path, limit_bytes=record.limit_bytes)
+
+    def _forget(self, kind: str, name: str, memory: Path) -> None:
+        # The record goes first: what is found without one after a crash is swept.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._record(kind, name))
+        self._discard(self._tree(kind, name))
+        self._trash.throw_memory(memory)
+
+    def _discard(self, path: Path) -> None:
+        if path.exists():
+            self._trash.throw_tree(path)
+
+    def _shares_blocks(self) -> bool:
+        return self._backend.abilities.instant_snapshots
+
+    def _need(self, uid: str) -> _Record:
+        record = self._read(BOXES, uid)
+        if record is None:
+            raise NotFoundError(f"there are no files of sandbox {uid}")
+        return record
+
+    def _names(self, kind: str) -> tuple[str, ...]:
+        trees = set(os.listdir(self._backend.root / kind))
+        records = (
+            entry.removesuffix(".json") for entry in os.listdir(self._root / "records" / kind)
+        )
+        return tuple(sorted(trees.intersection(records)))
+
+    def _tree(self, kind: str, name: str) -> Path:
+        return self._backend.root / kind / _checked(name)
+
+    def _record(self, kind: str, name: str) -> Path:
+        return self._root / "records" / kind / f"{_checked(name)}.json"
+
+    def _read(self, kind: str, name: str) -> _Record | None:
+        try:
+            return _decoder.decode(self._record(kind, name).read_bytes())
+        except (FileNotFoundError, msgspec.DecodeError):
+            # An unreadable record is one whose write was cut off: the tree is half made.
+            return None
+
+    def _write(self, kind: str, name: str, record: _Record) -> None:
+        path = self._record(kind, name)
+        fresh = path.with_suffix(".tmp")
+        fresh.write_bytes(msgspec.json.encode(record))
+        fresh.rename(path)
+
+
+def _own_share(record: _Record) -> int:
+    """What a tree may write itself: the bound, less what it shares."""
+    if record.limit_bytes <= 0:
+        return 0
+    return max(record.limit_bytes - record.inherited_bytes, _SMALLEST_BYTES)
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise InvalidError(f"{name!r} cannot name a sandbox or a checkpoint")
+    return name
+
+
+def _size(directory: Path) -> int:
+    total = 0
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            facts = entry.stat(follow_symlinks=False)
+            # Holes of sparse images are not stored.
+            total += min(facts.st_size, facts.st_blocks * 512)
+    return total

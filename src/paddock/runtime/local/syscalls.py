@@ -1,0 +1,180 @@
+"""System calls that Python has no name for, and nothing else.
+
+Thin: numbers in, descriptor or nothing out, `OSError` with the call's name on failure. Numbers are
+the same on x86_64 and aarch64 for all of these. What only the launcher needs is in its C.
+"""
+
+import ctypes
+import os
+import signal
+import struct
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+SYS_OPEN_TREE = 428
+SYS_MOVE_MOUNT = 429
+SYS_OPENAT2 = 437
+SYS_PROCESS_MADVISE = 440
+SYS_MOUNT_SETATTR = 442
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 32, 4096, 16384, 1 << 18, 1 << 19
+MNT_DETACH = 2
+
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+OPEN_TREE_CLONE = 1
+OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+MOVE_MOUNT_F_EMPTY_PATH = 0x4
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
+MOUNT_ATTR_RDONLY = 0x1
+MOUNT_ATTR_IDMAP = 0x00100000
+
+PR_SET_NAME = 15
+PR_SET_SECUREBITS = 28
+SECBIT_NO_SETUID_FIXUP = 1 << 2
+MADV_COLD, MADV_PAGEOUT = 20, 21
+RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 2, 16
+_SLEEPER_STACK = 64 << 10
+
+
+def _fail(what: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _call(what: str, number: int, *arguments: object) -> int:
+    result = int(_libc.syscall(ctypes.c_long(number), *arguments))
+    if result < 0:
+        raise _fail(what)
+    return result
+
+
+def sleeper(flags: int, *, seconds: int) -> int:
+    """Fork a process that only sleeps in new namespaces; gives its pid, to be killed and awaited.
+
+    For a process with threads: the child goes straight into the C library's `sleep` and never meets
+    a lock that another thread may hold. It ends by itself if we die before it is killed.
+    """
+    stack = ctypes.create_string_buffer(_SLEEPER_STACK)
+    top = (ctypes.addressof(stack) + _SLEEPER_STACK) & ~15
+    pid = int(
+        _libc.clone(
+            ctypes.cast(_libc.sleep, ctypes.c_void_p),
+            ctypes.c_void_p(top),
+            ctypes.c_int(flags | signal.SIGCHLD),
+            ctypes.c_void_p(seconds),
+        )
+    )
+    if pid < 0:
+        raise _fail("clone")
+    return pid
+
+
+def unshare(flags: int) -> None:
+    """Give the calling thread namespaces of its own."""
+    if _libc.unshare(flags):
+        raise _fail("unshare")
+
+
+def setns(fd: int, flags: int) -> None:
+    """Enter a namespace (or, given a pidfd, several)."""
+    if _libc.setns(fd, flags):
+        raise _fail("setns")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int = 0, data: str = "") -> None:
+    """mount(2)."""
+    fstype = kind.encode() if kind else None
+    if _libc.mount(
+        source.encode(), os.fsencode(target), fstype, ctypes.c_ulong(flags), data.encode()
+    ):
+        raise _fail(f"mount {kind or 'bind'} on {target}")
+
+
+def umount(target: str, flags: int = 0) -> None:
+    """umount2(2)."""
+    if _libc.umount2(os.fsencode(target), flags):
+        raise _fail(f"umount {target}")
+
+
+def open_tree(path: str, *, clone: bool = True, recursive: bool = False) -> int:
+    """Copy a mount, detached."""
+    flags = OPEN_TREE_CLOEXEC | (OPEN_TREE_CLONE if clone else 0)
+    flags |= AT_RECURSIVE if recursive else 0
+    return _call(f"open_tree {path}", SYS_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags)
+
+
+def move_mount(mount_fd: int, target: str) -> None:
+    """Attach a detached mount; an empty target is the working directory, searchable or not."""
+    flags = MOVE_MOUNT_F_EMPTY_PATH | (0 if target else MOVE_MOUNT_T_EMPTY_PATH)
+    _call(
+        f"move_mount to {target or 'here'}", SYS_MOVE_MOUNT, mount_fd, b"", AT_FDCWD,
+        os.fsencode(target), flags,
+    )  # fmt: skip
+
+
+def mount_setattr(
+    mount_fd: int, *, attributes: int, userns_fd: int | None = None, recursive: bool = False
+) -> None:
+    """Set attributes of a mount; with a user namespace also MOUNT_ATTR_IDMAP."""
+    if userns_fd is not None:
+        attributes |= MOUNT_ATTR_IDMAP
+    packed = struct.pack("=QQQQ", attributes, 0, 0, userns_fd or 0)
+    flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
+    buffer = ctypes.create_string_buffer(packed, len(packed))
+    _call(
+        "mount_setattr", SYS_MOUNT_SETATTR, mount_fd, b"", flags, buffer,
+        ctypes.c_size_t(len(packed)),
+    )  # fmt: skip
+
+
+def prctl(option: int, value: int | bytes) -> None:
+    """prctl(2) with one argument."""
+    argument = value if isinstance(value, bytes) else ctypes.c_ulong(value)
+    if _libc.prctl(option, argument, 0, 0, 0):
+        raise _fail(f"prctl {option}")
+
+
+def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0) -> int:
+    """Open a path as if `root_fd` were `/`: no link inside leads anywhere else."""
+    resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
+    packed = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    buffer = ctypes.create_string_buffer(packed, len(packed))
+    return _call(
+        f"openat2 {path}", SYS_OPENAT2, root_fd, os.fsencode(path), buffer,
+        ctypes.c_size_t(len(packed)),
+    )  # fmt: skip
+
+
+def sethostname(name: str) -> None:
+    """Name the calling process's uts namespace."""
+    encoded = name.encode()
+    if _libc.sethostname(encoded, len(encoded)):
+        raise _fail("sethostname")
+
+
+def set_file_ids(uid: int, gid: int) -> None:
+    """Act on files as these ids (calling thread only); the order keeps the right to go back."""
+    if uid:
+        _libc.setfsgid(gid)
+        _libc.setfsuid(uid)
+    else:
+        _libc.setfsuid(uid)
+        _libc.setfsgid(gid)
+
+
+def process_madvise(pidfd: int, ranges: list[tuple[int, int]], advice: int) -> int:
+    """Advise about another process's memory; gives the bytes advised."""
+    packed = b"".join(struct.pack("=QQ", start, length) for start, length in ranges)
+    buffer = ctypes.create_string_buffer(packed, len(packed))
+    return _call(
+        "process_madvise", SYS_PROCESS_MADVISE, pidfd, buffer, ctypes.c_size_t(len(ranges)),
+        advice, 0,
+    )  # fmt: skip

@@ -1,0 +1,490 @@
+"""A driver that runs nothing: sandboxes in memory, on the loop's (virtual) time.
+
+For scale (100 000 instances on one loop) and for faults: latencies are configured per operation,
+failures are scripted (`fail_next`) or drawn from a seeded generator, replies can get lost after the
+work was done (`lose_reply_next`), and sandboxes or the whole node can die (`crash`, `fail_node`).
+It keeps the port's promises exactly as real drivers do; the shared contract suite proves it.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from datetime import datetime
+from enum import StrEnum
+
+from msgspec import Struct, structs
+
+from paddock.kit.clock import Clock, LoopClock
+from paddock.kit.errors import (
+    ConflictError,
+    DeadlineExceededError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
+from paddock.runtime.port import (
+    Address,
+    AgentConfig,
+    Blueprint,
+    Capabilities,
+    EgressPolicy,
+    Instance,
+    InstanceState,
+    LogLine,
+    Runtime,
+    RuntimeEvent,
+    StoredCheckpoint,
+    Usage,
+)
+
+ALL_CAPABILITIES = Capabilities(
+    can_freeze=True,
+    can_checkpoint=True,
+    can_snapshot_files=True,
+    can_stop=True,
+    can_limit_cpu=True,
+    can_limit_memory=True,
+    can_limit_pids=True,
+    can_limit_disk=True,
+    can_filter_egress=True,
+    can_update_image=True,
+)
+
+_LIVE = (InstanceState.RUNNING, InstanceState.FROZEN)
+_KEPT = (*_LIVE, InstanceState.HIBERNATED, InstanceState.STOPPED)
+_MEMORY = 512 << 20
+_DISK = 10 << 30
+
+
+class Operation(StrEnum):
+    """What takes time and may fail."""
+
+    CREATE = "create"
+    START = "start"
+    CONFIGURE = "configure"
+    UPDATE_IMAGE = "update_image"
+    FREEZE = "freeze"
+    THAW = "thaw"
+    HIBERNATE = "hibernate"
+    RESTORE = "restore"
+    STOP = "stop"
+    SNAPSHOT = "snapshot"
+    FORK = "fork"
+    DESTROY = "destroy"
+    SET_EGRESS = "set_egress"
+    INSPECT = "inspect"
+    USAGE = "usage"
+
+
+LATENCIES: Mapping[Operation, float] = {
+    Operation.CREATE: 0.008,
+    Operation.START: 0.0,
+    Operation.CONFIGURE: 0.001,
+    Operation.UPDATE_IMAGE: 0.01,
+    Operation.FREEZE: 0.001,
+    Operation.THAW: 0.001,
+    Operation.HIBERNATE: 0.12,
+    Operation.RESTORE: 0.06,
+    Operation.STOP: 0.01,
+    Operation.SNAPSHOT: 0.1,
+    Operation.FORK: 0.15,
+    Operation.DESTROY: 0.003,
+    Operation.SET_EGRESS: 0.001,
+    Operation.INSPECT: 0.0,
+    Operation.USAGE: 0.0,
+}
+"""Seconds, about what the local driver needs on a small machine."""
+
+
+class Script(Struct, frozen=True, kw_only=True):
+    """One failure to come."""
+
+    operation: Operation
+    error: Exception
+    uid: str | None = None
+    after_effect: bool = False
+    """The work is done, only the reply is lost."""
+
+
+class _Box:
+    """One simulated sandbox."""
+
+    __slots__ = ("agent", "blueprint", "egress", "files", "instance", "is_started")
+
+    def __init__(self, blueprint: Blueprint, instance: Instance) -> None:
+        self.blueprint = blueprint
+        self.instance = instance
+        self.agent: AgentConfig = blueprint.agent
+        self.egress: EgressPolicy = blueprint.egress
+        self.files: dict[str, str] | None = None
+        self.is_started = False
+
+
+class SimulatedRuntime:
+    """A `Runtime` in memory. `calls` counts what was asked, by operation."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        latencies: Mapping[Operation, float] = LATENCIES,
+        jitter: float = 0.0,
+        failure_rate: float = 0.0,
+        capabilities: Capabilities = ALL_CAPABILITIES,
+        seed: int = 0,
+        node_name: str = "simulated",
+    ) -> None:
+        self.calls: Counter[Operation] = Counter()
+        self._clock = clock or LoopClock()
+        self._latencies: dict[Operation, float] = {**LATENCIES, **latencies}
+        self._jitter = jitter
+        self._failure_rate = failure_rate
+        self._capabilities = capabilities
+        self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
+        self._node_name = node_name
+        self._boxes: dict[str, _Box] = {}
+        self._checkpoints: dict[str, tuple[StoredCheckpoint, dict[str, str]]] = {}
+        self._scripts: list[Script] = []
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._lock_users: Counter[str] = Counter()
+        self._watchers: dict[asyncio.Queue[RuntimeEvent], None] = {}
+        self._logs: defaultdict[str, list[LogLine]] = defaultdict(list)
+        self._never_ready: set[str] = set()
+        self._is_down = False
+
+    # What tests and simulations do to it
+
+    def set_latency(self, operation: Operation, seconds: float) -> None:
+        """Make an operation take this long from now on."""
+        self._latencies[operation] = seconds
+
+    def fail_next(
+        self, operation: Operation, error: Exception | None = None, *, uid: str | None = None
+    ) -> None:
+        """Let the next such call (of this sandbox) fail before anything was done."""
+        error = error or UnavailableError("the simulated node refused", retry_after_seconds=1.0)
+        self._scripts.append(Script(operation=operation, error=error, uid=uid))
+
+    def lose_reply_next(self, operation: Operation, *, uid: str | None = None) -> None:
+        """Let the next such call do its work and then fail: the caller cannot know."""
+        error = UnavailableError("the reply of the simulated node was lost")
+        self._scripts.append(Script(operation=operation, error=error, uid=uid, after_effect=True))
+
+    def crash(self, uid: str, reason: str = "killed") -> None:
+        """Let a sandbox end by itself."""
+        box = self._box(uid)
+        box.instance = structs.replace(
+            box.instance, state=InstanceState.FAILED, reason=reason, address=Address()
+        )
+        self._tell(box.instance)
+
+    def never_ready(self, uid: str) -> None:
+        """Let `start` of this sandbox wait for its ready command in vain."""
+        self._never_ready.add(uid)
+
+    def fail_node(self, *, is_down: bool) -> None:
+        """Let every call fail as unavailable while the node is down; sandboxes go on."""
+        self._is_down = is_down
+        if not is_down:
+            for box in self._boxes.values():
+                self._tell(box.instance)
+
+    def files(self, uid: str) -> dict[str, str]:
+        """Give the files of a sandbox, to read and change: they follow pauses, forks, snapshots."""
+        box = self._box(uid)
+        if box.files is None:
+            box.files = {}
+        return box.files
+
+    def agent(self, uid: str) -> AgentConfig:
+        """Give what envd was told."""
+        return self._box(uid).agent
+
+    def egress(self, uid: str) -> EgressPolicy:
+        """Give the policy in force."""
+        return self._box(uid).egress
+
+    def log(self, uid: str, message: str, *, level: str = "info") -> None:
+        """Write a log line of a sandbox."""
+        line = LogLine(at=self._clock.now(), level=level, message=message)
+        self._logs[uid].append(line)
+
+    # The port
+
+    @property
+    def name(self) -> str:
+        return "simulated"
+
+    async def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    async def create(self, blueprint: Blueprint) -> Instance:
+        async with self._turn(Operation.CREATE, blueprint.uid):
+            return self._make(blueprint).instance
+
+    async def start(self, uid: str) -> Instance:
+        async with self._turn(Operation.START, uid):
+            box = self._expect(uid, *_LIVE, doing="started")
+            if uid in self._never_ready:
+                await asyncio.sleep(box.blueprint.ready_timeout_seconds)
+                raise DeadlineExceededError(
+                    f"sandbox {uid} was not ready within "
+                    f"{box.blueprint.ready_timeout_seconds:g} s: its ready command never succeeded"
+                )
+            box.is_started = True
+            return box.instance
+
+    async def configure(self, uid: str, agent: AgentConfig) -> None:
+        async with self._turn(Operation.CONFIGURE, uid):
+            self._box(uid).agent = agent
+
+    async def update_image(self, uid: str, image: str) -> Instance:
+        self._require("can_update_image", self._capabilities.can_update_image)
+        async with self._turn(Operation.UPDATE_IMAGE, uid):
+            box = self._expect(uid, InstanceState.RUNNING, doing="given another image")
+            if box.instance.image != image:
+                box.blueprint = structs.replace(box.blueprint, image=image)
+                box.files = None
+                box.instance = structs.replace(
+                    box.instance,
+                    image=image,
+                    incarnation=box.instance.incarnation + 1,
+                    started_at=self._clock.now(),
+                )
+            return box.instance
+
+    async def freeze(self, uid: str) -> Instance:
+        self._require("can_freeze", self._capabilities.can_freeze)
+        async with self._turn(Operation.FREEZE, uid):
+            box = self._expect(uid, *_LIVE, doing="frozen")
+            return self._become(box, InstanceState.FROZEN)
+
+    async def thaw(self, uid: str) -> Instance:
+        async with self._turn(Operation.THAW, uid):
+            box = self._expect(uid, *_LIVE, doing="thawed")
+            return self._become(box, InstanceState.RUNNING)
+
+    async def hibernate(self, uid: str) -> Instance:
+        self._require("can_checkpoint", self._capabilities.can_checkpoint)
+        async with self._turn(Operation.HIBERNATE, uid):
+            box = self._expect(uid, *_LIVE, InstanceState.HIBERNATED, doing="hibernated")
+            return self._become(box, InstanceState.HIBERNATED)
+
+    async def restore(self, uid: str) -> Instance:
+        async with self._turn(Operation.RESTORE, uid):
+            box = self._expect(uid, *_KEPT, doing="restored")
+            if box.instance.state is InstanceState.FROZEN:
+                raise ConflictError(f"sandbox {uid} is frozen: thaw it instead of restoring it")
+            if box.instance.state is InstanceState.RUNNING:
+                return box.instance
+            box.instance = structs.replace(
+                box.instance,
+                incarnation=box.instance.incarnation + 1,
+                started_at=self._clock.now(),
+            )
+            return self._become(box, InstanceState.RUNNING)
+
+    async def stop(self, uid: str) -> Instance:
+        self._require("can_stop", self._capabilities.can_stop)
+        async with self._turn(Operation.STOP, uid):
+            box = self._expect(uid, *_KEPT, InstanceState.FAILED, doing="stopped")
+            box.is_started = False
+            return self._become(box, InstanceState.STOPPED)
+
+    async def snapshot(
+        self, uid: str, checkpoint_id: str, *, memory: bool, keep_running: bool
+    ) -> StoredCheckpoint:
+        if memory:
+            self._require("can_checkpoint", self._capabilities.can_checkpoint)
+        self._require("can_snapshot_files", self._capabilities.can_snapshot_files)
+        async with self._turn(Operation.SNAPSHOT, uid):
+            if (known := self._checkpoints.get(checkpoint_id)) is not None:
+                return known[0]
+            wanted = _KEPT[:3] if memory else _KEPT
+            box = self._expect(uid, *wanted, doing="stored")
+            stored = StoredCheckpoint(
+                id=checkpoint_id,
+                source_uid=uid,
+                has_memory=memory,
+                size_bytes=sum(map(len, (box.files or {}).values())) + (memory * (30 << 20)),
+                created_at=self._clock.now(),
+                image=box.blueprint.image,
+            )
+            self._checkpoints[checkpoint_id] = (stored, dict(box.files or {}))
+            if not keep_running and box.instance.state in _LIVE:
+                self._become(box, InstanceState.HIBERNATED if memory else InstanceState.STOPPED)
+            return stored
+
+    async def fork(self, uid: str, children: tuple[Blueprint, ...]) -> tuple[Instance | str, ...]:
+        self._require("can_checkpoint", self._capabilities.can_checkpoint)
+        async with self._turn(Operation.FORK, uid):
+            parent = self._expect(uid, *_LIVE, doing="forked")
+            made: list[Instance | str] = []
+            for child in children:
+                try:
+                    self._gate(Operation.CREATE, child.uid)
+                except UnavailableError as problem:
+                    made.append(problem.message)
+                    continue
+                box = self._make(child)
+                box.files = dict(parent.files or {})
+                made.append(box.instance)
+            return tuple(made)
+
+    async def delete_checkpoint(self, checkpoint_id: str) -> None:
+        self._checkpoints.pop(checkpoint_id, None)
+
+    async def checkpoints(self) -> tuple[StoredCheckpoint, ...]:
+        return tuple(stored for stored, _ in self._checkpoints.values())
+
+    async def destroy(self, uid: str) -> None:
+        async with self._turn(Operation.DESTROY, uid):
+            self._boxes.pop(uid, None)
+            self._logs.pop(uid, None)
+            self._never_ready.discard(uid)
+
+    async def inspect(self, uid: str) -> Instance | None:
+        await self._pass(Operation.INSPECT, uid)
+        box = self._boxes.get(uid)
+        return box.instance if box else None
+
+    async def instances(self) -> tuple[Instance, ...]:
+        await self._pass(Operation.INSPECT, None)
+        return tuple(box.instance for box in self._boxes.values())
+
+    async def set_egress(self, uid: str, policy: EgressPolicy) -> None:
+        self._require("can_filter_egress", self._capabilities.can_filter_egress)
+        async with self._turn(Operation.SET_EGRESS, uid):
+            self._box(uid).egress = policy
+
+    async def usage(self, uid: str) -> Usage:
+        await self._pass(Operation.USAGE, uid)
+        box = self._box(uid)
+        limits = box.blueprint.limits
+        used = sum(map(len, (box.files or {}).values()))
+        return Usage(
+            at=self._clock.now(),
+            cpu_count=(limits.cpu_millis or 2000) / 1000,
+            cpu_used_percent=0.0,
+            cpu_seconds=0.0,
+            memory_used_bytes=4 << 20 if box.instance.state is InstanceState.RUNNING else 0,
+            memory_total_bytes=limits.memory_bytes or _MEMORY,
+            memory_cache_bytes=0,
+            disk_used_bytes=used,
+            disk_total_bytes=limits.disk_bytes or _DISK,
+        )
+
+    async def logs(
+        self, uid: str, *, since: datetime | None = None, limit: int = 1000
+    ) -> tuple[LogLine, ...]:
+        self._box(uid)
+        lines = [line for line in self._logs.get(uid, ()) if since is None or line.at >= since]
+        return tuple(lines[-limit:]) if limit > 0 else ()
+
+    async def watch(self) -> AsyncIterator[RuntimeEvent]:
+        events: asyncio.Queue[RuntimeEvent] = asyncio.Queue()
+        self._watchers[events] = None
+        try:
+            while True:
+                yield await events.get()
+        finally:
+            del self._watchers[events]
+
+    # How it works
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, operation: Operation, uid: str) -> AsyncGenerator[None]:
+        """One operation on one sandbox: alone, late, and perhaps failing, before or after."""
+        self._lock_users[uid] += 1
+        try:
+            async with self._locks.setdefault(uid, asyncio.Lock()):
+                after = await self._pass(operation, uid)
+                yield
+                if after:
+                    raise after[0].error
+        finally:
+            # A lock nobody waits for is dropped: 100 000 sandboxes must not keep 100 000 locks.
+            self._lock_users[uid] -= 1
+            if not self._lock_users[uid]:
+                del self._lock_users[uid]
+                del self._locks[uid]
+
+    async def _pass(self, operation: Operation, uid: str | None) -> list[Script]:
+        """Take the operation's time and fail where that is due; give failures due afterwards."""
+        self.calls[operation] += 1
+        seconds = self._latencies[operation]
+        if seconds and self._jitter:
+            seconds *= 1 + self._jitter * (2 * self._random.random() - 1)
+        if seconds > 0:
+            await asyncio.sleep(seconds)
+        return self._gate(operation, uid)
+
+    def _gate(self, operation: Operation, uid: str | None) -> list[Script]:
+        if self._is_down:
+            raise UnavailableError("the simulated node is down", retry_after_seconds=1.0)
+        if self._failure_rate and self._random.random() < self._failure_rate:
+            raise UnavailableError("the simulated node failed at random", retry_after_seconds=0.1)
+        for script in self._scripts:
+            if script.operation is operation and script.uid in (None, uid):
+                self._scripts.remove(script)
+                if script.after_effect:
+                    return [script]
+                raise script.error
+        return []
+
+    def _make(self, blueprint: Blueprint) -> _Box:
+        if (box := self._boxes.get(blueprint.uid)) is not None:
+            return box
+        files: dict[str, str] | None = None
+        if blueprint.checkpoint_id is not None:
+            if blueprint.checkpoint_id not in self._checkpoints:
+                raise NotFoundError(f"no checkpoint {blueprint.checkpoint_id} is stored here")
+            files = dict(self._checkpoints[blueprint.checkpoint_id][1])
+        number = len(self._boxes) + 1
+        instance = Instance(
+            uid=blueprint.uid,
+            state=InstanceState.RUNNING,
+            address=self._address(blueprint.uid, number),
+            started_at=self._clock.now(),
+            image=blueprint.image,
+            node_name=self._node_name,
+        )
+        box = _Box(blueprint, instance)
+        box.files = files
+        self._boxes[blueprint.uid] = box
+        return box
+
+    def _address(self, uid: str, number: int) -> Address:
+        ip = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
+        return Address(ip=ip, envd=f"unix:/simulated/{uid}/envd.sock", node="unix:/simulated/node")
+
+    def _become(self, box: _Box, state: InstanceState) -> Instance:
+        box.instance = structs.replace(box.instance, state=state, reason=None)
+        return box.instance
+
+    def _box(self, uid: str) -> _Box:
+        box = self._boxes.get(uid)
+        if box is None:
+            raise NotFoundError(f"no sandbox {uid} is known to this node")
+        return box
+
+    def _expect(self, uid: str, *states: InstanceState, doing: str) -> _Box:
+        box = self._box(uid)
+        if box.instance.state not in states:
+            raise ConflictError(f"sandbox {uid} is {box.instance.state} and cannot be {doing}")
+        return box
+
+    def _require(self, name: str, is_there: bool) -> None:
+        if not is_there:
+            reason = self._capabilities.reasons.get(name, "it was configured so")
+            raise UnsupportedError(f"the simulated driver lacks {name}: {reason}")
+
+    def _tell(self, instance: Instance) -> None:
+        event = RuntimeEvent(uid=instance.uid, state=instance.state, reason=instance.reason)
+        for watcher in self._watchers:
+            watcher.put_nowait(event)
+
+
+_: type[Runtime] = SimulatedRuntime

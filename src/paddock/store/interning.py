@@ -1,0 +1,93 @@
+"""Sharing equal values between objects that were just decoded: 100,000 sandboxes of a few pools
+repeat most of what they say.
+
+Works in place, so only on objects that nobody else has seen. Each field is watched for a while
+and left alone if its values hardly ever repeat (uids, names, hashes).
+"""
+
+from collections.abc import Hashable, Mapping
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct, structs
+
+_TRIAL = 512
+_MAX_DISTINCT = 8192
+
+
+class Interner:
+    """Remembers values by the field they are in."""
+
+    def __init__(self) -> None:
+        self._plans: dict[type[Struct], list[_Field]] = {}
+
+    def share(self, obj: Struct) -> None:
+        """Replace values inside the object by equal ones seen before."""
+        cls = type(obj)
+        plan = self._plans.get(cls)
+        if plan is None:
+            plan = self._plans[cls] = [_Field(name) for name in cls.__struct_fields__]
+        for field in plan:
+            value = getattr(obj, field.name)
+            if not value:
+                continue
+            shared = value if field.values is None else field.known(value)
+            if shared is not value:
+                structs.force_setattr(obj, field.name, shared)
+            elif field.is_deep is not False:
+                self._share_inside(value, field)
+            if field.values is None and field.is_deep is False:
+                # Nothing to be gained here: the plan goes on without it.
+                self._plans[cls] = [other for other in self._plans[cls] if other is not field]
+
+    def _share_inside(self, value: Any, field: "_Field") -> None:
+        if isinstance(value, Struct):
+            field.is_deep = True
+            self.share(value)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Struct):
+            field.is_deep = True
+            for item in value:  # pyright: ignore[reportUnknownVariableType]
+                self.share(item)  # pyright: ignore[reportUnknownArgumentType]
+        elif field.is_deep is None:
+            field.is_deep = False
+            if not isinstance(value, (str, datetime, tuple, Mapping)):
+                field.values = None  # numbers and the like are shared or small already
+
+
+class _Field:
+    """One field of one type, and the values it had."""
+
+    __slots__ = ("is_deep", "name", "seen", "values")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.values: dict[Hashable, Any] | None = {}
+        """`None` once looking has turned out not to pay."""
+        self.seen = 0
+        self.is_deep: bool | None = None
+        """Whether there are structs inside; `None` until one value was seen."""
+
+    def known(self, value: Any) -> Any:
+        """Give the equal value seen before, or this one."""
+        values = self.values
+        if values is None:
+            return value
+        try:
+            known = values.setdefault(_key(value), value)
+        except TypeError:  # something inside cannot be hashed
+            self.values = None
+            return value
+        self.seen += 1
+        distinct = len(values)
+        if (self.seen == _TRIAL and distinct > _TRIAL // 2) or distinct > _MAX_DISTINCT:
+            self.values = None
+        return known
+
+
+def _key(value: Any) -> Hashable:
+    if not isinstance(value, dict):
+        return value
+    items: tuple[tuple[str, Any], ...] = tuple(value.items())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if any(type(item) is not str for _, item in items):
+        raise TypeError("1 and true are equal, and not the same")
+    return items

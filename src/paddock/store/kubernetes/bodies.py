@@ -1,0 +1,167 @@
+"""What is sent: structs to bytes, nothing between.
+
+Our own kinds are written whole (PUT): their schema is ours, and a status write carries the status
+alone. Of the cluster's kinds we know a part, so their updates say what changed within that part
+(merge patch) and leave the rest as it is.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, cast
+
+import msgspec
+from msgspec import structs
+
+from paddock.resources.builtin import Lease
+from paddock.resources.meta import ObjectMeta, Resource
+from paddock.store import semantics
+
+_encoder = msgspec.json.Encoder()
+_UNACCOUNTED: dict[str, Any] = {"managedFields": [{}]}
+"""How a server is asked to forget who wrote which field; an empty list would leave it as it is."""
+_ENVELOPE = ("api_version", "kind", "metadata", "status")
+
+
+@cache
+def _own_fields(kind: type[Resource]) -> tuple[tuple[str, str], ...]:
+    """Attribute and JSON names of what a kind has beside envelope and status."""
+    return tuple(
+        (field.name, field.encode_name)
+        for field in structs.fields(kind)
+        if field.name not in _ENVELOPE
+    )
+
+
+def _body(obj: Resource, metadata: ObjectMeta) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "apiVersion": obj.API_VERSION,
+        "kind": obj.KIND,
+        "metadata": metadata,
+    }
+    for attribute, name in _own_fields(type(obj)):
+        body[name] = _precise(obj) if attribute == "spec" else getattr(obj, attribute)
+    return body
+
+
+def _precise(obj: Resource) -> Any:
+    """Give the spec; a Lease's times always carry six digits, as its schema demands."""
+    spec: Any = getattr(obj, "spec")  # noqa: B009 - the base class does not declare it
+    if not isinstance(obj, Lease):
+        return spec
+    plain: dict[str, Any] = msgspec.to_builtins(spec)
+    for attribute, name in (("acquire_time", "acquireTime"), ("renew_time", "renewTime")):
+        if (moment := getattr(spec, attribute)) is not None:
+            plain[name] = moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return plain
+
+
+def _writable(metadata: ObjectMeta) -> ObjectMeta:
+    """Drop what is the server's to say; uid and version stay, as preconditions."""
+    return structs.replace(
+        metadata,
+        generation=0,
+        creation_timestamp=None,
+        deletion_timestamp=None,
+        deletion_grace_period_seconds=None,
+    )
+
+
+def create_body(obj: Resource) -> bytes:
+    """Write a new object, without status: that is a subresource."""
+    metadata = structs.replace(
+        _writable(obj.metadata),
+        generate_name="" if obj.metadata.name else obj.metadata.generate_name,
+        uid="",
+        resource_version="",
+    )
+    return _encoder.encode(_body(obj, metadata))
+
+
+def update_body(obj: Resource) -> bytes:
+    """Write metadata and spec of one of our objects, as a whole.
+
+    What a program named is applied by nobody, so nobody needs to know which fields are whose. Of
+    these the server is told to stop keeping account, which is half of the object and of the work.
+    """
+    body = _body(obj, _writable(obj.metadata))
+    if obj.metadata.generate_name:
+        body["metadata"] = msgspec.to_builtins(body["metadata"]) | _UNACCOUNTED
+    return _encoder.encode(body)
+
+
+def status_body(obj: Resource) -> bytes:
+    """Write the status of one of our objects; the server keeps everything else as it is."""
+    identity = ObjectMeta(
+        name=obj.metadata.name,
+        namespace=obj.metadata.namespace,
+        uid=obj.metadata.uid,
+        resource_version=obj.metadata.resource_version,
+    )
+    body: dict[str, Any] = {
+        "apiVersion": obj.API_VERSION,
+        "kind": obj.KIND,
+        "metadata": identity,
+    }
+    status: Any = getattr(obj, "status")  # noqa: B009
+    # To a server an empty status is not the same as none, which is how objects begin.
+    if status != semantics.empty_status(type(obj)):
+        body["status"] = status
+    return _encoder.encode(body)
+
+
+def change_patch(current: Resource, new: Resource, *, status: bool) -> bytes | None:
+    """Write what differs between two states of a cluster's object; `None` where nothing does."""
+    plain = _plain_status if status else _plain_content
+    patch = merge_patch(plain(current), plain(new))
+    if not patch:
+        return None
+    metadata = {"resourceVersion": current.metadata.resource_version, "uid": current.metadata.uid}
+    patch["metadata"] = patch.get("metadata", {}) | metadata
+    return _encoder.encode(patch)
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the JSON merge patch (RFC 7386) that makes the one into the other."""
+    patch: dict[str, Any] = {name: None for name in old if name not in new}
+    for name, value in new.items():
+        before = old.get(name)
+        if isinstance(value, dict) and isinstance(before, dict):
+            inner = merge_patch(cast("dict[str, Any]", before), cast("dict[str, Any]", value))
+            if inner:
+                patch[name] = inner
+        elif name not in old or value != before:
+            patch[name] = value
+    return patch
+
+
+def _plain_content(obj: Resource) -> dict[str, Any]:
+    metadata = ObjectMeta(
+        labels=obj.metadata.labels,
+        annotations=obj.metadata.annotations,
+        finalizers=obj.metadata.finalizers,
+        owner_references=obj.metadata.owner_references,
+    )
+    plain = msgspec.to_builtins(_body(obj, metadata))
+    del plain["apiVersion"], plain["kind"]
+    return plain
+
+
+def _plain_status(obj: Resource) -> dict[str, Any]:
+    return {"status": msgspec.to_builtins(getattr(obj, "status"))}  # noqa: B009
+
+
+def delete_body(
+    propagation: str, uid: str | None, resource_version: str | None, *, dry_run: bool
+) -> bytes:
+    """Write the options of a deletion."""
+    options: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "propagationPolicy": propagation,
+    }
+    preconditions = {"uid": uid, "resourceVersion": resource_version}
+    if given := {name: value for name, value in preconditions.items() if value is not None}:
+        options["preconditions"] = given
+    if dry_run:
+        options["dryRun"] = ["All"]
+    return _encoder.encode(options)

@@ -1,0 +1,80 @@
+"""Which objects a list or watch is about: namespace, labels and fields, tested on the structs.
+
+A field's path is the one people see (`spec.templateRef.name`). Fields that hold their default
+are seen too, although the encoding leaves them out.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import Enum
+from functools import cache
+from typing import Any
+
+from msgspec import Struct, structs
+
+from paddock.kit.clock import rfc3339
+from paddock.resources.meta import Resource
+from paddock.resources.selectors import FieldSelector, FieldTerm, LabelSelector
+
+Predicate = Callable[[Resource], bool]
+
+
+def predicate(
+    *,
+    namespace: str | None = None,
+    labels: LabelSelector | None = None,
+    fields: FieldSelector | None = None,
+) -> Predicate | None:
+    """Give the test for an object; `None` where every object passes."""
+    tests: list[Predicate] = []
+    if namespace:
+        tests.append(lambda obj: obj.metadata.namespace == namespace)
+    if labels is not None and labels.requirements:
+        tests.append(lambda obj: labels.matches(obj.metadata.labels))
+    if fields is not None:
+        tests.extend(_field_test(term) for term in fields.terms)
+    if not tests:
+        return None
+    if len(tests) == 1:
+        return tests[0]
+    return lambda obj: all(test(obj) for test in tests)
+
+
+def _field_test(term: FieldTerm) -> Predicate:
+    path, value, negated = term.path, term.value, term.negated
+    return lambda obj: (field_text(obj, path) == value) is not negated
+
+
+def field_text(obj: Resource, path: tuple[str, ...]) -> str:
+    """Read a field by its path as text; what is absent reads as ''."""
+    if path == ("kind",):
+        return obj.KIND
+    if path == ("apiVersion",):
+        return obj.API_VERSION
+    value: Any = obj
+    for part in path:
+        if isinstance(value, Struct):
+            name = _attributes(type(value)).get(part)
+            value = None if name is None else getattr(value, name)
+        elif isinstance(value, Mapping):
+            value = value.get(part)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        else:
+            return ""
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, datetime):
+        return rfc3339(value)
+    return str(value)
+
+
+@cache
+def _attributes(cls: type[Struct]) -> dict[str, str]:
+    return {field.encode_name: field.name for field in structs.fields(cls)}

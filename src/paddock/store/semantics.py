@@ -1,0 +1,261 @@
+"""What a write means, decided without effects: Kubernetes' rules for one object at a time.
+
+Each function takes the object as it is stored and what was asked, and gives the object as it
+should be stored, still with the version it was read at. Versions, several objects at once and
+dependents are `transaction`'s and `garbage`'s business; what a field may hold is
+`paddock.resources.validation`'s.
+"""
+
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from msgspec import NODEFAULT, Struct, structs
+
+from paddock.kit.errors import (
+    ConflictError,
+    FieldProblem,
+    InvalidError,
+    NotFoundError,
+    TooLargeError,
+)
+from paddock.resources import codec, validation
+from paddock.resources.meta import Key, ObjectMeta, R, Resource
+
+MAX_OBJECT_BYTES = 1_500_000
+"""About what etcd takes, so that an object that fits here fits there too."""
+MAX_GENERATED_BASE = 58
+"""A generated name is this much of `generateName` and five random characters."""
+FOREGROUND_FINALIZER = "foregroundDeletion"
+ORPHAN_FINALIZER = "orphan"
+NAMESPACE_FINALIZER = "kubernetes"
+"""Holds a namespace until what is in it has gone."""
+_NOT_CONTENT = frozenset({"api_version", "kind", "metadata", "status"})
+
+
+def canonical(obj: R) -> R:
+    """Copy an object through its encoding.
+
+    What is stored is then what a restart would load, is shared with nobody who could change a
+    mapping inside it, and has the types that its kind declares.
+    """
+    try:
+        data = codec.encode(obj)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidError(f"{obj.KIND} {obj.key} cannot be written as JSON: {error}") from error
+    if len(data) > MAX_OBJECT_BYTES:
+        raise TooLargeError(
+            f"{obj.KIND} {obj.key} is {len(data)} bytes; the limit is {MAX_OBJECT_BYTES}",
+            hint="keep large data in files or volumes and refer to it",
+        )
+    return codec.decode(type(obj), data)
+
+
+def prepare_create(obj: R, *, uid: str, now: datetime, with_status: bool) -> R:
+    """Give a new object its identity; its name is settled by `named` beforehand."""
+    _check_scope(obj)
+    meta = obj.metadata
+    obj = structs.replace(
+        obj,
+        metadata=ObjectMeta(
+            name=meta.name,
+            generate_name=meta.generate_name,
+            namespace=meta.namespace,
+            uid=uid,
+            generation=1,
+            creation_timestamp=now.replace(microsecond=0),
+            labels=meta.labels,
+            annotations=meta.annotations,
+            finalizers=meta.finalizers,
+            owner_references=meta.owner_references,
+        ),
+    )
+    if has_status(type(obj)) and not with_status:
+        obj = structs.replace(obj, status=empty_status(type(obj)))  # pyright: ignore[reportCallIssue]
+    new = canonical(obj)
+    validation.validate_create(new)
+    return new
+
+
+def named(obj: R, suffix: str) -> R:
+    """Make the name out of `generateName` where there is no name."""
+    meta = obj.metadata
+    if meta.name or not meta.generate_name:
+        return obj
+    name = meta.generate_name[:MAX_GENERATED_BASE] + suffix
+    return structs.replace(obj, metadata=structs.replace(meta, name=name))
+
+
+def prepare_update(current: R | None, obj: R) -> R:
+    """Take metadata and content from the writer, status and identity from what is stored.
+
+    Gives `current` itself when nothing changes.
+    """
+    current = check_version(current, obj)
+    new = structs.replace(obj, metadata=_merged(current.metadata, obj.metadata))
+    if has_status(type(obj)):
+        new = structs.replace(new, status=getattr(current, "status"))  # noqa: B009  # pyright: ignore[reportCallIssue]
+    new = codec.typed(new)
+    if new == current:
+        return current
+    new = canonical(new)
+    changes = _changed_content(current, new)
+    if changes:
+        meta = structs.replace(new.metadata, generation=current.metadata.generation + 1)
+        new = structs.replace(new, metadata=meta)
+    elif new == current:
+        return current
+    new = _share(current, new, changes)
+    validation.validate_update(current, new)
+    return new
+
+
+def prepare_status(current: R | None, obj: R) -> R:
+    """Take the status from the writer and everything else from what is stored.
+
+    Gives `current` itself when nothing changes.
+    """
+    if not has_status(type(obj)):
+        raise NotFoundError(f"{obj.KIND} has no status to write")
+    current = check_version(current, obj)
+    new: R = structs.replace(current, status=getattr(obj, "status"))  # noqa: B009  # pyright: ignore[reportCallIssue]
+    if new == current:
+        return current
+    status = getattr(canonical(new), "status")  # noqa: B009
+    new = structs.replace(current, status=status)  # pyright: ignore[reportCallIssue]
+    return current if new == current else new
+
+
+def check_version(current: R | None, obj: R) -> R:
+    """Refuse a write that does not name the object and version it was made from."""
+    meta = obj.metadata
+    if not meta.resource_version:
+        problem = FieldProblem("metadata.resourceVersion", "must name the version that was read")
+        raise InvalidError(f"{obj.KIND} {obj.key}: {problem}", problems=[problem])
+    current = found(type(obj), obj.key, current)
+    check_preconditions(current, uid=meta.uid, resource_version=meta.resource_version)
+    return current
+
+
+def found(cls: type[R], key: Key, current: R | None) -> R:
+    """Refuse what is not there."""
+    if current is None:
+        raise NotFoundError(f"there is no {cls.KIND} {key}")
+    return current
+
+
+def check_preconditions(
+    current: Resource, *, uid: str | None = None, resource_version: str | None = None
+) -> None:
+    """Refuse a write meant for another object of that name, or for another version of it."""
+    meta = current.metadata
+    if uid and uid != meta.uid:
+        raise ConflictError(
+            f"{current.KIND} {current.key} has uid {meta.uid}, not {uid}: it was made anew",
+            hint="read it again",
+        )
+    if resource_version and resource_version != meta.resource_version:
+        raise ConflictError(
+            f"{current.KIND} {current.key} is at version {meta.resource_version}, "
+            f"not {resource_version}: somebody wrote it since it was read",
+            hint="read it again and apply the change to what you get",
+        )
+
+
+def marked_for_deletion(current: R, *, finalizers: tuple[str, ...], now: datetime) -> R:
+    """Begin deletion: the object stays until its finalizers are gone."""
+    meta = current.metadata
+    if meta.deletion_timestamp is not None and meta.finalizers == finalizers:
+        return current
+    return structs.replace(
+        current,
+        metadata=structs.replace(
+            meta,
+            finalizers=finalizers,
+            deletion_timestamp=meta.deletion_timestamp or now.replace(microsecond=0),
+            deletion_grace_period_seconds=meta.deletion_grace_period_seconds or 0,
+        ),
+    )
+
+
+def stamped(obj: R, version: int) -> R:
+    """Give the object the version that it is stored as."""
+    return structs.replace(
+        obj, metadata=structs.replace(obj.metadata, resource_version=str(version))
+    )
+
+
+@cache
+def has_status(cls: type[Resource]) -> bool:
+    """Say whether a kind has a status of its own."""
+    return "status" in cls.__struct_fields__
+
+
+@cache
+def empty_status(cls: type[Resource]) -> Any:
+    """Give the status of what was just created."""
+    field = next(field for field in structs.fields(cls) if field.name == "status")
+    return field.default if field.default is not NODEFAULT else field.default_factory()
+
+
+@cache
+def content_fields(cls: type[Resource]) -> tuple[str, ...]:
+    """Name the fields that people write: the spec or, in builtins, their own."""
+    return tuple(name for name in cls.__struct_fields__ if name not in _NOT_CONTENT)
+
+
+def _changed_content(current: Resource, new: Resource) -> list[str]:
+    return [
+        name for name in content_fields(type(new)) if getattr(current, name) != getattr(new, name)
+    ]
+
+
+def _merged(current: ObjectMeta, asked: ObjectMeta) -> ObjectMeta:
+    return structs.replace(
+        current,
+        labels=asked.labels,
+        annotations=asked.annotations,
+        finalizers=asked.finalizers,
+        owner_references=asked.owner_references,
+    )
+
+
+def _share(current: R, new: R, changes: list[str]) -> R:
+    """Reuse the parts that stayed the same: 100,000 objects then hold one copy of each."""
+    same: dict[str, Any] = {
+        name: _shared_part(getattr(current, name), getattr(new, name))
+        if name in changes
+        else getattr(current, name)
+        for name in content_fields(type(new))
+    }
+    if has_status(type(new)):
+        same["status"] = getattr(current, "status")  # noqa: B009
+    meta, old = new.metadata, current.metadata
+    same_meta: dict[str, Any] = {
+        name: getattr(old, name)
+        for name in ("name", "namespace", "uid", "labels", "annotations", "finalizers")
+        if getattr(old, name) == getattr(meta, name)
+    }
+    if old.owner_references == meta.owner_references:
+        same_meta["owner_references"] = old.owner_references
+    return structs.replace(new, metadata=structs.replace(meta, **same_meta), **same)
+
+
+def _shared_part(old: Any, new: Any) -> Any:
+    """Reuse the fields of a changed part that stayed the same."""
+    if type(old) is not type(new) or not isinstance(new, Struct):
+        return new
+    fields = ((name, getattr(old, name)) for name in new.__struct_fields__)
+    same = {name: value for name, value in fields if value == getattr(new, name)}
+    return structs.replace(new, **same)
+
+
+def _check_scope(obj: Resource) -> None:
+    namespace = obj.metadata.namespace
+    if obj.NAMESPACED and not namespace:
+        problem = FieldProblem("metadata.namespace", "must name a namespace")
+    elif not obj.NAMESPACED and namespace:
+        problem = FieldProblem("metadata.namespace", f"{obj.KIND} belongs to no namespace")
+    else:
+        return
+    raise InvalidError(f"{obj.KIND} {obj.key}: {problem}", problems=[problem])

@@ -1,0 +1,80 @@
+"""The tables, and how older files become newer ones.
+
+`objects` is the newest state. `history` is the undo log that watches and continued lists look
+back on: what each change replaced. Triggers write it, so that no change can be without its entry;
+a removal is an update whose body is NULL. With that, a whole batch is one statement.
+
+To change the schema, append a migration; never edit one that was released.
+"""
+
+import sqlite3
+
+from paddock.kit.errors import UnsupportedError
+
+APPLICATION_ID = 0x7061646B
+"""Marks the file as ours: `padk`."""
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """
+        CREATE TABLE objects (
+            id INTEGER PRIMARY KEY,
+            kind TEXT NOT NULL,
+            namespace TEXT NOT NULL,
+            name TEXT NOT NULL,
+            version INTEGER NOT NULL,
+            body BLOB,
+            UNIQUE (kind, namespace, name)
+        )
+        """,
+        """
+        CREATE TABLE history (
+            version INTEGER PRIMARY KEY,
+            kind TEXT NOT NULL,
+            namespace TEXT NOT NULL,
+            name TEXT NOT NULL,
+            before BLOB
+        )
+        """,
+        """
+        CREATE TRIGGER added AFTER INSERT ON objects BEGIN
+            INSERT INTO history VALUES (new.version, new.kind, new.namespace, new.name, NULL);
+        END
+        """,
+        """
+        CREATE TRIGGER changed AFTER UPDATE ON objects BEGIN
+            INSERT INTO history VALUES (new.version, new.kind, new.namespace, new.name, old.body);
+            DELETE FROM objects WHERE id = new.id AND new.body IS NULL;
+        END
+        """,
+        f"PRAGMA application_id = {APPLICATION_ID}",
+    ),
+)
+
+
+def migrate(connection: sqlite3.Connection) -> int:
+    """Bring a file to the newest schema; says which version it had."""
+    before: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    newest = len(MIGRATIONS)
+    if before > newest:
+        raise UnsupportedError(
+            f"the store was written by a newer Paddock: its schema is {before}, "
+            f"this program knows up to {newest}",
+            hint="start the newer Paddock, or restore a copy made by this one",
+        )
+    if before == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+        raise UnsupportedError(
+            "the file is a database of another program",
+            hint="choose another data directory",
+        )
+    for number in range(before, newest):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in MIGRATIONS[number]:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number + 1}")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+    return before

@@ -1,0 +1,145 @@
+"""One decision over several objects: reads the newest state, collects numbered changes.
+
+Nothing is changed until the store takes the transaction over, so that a refusal, a dry run or a
+bug halfway leaves nothing behind.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, cast
+
+from paddock.kit import ids
+from paddock.resources.builtin import Namespace
+from paddock.resources.meta import Key, OwnerReference, R, Resource
+from paddock.store.port import Change
+from paddock.store.semantics import NAMESPACE_FINALIZER, stamped
+from paddock.store.table import Entry
+from paddock.store.working_set import Mutation, Place, WorkingSet
+
+
+class Transaction:
+    """What one write reads and changes."""
+
+    def __init__(self, working: WorkingSet, now: datetime) -> None:
+        self.now = now
+        self.mutations: list[Mutation] = []
+        self.backlog: deque[str | Place] = deque()
+        """Owners that are gone or going, and dependents to look at: `garbage` works it off."""
+        self.bereft: dict[Place, None] = {}
+        """Where owners are that lost a dependent here; one may have waited for that."""
+        self.rests_on: Any = None
+        """The last batch, not durable yet, that something read here belongs to."""
+        self._working = working
+        self._version = working.decided
+        self._changed: dict[Place, Resource | None] = {}
+        self._dependents: dict[str, dict[Place, None]] = {}
+
+    def get(self, kind: type[R], key: Key) -> R | None:
+        """Read the newest state of an object, durable or not."""
+        place: Place = (kind, key)
+        if place in self._changed:
+            return cast("R | None", self._changed[place])
+        pending = self._working.pending.get(place)
+        if pending is None:
+            return self._working.table(kind).objects.get(key)
+        batch = pending.batch
+        if self.rests_on is None or batch.number > self.rests_on.number:
+            self.rests_on = batch
+        return cast("R | None", pending.mutation.after)
+
+    def put(self, obj: R) -> R:
+        """Write an object; gives it with its version."""
+        place: Place = (type(obj), obj.key)
+        old = self.get(*place)
+        self._version += 1
+        obj = stamped(obj, self._version)
+        change = Change.ADDED if old is None else Change.MODIFIED
+        self._record(place, Entry(self._version, change, obj, old), obj)
+        for reference in obj.metadata.owner_references:
+            self._dependents.setdefault(reference.uid, {})[place] = None
+        if old is not None:
+            self._note_owners(old, keeping=obj.metadata.owner_references)
+        return obj
+
+    def remove(self, obj: R) -> R:
+        """Take an object away; gives it with the version of its end.
+
+        Watchers are shown it as it was stored last, not as the write that ended it would have it.
+        """
+        place: Place = (type(obj), obj.key)
+        old = self.get(*place)
+        self._version += 1
+        last = stamped(obj if old is None else old, self._version)
+        self._record(place, Entry(self._version, Change.DELETED, last, old), None)
+        obj = stamped(obj, self._version)
+        self.backlog.append(obj.metadata.uid)
+        self._note_owners(obj, keeping=())
+        if (namespace := self.ending_namespace(obj)) is not None:
+            self.bereft[Namespace, namespace.key] = None
+        return obj
+
+    def owner(self, reference: OwnerReference, namespace: str) -> Resource | None:
+        """Find an owner; one of another uid is not it."""
+        kind = self._working.kind_of(reference)
+        if kind is None:
+            return None
+        found = self.get(kind, Key(namespace if kind.NAMESPACED else "", reference.name))
+        return found if found is not None and found.metadata.uid == reference.uid else None
+
+    def is_known(self, reference: OwnerReference) -> bool:
+        """Say whether this store keeps the kind of an owner."""
+        return self._working.kind_of(reference) is not None
+
+    def dependents(self, uid: str) -> list[Resource]:
+        """Find the objects that name this owner."""
+        places = dict.fromkeys(self._working.dependents(uid))
+        places.update(self._dependents.get(uid, {}))
+        found = (self.get(*place) for place in places)
+        return [
+            obj
+            for obj in found
+            if obj is not None
+            and any(reference.uid == uid for reference in obj.metadata.owner_references)
+        ]
+
+    def contents(self, namespace: str) -> Iterator[Resource]:
+        """Find the objects in a namespace."""
+        for table in self._working.tables():
+            for key in table.keys_in(namespace) if table.kind.NAMESPACED else ():
+                if (obj := self.get(table.kind, key)) is not None:
+                    yield obj
+        unseen = (*self._working.pending, *self._changed)
+        for kind, key in dict.fromkeys(unseen):
+            if key.namespace != namespace or key in self._working.table(kind).objects:
+                continue
+            if (obj := self.get(kind, key)) is not None:
+                yield obj
+
+    def ending_namespace(self, obj: Resource) -> Namespace | None:
+        """Find the namespace of an object, if it is ending."""
+        if not obj.NAMESPACED or not self._working.keeps(Namespace):
+            return None
+        namespace = self.get(Namespace, Key("", obj.metadata.namespace))
+        if namespace is None or NAMESPACE_FINALIZER not in namespace.metadata.finalizers:
+            return None
+        return namespace if namespace.is_deleting else None
+
+    def free_name(self, kind: type[Resource], namespace: str, base: str) -> str:
+        """Draw the random tail of a generated name until the name is free."""
+        for _ in range(8):
+            suffix = ids.name_suffix()
+            if self.get(kind, Key(namespace, base + suffix)) is None:
+                return suffix
+        return ids.name_suffix(10)
+
+    def _note_owners(self, obj: Resource, *, keeping: tuple[OwnerReference, ...]) -> None:
+        for reference in obj.metadata.owner_references:
+            kind = self._working.kind_of(reference)
+            if kind is not None and reference not in keeping:
+                namespace = obj.metadata.namespace if kind.NAMESPACED else ""
+                self.bereft[kind, Key(namespace, reference.name)] = None
+
+    def _record(self, place: Place, entry: Entry[Any], after: Resource | None) -> None:
+        self.mutations.append(Mutation(place, entry))
+        self._changed[place] = after

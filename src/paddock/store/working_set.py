@@ -1,0 +1,150 @@
+"""All kinds of a store in memory: what is visible, and over it what is decided but not durable.
+
+Readers see the visible side only. Writers decide against the newest of both, so that many of
+them can be under way at once; what they decided becomes visible in the order of its versions
+when the backend says that it is durable, or is taken back when it cannot be.
+
+Everything here happens on the event loop's thread.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+from paddock.kit.errors import InvalidError
+from paddock.resources.meta import Key, OwnerReference, R, Resource
+from paddock.store.port import Change
+from paddock.store.table import BOOKMARK_EVERY, DEFAULT_HISTORY, Entry, Horizon, Table
+
+Place = tuple[type[Resource], Key]
+FIRST_VERSION = 1
+"""Of an empty store: 0 is not a version but means `from anywhere` to Kubernetes' clients."""
+
+
+class Mutation(NamedTuple):
+    """One object's change: decided, numbered, perhaps not durable yet."""
+
+    place: Place
+    entry: Entry[Resource]
+
+    @property
+    def after(self) -> Resource | None:
+        """Give the object as it is after the change; `None` when it is gone."""
+        return None if self.entry.change is Change.DELETED else self.entry.object
+
+
+class Pending(NamedTuple):
+    """What is decided about one object, and the batch that will make it durable."""
+
+    mutation: Mutation
+    batch: Any
+
+
+class WorkingSet:
+    """Every object of a store."""
+
+    def __init__(
+        self,
+        kinds: Sequence[type[Resource]],
+        *,
+        version: int = FIRST_VERSION,
+        history: int = DEFAULT_HISTORY,
+    ) -> None:
+        self.horizon = Horizon(version)
+        self.decided = version
+        """The newest version given out; never less than what is visible."""
+        self.pending: dict[Place, Pending] = {}
+        self._tables: dict[type[Resource], Table[Any]] = {
+            kind: Table(kind, self.horizon, history=history) for kind in kinds
+        }
+        self._by_name = {(kind.API_VERSION, kind.KIND): kind for kind in kinds}
+        self._dependents: dict[str, dict[Place, None]] = {}
+        # Owner uid to those that name it, now or in something pending or taken back; whoever
+        # reads it looks at the object. A superset costs nothing and needs no second index.
+
+    def table(self, kind: type[R]) -> Table[R]:
+        """Give the objects of one kind."""
+        table = self._tables.get(kind)
+        if table is None:
+            raise InvalidError(f"this store keeps no {kind.KIND or kind.__name__}")
+        return cast("Table[R]", table)
+
+    def keeps(self, kind: type[Resource]) -> bool:
+        """Say whether objects of this kind are kept here."""
+        return kind in self._tables
+
+    def tables(self) -> Iterable[Table[Any]]:
+        """Give every kind's objects."""
+        return self._tables.values()
+
+    def kind_of(self, reference: OwnerReference) -> type[Resource] | None:
+        """Find the kind that an owner reference names, if this store keeps it."""
+        return self._by_name.get((reference.api_version, reference.kind))
+
+    def dependents(self, uid: str) -> tuple[Place, ...]:
+        """Give the places of objects that may name this owner."""
+        return tuple(self._dependents.get(uid, ()))
+
+    def owners(self) -> Iterator[str]:
+        """Give the uids that some object may name as its owner."""
+        return iter(tuple(self._dependents))
+
+    def index(self, place: Place, obj: Resource) -> None:
+        """Note whom an object belongs to."""
+        for reference in obj.metadata.owner_references:
+            self._dependents.setdefault(reference.uid, {})[place] = None
+
+    def decide(self, mutations: Sequence[Mutation], batch: Any) -> None:
+        """Note what a batch will change; from now on writers build on it."""
+        for mutation in mutations:
+            self.pending[mutation.place] = Pending(mutation, batch)
+            if mutation.entry.object.metadata.owner_references:
+                self.index(mutation.place, mutation.entry.object)
+        self.decided = mutations[-1].entry.version
+
+    def apply(self, mutations: Sequence[Mutation]) -> None:
+        """Make durable changes visible, in order, and let watchers look."""
+        if not mutations:
+            return
+        before = self.horizon.visible
+        # First the version: a watcher that is woken sees the batch as one.
+        self.horizon.visible = mutations[-1].entry.version
+        self.decided = max(self.decided, self.horizon.visible)
+        for mutation in mutations:
+            place, entry = mutation
+            self._tables[place[0]].apply(entry, place[1])
+            self._settle(mutation)
+            if entry.old is not None and entry.old.metadata.owner_references:
+                self._unindex(place, entry.old, mutation.after)
+        if before // BOOKMARK_EVERY != self.horizon.visible // BOOKMARK_EVERY:
+            for table in self._tables.values():
+                table.wake()
+
+    def take_back(self, mutations: Sequence[Mutation]) -> None:
+        """Forget what could not be made durable. Its versions are never used again."""
+        for mutation in mutations:
+            self._settle(mutation)
+            place, entry = mutation
+            if entry.object.metadata.owner_references:
+                self._unindex(place, entry.object, self._tables[place[0]].objects.get(place[1]))
+
+    def _settle(self, mutation: Mutation) -> None:
+        pending = self.pending.get(mutation.place)
+        if pending is not None and pending.mutation is mutation:
+            del self.pending[mutation.place]
+
+    def _unindex(self, place: Place, old: Resource, now: Resource | None) -> None:
+        kept = {item.uid for item in now.metadata.owner_references} if now is not None else ()
+        pending = self.pending.get(place)
+        for reference in old.metadata.owner_references:
+            if reference.uid in kept or (pending is not None and not _is_free(pending, reference)):
+                continue
+            places = self._dependents.get(reference.uid)
+            if places is not None:
+                places.pop(place, None)
+                if not places:
+                    del self._dependents[reference.uid]
+
+
+def _is_free(pending: Pending, reference: OwnerReference) -> bool:
+    references = pending.mutation.entry.object.metadata.owner_references
+    return all(item.uid != reference.uid for item in references)

@@ -1,0 +1,256 @@
+"""E2B's API as clients see it: statuses, bodies, headers, paging, keys, quotas, extensions."""
+
+import asyncio
+from urllib.parse import quote
+
+import pytest
+
+from paddock.manager.keys import SYSTEM_NAMESPACE
+from paddock.resources.builtin import Secret
+from paddock.resources.meta import ObjectMeta
+from paddock.resources.sandbox import Sandbox
+from paddock.resources.template import PauseStrategy, SandboxTemplate, SandboxTemplateSpec
+from tests.scenario.paddock import SECRETS, World, paddock
+
+pytestmark = pytest.mark.looptime
+
+
+async def create(world: World, expected: int = 201, headers: dict | None = None, **body):
+    answer = await world.http.post(
+        "/v2/sandboxes", json={"templateID": "base", **body}, headers=headers
+    )
+    assert answer.status_code == expected, answer.text
+    return answer.json()
+
+
+async def new_key(world: World, **body) -> dict[str, str]:
+    made = await world.http.post("/api-keys", json={"name": "robot", **body})
+    assert made.status_code == 201, made.text
+    return {"X-API-Key": made.json()["key"], "id": made.json()["id"]}
+
+
+async def test_a_created_sandbox_is_read_back_at_once_everywhere() -> None:
+    async with paddock() as world:
+        made = await create(world, metadata={"a": "1"})
+        assert made["envdVersion"] == "0.6.13"
+        assert made["envdAccessToken"]
+        path = f"/sandboxes/{made['sandboxID']}"
+        detail = (await world.http.get(path)).json()
+        assert (detail["state"], detail["metadata"]) == ("running", {"a": "1"})
+        assert detail["lifecycle"] == {"autoResume": False, "onTimeout": "kill"}
+        listed = (await world.http.get("/v2/sandboxes")).json()
+        assert [item["sandboxID"] for item in listed] == [made["sandboxID"]]
+        assert (await world.http.delete(path)).status_code == 204
+        for answer in (await world.http.get(path), await world.http.delete(path)):
+            assert answer.status_code == 404
+            assert answer.json()["code"] == 404
+        assert (await world.http.get("/v2/sandboxes")).json() == []
+
+
+async def test_pages_end_without_a_token_and_bad_tokens_are_refused() -> None:
+    async with paddock() as world:
+        made = []
+        for _ in range(5):
+            made.append((await create(world))["sandboxID"])
+            await asyncio.sleep(1)
+        seen, token = [], None
+        for expected in (2, 2, 1):
+            query = f"?limit=2&order=asc{f'&nextToken={quote(token)}' if token else ''}"
+            page = await world.http.get(f"/v2/sandboxes{query}")
+            assert len(page.json()) == expected
+            seen += [item["sandboxID"] for item in page.json()]
+            token = page.headers.get("X-Next-Token")
+        assert token is None
+        assert seen == made
+        assert (await world.http.get("/v2/sandboxes?nextToken=nonsense")).status_code == 400
+        for bad in ("limit=0", "limit=101", "state=gone", "order=up", "startedAfter=yesterday"):
+            assert (await world.http.get(f"/v2/sandboxes?{bad}")).status_code == 400
+        assert (await world.http.get("/v2/sandboxes?template=other")).json() == []
+
+
+async def test_metadata_is_found_though_it_is_encoded_three_times_over() -> None:
+    async with paddock() as world:
+        wanted = await create(world, metadata={"user": "a b", "k": "v&x=y/%"})
+        await create(world, metadata={"user": "a b"})
+        pairs = "&".join(
+            f"{quote(quote(key))}={quote(quote(value, safe=''), safe='')}"
+            for key, value in (("user", "a b"), ("k", "v&x=y/%"))
+        )
+        found = await world.http.get(f"/v2/sandboxes?metadata={quote(pairs, safe='')}")
+        assert [item["sandboxID"] for item in found.json()] == [wanted["sandboxID"]]
+
+
+async def test_the_same_idempotency_key_makes_one_sandbox_and_a_bad_one_is_refused() -> None:
+    async with paddock() as world:
+        key = {"Idempotency-Key": "once-1"}
+        first, second = await asyncio.gather(create(world, headers=key), create(world, headers=key))
+        assert first["sandboxID"] == second["sandboxID"]
+        assert len([item for item in world.provider.all(Sandbox) if item.spec.claim]) == 1
+        await create(world, 400, headers={"Idempotency-Key": "no spaces"})
+        await create(world, 409, headers=key, metadata={"another": "request"})
+
+
+async def test_a_quota_is_a_429_that_asks_not_to_be_tried_again_and_can_be_raised() -> None:
+    async with paddock() as world:
+        limit = {"dimension": "sandbox.count", "scope": "all", "limit": 1}
+        key = await new_key(world, quota={"limits": [limit]})
+        headers = {"X-API-Key": key["X-API-Key"]}
+        await create(world, headers=headers)
+        refused = await world.http.post(
+            "/v2/sandboxes", json={"templateID": "base"}, headers=headers
+        )
+        assert refused.status_code == 429
+        assert refused.headers["Should-Retry"] == "false"
+        patch = {"quota": {"limits": [{**limit, "limit": 2}]}}
+        changed = await world.http.patch(f"/api-keys/{key['id']}", json=patch)
+        assert changed.status_code == 200
+        await create(world, headers=headers)
+        await create(world, 429, headers=headers)
+        everybody = {"quota": {"limits": [{**limit, "limit": 2}]}}
+        assert (await world.http.patch("/teams/default", json=everybody)).status_code == 200
+        await create(world, 429)
+        own = await world.http.patch("/teams/default", json=everybody, headers=headers)
+        assert own.status_code == 403
+
+
+async def test_a_reader_looks_and_touches_nothing() -> None:
+    async with paddock() as world:
+        made = await create(world)
+        headers = {"X-API-Key": (await new_key(world, role="reader"))["X-API-Key"]}
+        path = f"/sandboxes/{made['sandboxID']}"
+        assert (await world.http.get(path, headers=headers)).status_code == 200
+        assert (await world.http.get("/v2/sandboxes", headers=headers)).status_code == 200
+        await create(world, 403, headers=headers)
+        for method, target in (
+            ("POST", f"{path}/pause"),
+            ("POST", f"{path}/connect"),
+            ("POST", f"{path}/fork"),
+            ("POST", f"{path}/snapshots"),
+            ("DELETE", path),
+            ("POST", "/api-keys"),
+        ):
+            answer = await world.http.request(
+                method, target, json={"name": "x"} if "keys" in target else {}, headers=headers
+            )
+            assert answer.status_code == 403, (method, target)
+
+
+async def test_a_revoked_key_is_worthless_at_once_and_last_uses_are_known() -> None:
+    async with paddock() as world:
+        key = await new_key(world)
+        headers = {"X-API-Key": key["X-API-Key"]}
+        assert (await world.http.get("/v2/sandboxes", headers=headers)).status_code == 200
+        await asyncio.sleep(120)
+        listed = (await world.http.get("/api-keys")).json()
+        assert next(item for item in listed if item["id"] == key["id"])["lastUsed"]
+        assert key["X-API-Key"] not in str(listed)
+        assert (await world.http.delete(f"/api-keys/{key['id']}")).status_code == 204
+        refused = await world.http.get("/v2/sandboxes", headers=headers)
+        assert refused.status_code == 401
+        # Nor can another process that reads the same store know it any more.
+        stored = await world.store.list(Secret, namespace=SYSTEM_NAMESPACE)
+        assert key["id"] not in [item.metadata.name for item in stored.items]
+
+
+async def test_another_teams_sandboxes_are_not_there() -> None:
+    async with paddock() as world:
+        made = await create(world)
+        headers = {"X-API-Key": (await new_key(world, teamName="strangers"))["X-API-Key"]}
+        answer = await world.http.get(f"/sandboxes/{made['sandboxID']}", headers=headers)
+        assert answer.status_code == 404
+        assert (await world.http.get("/v2/sandboxes", headers=headers)).json() == []
+        kill = await world.http.delete(f"/sandboxes/{made['sandboxID']}", headers=headers)
+        assert kill.status_code == 404
+
+
+async def test_everything_is_served_below_kruise_api_too_with_its_extension_keys() -> None:
+    async with paddock() as world:
+        metadata = {
+            "user": "ada",
+            "e2b.agents.kruise.io/never-timeout": "true",
+            "label:tier": "gold",
+        }
+        body = {"templateID": "base", "metadata": metadata}
+        made = (await world.http.post("/kruise/api/sandboxes", json=body)).json()
+        path = f"/kruise/api/sandboxes/{made['sandboxID']}"
+        detail = (await world.http.get(path)).json()
+        assert detail["metadata"] == {"user": "ada", "tier": "gold"}
+        assert detail["endAt"].startswith("0001-01-01")
+        await asyncio.sleep(10_000)
+        assert (await world.http.get(path)).status_code == 200
+        unknown = {"templateID": "base", "metadata": {"e2b.agents.kruise.io/unknown": "1"}}
+        refused = await world.http.post("/kruise/api/sandboxes", json=unknown)
+        assert refused.status_code == 400
+        none = {"e2b.agents.kruise.io/create-on-no-stock": "false"}
+        for _ in range(2):
+            await create(world)
+        await create(world, 429, metadata=none)
+        header = {"x-e2b-kruise-reserve-paused-sandbox-duration": "1h"}
+        paused = await world.http.post(f"{path}/pause", headers=header)
+        assert paused.status_code == 204
+        bad = {"x-e2b-kruise-reserve-paused-sandbox-duration": "soon"}
+        assert (await world.http.post(f"{path}/pause", headers=bad)).status_code == 400
+
+
+async def test_how_a_sandbox_is_paused_can_be_chosen_when_it_is_made() -> None:
+    async with paddock() as world:
+        key = "paddock.dev/pause-strategy"
+        made = await create(world, metadata={key: "Hibernate", "user": "ada"})
+        await world.http.post(f"/sandboxes/{made['sandboxID']}/pause")
+        (sandbox,) = (item for item in world.provider.all(Sandbox) if item.spec.claim)
+        assert sandbox.status.pause_strategy is PauseStrategy.HIBERNATE
+        assert sandbox.spec.claim.metadata == {"user": "ada"}
+        refused = await create(world, 400, metadata={key: "Sleep"})
+        assert "Freeze or Hibernate" in refused["message"]
+
+
+async def test_request_ids_are_kept_or_made_and_missing_keys_are_told() -> None:
+    async with paddock() as world:
+        given = await world.http.get("/v2/sandboxes", headers={"X-Request-ID": "mine-1"})
+        assert given.headers["X-Request-ID"] == "mine-1"
+        made = await world.http.get("/v2/sandboxes/nothing")
+        assert made.status_code == 404
+        assert made.headers["X-Request-ID"] == made.json()["request_id"]
+        answer = await world.http.get("/v2/sandboxes", headers={"X-API-Key": ""})
+        assert answer.status_code == 401
+        assert answer.json()["code"] == 401
+
+
+async def test_what_is_not_offered_says_what_to_do_instead() -> None:
+    async with paddock() as world:
+        for method, path in (
+            *(("POST", "/v3/templates"), ("GET", "/volumes"), ("GET", "/volumecontent/v/dir")),
+            *(("GET", "/secrets"), ("POST", "/access-tokens"), ("GET", "/nodes")),
+            *(("GET", "/teams/default/metrics/max"), ("POST", "/admin/teams/x/builds/cancel")),
+        ):
+            answer = await world.http.request(method, path)
+            assert answer.status_code == 501
+            assert "(" in answer.json()["message"]
+
+
+async def test_the_first_key_is_an_administrators() -> None:
+    async with paddock() as world:
+        teams = (await world.http.get("/teams")).json()
+        assert [team["name"] for team in teams if team["isDefault"]] == ["default"]
+        assert teams[0]["apiKey"] in ("", SECRETS.api_key)
+
+
+async def test_a_template_is_published_and_withdrawn_by_its_team_alone() -> None:
+    async with paddock() as world:
+        mine = SandboxTemplate(
+            metadata=ObjectMeta(name="mine", namespace="default"),
+            spec=SandboxTemplateSpec(aliases=("alias",), public=False),
+        )
+        await world.provider.write.create(mine)
+        for path, public in (("/v2/templates/mine", True), ("/templates/alias", False)):
+            answer = await world.http.patch(path, json={"public": public})
+            assert (answer.status_code, answer.json()) == (200, {"names": ["mine", "alias"]})
+            shown = (await world.http.get("/templates/mine")).json()
+            assert shown["public"] is public
+        await world.http.patch("/v2/templates/mine", json={"public": True})
+        _, other = await world.plane.keyring.create(name="other", team="others")
+        refused = await world.http.patch(
+            "/v2/templates/mine", json={"public": False}, headers={"X-API-Key": other}
+        )
+        assert refused.status_code == 403
+        assert (await world.http.patch("/v2/templates/none", json={})).status_code == 404

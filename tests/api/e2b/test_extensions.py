@@ -1,0 +1,88 @@
+"""Metadata keys that ask for what E2B's API has no field for: names, and what failed to be kept."""
+
+from datetime import timedelta
+
+import pytest
+
+from paddock.kit.errors import InvalidError
+from paddock.resources.sandbox import LABEL_GIVEN_UP, Sandbox
+from paddock.runtime.simulated import Operation
+from tests.scenario.paddock import World, paddock
+
+pytestmark = pytest.mark.looptime
+
+PREFIX = "e2b.agents.kruise.io/"
+
+
+async def create(world: World, expected: int, headers: dict | None = None, **keys: str) -> dict:
+    metadata = {f"{PREFIX}{name.replace('_', '-')}": value for name, value in keys.items()}
+    body = {"templateID": "base", "timeout": 60, "metadata": metadata}
+    answer = await world.http.post("/sandboxes", json=body, headers=headers)
+    assert answer.status_code == expected, answer.text
+    return answer.json()
+
+
+def names(world: World) -> list[str]:
+    return [item.metadata.name for item in world.provider.sandboxes("default")]
+
+
+async def test_an_object_is_named_or_its_name_begins_as_is_wished() -> None:
+    async with paddock(pool_size=0) as world:
+        await create(world, 201, sandbox_name="mine")
+        again = {"Idempotency-Key": "once"}
+        first = await create(world, 201, again, sandbox_generate_name="worker-")
+        second = await create(world, 201, again, sandbox_generate_name="worker-")
+        assert first["sandboxID"] == second["sandboxID"]
+        assert sorted(names(world)) == ["mine", f"worker-{first['sandboxID']}"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"sandbox_name": "a", "sandbox_generate_name": "b-"}, "only one of sandbox-name"),
+        ({"sandbox_name": "Mine"}, "is not a name"),
+        ({"sandbox_name": "mine-"}, "is not a name"),
+        ({"sandbox_generate_name": "b_"}, "is not a name"),
+        ({"reserve_failed_sandbox_for": "a while"}, "neither forever nor a duration"),
+        ({"cpu_limit": "many"}, "not a quantity"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_with_the_key_to_blame(keys, words: str) -> None:
+    async with paddock(pool_size=0) as world:
+        answer = await create(world, 400, **keys)
+        assert words in answer["message"]
+        assert "metadata[" in answer["message"]
+        assert names(world) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "seconds"),
+    [
+        ({"reserve_failed_sandbox": "true"}, 60),
+        ({"reserve_failed_sandbox_for": "1h"}, 3600),
+        ({"reserve_failed_sandbox_for": "forever"}, 10**9),
+    ],
+)
+async def test_what_failed_is_kept_for_as_long_as_is_wished(keys, seconds: int) -> None:
+    async with paddock(pool_size=0) as world:
+        world.runtime.fail_next(Operation.CREATE, InvalidError("no such image"))
+        began = world.plane.clock.now()
+        await create(world, 503, **keys)
+        await world.until(lambda: LABEL_GIVEN_UP in kept(world).metadata.labels)
+        assert kept(world).status.message == "no such image"
+        end = kept(world).spec.shutdown_time
+        assert end is not None
+        assert abs(end - began - timedelta(seconds=seconds)) < timedelta(seconds=5)
+
+
+def kept(world: World) -> Sandbox:
+    [sandbox] = world.provider.sandboxes("default")
+    return sandbox
+
+
+@pytest.mark.parametrize("keys", [{}, {"reserve_failed_sandbox_for": "never"}])
+async def test_what_failed_goes_where_nobody_wishes_to_look_at_it(keys) -> None:
+    async with paddock(pool_size=0) as world:
+        world.runtime.fail_next(Operation.CREATE, InvalidError("no such image"))
+        await create(world, 503, **keys)
+        await world.until(lambda: not names(world))

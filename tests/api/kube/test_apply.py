@@ -1,0 +1,105 @@
+"""Server-side apply: who says what, and what becomes of what nobody says any more."""
+
+import contextlib
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddock.api.kube import apply as server_side
+from paddock.api.kube.apply import (
+    ANNOTATION,
+    ApplyConflictError,
+    apply,
+    managed_fields,
+    read_owners,
+    write_owners,
+)
+
+names = st.sampled_from(["a", "b", "c"])
+values = st.recursive(
+    st.one_of(st.integers(0, 2), st.lists(st.integers(0, 2), max_size=2)),
+    lambda inner: st.dictionaries(names, inner, min_size=1, max_size=3),
+    max_leaves=8,
+)
+wanted = st.fixed_dictionaries({"spec": st.dictionaries(names, values, max_size=3)})
+
+
+@given(wanted)
+def test_applying_the_same_twice_changes_nothing_the_second_time(config):
+    first = apply({}, config, manager="me", owners={}, force=False)
+    second = apply(first.document, config, manager="me", owners=first.owners, force=False)
+    assert second == first
+
+
+@given(wanted, wanted)
+def test_a_later_apply_leaves_exactly_what_it_says(before, after):
+    first = apply({}, before, manager="me", owners={}, force=False)
+    second = apply(first.document, after, manager="me", owners=first.owners, force=False)
+    fresh = apply({}, after, manager="me", owners={}, force=False)
+    assert second.document.get("spec", {}) == fresh.document.get("spec", {})
+    assert second.owners == fresh.owners
+
+
+@given(wanted, wanted)
+def test_with_force_a_manager_gets_what_it_wants_whoever_owns_it(one, other):
+    first = apply({}, one, manager="one", owners={}, force=False)
+    second = apply(first.document, other, manager="other", owners=first.owners, force=True)
+    for path in second.owners.get("other", ()):
+        assert server_side.at(second.document, path) == server_side.at(other, path)
+
+
+@given(wanted, wanted)
+def test_nothing_given_is_changed_and_disagreement_is_a_conflict(one, other):
+    first = apply({}, one, manager="one", owners={}, force=False)
+    live, config = copy.deepcopy(first.document), copy.deepcopy(other)
+    with contextlib.suppress(ApplyConflictError):
+        apply(live, config, manager="other", owners=first.owners, force=False)
+    assert (live, config) == (first.document, other)
+
+
+def test_managers_of_different_fields_do_not_meet():
+    first = apply({}, {"spec": {"a": 1}}, manager="one", owners={}, force=False)
+    second = apply(
+        first.document, {"spec": {"b": 2}}, manager="two", owners=first.owners, force=False
+    )
+    assert second.document == {"spec": {"a": 1, "b": 2}}
+    gone = apply(second.document, {"spec": {}}, manager="one", owners=second.owners, force=False)
+    assert gone.document == {"spec": {"b": 2}}
+
+
+def test_a_conflict_names_the_field_and_the_other_manager():
+    first = apply({}, {"spec": {"a": 1}}, manager="one", owners={}, force=False)
+    with pytest.raises(ApplyConflictError, match=r'spec\.a: conflict with "one"'):
+        apply(first.document, {"spec": {"a": 2}}, manager="two", owners=first.owners, force=False)
+
+
+def test_what_both_want_stays_when_one_leaves():
+    first = apply({}, {"spec": {"a": 1}}, manager="one", owners={}, force=False)
+    both = apply(
+        first.document, {"spec": {"a": 1}}, manager="two", owners=first.owners, force=False
+    )
+    left = apply(both.document, {"spec": {}}, manager="one", owners=both.owners, force=False)
+    assert left.document["spec"] == {"a": 1}
+    assert set(left.owners) == {"two"}
+
+
+@given(wanted)
+def test_ownership_is_kept_as_text(config):
+    owners = apply({}, config, manager="me", owners={}, force=False).owners
+    assert read_owners({ANNOTATION: write_owners(owners)}) == owners
+    assert read_owners({ANNOTATION: "{broken"}) == {}
+
+
+def test_ownership_is_shown_as_kubernetes_shows_it():
+    owners = {"me": frozenset({("spec", "a", "b"), ("spec", "c")})}
+    assert managed_fields(owners, "v1") == [
+        {
+            "manager": "me",
+            "operation": "Apply",
+            "apiVersion": "v1",
+            "fieldsType": "FieldsV1",
+            "fieldsV1": {"f:spec": {"f:a": {"f:b": {}}, "f:c": {}}},
+        }
+    ]

@@ -1,0 +1,174 @@
+"""Watch, over a real connection: what happens is told, in order, until somebody has enough."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from paddock.resources import codec
+from paddock.resources.meta import Key, ObjectMeta, with_meta
+from paddock.resources.sandbox import Sandbox, SandboxSpec
+from paddock.resources.template import TemplateRef
+from tests.api.kube.objects import ROOT, SANDBOXES, sandbox
+from tests.api.kube.server import Server
+
+pytestmark = pytest.mark.timeout(120)
+
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@contextmanager
+def watching(http: httpx.Client, path: str = SANDBOXES, accept: str = "", **params: Any):
+    headers = {"Accept": accept} if accept else {}
+    with http.stream(
+        "GET", path, params={"watch": "true", "timeoutSeconds": "50"} | params, headers=headers
+    ) as response:
+        assert response.status_code == 200
+        yield (json.loads(line) for line in response.iter_lines())
+
+
+def told(event: dict[str, Any]) -> tuple[str, str]:
+    return event["type"], event["object"]["metadata"].get("name", "")
+
+
+def test_a_watch_begins_with_what_is_there_and_goes_on(http: httpx.Client):
+    http.post(SANDBOXES, json=sandbox("a"))
+    with watching(http) as events:
+        assert told(next(events)) == ("ADDED", "a")
+        http.post(SANDBOXES, json=sandbox("b"))
+        assert told(next(events)) == ("ADDED", "b")
+        http.patch(
+            f"{SANDBOXES}/b",
+            content='{"spec":{"paused":true}}',
+            headers={"Content-Type": "application/merge-patch+json"},
+        )
+        event = next(events)
+        assert told(event) == ("MODIFIED", "b")
+        assert event["object"]["spec"]["paused"] is True
+        http.delete(f"{SANDBOXES}/a")
+        assert told(next(events)) == ("DELETED", "a")
+
+
+def test_a_watch_goes_on_where_a_list_ended(http: httpx.Client):
+    http.post(SANDBOXES, json=sandbox("a"))
+    version = http.get(SANDBOXES).json()["metadata"]["resourceVersion"]
+    http.post(SANDBOXES, json=sandbox("b"))
+    with watching(http, resourceVersion=version) as events:
+        assert told(next(events)) == ("ADDED", "b")
+
+
+def test_selectors_narrow_a_watch_and_leaving_them_looks_like_deletion(http: httpx.Client):
+    http.post(SANDBOXES, json=sandbox("a", labels={"x": "1"}))
+    with watching(http, path=f"{ROOT}/sandboxes", labelSelector="x=1") as events:
+        assert told(next(events)) == ("ADDED", "a")
+        http.post(SANDBOXES, json=sandbox("b"))
+        http.patch(
+            f"{SANDBOXES}/a",
+            content='{"metadata":{"labels":{"x":"2"}}}',
+            headers={"Content-Type": "application/merge-patch+json"},
+        )
+        assert told(next(events)) == ("DELETED", "a")
+    with watching(http, fieldSelector="metadata.name=b") as events:
+        assert told(next(events)) == ("ADDED", "b")
+
+
+def test_one_object_can_be_watched_by_its_path(http: httpx.Client):
+    http.post(SANDBOXES, json=sandbox("a"))
+    http.post(SANDBOXES, json=sandbox("b"))
+    with watching(http, path=f"{SANDBOXES}/b") as events:
+        assert told(next(events)) == ("ADDED", "b")
+
+
+def test_initial_events_end_with_a_bookmark_for_those_who_ask(http: httpx.Client):
+    http.post(SANDBOXES, json=sandbox("a"))
+    with watching(
+        http,
+        sendInitialEvents="true",
+        allowWatchBookmarks="true",
+        resourceVersionMatch="NotOlderThan",
+    ) as events:
+        assert told(next(events)) == ("ADDED", "a")
+        bookmark = next(events)
+        assert bookmark["type"] == "BOOKMARK"
+        metadata = bookmark["object"]["metadata"]
+        assert metadata["annotations"] == {"k8s.io/initial-events-end": "true"}
+        assert metadata["resourceVersion"]
+
+
+def test_a_version_that_is_no_longer_kept_ends_the_watch_with_410(
+    server: Server, http: httpx.Client
+):
+    http.post(SANDBOXES, json=sandbox("a"))
+    version = http.get(SANDBOXES).json()["metadata"]["resourceVersion"]
+
+    async def write_much() -> None:
+        for index in range(120):
+            box = await server.store.get(Sandbox, Key("default", "a"))
+            await server.store.update(with_meta(box, labels={"n": str(index)}))
+
+    server.do(write_much())
+    with watching(http, resourceVersion=version) as events:
+        event = next(events)
+        assert event["type"] == "ERROR"
+        assert (event["object"]["code"], event["object"]["reason"]) == (410, "Expired")
+        assert list(events) == []
+
+
+def test_a_watch_ends_when_its_time_is_up(http: httpx.Client):
+    with watching(http, timeoutSeconds="1") as events:
+        assert list(events) == []
+
+
+def test_a_watch_as_table_has_its_columns_in_the_first_event_only(http: httpx.Client):
+    http.post(SANDBOXES, json=sandbox("a"))
+    with watching(http, accept=TABLE) as events:
+        first = next(events)["object"]
+        assert first["kind"] == "Table"
+        assert first["columnDefinitions"][0]["name"] == "Name"
+        http.post(SANDBOXES, json=sandbox("b"))
+        second = next(events)["object"]
+        assert second["columnDefinitions"] == []
+        assert second["rows"][0]["cells"][0] == "b"
+
+
+def test_a_watch_gives_objects_as_they_are_stored_to_those_who_ask_for_that_first(
+    http: httpx.Client,
+):
+    stored = "application/json;as=Stored,application/json"
+    http.post(SANDBOXES, json=sandbox("a"))
+
+    with watching(http, accept=stored) as events:
+        short = next(events)
+        with watching(http) as others:
+            full = next(others)
+        http.delete(f"{SANDBOXES}/a")
+        gone = next(events)
+
+    assert told(short) == told(full) == ("ADDED", "a")
+    assert len(json.dumps(short)) < len(json.dumps(full))
+    objects = [codec.from_builtins(Sandbox, event["object"]) for event in (short, full)]
+    assert objects[0] == objects[1]
+    assert told(gone) == ("DELETED", "a")
+    assert http.get(f"{SANDBOXES}", headers={"Accept": stored}).status_code == 200
+
+
+def test_a_watcher_that_leaves_is_forgotten(server: Server, http: httpx.Client):
+    with watching(http):
+        pass
+
+    async def write() -> Sandbox:
+        spec = SandboxSpec(template_ref=TemplateRef(name="t"))
+        meta = ObjectMeta(name="later", namespace="default")
+        return await server.store.create(Sandbox(metadata=meta, spec=spec))
+
+    assert server.do(write()).metadata.name == "later"
+    assert http.get(f"{SANDBOXES}/later").status_code == 200

@@ -1,0 +1,432 @@
+"""Create, update, patch, apply, scale and delete; and that refusals leave nothing behind."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from paddock.api.kube.apply import ANNOTATION
+from paddock.resources.meta import Key
+from paddock.resources.pool import SandboxPool
+from paddock.resources.sandbox import Sandbox
+from paddock.store.memory import MemoryStore
+from paddock.store.sqlite.store import SqliteStore
+from tests.api.kube.conftest import calling
+from tests.api.kube.objects import CLAIMS, POOLS, SANDBOXES, pool, sandbox
+
+MERGE = {"Content-Type": "application/merge-patch+json"}
+JSON_PATCH = {"Content-Type": "application/json-patch+json"}
+APPLY = {"Content-Type": "application/apply-patch+yaml"}
+
+
+def causes(response: httpx.Response) -> list[str]:
+    status = response.json()
+    assert status["kind"] == "Status"
+    assert status["code"] == response.status_code
+    return [cause.get("field", "") for cause in status.get("details", {}).get("causes", [])]
+
+
+async def count(store: MemoryStore) -> int:
+    return len((await store.list(Sandbox)).items) + len((await store.list(SandboxPool)).items)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "reason", "field"),
+    [
+        (b"{", 400, "BadRequest", None),
+        (b"", 400, "BadRequest", None),
+        (b"[]", 400, "BadRequest", None),
+        (b"\xff\xfe", 400, "BadRequest", None),
+        (b'"text"', 400, "BadRequest", None),
+        (b"[" * 5000 + b"]" * 5000, 400, "BadRequest", None),
+        (json.dumps(pool() | {"kind": "Dinosaur"}).encode(), 422, "Invalid", "kind"),
+        (json.dumps(pool() | {"apiVersion": "v1"}).encode(), 422, "Invalid", "apiVersion"),
+        (json.dumps(pool(replicaz=1)).encode(), 400, "BadRequest", "spec.replicaz"),
+        (json.dumps(pool(replicas="two")).encode(), 422, "Invalid", "spec.replicas"),
+        (json.dumps(pool(replicas=-1)).encode(), 422, "Invalid", "spec.replicas"),
+        (json.dumps(pool(replicas=10**30)).encode(), 422, "Invalid", "spec.replicas"),
+        (json.dumps(pool("x" * 300)).encode(), 422, "Invalid", "metadata.name"),
+        (json.dumps(pool("")).encode(), 422, "Invalid", "metadata.name"),
+        (
+            json.dumps(pool() | {"metadata": {"name": "p", "namespace": "other"}}).encode(),
+            400,
+            "BadRequest",
+            "metadata.namespace",
+        ),
+        (
+            json.dumps(pool() | {"metadata": {"name": "p", "labels": {"a": 1}}}).encode(),
+            422,
+            "Invalid",
+            "metadata.labels.a",
+        ),
+        (json.dumps(pool(labels={"k": "x" * 10_000_000})).encode(), 413, None, None),
+    ],
+)
+async def test_bad_bodies_are_refused_and_leave_nothing_behind(
+    client: httpx.AsyncClient,
+    store: MemoryStore,
+    body: bytes,
+    code: int,
+    reason: str | None,
+    field: str | None,
+):
+    response = await client.post(POOLS, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == code
+    found = causes(response)
+    if reason:
+        assert response.json()["reason"] == reason
+    if field:
+        assert field in found
+    assert await count(store) == 0
+
+
+async def test_a_word_that_is_none_of_a_few_is_told_with_those_few_and_with_whose_it_is(
+    client: httpx.AsyncClient,
+):
+    groups = {"default": {"scaleUpPolicy": "Fast"}}
+    env = {
+        "metadata": {"name": "agents"},
+        "spec": {"templateRef": {"name": "t"}, "autoscaling": {"groups": groups}},
+    }
+    response = await client.post(POOLS.replace("sandboxpools", "sandboxenvs"), json=env)
+    assert response.status_code == 422
+    details = response.json()["details"]
+    assert details["name"] == "agents"
+    assert details["causes"] == [
+        {
+            "field": "spec.autoscaling.groups.default.scaleUpPolicy",
+            "message": "'Fast' is not one of Conservative, Default, Aggressive",
+            "reason": "FieldValueInvalid",
+        }
+    ]
+
+
+async def test_unknown_fields_are_dropped_with_a_warning_when_the_client_wants_that(
+    client: httpx.AsyncClient,
+):
+    warned = await client.post(POOLS, json=pool("a", x=1), params={"fieldValidation": "Warn"})
+    assert warned.status_code == 201
+    assert "spec.x" in warned.headers["warning"]
+    ignored = await client.post(POOLS, json=pool("b", x=1), params={"fieldValidation": "Ignore"})
+    assert ignored.status_code == 201
+    assert "warning" not in ignored.headers
+
+
+async def test_bodies_may_be_yaml_and_null_means_absent(client: httpx.AsyncClient):
+    text = (
+        "kind: Sandbox\nmetadata: {name: y, creationTimestamp: null}\n"
+        "spec: {templateRef: {name: t}, shutdownTime: 2030-01-01T00:00:00Z, network: null}\n"
+    )
+    response = await client.post(
+        SANDBOXES, content=text, headers={"Content-Type": "application/yaml"}
+    )
+    assert response.status_code == 201
+    assert response.json()["spec"]["shutdownTime"] == "2030-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    "text", ["a: &x [1]\nb: *x", "1: 2", "a: .inf", "a: !!python/object:os.system {}", "\t: ["]
+)
+async def test_yaml_that_is_more_than_json_is_refused(client: httpx.AsyncClient, text: str):
+    response = await client.post(
+        SANDBOXES, content=text, headers={"Content-Type": "application/yaml"}
+    )
+    assert response.status_code == 400
+
+
+async def test_a_name_is_generated_where_asked_for(client: httpx.AsyncClient):
+    body = sandbox("") | {"metadata": {"generateName": "box-"}}
+    response = await client.post(SANDBOXES, json=body)
+    assert response.json()["metadata"]["name"].startswith("box-")
+
+
+async def test_a_taken_name_is_told(client: httpx.AsyncClient):
+    await client.post(POOLS, json=pool())
+    response = await client.post(POOLS, json=pool())
+    assert response.status_code == 409
+    assert response.json()["reason"] == "AlreadyExists"
+    assert response.json()["message"] == 'sandboxpools.paddock.dev "p" already exists'
+
+
+async def test_status_is_written_on_its_own(client: httpx.AsyncClient):
+    created = (await client.post(POOLS, json=pool())).json()
+    created["status"]["available"] = 7
+    created["spec"]["replicas"] = 9
+    plain = (await client.put(f"{POOLS}/p", json=created)).json()
+    assert (plain["spec"]["replicas"], plain["status"]["available"]) == (9, 0)
+    assert plain["metadata"]["generation"] == 2
+    plain["status"]["available"] = 7
+    plain["spec"]["replicas"] = 1
+    written = (await client.put(f"{POOLS}/p/status", json=plain)).json()
+    assert (written["spec"]["replicas"], written["status"]["available"]) == (9, 7)
+    assert written["metadata"]["generation"] == 2
+    patched = await client.patch(
+        f"{POOLS}/p/status", content='{"status":{"available":8}}', headers=MERGE
+    )
+    assert patched.json()["status"]["available"] == 8
+
+
+async def test_a_stale_version_is_a_conflict(client: httpx.AsyncClient):
+    created = (await client.post(POOLS, json=pool())).json()
+    fresh = await client.put(f"{POOLS}/p", json=created | {"spec": pool(replicas=2)["spec"]})
+    assert fresh.status_code == 200
+    stale = await client.put(f"{POOLS}/p", json=created | {"spec": pool(replicas=3)["spec"]})
+    assert stale.status_code == 409
+    assert stale.json()["reason"] == "Conflict"
+    body = {"metadata": {"resourceVersion": created["metadata"]["resourceVersion"]}}
+    patch = await client.patch(f"{POOLS}/p", content=json.dumps(body), headers=MERGE)
+    assert patch.status_code == 409
+    unconditional = await client.put(f"{POOLS}/p", json=pool(replicas=4))
+    assert unconditional.json()["spec"]["replicas"] == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/merge-patch+json", {"spec": {"replicas": 5}}),
+        (
+            "application/json-patch+json",
+            [{"op": "replace", "path": "/spec/replicas", "value": 5}],
+        ),
+        ("application/strategic-merge-patch+json", {"spec": {"replicas": 5}}),
+    ],
+)
+async def test_every_kind_of_patch_changes_what_it_says(
+    client: httpx.AsyncClient, kind: str, body: Any
+):
+    await client.post(POOLS, json=pool())
+    response = await client.patch(
+        f"{POOLS}/p", content=json.dumps(body), headers={"Content-Type": kind}
+    )
+    assert response.status_code == 200
+    assert response.json()["spec"]["replicas"] == 5
+
+
+async def test_patches_made_at_once_all_take_effect(client: httpx.AsyncClient):
+    await client.post(POOLS, json=pool())
+
+    async def label(index: int) -> int:
+        body = json.dumps({"metadata": {"labels": {f"n{index}": "x"}}})
+        return (await client.patch(f"{POOLS}/p", content=body, headers=MERGE)).status_code
+
+    async with asyncio.TaskGroup() as tasks:
+        answers = [tasks.create_task(label(index)) for index in range(40)]
+    assert {task.result() for task in answers} == {200}
+    labels = (await client.get(f"{POOLS}/p")).json()["metadata"]["labels"]
+    assert len(labels) == 40
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "code"),
+    [
+        ("application/merge-patch+json", '{"spec":{"replicas":-5}}', 422),
+        ("application/merge-patch+json", '{"metadata":{"name":"q"}}', 400),
+        ("application/merge-patch+json", '{"kind":"Sandbox"}', 422),
+        ("application/merge-patch+json", "null", 400),
+        ("application/merge-patch+json", "{", 400),
+        ("application/json-patch+json", '[{"op":"remove","path":"/spec/nothing"}]', 422),
+        ("application/json-patch+json", '[{"op":"remove","path":"/spec"}]', 422),
+        ("application/json-patch+json", "{}", 422),
+        ("application/apply-patch+yaml", "{}", 422),
+        ("text/plain", "{}", 415),
+    ],
+)
+async def test_a_patch_that_makes_no_sense_changes_nothing(
+    client: httpx.AsyncClient, kind: str, body: str, code: int
+):
+    before = (await client.post(POOLS, json=pool())).json()
+    response = await client.patch(f"{POOLS}/p", content=body, headers={"Content-Type": kind})
+    assert response.status_code == code, response.text
+    assert response.json()["kind"] == "Status"
+    assert (await client.get(f"{POOLS}/p")).json() == before
+
+
+async def test_what_is_fixed_stays_fixed(client: httpx.AsyncClient):
+    claim = {"kind": "SandboxClaim", "metadata": {"name": "c"}, "spec": {"templateName": "t"}}
+    await client.post(CLAIMS, json=claim)
+    response = await client.patch(f"{CLAIMS}/c", content='{"spec":{"replicas":2}}', headers=MERGE)
+    assert response.status_code == 422
+    assert causes(response) == ["spec.replicas"]
+
+
+async def test_applying_makes_changes_and_repeats_without_effect(
+    client: httpx.AsyncClient, store: MemoryStore
+):
+    params = {"fieldManager": "me"}
+    first = await client.patch(
+        f"{POOLS}/p",
+        content=json.dumps(pool(labels={"a": "1", "b": "2"})),
+        headers=APPLY,
+        params=params,
+    )
+    assert first.status_code == 201
+    again = await client.patch(
+        f"{POOLS}/p",
+        content=json.dumps(pool(labels={"a": "1", "b": "2"})),
+        headers=APPLY,
+        params=params,
+    )
+    assert again.status_code == 200
+    assert again.json() == first.json()
+    less = await client.patch(
+        f"{POOLS}/p", content=json.dumps(pool(labels={"a": "1"})), headers=APPLY, params=params
+    )
+    assert less.json()["spec"]["labels"] == {"a": "1"}
+    managers = less.json()["metadata"]["managedFields"]
+    assert [item["manager"] for item in managers] == ["me"]
+    assert ANNOTATION not in less.json()["metadata"].get("annotations", {})
+    stored = await store.get(SandboxPool, Key("default", "p"))
+    assert ANNOTATION in stored.metadata.annotations
+
+
+async def test_appliers_that_come_at_once_all_find_the_object_they_make_together(tmp_path: Path):
+    async def apply(client: httpx.AsyncClient, index: int) -> int:
+        body = pool() | {"metadata": {"name": "p", "labels": {f"n{index}": "x"}}}
+        response = await client.patch(
+            f"{POOLS}/p",
+            content=json.dumps(body),
+            headers=APPLY,
+            params={"fieldManager": f"m{index}"},
+        )
+        return response.status_code
+
+    # Writes take their time here, so that all of them find nothing at first.
+    async with await SqliteStore.open(tmp_path / "store.db") as store, calling(store) as client:
+        async with asyncio.TaskGroup() as tasks:
+            answers = [tasks.create_task(apply(client, index)) for index in range(10)]
+        labels = (await client.get(f"{POOLS}/p")).json()["metadata"]["labels"]
+    assert sorted(task.result() for task in answers) == [200] * 9 + [201]
+    assert len(labels) == 10
+
+
+async def test_two_appliers_that_disagree_get_a_conflict_that_force_overcomes(
+    client: httpx.AsyncClient,
+):
+    async def apply(manager: str, replicas: int, force: str = "false") -> httpx.Response:
+        return await client.patch(
+            f"{POOLS}/p",
+            content=json.dumps(pool(replicas=replicas)),
+            headers=APPLY,
+            params={"fieldManager": manager, "force": force},
+        )
+
+    await apply("one", 1)
+    refused = await apply("two", 2)
+    assert refused.status_code == 409
+    assert causes(refused) == ["spec.replicas"]
+    assert refused.json()["details"]["causes"][0]["reason"] == "FieldManagerConflict"
+    assert (await apply("two", 2, "true")).json()["spec"]["replicas"] == 2
+    assert (await apply("one", 3)).status_code == 409
+
+
+async def test_ownership_survives_writes_by_other_means(client: httpx.AsyncClient):
+    await client.patch(
+        f"{POOLS}/p", content=json.dumps(pool()), headers=APPLY, params={"fieldManager": "me"}
+    )
+    seen = (await client.get(f"{POOLS}/p")).json()
+    del seen["metadata"]["managedFields"]
+    replaced = (await client.put(f"{POOLS}/p", json=seen)).json()
+    assert [item["manager"] for item in replaced["metadata"]["managedFields"]] == ["me"]
+
+
+async def test_scale_is_read_and_written(client: httpx.AsyncClient):
+    await client.post(POOLS, json=pool())
+    scale = (await client.get(f"{POOLS}/p/scale")).json()
+    assert (scale["kind"], scale["spec"]) == ("Scale", {"replicas": 1})
+    scale["spec"]["replicas"] = 4
+    assert (await client.put(f"{POOLS}/p/scale", json=scale)).json()["spec"]["replicas"] == 4
+    patched = await client.patch(
+        f"{POOLS}/p/scale", content='{"spec":{"replicas":6}}', headers=MERGE
+    )
+    assert patched.json()["spec"]["replicas"] == 6
+    bad = await client.patch(f"{POOLS}/p/scale", content='{"spec":{"replicas":"x"}}', headers=MERGE)
+    assert causes(bad) == ["spec.replicas"]
+    assert (await client.get(f"{POOLS}/p")).json()["spec"]["replicas"] == 6
+
+
+async def test_a_dry_run_answers_as_if_and_keeps_nothing(
+    client: httpx.AsyncClient, store: MemoryStore
+):
+    params = {"dryRun": "All"}
+    created = await client.post(POOLS, json=pool(), params=params)
+    assert created.status_code == 201
+    assert created.json()["metadata"]["uid"]
+    assert await count(store) == 0
+    await client.post(POOLS, json=pool())
+    patched = await client.patch(
+        f"{POOLS}/p", content='{"spec":{"replicas":5}}', headers=MERGE, params=params
+    )
+    assert patched.json()["spec"]["replicas"] == 5
+    await client.request("DELETE", f"{POOLS}/p", params=params)
+    assert (await client.get(f"{POOLS}/p")).json()["spec"]["replicas"] == 1
+    assert (await client.post(POOLS, json=pool("x"), params={"dryRun": "Some"})).status_code == 400
+
+
+async def test_deleting_tells_whether_it_is_gone(client: httpx.AsyncClient):
+    await client.post(POOLS, json=pool())
+    gone = (await client.delete(f"{POOLS}/p")).json()
+    assert (gone["kind"], gone["status"]) == ("Status", "Success")
+    assert gone["details"]["uid"]
+    held = pool() | {"metadata": {"name": "p", "finalizers": ["example.com/hold"]}}
+    await client.post(POOLS, json=held)
+    pending = (await client.delete(f"{POOLS}/p")).json()
+    assert pending["kind"] == "SandboxPool"
+    assert pending["metadata"]["deletionTimestamp"]
+    await client.patch(f"{POOLS}/p", content='{"metadata":{"finalizers":null}}', headers=MERGE)
+    assert (await client.get(f"{POOLS}/p")).status_code == 404
+
+
+async def test_deletion_honours_preconditions_and_propagation(client: httpx.AsyncClient):
+    owner = (await client.post(POOLS, json=pool())).json()["metadata"]
+    reference = {
+        "apiVersion": "paddock.dev/v1alpha1", "kind": "SandboxPool",
+        "name": "p", "uid": owner["uid"],
+    }  # fmt: skip
+    await client.post(SANDBOXES, json=sandbox("child", ownerReferences=[reference]))
+
+    async def delete(body: dict[str, Any]) -> httpx.Response:
+        return await client.request("DELETE", f"{POOLS}/p", json=body)
+
+    assert (await delete({"preconditions": {"uid": "other"}})).status_code == 409
+    assert (await delete({"propagationPolicy": "Sideways"})).status_code == 422
+    assert (await delete({"preconditions": {"uid": 7}})).status_code == 400
+    gone = await delete({"propagationPolicy": "Orphan", "preconditions": {"uid": owner["uid"]}})
+    assert gone.status_code == 200
+    child = (await client.get(f"{SANDBOXES}/child")).json()
+    assert "ownerReferences" not in child["metadata"]
+
+
+async def test_a_collection_is_deleted_by_selector(client: httpx.AsyncClient):
+    for name in ("a", "b", "c"):
+        await client.post(SANDBOXES, json=sandbox(name, labels={"odd": str(name != "b").lower()}))
+    response = await client.delete(SANDBOXES, params={"labelSelector": "odd=true"})
+    assert [item["metadata"]["name"] for item in response.json()["items"]] == ["a", "c"]
+    left = (await client.get(SANDBOXES)).json()["items"]
+    assert [item["metadata"]["name"] for item in left] == ["b"]
+
+
+async def test_what_cannot_be_done_is_not_allowed(client: httpx.AsyncClient):
+    for method, path in (
+        ("PUT", POOLS),
+        ("POST", f"{POOLS}/p"),
+        ("DELETE", f"{POOLS}/p/status"),
+        ("POST", "/apis/paddock.dev/v1alpha1/sandboxes"),
+        ("POST", "/version"),
+    ):
+        response = await client.request(method, path, json={})
+        assert response.status_code == 405, (method, path)
+        assert response.json()["reason"] == "MethodNotAllowed"
+
+
+async def test_secrets_may_be_written_as_text(client: httpx.AsyncClient):
+    body = {
+        "kind": "Secret",
+        "metadata": {"name": "s"},
+        "data": {"a": "YQ=="},
+        "stringData": {"b": "b"},
+    }
+    made = await client.post("/api/v1/namespaces/default/secrets", json=body)
+    assert made.json()["data"] == {"a": "YQ==", "b": "Yg=="}

@@ -1,0 +1,92 @@
+"""Every benchmark says the same things in the same way, also about what it could not measure."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+sys.path.insert(0, str(ROOT / "bench"))
+import floors  # noqa: E402
+import reporting  # noqa: E402
+
+sys.path.remove(str(ROOT / "bench"))
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> reporting.Report:
+    """A report whose plots go to a directory of the test."""
+    monkeypatch.setattr(sys, "argv", ["sample.py", "--quick"])
+    monkeypatch.setattr(reporting, "LOOKS", tmp_path / "looks")
+    return reporting.Report("sample", "A sample.")
+
+
+def finished(report: reporting.Report, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict]:
+    report.finish()
+    lines = capsys.readouterr().out.splitlines()
+    return "\n".join(lines[:-1]), json.loads(lines[-1])
+
+
+def test_a_series_has_its_percentiles_its_worst_its_number_and_its_success(
+    report: reporting.Report, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report.spread("calls", [number / 1000 for number in range(1, 100)], failed=1)
+
+    table, result = finished(report, capsys)
+
+    assert result["figures"]["calls"] == {
+        "n": 100,
+        "success": 0.99,
+        "p50_ms": 50,
+        "p95_ms": 95,
+        "p99_ms": 99,
+        "max_ms": 99,
+    }
+    assert table.splitlines()[2].split() == ["series", "n", "success", "p50", "p95", "p99", "max"]
+
+
+def test_a_result_names_the_machine_and_the_commit_on_the_terminal_and_for_programs(
+    report: reporting.Report, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report.writes("create", 30, 10)
+
+    table, result = finished(report, capsys)
+
+    assert result["figures"] == {"store_writes_per_create": 3}
+    assert result["commit"] in table
+    assert f"{result['machine']['cores']} cores" in table
+    assert result["machine"]["kernel"] in table
+
+
+def test_what_is_not_installed_is_said_and_never_a_ratio(
+    report: reporting.Report,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(floors, "rootfs", lambda: Path("/"))
+    monkeypatch.setattr(floors.shutil, "which", lambda _: None)
+    report.spread("ours", [0.001, 0.002])
+
+    floors.measure(report, 3)
+    report.against("ours", floors.ALTERNATIVES)
+    table, result = finished(report, capsys)
+
+    assert result["missing"] == dict.fromkeys(floors.ALTERNATIVES, "not installed")
+    assert result["ratios"] == {}
+    assert table.count("not installed") == len(floors.ALTERNATIVES)
+
+
+def test_a_plot_is_drawn_also_of_single_figures(
+    report: reporting.Report, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    report.figure("ours", 3)
+    report.figure("theirs", 2)
+    report.against("ours", ["theirs"])
+
+    _, result = finished(report, capsys)
+
+    assert result["ratios"] == {"ours_to_theirs": 1.5}
+    assert (tmp_path / "looks" / "sample.png").read_bytes().startswith(b"\x89PNG")

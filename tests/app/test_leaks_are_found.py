@@ -1,0 +1,101 @@
+"""The check of every run for what it leaves behind: it finds each kind, and only its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONFTEST = """
+from tests import leaks
+
+leaks.PATIENCE_SECONDS = {patience}
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(leaks.Watch(config), "leaks")
+"""
+LEAKS = """
+import asyncio, os, subprocess, tempfile
+from tests import leaks
+
+async def main():
+    asyncio.create_task(asyncio.sleep(9), name="forgotten")
+
+asyncio.run(main())
+subprocess.Popen(["sleep", "637"])
+subprocess.run("setsid -f sleep 638", shell=True)
+tempfile.mkdtemp(prefix="forgotten-")
+for _ in range(20):
+    os.pipe()
+leaks.note_group("..")  # stands for one that is still there
+"""
+NAMED = (
+    "task forgotten",
+    "sleep 637, by test_it.py::test_it",
+    "sleep 638, by test_it.py::test_it",
+    "/forgotten-",
+    "descriptors: pipe, since test_it.py::test_it",
+    "control group",
+)
+
+
+def run(
+    directory: Path, body: str, *options: str, patience: float
+) -> subprocess.CompletedProcess[str]:
+    (directory / "conftest.py").write_text(CONFTEST.format(patience=patience))
+    lines = "\n    ".join(body.splitlines())
+    (directory / "test_it.py").write_text(f"def test_it():\n    {lines}\n")
+    temporary = directory / "tmp"
+    temporary.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider",
+         f"--basetemp={directory}/base", "--rootdir", str(directory), "-c", os.devnull,
+         str(directory / "test_it.py"), *options],
+        env=environment, cwd=directory, capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "worker"])
+def test_what_a_test_leaves_fails_the_run_and_is_named(
+    workers: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = run(tmp_path, LEAKS, *workers, patience=1)
+    try:
+        assert "1 passed" in done.stdout, done.stdout + done.stderr
+        assert done.returncode == 1, done.stdout
+        assert "left behind" in done.stdout
+        missed = [what for what in NAMED if what not in done.stdout]
+        assert not missed, (missed, done.stdout)
+    finally:
+        _end_sleepers(tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_leaves_nothing_passes_and_leaves_no_directory_either(tmp_path: Path) -> None:
+    # Somebody else's process and directory on the same machine are none of its business.
+    with subprocess.Popen(["sleep", "639"]) as other:
+        (tmp_path / "somebody else's").mkdir()
+        code = "import tempfile\nwith tempfile.TemporaryDirectory(): pass"
+        try:
+            done = run(tmp_path, code, "-n", "2", patience=30)
+        finally:
+            other.kill()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left behind" not in done.stdout
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def _end_sleepers(directory: Path) -> None:
+    mark = f"TMPDIR={directory}/tmp/".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in path.read_bytes():
+                os.kill(int(path.parent.name), 9)
+        except OSError:
+            continue

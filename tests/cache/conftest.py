@@ -1,0 +1,21 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from paddock.cache.provider import Provider
+from paddock.kit.clock import LoopClock
+from paddock.store.memory import MemoryStore
+from tests.engine.faults import FaultyStore
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[FaultyStore]:
+    inner = MemoryStore(clock=LoopClock())
+    yield FaultyStore(inner)
+    await inner.close()
+
+
+@pytest.fixture
+async def cache(store: FaultyStore) -> AsyncIterator[Provider]:
+    async with Provider(store, clock=LoopClock()).run() as provider:
+        yield provider

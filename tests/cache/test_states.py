@@ -1,0 +1,151 @@
+"""What a sandbox is for those outside, and what may be asked of it."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from paddock.cache import states
+from paddock.cache.states import State
+from paddock.resources.meta import with_meta
+from paddock.resources.sandbox import Phase
+from tests.cache.make import EPOCH, identity, in_phase, sandbox
+
+NOW = EPOCH
+LATER = NOW + timedelta(seconds=1)
+CLAIM = identity()
+
+
+@pytest.mark.parametrize(
+    ("given", "state", "reason"),
+    [
+        # in a pool
+        ({"pool": "p", "phase": Phase.PENDING}, State.CREATING, "PooledButNotReady"),
+        ({"pool": "p"}, State.AVAILABLE, "PooledAndReady"),
+        ({"pool": "p", "ready": False}, State.CREATING, "PooledButNotReady"),
+        ({"pool": "p", "phase": Phase.RECYCLING}, State.CREATING, "Recycling"),
+        ({"pool": "p", "phase": Phase.FAILED}, State.DEAD, "Failed"),
+        # somebody's
+        ({"claim": CLAIM, "phase": Phase.PENDING}, State.CREATING, "Pending"),
+        ({"claim": CLAIM}, State.RUNNING, "Ready"),
+        ({"claim": CLAIM, "pool": "p"}, State.RUNNING, "Ready"),
+        ({"claim": CLAIM, "ready": False}, State.RUNNING, "NotReady"),
+        ({"claim": CLAIM, "paused": True}, State.PAUSING, "Pausing"),
+        ({"claim": CLAIM, "paused": True, "phase": Phase.PAUSING}, State.PAUSING, "Pausing"),
+        ({"claim": CLAIM, "paused": True, "phase": Phase.PAUSED}, State.PAUSED, "Paused"),
+        ({"claim": CLAIM, "phase": Phase.PAUSED}, State.PAUSED, "Resuming"),
+        ({"claim": CLAIM, "phase": Phase.RESUMING}, State.PAUSED, "Resuming"),
+        ({"claim": CLAIM, "phase": Phase.PAUSING}, State.PAUSING, "PausingThenResuming"),
+        ({"claim": CLAIM, "paused": True, "phase": Phase.RESUMING}, State.PAUSING, "Pausing"),
+        ({"claim": CLAIM, "recycle": True}, State.DEAD, "Recycling"),
+        ({"claim": CLAIM, "phase": Phase.SUCCEEDED}, State.DEAD, "Succeeded"),
+        ({"claim": CLAIM, "phase": Phase.FAILED}, State.DEAD, "Failed"),
+        ({"claim": CLAIM, "phase": Phase.TERMINATING}, State.DEAD, "Terminating"),
+        # made by hand: neither pooled nor claimed
+        ({}, State.RUNNING, "Ready"),
+        # deadlines
+        ({"claim": CLAIM, "shutdown_time": NOW}, State.DEAD, "ShutdownTimeReached"),
+        ({"claim": CLAIM, "shutdown_time": LATER}, State.RUNNING, "Ready"),
+        ({"pool": "p", "shutdown_time": NOW}, State.DEAD, "ShutdownTimeReached"),
+        ({"claim": CLAIM, "shutdown_time": NOW, "pause_time": NOW}, State.RUNNING, "Ready"),
+        (
+            {"claim": CLAIM, "shutdown_time": NOW, "paused": True, "phase": Phase.PAUSED},
+            State.DEAD,
+            "ShutdownTimeReached",
+        ),
+    ],
+)
+def test_the_state_of_a_sandbox(given: dict[str, Any], state: State, reason: str) -> None:
+    report = states.report(sandbox(**given), NOW)
+    assert (report.state, report.reason) == (state, reason)
+
+
+def test_deletion_means_dead_whatever_else_it_is() -> None:
+    for phase in Phase:
+        dying = with_meta(sandbox(claim=CLAIM, phase=phase), deletion_timestamp=NOW)
+        assert states.report(dying, NOW) == states.Report(State.DEAD, "Deleted")
+
+
+def test_only_what_runs_and_answers_is_ready_for_requests() -> None:
+    ready = {
+        (phase, paused)
+        for phase in Phase
+        for paused in (False, True)
+        if states.report(sandbox(claim=CLAIM, phase=phase, paused=paused), NOW).is_ready
+    }
+    assert ready == {(Phase.RUNNING, False)}
+
+
+def test_every_phase_and_flag_has_a_state_and_a_reason() -> None:
+    for phase in Phase:
+        for paused in (False, True):
+            for claim in (None, CLAIM):
+                for pool in (None, "p"):
+                    box = sandbox(phase=phase, paused=paused, claim=claim, pool=pool)
+                    report = states.report(box, NOW)
+                    assert report.reason
+                    assert states.state(box, NOW) is report.state
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"claim": CLAIM}, ""),
+        ({}, ""),
+        ({"claim": CLAIM, "paused": True}, ""),
+        ({"claim": CLAIM, "paused": True, "phase": Phase.PAUSING}, ""),
+        ({"claim": CLAIM, "paused": True, "phase": Phase.PAUSED}, ""),
+        ({"claim": CLAIM, "ready": False}, "SandboxIsRunningButNotReady"),
+        ({"claim": CLAIM, "phase": Phase.PENDING}, "SandboxPhaseNotAllowed"),
+        ({"claim": CLAIM, "phase": Phase.FAILED}, "SandboxPhaseNotAllowed"),
+        ({"claim": CLAIM, "phase": Phase.RESUMING}, "SandboxIsResuming"),
+        ({"claim": CLAIM, "phase": Phase.PAUSED}, "SandboxIsResuming"),
+        ({"claim": CLAIM, "phase": Phase.TERMINATING}, "SandboxIsTerminating"),
+        ({"claim": CLAIM, "shutdown_time": NOW}, "ShutdownTimeReached"),
+        ({"claim": CLAIM, "recycle": True}, "SandboxStateNotAllowed"),
+        ({"pool": "p"}, "SandboxStateNotAllowed"),
+        ({"pool": "p", "phase": Phase.PENDING}, "SandboxStateNotAllowed"),
+    ],
+)
+def test_what_may_be_paused(given: dict[str, Any], reason: str) -> None:
+    verdict = states.pausable(sandbox(**given), NOW)
+    assert (bool(verdict), verdict.reason) == (not reason, reason)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"claim": CLAIM}, ""),
+        ({"claim": CLAIM, "ready": False}, ""),
+        ({"claim": CLAIM, "phase": Phase.RESUMING}, ""),
+        ({"claim": CLAIM, "phase": Phase.PAUSED}, ""),
+        ({"claim": CLAIM, "paused": True, "phase": Phase.PAUSED}, ""),
+        ({"claim": CLAIM, "paused": True}, "SandboxIsPausing"),
+        ({"claim": CLAIM, "paused": True, "phase": Phase.PAUSING}, "SandboxIsPausing"),
+        ({"claim": CLAIM, "phase": Phase.PENDING}, "SandboxPhaseNotAllowed"),
+        ({"claim": CLAIM, "phase": Phase.SUCCEEDED}, "SandboxPhaseNotAllowed"),
+        ({"claim": CLAIM, "phase": Phase.TERMINATING}, "SandboxIsTerminating"),
+        (
+            {"claim": CLAIM, "paused": True, "phase": Phase.PAUSED, "shutdown_time": NOW},
+            "ShutdownTimeReached",
+        ),
+        ({"pool": "p"}, "SandboxStateNotAllowed"),
+    ],
+)
+def test_what_may_be_resumed(given: dict[str, Any], reason: str) -> None:
+    verdict = states.resumable(sandbox(**given), NOW)
+    assert (bool(verdict), verdict.reason) == (not reason, reason)
+
+
+def test_a_pause_that_is_recorded_but_not_complete_is_not_paused() -> None:
+    box = in_phase(sandbox(claim=CLAIM, paused=True), Phase.PAUSED)
+    from msgspec import structs
+
+    from paddock.resources.meta import Condition, ConditionStatus, set_condition
+    from paddock.resources.sandbox import CONDITION_PAUSED
+
+    half = Condition(type=CONDITION_PAUSED, status=ConditionStatus.FALSE, reason="Storing")
+    conditions = set_condition(box.status.conditions, half, now=NOW)
+    box = structs.replace(box, status=structs.replace(box.status, conditions=conditions))
+    assert states.state(box, NOW) is State.PAUSING
+    assert states.resumable(box, NOW).reason == "SandboxIsPausing"

@@ -1,0 +1,233 @@
+"""Every command of `paddock` against a real installation: what it prints, how it ends."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from tests.cli.conftest import PADDOCK, Cli
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(300)]
+
+TEMPLATE = """
+apiVersion: paddock.dev/v1alpha1
+kind: SandboxTemplate
+metadata: {name: mine}
+spec: {image: base, env: {COLOUR: blue}}
+"""
+
+
+def test_a_sandbox_from_birth_to_death(cli: Cli) -> None:
+    made = cli.json("sandbox", "create", "--timeout", "120", "-m", "user=b c", "-e", "A=1 2")
+    sandbox_id = made["sandboxID"]
+    assert cli("sandbox", "exec", sandbox_id, "--", "sh", "-c", "echo $A") == "1 2\n"
+    listed = cli.json("sandbox", "ls", "-m", "user=b c")
+    assert [item["sandboxID"] for item in listed] == [sandbox_id]
+    assert sandbox_id in cli("sandbox", "ls", "--state", "running")
+    assert cli("sandbox", "kill", sandbox_id) == f"killed {sandbox_id}\n"
+    gone = cli.run("sandbox", "kill", sandbox_id)
+    assert gone.returncode == 1
+    assert gone.stderr.startswith("error: ")
+    assert "was not found" in gone.stderr
+
+
+def test_exec_gives_output_errors_and_exit_code_of_the_command(cli: Cli, box: str) -> None:
+    done = cli.run("sandbox", "exec", box, "echo out; echo err >&2; exit 7")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "out\n", "err\n")
+    assert cli("sandbox", "exec", "--user", "root", "--cwd", "/", box, "whoami; pwd") == "root\n/\n"
+    assert cli.run("sandbox", "exec", box, "kill -9 $$").returncode == 137
+
+
+def test_exec_passes_standard_input_on_if_asked_to(cli: Cli, box: str) -> None:
+    text = "a line\n" * 20000
+    done = cli.run("sandbox", "exec", "--stdin", box, "wc -c; echo $?", stdin=text)
+    assert done.stdout.split() == [str(len(text)), "0"]
+    assert cli.run("sandbox", "exec", box, "cat", stdin=text).stdout == ""
+    # A command that does not read to the end is nobody's error.
+    assert cli.run("sandbox", "exec", "-i", box, "head -n 1", stdin=text).stdout == "a line\n"
+
+
+def test_programs_get_json_from_commands_too(cli: Cli, box: str) -> None:
+    done = cli.run("--output", "json", "sandbox", "exec", box, "echo out; echo err >&2; exit 7")
+    assert done.returncode == 7
+    assert msgspec.json.decode(done.stdout) == {"exitCode": 7, "stdout": "out\n", "stderr": "err\n"}
+    clones = [item["sandbox"]["sandboxID"] for item in cli.json("sandbox", "fork", box)]
+    assert cli.json("sandbox", "kill", *clones) == {"killed": clones}
+
+
+def test_kinds_go_by_short_names_and_tables_are_never_wrapped(cli: Cli, box: str) -> None:
+    for word in ("pool", "pools", "sandboxpools", "sbp"):
+        assert cli.json("get", word, "base")["kind"] == "SandboxPool"
+    narrow = Cli({**cli.environment, "COLUMNS": "30"})
+    assert any(
+        line.startswith(box) and "running" in line for line in narrow("sandbox", "ls").splitlines()
+    )
+    assert yaml.safe_load(narrow("describe", "pool", "base"))["kind"] == "SandboxPool"
+
+
+def test_mistakes_with_files_are_told_as_such(cli: Cli, box: str, tmp_path: Path) -> None:
+    for arguments, problem in (
+        (("apply", "-f", "/nowhere.yaml"), "/nowhere.yaml cannot be read: No such file"),
+        (("sandbox", "cp", "/nowhere", f"{box}:/tmp/x"), "/nowhere: No such file"),
+        (("sandbox", "cp", f"{box}:/etc/hostname", "/nowhere/x"), "/nowhere/x: No such file"),
+    ):
+        done = cli.run(*arguments)
+        assert done.returncode == 1
+        assert problem in done.stderr
+    (tmp_path / "nameless.yaml").write_text("kind: SandboxPool\n")
+    done = cli.run("apply", "-f", str(tmp_path / "nameless.yaml"))
+    assert "a SandboxPool has no metadata.name" in done.stderr
+
+
+def test_files_are_copied_both_ways(cli: Cli, box: str, tmp_path: Path) -> None:
+    here, back = tmp_path / "here", tmp_path / "back"
+    here.write_bytes(bytes(range(256)) * 5000)
+    assert cli("sandbox", "cp", str(here), f"{box}:/tmp/there") == "1280000 bytes copied\n"
+    assert cli.json("sandbox", "cp", f"{box}:/tmp/there", str(back)) == {"bytes": 1280000}
+    assert back.read_bytes() == here.read_bytes()
+    # Into a directory under their own name.
+    cli("sandbox", "cp", str(here), f"{box}:/tmp/")
+    assert cli("sandbox", "exec", box, "stat -c %s /tmp/here") == "1280000\n"
+    (tmp_path / "into").mkdir()
+    cli("sandbox", "cp", f"{box}:/tmp/there", str(tmp_path / "into"))
+    assert (tmp_path / "into" / "there").stat().st_size == 1280000
+    wrong = cli.run("sandbox", "cp", "a", "b")
+    assert wrong.returncode == 1
+    assert "hint:" in wrong.stderr
+
+
+def test_a_sandbox_rests_is_resumed_and_forked(cli: Cli, box: str) -> None:
+    cli("sandbox", "exec", box, "echo kept > kept.txt")
+    assert cli("sandbox", "pause", box) == f"paused {box}\n"
+    paused = {
+        item["sandboxID"]: item["state"] for item in cli.json("sandbox", "ls", "--state", "paused")
+    }
+    assert paused[box] == "paused"
+    assert set(paused.values()) == {"paused"}
+    assert cli.run("sandbox", "pause", box).returncode == 1
+    assert cli("sandbox", "resume", box) == f"running {box}\n"
+    clones = cli("sandbox", "fork", "--count", "2", box).split()
+    assert len(clones) == 2
+    for clone in clones:
+        assert cli("sandbox", "exec", clone, "cat kept.txt") == "kept\n"
+    cli("sandbox", "kill", *clones)
+
+
+def test_a_sandboxes_log_tells_its_life(cli: Cli, box: str) -> None:
+    assert f"handed out as {box}" in cli("sandbox", "logs", box)
+    assert {"timestamp", "level", "message"} <= set(cli.json("sandbox", "logs", box)[0])
+
+
+def test_a_terminal_is_a_terminal(cli: Cli, box: str) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [str(PADDOCK), "sandbox", "shell", box],
+        env=cli.environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    shown = b""
+
+    def read_until(wanted: bytes) -> None:
+        nonlocal shown
+        deadline = time.monotonic() + 90
+        while wanted not in shown:
+            assert time.monotonic() < deadline, shown
+            if select.select([ours], [], [], 0.2)[0]:
+                shown += os.read(ours, 4096)
+
+    try:
+        read_until(b"$ ")
+        os.write(ours, b"tty && echo $((6*7))x\n")
+        read_until(b"42x")
+        assert b"/dev/pts/" in shown
+        os.write(ours, b"exit 5\n")
+        assert process.wait(90) == 5
+    finally:
+        process.kill()
+        os.close(ours)
+
+
+def test_a_shell_without_a_terminal_says_what_to_do_instead(cli: Cli, box: str) -> None:
+    done = cli.run("sandbox", "shell", box)
+    assert done.returncode == 1
+    assert "hint: for scripts: paddock sandbox exec" in done.stderr
+
+
+def test_resources_are_applied_shown_described_and_deleted(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(TEMPLATE)
+    assert "mine" in cli("apply", "-f", str(file))
+    assert cli.json("get", "sbt", "mine")["spec"]["env"] == {"COLOUR": "blue"}
+    assert "mine" in cli("get", "sandboxtemplates")
+    described = cli("describe", "sbt", "mine")
+    assert yaml.safe_load(described.partition("events:")[0])["metadata"]["name"] == "mine"
+    sandbox_id = cli("sandbox", "create", "mine").strip()
+    assert cli("sandbox", "exec", sandbox_id, "echo $COLOUR") == "blue\n"
+    cli("sandbox", "kill", sandbox_id)
+    cli("delete", "-f", str(file))
+    missing = cli.run("get", "sbt", "mine")
+    assert missing.returncode == 1
+    assert "not found" in missing.stderr
+    assert cli.run("apply", "-f", "-", stdin="kind: Nothing").returncode == 1
+
+
+def test_status_shows_the_pool(cli: Cli) -> None:
+    report = cli.json("status")
+    assert report["answers"] is True
+    assert "default/base" in report["pools"]
+    assert "pool       default/base:" in cli("status")
+
+
+def test_keys_are_made_and_revoked_at_once(cli: Cli) -> None:
+    key = cli("keys", "create", "robot", "--role", "reader").strip()
+    listed = cli.json("keys", "ls")
+    key_id = next(item["id"] for item in listed if item["name"] == "robot")
+    assert key not in str(listed)
+    reader = Cli({**cli.environment, "E2B_API_KEY": key})
+    assert isinstance(reader.json("sandbox", "ls"), list)
+    refused = reader.run("sandbox", "create")
+    assert refused.returncode == 1
+    assert "only read" in refused.stderr
+    cli("keys", "revoke", key_id)
+    refused = reader.run("sandbox", "ls")
+    assert refused.returncode == 1
+    assert "Invalid API key" in refused.stderr
+
+
+def test_the_doctor_says_what_this_machine_can_do(cli: Cli) -> None:
+    assert "CRIU" in cli("doctor")
+    report = cli.json("doctor")
+    assert report["is_usable"]
+    assert "freeze" in {check["name"] for check in report["checks"]}
+    again = json.loads(cli("doctor", "--json"))
+    # But for swap: whoever else uses the machine may turn it on or off between two looks.
+    one, other = (
+        [check for check in said["checks"] if check["name"] != "swap"] for said in (report, again)
+    )
+    assert one == other
+
+
+def test_where_nothing_runs_the_error_says_what_to_do(cli: Cli) -> None:
+    elsewhere = {**cli.environment, "PADDOCK_URL": "http://127.0.0.1:9"}
+    # This machine's secrets are not sent to another's address.
+    assert "no credential for http://127.0.0.1:9" in Cli(elsewhere).run("sandbox", "ls").stderr
+    lost = Cli({**elsewhere, "E2B_API_KEY": "e2b_other", "PADDOCK_TOKEN": "other"})
+    done = lost.run("sandbox", "ls")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: http://127.0.0.1:9 does not answer")
+    assert "\n\nhint: `paddock status`" in done.stderr
+    status = lost.run("--output", "json", "status")
+    assert status.returncode == 1
+    assert msgspec.json.decode(status.stdout)["answers"] is False

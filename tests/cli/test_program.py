@@ -1,0 +1,87 @@
+"""The command line as people meet it first: help, mistakes, exit codes."""
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from paddock.cli.program import COMMANDS, program
+from paddock.cli.words import Running
+
+
+def test_every_command_is_there_under_its_name_and_explains_itself() -> None:
+    runner = CliRunner()
+    for name in COMMANDS:
+        done = runner.invoke(program, [name, "--help"])
+        assert done.exit_code == 0, done.output
+        assert f"Usage: program {name}" in done.output
+
+
+def test_help_imports_nothing_that_it_does_not_show() -> None:
+    code = (
+        "import sys\n"
+        "from click.testing import CliRunner\n"
+        "from paddock.cli.program import program\n"
+        "CliRunner().invoke(program, ['--help'])\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    heavy = {
+        "rich",
+        "yaml",
+        "aiohttp",
+        "starlette",
+        "asyncio",
+        "paddock.runtime",
+        "paddock.resources",
+    }
+    assert not loaded & heavy
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nope"], ["sandbox", "nope"], ["--output", "xml", "status"], ["get"]]
+)
+def test_a_wrong_command_line_ends_with_2(arguments: list[str]) -> None:
+    done = CliRunner().invoke(program, arguments)
+    assert done.exit_code == 2
+    assert "Usage:" in done.output
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_the_form_of_the_output_is_said_anywhere(place: int) -> None:
+    words = ["image", "ls"]
+    words[place:place] = ["--output", "json"]
+    done = CliRunner().invoke(program, words)
+    assert done.exit_code == 0
+    assert isinstance(json.loads(done.output), list)
+
+
+def test_the_words_of_a_command_that_runs_inside_are_left_alone() -> None:
+    command = Running(
+        "exec",
+        params=[
+            click.Argument(["name"]),
+            click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED),
+            click.Option(["--user", "-u"]),
+            click.Option(["--stdin", "-i"], is_flag=True),
+        ],
+    )
+
+    def read(*words: str) -> tuple[object, ...]:
+        given = command.make_context("exec", list(words)).params
+        return given["name"], given["user"], given["stdin"], given["command"]
+
+    inside = ("python3", "-u", "run.py", "-i")
+    assert read("box", *inside) == ("box", None, False, inside)
+    assert read("box", "--", *inside) == ("box", None, False, inside)
+    assert read("-u", "root", "box", "-i", *inside) == ("box", "root", True, inside)
+    assert read("--user=root", "box", "--", *inside) == ("box", "root", False, inside)
+    assert read("box", "ls", "--", "-l") == ("box", None, False, ("ls", "--", "-l"))
+    with pytest.raises(click.NoSuchOption):
+        read("box", "--nope", "ls")
+    with pytest.raises(click.MissingParameter):
+        read("box")

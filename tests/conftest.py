@@ -1,0 +1,45 @@
+"""What every test stands on."""
+
+import asyncio
+import signal
+
+import hypothesis
+
+from tests import leaks
+from tests.kube.fixtures import kube_cluster, kube_namespace
+
+__all__ = ["kube_cluster", "kube_namespace"]
+
+# Without this, the first asynchronous test after a synchronous one makes pytest-asyncio ask for
+# "the current loop", which Python 3.11 then creates and nobody closes: a warning, thus a failure,
+# in whichever test the collector happens to run.
+asyncio.set_event_loop(None)
+
+# A shell that starts a run in the background has it ignore ^C, and everything below it too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how busy the machine is, not whether the property holds. Every run
+# of a commit meets the same examples, and so says the same of it; `--hypothesis-seed` draws others.
+hypothesis.settings.register_profile(
+    "paddock",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("paddock")
+
+
+def pytest_configure(config) -> None:
+    """Have an eye on what is left behind."""
+    config.pluginmanager.register(leaks.Watch(config), "leaks")
+
+
+def pytest_addoption(parser) -> None:
+    """How long and how hard the suites of faults and load try; the defaults suit CI."""
+    parser.addoption("--faults-minutes", default="0.4", help="length of the storm of real kills")
+    parser.addoption("--faults-kills", default="0", help="real kills, instead of a length")
+    parser.addoption("--faults-seeds", default="50", help="seeds of the faults on virtual time")
+    parser.addoption("--faults-seed", default="1", help="seed of the choices on real time")
+    parser.addoption("--load-minutes", default="0.25", help="length of the churn under load")
+    parser.addoption("--load-sandboxes", default="60", help="real sandboxes at once")

@@ -1,0 +1,269 @@
+"""At most one leader, always; and soon a new one."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from paddock.engine.election import Elector, Timing
+from paddock.kit.clock import LoopClock
+from paddock.kit.errors import UnavailableError
+from paddock.kit.tasks import background, cancel_and_wait
+from paddock.resources.builtin import Lease
+from paddock.resources.meta import Key
+from paddock.store.memory import MemoryStore
+
+pytestmark = pytest.mark.looptime
+
+KEY = Key("paddock-system", "controllers")
+
+
+class Link:
+    """One candidate's way to the store, which a test may cut or slow down."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.is_cut = False
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if self.is_cut:
+                raise UnavailableError("cut off")
+            await asyncio.sleep(self.seconds)
+            result = await getattr(self.store, name)(*args, **kwargs)
+            await asyncio.sleep(self.seconds)
+            return result
+
+        return call
+
+
+class Candidate:
+    """An elector with its own link and clock, and what it did as leader."""
+
+    def __init__(self, store: MemoryStore, name: str, year: int = 2030, **timing: float) -> None:
+        self.link = Link(store)
+        clock = LoopClock(datetime(year, 1, 1, tzinfo=UTC))
+        self.elector = Elector(self.link, KEY, name, timing=Timing(**timing), clock=clock)
+        self.is_working = False
+        self.reigns = 0
+
+    async def lead(self) -> None:
+        self.reigns += 1
+        self.is_working = True
+        try:
+            await asyncio.sleep(1_000_000)
+        finally:
+            self.is_working = False
+
+    async def run(self) -> None:
+        await self.elector.run(self.lead)
+
+
+@pytest.fixture
+async def lease_store() -> AsyncIterator[MemoryStore]:
+    store = MemoryStore(clock=LoopClock())
+    yield store
+    await store.close()
+
+
+async def test_one_of_many_leads_and_the_others_wait(lease_store: MemoryStore) -> None:
+    crowd = [Candidate(lease_store, f"c{number}") for number in range(5)]
+    tasks = [asyncio.create_task(candidate.run()) for candidate in crowd]
+    await asyncio.sleep(120)
+    assert [c.is_working for c in crowd].count(True) == 1
+    assert sum(c.reigns for c in crowd) == 1
+    (leader,) = [c for c in crowd if c.elector.is_leader]
+    assert {c.elector.leader for c in crowd} == {leader.elector.identity}
+    await cancel_and_wait(*tasks)
+
+
+async def test_a_leader_that_stops_gives_the_lease_up_and_the_next_leads_soon(
+    lease_store: MemoryStore,
+) -> None:
+    first, second = Candidate(lease_store, "first"), Candidate(lease_store, "second")
+    async with background(first.run(), name="first"):
+        await asyncio.sleep(10)
+        following = asyncio.create_task(second.run())
+        await asyncio.sleep(10)
+        assert first.is_working
+        assert not second.is_working
+    assert not first.elector.is_leader
+    await asyncio.sleep(3)
+    assert second.is_working
+    assert second.elector.term > first.elector.term
+    await cancel_and_wait(following)
+
+
+@pytest.mark.parametrize("lived", [10.0, 11.3, 12.9, 14.2])
+async def test_a_leader_that_vanishes_is_followed_when_its_lease_runs_out(
+    lease_store: MemoryStore, lived: float
+) -> None:
+    timing = Timing(lease_seconds=15, renew_seconds=10, retry_seconds=2)
+    first, second = Candidate(lease_store, "first"), Candidate(lease_store, "second")
+    one = asyncio.create_task(first.run())
+    await asyncio.sleep(1)
+    two = asyncio.create_task(second.run())
+    await asyncio.sleep(lived)
+    first.link.is_cut = True
+    last = (await lease_store.get(Lease, KEY)).spec
+    assert (last.holder_identity, last.renew_time is not None) == ("first", True)
+    await asyncio.sleep(timing.lease_seconds * 2)
+    next_one = (await lease_store.get(Lease, KEY)).spec
+    assert next_one.holder_identity == "second"
+    waited = (next_one.acquire_time - last.renew_time).total_seconds()
+    # Not before it has run out; and after that no later than its last renewal was noticed.
+    assert timing.lease_seconds <= waited <= timing.lease_seconds + 1.2 * timing.retry_seconds + 0.1
+    await cancel_and_wait(one, two)
+
+
+async def test_a_leader_that_is_cut_off_stops_before_another_begins(
+    lease_store: MemoryStore,
+) -> None:
+    first, second = Candidate(lease_store, "first"), Candidate(lease_store, "second")
+    one = asyncio.create_task(first.run())
+    await asyncio.sleep(5)
+    two = asyncio.create_task(second.run())
+    await asyncio.sleep(5)
+    first.link.is_cut = True
+    stopped = began = None
+    for tick in range(4000):
+        await asyncio.sleep(0.01)
+        if stopped is None and not first.is_working:
+            stopped = tick
+        if began is None and second.is_working:
+            began = tick
+    assert stopped is not None
+    assert began is not None
+    assert stopped < began
+    first.link.is_cut = False
+    await asyncio.sleep(60)
+    assert second.is_working
+    assert not first.is_working, "it follows now"
+    await cancel_and_wait(one, two)
+
+
+async def test_clocks_that_differ_by_years_do_no_harm(lease_store: MemoryStore) -> None:
+    ahead = Candidate(lease_store, "ahead", year=2040)
+    behind = Candidate(lease_store, "behind", year=2020)
+    for first, second in ((ahead, behind), (behind, ahead)):
+        leading = asyncio.create_task(first.run())
+        await asyncio.sleep(5)
+        following = asyncio.create_task(second.run())
+        await asyncio.sleep(120)
+        assert first.is_working
+        assert not second.is_working
+        await cancel_and_wait(following, leading)
+
+
+async def test_a_lease_whose_holder_died_is_taken_after_its_duration_and_not_before(
+    lease_store: MemoryStore,
+) -> None:
+    dead, heir = Candidate(lease_store, "dead"), Candidate(lease_store, "heir")
+    task = asyncio.create_task(dead.run())
+    await asyncio.sleep(1)
+    dead.link.is_cut = True
+    await cancel_and_wait(task)
+    assert (await lease_store.get(Lease, KEY)).spec.holder_identity == "dead"
+    began = asyncio.get_running_loop().time()
+    following = asyncio.create_task(heir.run())
+    while not heir.is_working:
+        await asyncio.sleep(0.1)
+    waited = asyncio.get_running_loop().time() - began
+    assert 15 <= waited <= 18
+    await cancel_and_wait(following)
+
+
+async def test_work_that_ends_or_fails_ends_the_reign_and_frees_the_lease(
+    lease_store: MemoryStore,
+) -> None:
+    async def fails() -> None:
+        raise ValueError("broken work")
+
+    async def ends() -> None:
+        pass
+
+    elector = Elector(lease_store, KEY, "worker", clock=LoopClock())
+    with pytest.raises(ValueError, match="broken work"):
+        await elector.run(fails)
+    assert (await lease_store.get(Lease, KEY)).spec.holder_identity == ""
+    await elector.run(ends)
+    assert not elector.is_leader
+
+
+async def test_every_change_of_leader_has_a_new_term_also_a_restart_under_the_same_name(
+    lease_store: MemoryStore,
+) -> None:
+    terms: list[int] = []
+    for name in ("a", "a", "b"):
+        candidate = Candidate(lease_store, name)
+        async with background(candidate.run(), name="candidate"):
+            await asyncio.sleep(60)
+            terms.append(candidate.elector.term)
+    assert terms == sorted(set(terms)), "each greater than the one before"
+
+
+async def test_a_slow_store_does_not_let_a_leader_outlive_its_lease(
+    lease_store: MemoryStore,
+) -> None:
+    first = Candidate(lease_store, "first")
+    task = asyncio.create_task(first.run())
+    await asyncio.sleep(5)
+    assert first.is_working
+    first.link.seconds = 60
+    began = asyncio.get_running_loop().time()
+    while first.is_working:
+        await asyncio.sleep(0.1)
+    assert asyncio.get_running_loop().time() - began <= 10.5
+    await cancel_and_wait(task)
+
+
+async def test_a_reign_counts_from_before_the_write_that_began_it(
+    lease_store: MemoryStore, looptime: Any
+) -> None:
+    slow = Candidate(lease_store, "slow")
+    slow.link.seconds = 0.4
+    task = asyncio.create_task(slow.run())
+    while not slow.is_working:
+        await asyncio.sleep(0.1)
+    assert looptime > 1, "reading and writing took their time"
+    slow.link.is_cut = True
+    await asyncio.sleep(9.9 - asyncio.get_running_loop().time())
+    assert slow.elector.is_leader
+    await asyncio.sleep(0.2)
+    assert not slow.elector.is_leader
+    await cancel_and_wait(task)
+
+
+def test_timing_that_cannot_be_safe_is_refused() -> None:
+    with pytest.raises(ValueError, match="retry < renew < lease"):
+        Timing(lease_seconds=10, renew_seconds=10)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_under_random_cuts_and_delays_there_are_never_two_leaders(
+    lease_store: MemoryStore, seed: int
+) -> None:
+    chance = random.Random(seed)
+    crowd = [
+        Candidate(lease_store, f"c{number}", year=2020 + 5 * number, retry_seconds=0.5)
+        for number in range(3)
+    ]
+    tasks = [asyncio.create_task(candidate.run()) for candidate in crowd]
+    for _ in range(1500):
+        await asyncio.sleep(0.1)
+        working = [c for c in crowd if c.is_working]
+        assert len(working) <= 1
+        assert len([c for c in crowd if c.elector.is_leader]) <= 1
+        if chance.random() < 0.03:
+            victim = chance.choice(crowd)
+            victim.link.is_cut = chance.random() < 0.5
+            victim.link.seconds = chance.choice((0.0, 0.0, 0.4, 3.0))
+    for candidate in crowd:
+        candidate.link.is_cut, candidate.link.seconds = False, 0.0
+    await asyncio.sleep(60)
+    assert [c.is_working for c in crowd].count(True) == 1
+    await cancel_and_wait(*tasks)

@@ -1,0 +1,236 @@
+"""What the work queue promises: once at a time, nothing lost, earliest first, fair."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paddock.engine.backoff import Backoff
+from paddock.engine.queue import QueueClosed, WorkQueue
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+async def queue() -> WorkQueue[str]:
+    return WorkQueue("test", backoff=Backoff(base_seconds=1, factor=2, cap_seconds=10, jitter=0))
+
+
+async def test_a_key_added_many_times_is_handed_out_once(queue: WorkQueue[str]) -> None:
+    for _ in range(5):
+        queue.add("a")
+    assert await queue.get() == "a"
+    assert len(queue) == 0
+
+
+async def test_keys_come_in_the_order_in_which_they_were_added(queue: WorkQueue[str]) -> None:
+    for key in "bca":
+        queue.add(key)
+    assert [await queue.get() for _ in range(3)] == ["b", "c", "a"]
+
+
+async def test_a_key_added_while_worked_on_comes_again_after_done_and_not_before(
+    queue: WorkQueue[str],
+) -> None:
+    queue.add("a")
+    await queue.get()
+    queue.add("a")
+    queue.add("a")
+    assert len(queue) == 0
+    queue.done("a")
+    assert await queue.get() == "a"
+    queue.done("a")
+    assert queue.is_idle
+
+
+async def test_a_key_that_is_added_again_and_again_does_not_starve_others(
+    queue: WorkQueue[str],
+) -> None:
+    queue.add("busy")
+    queue.add("quiet")
+    assert await queue.get() == "busy"
+    queue.add("busy")
+    queue.done("busy")
+    assert await queue.get() == "quiet"
+
+
+async def test_a_delay_that_is_taken_back_leaves_nothing(queue: WorkQueue[str]) -> None:
+    for number in range(1000):
+        queue.add_after(str(number), 3600)
+        queue.cancel(str(number))
+    assert len(queue._heap) < 100
+    queue.add_after("a", 5)
+    assert await queue.get() == "a"
+
+
+async def test_a_delay_too_short_for_the_clock_does_pass() -> None:
+    queue: WorkQueue[str] = WorkQueue("test")
+    began = asyncio.get_running_loop().time()
+    for _ in range(3):  # as a deadline that rounding leaves a trace of
+        queue.add_after("a", 7e-15)
+        queue.done(await queue.get())
+    assert asyncio.get_running_loop().time() > began
+
+
+async def test_a_delayed_key_comes_when_it_is_due(queue: WorkQueue[str], looptime: Any) -> None:
+    queue.add_after("a", 5)
+    assert await queue.get() == "a"
+    assert looptime == 5
+
+
+async def test_of_two_delays_the_earlier_counts(queue: WorkQueue[str], looptime: Any) -> None:
+    queue.add_after("a", 50)
+    queue.add_after("a", 5)
+    queue.add_after("a", 500)
+    assert await queue.get() == "a"
+    assert looptime == 5
+    queue.done("a")
+    await asyncio.sleep(1000)
+    assert queue.is_idle, "the later ones are forgotten"
+
+
+async def test_a_key_due_now_keeps_its_later_appointment(
+    queue: WorkQueue[str], looptime: Any
+) -> None:
+    queue.add_after("a", 5)
+    queue.add("a")
+    assert await queue.get() == "a"
+    assert looptime == 0
+    queue.done("a")
+    assert await queue.get() == "a"
+    assert looptime == 5
+
+
+async def test_failures_wait_longer_each_time_up_to_a_cap_until_forgotten(
+    queue: WorkQueue[str],
+) -> None:
+    assert [queue.retry("a") for _ in range(6)] == [1, 2, 4, 8, 10, 10]
+    assert queue.failures("a") == 6
+    queue.forget("a")
+    assert queue.retry("a") == 1
+
+
+async def test_a_key_that_failed_ten_thousand_times_can_still_be_retried() -> None:
+    assert Backoff(base_seconds=1, cap_seconds=60, jitter=0).delay(10_000) == 60
+
+
+async def test_jitter_only_ever_adds() -> None:
+    delays = [Backoff(base_seconds=1, jitter=0.5).delay(1) for _ in range(200)]
+    assert 1.0 <= min(delays) < max(delays) <= 1.5
+
+
+async def test_a_cancelled_worker_loses_no_key(queue: WorkQueue[str]) -> None:
+    first = asyncio.create_task(queue.get())
+    second = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.add("a")
+    first.cancel()
+    assert await second == "a"
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_closing_wakes_every_worker_and_forgets_everything(queue: WorkQueue[str]) -> None:
+    waiting = [asyncio.create_task(queue.get()) for _ in range(3)]
+    await asyncio.sleep(0)
+    queue.add_after("a", 10)
+    queue.close()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(result, QueueClosed) for result in results)
+    queue.add("b")
+    queue.add_after("b", 1)
+    with pytest.raises(QueueClosed):
+        await queue.get()
+
+
+async def test_giving_back_what_was_not_taken_is_a_mistake_that_is_told(
+    queue: WorkQueue[str],
+) -> None:
+    with pytest.raises(RuntimeError, match="not taken"):
+        queue.done("a")
+
+
+async def test_moving_an_appointment_forward_for_ever_does_not_grow_the_queue(
+    queue: WorkQueue[str],
+) -> None:
+    for number in range(10_000, 0, -1):
+        queue.add_after("a", float(number))
+    assert len(queue._heap) < 100
+    assert queue.delayed == 1
+
+
+async def test_many_keys_with_many_deadlines_come_sorted(queue: WorkQueue[str]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in range(1000):
+        queue.add_after(str(number), (number * 7919) % 1000 + 1)
+    for _ in range(1000):
+        key = await queue.get()
+        assert loop.time() == (int(key) * 7919) % 1000 + 1
+        queue.done(key)
+
+
+KEYS = st.sampled_from("abc")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), KEYS, st.just(0.0)),
+        st.tuples(st.just("after"), KEYS, st.floats(0.1, 5)),
+        st.tuples(st.just("retry"), KEYS, st.just(0.0)),
+        st.tuples(st.just("sleep"), st.just(""), st.floats(0, 3)),
+        st.tuples(st.just("cancel"), st.just(""), st.just(0.0)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=STEPS, work_seconds=st.floats(0, 2), workers=st.integers(1, 3))
+async def test_never_twice_at_once_and_no_addition_is_ever_lost(
+    steps: list[tuple[str, str, float]], work_seconds: float, workers: int
+) -> None:
+    """Every addition is followed by a look at the key that began at or after its due time."""
+    loop = asyncio.get_running_loop()
+    queue: WorkQueue[str] = WorkQueue("property")
+    busy: set[str] = set()
+    looked: dict[str, float] = {}
+    owed: dict[str, float] = {}
+
+    async def work() -> None:
+        while True:
+            key = await queue.get()
+            assert key not in busy, "never processed twice at once"
+            busy.add(key)
+            looked[key] = loop.time()
+            try:
+                await asyncio.sleep(work_seconds)
+            except asyncio.CancelledError:
+                queue.add(key)
+                raise
+            finally:
+                busy.discard(key)
+                queue.done(key)
+
+    tasks = [asyncio.create_task(work()) for _ in range(workers)]
+    acts = {"add": lambda key, _: queue.add(key), "after": queue.add_after}
+    acts["retry"] = lambda key, _: queue.retry(key)
+    for what, key, seconds in steps:
+        if what == "sleep":
+            await asyncio.sleep(seconds)
+        elif what == "cancel":
+            victim = tasks.pop()
+            victim.cancel()
+            await asyncio.gather(victim, return_exceptions=True)
+            tasks.append(asyncio.create_task(work()))
+        else:
+            acts[what](key, seconds)
+            owed[key] = loop.time()
+    await asyncio.sleep(300)
+    assert queue.is_idle
+    assert not busy
+    for key, since in owed.items():
+        assert looked[key] >= since, f"{key} was added at {since} and last looked at {looked[key]}"
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results), results

@@ -1,0 +1,240 @@
+"""Parts start in order, stop in reverse, and fail together."""
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from paddock.engine.supervisor import (
+    ForcedStop,
+    Group,
+    Part,
+    PartEndedError,
+    Supervisor,
+    stopping_on_signals,
+)
+from paddock.kit.errors import DeadlineExceededError, UnavailableError
+
+pytestmark = pytest.mark.looptime
+
+
+class Story:
+    """Parts that write down what happens to them."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def part(
+        self,
+        name: str,
+        group: Group,
+        *,
+        ready_after: float | None = None,
+        stops_after: float = 0.0,
+        fails_after: float | None = None,
+        ends_after: float | None = None,
+        **more: Any,
+    ) -> Part:
+        async def run() -> None:
+            self.lines.append(f"+{name}")
+            try:
+                if fails_after is not None:
+                    await asyncio.sleep(fails_after)
+                    raise UnavailableError(f"{name} broke")
+                await asyncio.sleep(ends_after if ends_after is not None else 1_000_000)
+            finally:
+                if stops_after:
+                    await asyncio.sleep(stops_after)
+                self.lines.append(f"-{name}")
+
+        async def ready() -> None:
+            await asyncio.sleep(ready_after or 0)
+            self.lines.append(f"={name}")
+
+        return Part(
+            name=name,
+            group=group,
+            run=run,
+            ready=ready if ready_after is not None else None,
+            **more,
+        )
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
+async def run_for(supervisor: Supervisor, seconds: float) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(supervisor.run())
+        await asyncio.sleep(seconds)
+        supervisor.stop()
+
+
+async def test_groups_start_when_the_one_before_is_ready_and_stop_in_reverse(story: Story) -> None:
+    supervisor = Supervisor()
+    for name, group, seconds in (
+        ("controllers", Group.LEADERS, None),
+        ("recorder", Group.OTHERS, None),
+        ("cache", Group.CACHES, 5.0),
+        ("http", Group.HTTP, 1.0),
+    ):
+        supervisor.add(story.part(name, group, ready_after=seconds))
+    await run_for(supervisor, 100)
+    assert story.lines == [
+        *("+http", "=http", "+cache", "=cache", "+recorder", "+controllers"),
+        *("-controllers", "-recorder", "-cache", "-http"),
+    ]
+
+
+async def test_it_is_started_only_between_the_last_ready_and_the_first_stop(story: Story) -> None:
+    supervisor = Supervisor()
+    supervisor.add(story.part("cache", Group.CACHES, ready_after=5))
+    supervisor.add(story.part("slow", Group.OTHERS, stops_after=5))
+    task = asyncio.create_task(supervisor.run())
+    await asyncio.sleep(4)
+    assert not supervisor.is_started
+    await asyncio.sleep(2)
+    assert supervisor.is_started
+    supervisor.stop()
+    assert not supervisor.is_started
+    await task
+
+
+async def test_the_first_failure_stops_all_and_is_raised(story: Story, looptime: Any) -> None:
+    supervisor = Supervisor()
+    supervisor.add(story.part("http", Group.HTTP))
+    supervisor.add(story.part("bad", Group.OTHERS, fails_after=3))
+    supervisor.add(story.part("good", Group.OTHERS, stops_after=1))
+    with pytest.raises(UnavailableError, match="bad broke"):
+        await supervisor.run()
+    assert looptime == 4
+    assert story.lines[-2:] == ["-good", "-http"]
+
+
+async def test_a_part_that_fails_while_another_gets_ready_stops_the_start(story: Story) -> None:
+    supervisor = Supervisor()
+    supervisor.add(story.part("http", Group.HTTP, fails_after=2))
+    supervisor.add(story.part("cache", Group.CACHES, ready_after=1000))
+    supervisor.add(story.part("later", Group.OTHERS))
+    with pytest.raises(UnavailableError, match="http broke"):
+        await supervisor.run()
+    assert "+later" not in story.lines
+    assert "-cache" in story.lines
+
+
+async def test_readiness_that_fails_stops_the_start_with_its_reason(story: Story) -> None:
+    async def never() -> None:
+        raise UnavailableError("the cache did not sync")
+
+    async def run() -> None:
+        await asyncio.sleep(1_000_000)
+
+    supervisor = Supervisor()
+    supervisor.add(Part(name="cache", group=Group.CACHES, run=run, ready=never))
+    supervisor.add(story.part("later", Group.OTHERS))
+    with pytest.raises(UnavailableError, match="the cache did not sync"):
+        await supervisor.run()
+    assert story.lines == []
+
+
+async def test_a_part_that_ends_by_itself_is_a_failure_unless_it_is_meant_to(story: Story) -> None:
+    supervisor = Supervisor()
+    supervisor.add(story.part("migration", Group.OTHERS, ends_after=1, is_finite=True))
+    supervisor.add(story.part("server", Group.OTHERS, ends_after=5))
+    with pytest.raises(PartEndedError, match="server ended by itself"):
+        await supervisor.run()
+
+
+async def test_start_up_has_a_deadline(story: Story, looptime: Any) -> None:
+    supervisor = Supervisor(start_seconds=20)
+    supervisor.add(story.part("cache", Group.CACHES, ready_after=1000))
+    with pytest.raises(DeadlineExceededError, match="start-up took longer than 20 s"):
+        await supervisor.run()
+    assert looptime == 20
+    assert story.lines == ["+cache", "-cache"]
+
+
+async def test_a_stop_during_start_up_starts_nothing_more(story: Story) -> None:
+    supervisor = Supervisor()
+    supervisor.add(story.part("cache", Group.CACHES, ready_after=1000))
+    supervisor.add(story.part("later", Group.OTHERS))
+    await run_for(supervisor, 5)
+    assert story.lines == ["+cache", "-cache"]
+
+
+async def test_stopping_has_one_deadline_for_all_and_names_who_missed_it(
+    story: Story, looptime: Any
+) -> None:
+    supervisor = Supervisor(stop_seconds=10)
+    supervisor.add(story.part("http", Group.HTTP))
+    supervisor.add(story.part("stubborn", Group.OTHERS, stops_after=50))
+    supervisor.add(story.part("slow", Group.LEADERS, stops_after=8))
+    task = asyncio.create_task(supervisor.run())
+    await asyncio.sleep(1)
+    supervisor.stop()
+    with pytest.raises(DeadlineExceededError, match="did not stop within 10 s: stubborn"):
+        await task
+    assert looptime < 11.2
+    assert story.lines[-1] == "-http", "the others are stopped nevertheless"
+    await asyncio.sleep(60)
+
+
+async def test_a_second_request_to_stop_ends_the_waiting(story: Story, looptime: Any) -> None:
+    supervisor = Supervisor(stop_seconds=1000)
+    supervisor.add(story.part("stubborn", Group.OTHERS, stops_after=500))
+    task = asyncio.create_task(supervisor.run())
+    await asyncio.sleep(1)
+    supervisor.stop()
+    await asyncio.sleep(5)
+    supervisor.stop()
+    with pytest.raises(ForcedStop, match="without waiting for: stubborn"):
+        await task
+    assert looptime < 6.2
+    await asyncio.sleep(1000)
+
+
+async def test_a_failure_is_raised_even_when_others_do_not_stop(story: Story) -> None:
+    supervisor = Supervisor(stop_seconds=5)
+    supervisor.add(story.part("stubborn", Group.OTHERS, stops_after=50))
+    supervisor.add(story.part("bad", Group.OTHERS, fails_after=3))
+    with pytest.raises(UnavailableError, match="bad broke"):
+        await supervisor.run()
+    await asyncio.sleep(60)
+
+
+async def test_cancelling_the_supervisor_stops_everything_in_order(story: Story) -> None:
+    supervisor = Supervisor()
+    supervisor.add(story.part("http", Group.HTTP))
+    supervisor.add(story.part("work", Group.OTHERS, stops_after=2))
+    task = asyncio.create_task(supervisor.run())
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert story.lines == ["+http", "+work", "-work", "-http"]
+
+
+async def test_no_task_is_left_behind(story: Story) -> None:
+    before = asyncio.all_tasks()
+    supervisor = Supervisor()
+    for group in Group:
+        supervisor.add(story.part(group.name, group, ready_after=1))
+    await run_for(supervisor, 50)
+    assert asyncio.all_tasks() == before
+
+
+async def test_signals_ask_for_the_end_and_are_given_back_afterwards(story: Story) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    supervisor = Supervisor()
+    supervisor.add(story.part("work", Group.OTHERS))
+    async with stopping_on_signals(supervisor, signal.SIGUSR1):
+        task = asyncio.create_task(supervisor.run())
+        await asyncio.sleep(1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await task
+    assert story.lines == ["+work", "-work"]
+    assert signal.getsignal(signal.SIGUSR1) == before

@@ -1,0 +1,38 @@
+"""How long and from which seed; one installation for the tests that only disturb it."""
+
+import pytest
+import pytest_asyncio
+
+from tests.installation import Installation
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give the great storm as many seeds as were asked for."""
+    if "storm_seed" in metafunc.fixturenames:
+        count = int(metafunc.config.getoption("--faults-seeds"))
+        names = [f"seed_{seed}" for seed in range(count)]
+        metafunc.parametrize("storm_seed", range(count), ids=names)
+
+
+@pytest.fixture
+def faults_seconds(request: pytest.FixtureRequest) -> float:
+    """How long the storm of real processes lasts."""
+    return 60 * float(request.config.getoption("--faults-minutes"))
+
+
+@pytest.fixture
+def faults_kills(request: pytest.FixtureRequest) -> int:
+    """How many deaths the storm of real processes has; none: it lasts by the clock."""
+    return int(request.config.getoption("--faults-kills"))
+
+
+@pytest.fixture
+def faults_seed(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--faults-seed"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hung():
+    """An installation that several tests disturb and none may break."""
+    async with Installation(pool_size=2) as paddock:
+        yield paddock

@@ -1,0 +1,295 @@
+"""A storm of real clients on a real installation, and the harm that is done to its processes.
+
+Clients create, write, read, run, fill their disks, misbehave, pause, wake and kill. Harm is dealt
+from a deck, so that every role is killed equally often; who is killed is started again, as a
+supervisor would.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from collections import Counter
+from typing import Any
+
+import aiohttp
+
+from paddock.kit.errors import PaddockError
+from paddock.runtime.local.driver import LocalRuntime
+from paddock.runtime.port import Instance
+from tests.faults.clients import Action, Clients
+from tests.installation import Box, Installation
+
+MARK = "/home/user/mine"
+CLIENTS = 3
+ROLES = ("node", "control", "gateway-0", "launcher", "zygote", "envd")
+_OF_THE_NODE = ("launcher", "zygote", "envd")
+"""Started by the node, which also starts them again."""
+SMALL = "small"
+"""A template whose disk is soon full."""
+TROUBLE = (AssertionError, aiohttp.ClientError, TimeoutError, OSError)
+"""What a client may see while the other side is dead. It asks again."""
+MISDEEDS = {
+    "floods": "yes | head -c 300000000 >/dev/stdout",
+    "refuses_to_die": "trap '' TERM INT HUP; while :; do sleep 1; done",
+    "spins": "while :; do :; done",
+    "stops_itself": "exec 3<>/dev/zero; kill -STOP $$",
+}
+_FILL = (
+    "ballast=/home/user/ballast-$$; head -c 200000000 /dev/zero >$ballast 2>/dev/null;"
+    " stat -c %s $ballast; rm $ballast"
+)
+"""A file of each command's own: one that was cut off by a kill goes on beside the next."""
+
+
+class Owned:
+    """A sandbox of one client."""
+
+    def __init__(self, box: Box, mark: bytes, *, is_small: bool) -> None:
+        self.box = box
+        self.mark = mark
+        self.is_small = is_small
+        self.may_be_gone = False
+
+
+class Storm(Clients):
+    """Clients who do everything until told to stop."""
+
+    TROUBLE = TROUBLE
+
+    def __init__(self, paddock: Installation, seed: int, *, can_fill: bool) -> None:
+        super().__init__(seed, count=CLIENTS)
+        self.paddock = paddock
+        self.owned: list[Owned] = []
+        self.violations: list[str] = []
+        self._can_fill = can_fill
+        self._rogues: list[Box] = []
+
+    def choose(self, dice: random.Random, mine: list[Owned]) -> Action:
+        if self._rogues:
+            return self._end_rogues
+        if not mine:
+            return self._create
+        if len(mine) >= 3:
+            return dice.choice((self._use, self._kill))
+        every = (self._use, self._rest, self._kill, self._fill, self._misbehave, self._create)
+        return dice.choices(every, (5, 3, 1, 1, 1, 2))[0]
+
+    async def _create(self, dice: random.Random, mine: list[Owned]) -> None:
+        is_small = self._can_fill and dice.random() < 0.3
+        box = await self.paddock.create(timeout=3600, templateID=SMALL if is_small else "base")
+        if any(known.box.id == box.id for known in self.owned):
+            self.violations.append(f"{box.id} was given twice")
+        known = Owned(box, dice.randbytes(200).hex().encode(), is_small=is_small)
+        await self._patiently(lambda: self.paddock.write_file(box, MARK, known.mark))
+        self.owned.append(known)
+        mine.append(known)
+
+    async def _use(self, dice: random.Random, mine: list[Owned]) -> None:
+        known = dice.choice(mine)
+        said = await self._read(known.box)
+        if said.encode() != known.mark:
+            self.violations.append(f"{known.box.id} has lost its file: {said[:60]!r}")
+
+    async def _rest(self, dice: random.Random, mine: list[Owned]) -> None:
+        known = dice.choice(mine)
+        await self.paddock.api("POST", f"/sandboxes/{known.box.id}/pause")
+
+    async def _kill(self, dice: random.Random, mine: list[Owned]) -> None:
+        known = mine.pop(dice.randrange(len(mine)))
+        known.may_be_gone = True
+        await self.paddock.api("DELETE", f"/sandboxes/{known.box.id}")
+        self.owned.remove(known)
+
+    async def _fill(self, dice: random.Random, mine: list[Owned]) -> None:
+        """Take all the room that a sandbox has: writing fails inside, and nothing else does."""
+        small = [known for known in mine if known.is_small]
+        if not small:
+            return
+        box = dice.choice(small).box
+        await self.paddock.api("POST", f"/sandboxes/{box.id}/connect", {"timeout": 3600})
+        # Nothing is said where there was not even room for the file.
+        sizes = (await self.paddock.run(box, _FILL)).split()
+        if (size := int(sizes[0]) if sizes else 0) >= 200_000_000:
+            self.violations.append(f"{box.id} wrote {size} bytes to a disk of 64 MiB")
+
+    async def _misbehave(self, dice: random.Random, mine: list[Owned]) -> None:
+        # A short life: one that nobody could end takes the machine's time from all others.
+        box = await self.paddock.create(timeout=30)
+        self._rogues.append(box)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await self.paddock.run(box, MISDEEDS[dice.choice(sorted(MISDEEDS))])
+        await self._end_rogues(dice, mine)
+
+    async def _end_rogues(self, _dice: random.Random, _mine: list[Owned]) -> None:
+        """End what misbehaves, also when whoever began it met trouble."""
+        for box in list(self._rogues):
+            path = f"/sandboxes/{box.id}"
+            headers = {"X-API-Key": self.paddock.secrets.api_key}
+            async with self.paddock.http.delete(self.paddock.url + path, headers=headers) as said:
+                assert said.status in (204, 404), said.status
+            if box in self._rogues:
+                self._rogues.remove(box)
+
+    async def _read(self, box: Box) -> str:
+        await self.paddock.api("POST", f"/sandboxes/{box.id}/connect", {"timeout": 3600})
+        return await self.paddock.run(box, f"cat {MARK}")
+
+    async def _patiently(self, act, *, seconds: float = 25) -> Any:
+        """Repeat what is safe to repeat until it was answered."""
+        end = asyncio.get_running_loop().time() + seconds
+        while True:
+            try:
+                return await act()
+            except TROUBLE:
+                if asyncio.get_running_loop().time() > end:
+                    raise
+                await asyncio.sleep(0.2)
+
+    async def all_is_well(self) -> list[str]:
+        """Look at everything that is still owned, when the trouble is over."""
+        found = list(self.violations)
+        for known in self.owned:
+            if known.may_be_gone:
+                continue
+            box = known.box
+            try:
+                said = await self._patiently(lambda box=box: self._read(box), seconds=90)
+                if said.encode() != known.mark:
+                    found.append(f"{box.id} has lost its file: {said[:60]!r}")
+            except TROUBLE as error:
+                found.append(f"{box.id} is lost: {error!r}"[:300])
+        return found
+
+
+async def facts(paddock: Installation) -> dict[str, Any]:
+    """Ask the node what it has."""
+    runtime = LocalRuntime(paddock.directory / "run" / "node.sock")
+    try:
+        return await runtime._call("facts", kind=dict)
+    finally:
+        runtime.close()
+
+
+async def instances(paddock: Installation) -> tuple[Instance, ...]:
+    """Ask the node for all sandboxes that it has anything of."""
+    runtime = LocalRuntime(paddock.directory / "run" / "node.sock")
+    try:
+        return await runtime.instances()
+    finally:
+        runtime.close()
+
+
+async def make_small_template(paddock: Installation) -> bool:
+    """Make the template with the small disk; say whether disks can be limited here at all."""
+    runtime = LocalRuntime(paddock.directory / "run" / "node.sock")
+    try:
+        can = (await runtime.capabilities()).can_limit_disk
+    finally:
+        runtime.close()
+    template = {
+        "apiVersion": "paddock.dev/v1alpha1",
+        "kind": "SandboxTemplate",
+        "metadata": {"name": SMALL, "namespace": "default"},
+        "spec": {"image": "base", "resources": {"disk": "64Mi"}},
+    }
+    path = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxtemplates"
+    await paddock.kube("POST", path, template)
+    return can
+
+
+async def pid_of(paddock: Installation, role: str, dice: random.Random) -> int | None:
+    if role not in _OF_THE_NODE:
+        return paddock.pid(role)
+    try:
+        known = await facts(paddock)
+    except PaddockError as error:
+        error.add_note(paddock.log("node")[-3000:])
+        raise
+    if role != "envd":
+        return known[role]
+    return dice.choice(sorted(known["envds"].values())) if known["envds"] else None
+
+
+async def uid_of(paddock: Installation, box: Box) -> str:
+    """What the node knows a sandbox by."""
+    path = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxes"
+    listed = (await paddock.kube("GET", path))["items"]
+    (uid,) = (
+        item["metadata"]["uid"]
+        for item in listed
+        if item["spec"].get("claim", {}).get("sandboxId") == box.id
+    )
+    return uid
+
+
+async def envd_of(paddock: Installation, box: Box) -> int:
+    """The envd of one sandbox: others may be about to go, with the sandboxes they belong to."""
+    return (await facts(paddock))["envds"][await uid_of(paddock, box)]
+
+
+class Harm:
+    """Kills, stops and fills, from a deck that holds every role once."""
+
+    def __init__(self, paddock: Installation, dice: random.Random) -> None:
+        self.did: Counter[str] = Counter()
+        self.kills = 0
+        self._paddock = paddock
+        self._dice = dice
+        self._deck: list[tuple[str, str]] = []
+
+    async def do(self) -> None:
+        if not self._deck:
+            self._deck = [("kill", role) for role in ROLES]
+            self._deck += [("stop", self._dice.choice(ROLES)), ("fill", "store")]
+            self._dice.shuffle(self._deck)
+        kind, role = self._deck.pop()
+        try:
+            await getattr(self, f"_{kind}")(role)
+        except TROUBLE as error:
+            if kind == "kill" and role not in _OF_THE_NODE:
+                raise  # What was killed did not come back.
+            self.did[f"no {kind} {role}: {type(error).__name__}"] += 1
+            return
+        self.did[f"{kind} {role}"] += 1
+        self.kills += kind == "kill"
+
+    async def _kill(self, role: str) -> None:
+        paddock = self._paddock
+        if role in _OF_THE_NODE:
+            pid = await pid_of(paddock, role, self._dice)
+            if pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return
+        paddock.kill(role)
+        if role == "node":
+            await paddock.start_node()
+        elif role == "control":
+            await paddock.start_control()
+        else:
+            await paddock.start_gateway(0)
+
+    async def _stop(self, role: str) -> None:
+        pid = await pid_of(self._paddock, role, self._dice)
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(self._dice.random() * 2)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
+    async def _fill(self, _role: str) -> None:
+        """Leave the store no room for a while."""
+        ballast = self._paddock.directory / "state" / "ballast"
+        try:
+            with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while file.write(bytes(65536)):
+                    pass
+            await asyncio.sleep(self._dice.random() * 2)
+        finally:
+            ballast.unlink()

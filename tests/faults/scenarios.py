@@ -1,0 +1,119 @@
+"""What the seeds are run through: each scenario does its harm, waits, and judges the world."""
+
+import asyncio
+import random
+
+from paddock.kit.tasks import background
+from paddock.manager.quota import Dimension, Limit, Quota, Scope
+from tests.faults.broken import ROUGH
+from tests.faults.invariants import Audit, hold
+from tests.faults.storm import Storm
+from tests.faults.virtual import Trace
+from tests.faults.worlds import FaultyWorld, faulty_world
+
+MOST = 16
+KILLS = 4
+SETTLE_SECONDS = 200
+
+
+async def storm(seed: int, trace: Trace) -> None:
+    """Everything fails, and the control plane is killed again and again."""
+    async with faulty_world(seed, trace) as world:
+        limit = Limit(Dimension.COUNT, Scope.ALL, MOST)
+        await world.planes[0].control.keyring.set_team_quota("default", Quota((limit,)))
+        audit, clients = Audit(world, most_claimed=MOST), Storm(world)
+        async with background(audit.follow(), name="audit"):
+            await asyncio.sleep(2)
+            world.faults.rates = ROUGH
+            async with background(_trouble(world, clients, kills=KILLS), name="trouble") as harm:
+                await clients.run()
+                assert not harm.done(), harm.exception()
+            await world.staffed()
+            while world.kills < KILLS:
+                await world.replace(world.planes[0])
+            await hold(world, clients, audit, seconds=SETTLE_SECONDS)
+        assert clients.given
+        assert world.faults.seen
+
+
+async def jumps(seed: int, trace: Trace) -> None:
+    """The wall clock is set forward and back, at last beyond every deadline."""
+    async with faulty_world(seed, trace) as world:
+        audit, clients = Audit(world, most_claimed=None), Storm(world, clients=5, rounds=10)
+        async with background(audit.follow(), name="audit"):
+            await asyncio.sleep(2)
+            async with background(_trouble(world, clients, jumps=True), name="trouble"):
+                await clients.run()
+            await world.staffed()
+            # Past every deadline in one step: nobody's timer has rung, and all must be acted upon.
+            world.clock.jump(3600)
+            await hold(world, clients, audit, seconds=60)
+
+
+async def leaders(seed: int, trace: Trace) -> None:
+    """Two control planes on one store; the one that leads is killed, again and again."""
+    async with faulty_world(seed, trace, planes=2) as world:
+        audit, clients = Audit(world, most_claimed=None), Storm(world)
+        async with background(audit.follow(), name="audit"):
+            await asyncio.sleep(5)
+            world.faults.rates = ROUGH
+            async with background(_depose(world), name="deposing"):
+                await clients.run()
+            await world.staffed()
+            await hold(world, clients, audit, seconds=SETTLE_SECONDS)
+            assert sum(plane.leads for plane in world.planes) == 1
+        assert world.kills >= 1
+
+
+SCENARIOS = {"storm": storm, "jumps": jumps, "leaders": leaders}
+
+
+async def _trouble(
+    world: FaultyWorld, clients: Storm, *, kills: int = 0, jumps: bool = False
+) -> None:
+    """Do harm until cancelled."""
+    dice = random.Random(world.seed * 31 + 5)
+    left = kills
+    while True:
+        await asyncio.sleep(1 + dice.random() * 4)
+        roll = dice.random()
+        if left and roll < 0.6:
+            left -= 1
+            await world.replace(dice.choice(world.planes))
+        elif jumps and roll < 0.8:
+            world.clock.jump(dice.choice((-40, -5, 5, 40)))
+        elif roll < 0.9:
+            await _while_it_lasts(world, dice)
+        else:
+            clients.crash_one()
+
+
+async def _while_it_lasts(world: FaultyWorld, dice: random.Random) -> None:
+    """Take the node away, stop a side, or leave the store no room, for seconds."""
+    faults, what = world.faults, dice.choice(("node gone", "node stops", "store stops", "no room"))
+    world.trace.add("trouble:", what)
+    faults.seen[what] += 1
+    match what:
+        case "node gone":
+            world.runtime.fail_node(is_down=True)
+        case "no room":
+            faults.is_full = True
+        case _:
+            faults.moving[what.split()[0]].clear()
+    try:
+        await asyncio.sleep(dice.random() * 5)
+    finally:
+        faults.is_full = False
+        for event in faults.moving.values():
+            event.set()
+        world.runtime.fail_node(is_down=False)
+
+
+async def _depose(world: FaultyWorld) -> None:
+    dice = random.Random(world.seed)
+    while True:
+        await asyncio.sleep(4 + dice.random() * 8)
+        leading = [plane for plane in world.planes if plane.leads]
+        assert len(leading) <= 1
+        if leading:
+            await world.replace(leading[0])

@@ -1,0 +1,127 @@
+"""kill -9 and SIGSTOP of every process of a real installation, under a storm of real clients.
+
+Node, control plane, gateway, zygote and envds go at random, the store's disk is full for a while,
+sandboxes fill their own and misbehave. What a client was given stays its own, with its files, and
+nothing is left in the kernel when all of it is over. `--faults-minutes` makes it last, or
+`--faults-kills` says how many deaths; `--faults-seed` replays the choices, as far as real time
+allows.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from paddock.kit.tasks import background
+from tests.faults.clients import replayed_by
+from tests.faults.real import (
+    MARK,
+    MISDEEDS,
+    ROLES,
+    TROUBLE,
+    Harm,
+    Storm,
+    envd_of,
+    facts,
+    instances,
+    make_small_template,
+    pid_of,
+    uid_of,
+)
+from tests.faults.test_control_plane_killed import nothing_is_left, settled
+from tests.installation import Installation
+from tests.runtime.nodes import eventually
+
+pytestmark = [pytest.mark.faults, pytest.mark.sandbox, pytest.mark.timeout(3600)]
+
+LIVELY = 10
+"""A storm in which fewer requests were answered proves nothing."""
+
+
+async def test_every_process_is_killed_at_random_and_nobody_loses_anything(
+    faults_seconds: float, faults_kills: int, faults_seed: int
+) -> None:
+    dice = random.Random(faults_seed)
+    with replayed_by(f"--faults-seed {faults_seed}"):
+        await _storm(dice, faults_seconds, faults_kills, faults_seed)
+
+
+async def _storm(dice: random.Random, seconds: float, kills: int, seed: int) -> None:
+    async with Installation(pool_size=2, store_disk_mb=24) as paddock:
+        storm = Storm(paddock, seed, can_fill=await make_small_template(paddock))
+        harm = Harm(paddock, dice)
+        async with background(storm.run(), name="storm") as running:
+            end = time.monotonic() + seconds
+            while harm.kills < kills if kills else time.monotonic() < end:
+                await asyncio.sleep(dice.random() * 1.2)
+                await harm.do()
+            # On a slow machine most of that time may have gone by in starting processes.
+            await eventually(lambda: storm.acknowledged > LIVELY, seconds=300)
+            storm.is_over = True
+            await running
+        violations = await storm.all_is_well()
+        said = (
+            f"seed {seed}: {harm.kills} kills, {len(violations)} violations; "
+            f"{dict(harm.did)}; clients did {dict(storm.did)}"
+        )
+        print(said)
+        assert not violations, "\n".join((said, *violations))
+        await settled(paddock)
+        await nothing_is_left(paddock)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_process_that_hangs_harms_only_who_asks_it_and_goes_on(
+    role: str, hung: Installation, faults_seed: int
+) -> None:
+    paddock, dice = hung, random.Random(faults_seed)
+    box = await paddock.create(timeout=600)
+    await paddock.write_file(box, MARK, b"mine")
+    pid = await (envd_of(paddock, box) if role == "envd" else pid_of(paddock, role, dice))
+    assert pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with contextlib.suppress(*TROUBLE):
+            async with asyncio.timeout(1.5):
+                assert await paddock.run(box, f"cat {MARK}") == "mine"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+    async def answers() -> bool:
+        try:
+            async with asyncio.timeout(5):
+                return await paddock.run(box, f"cat {MARK}") == "mine"
+        except TROUBLE:
+            return False
+
+    await eventually(answers, seconds=90)
+    await paddock.api("DELETE", f"/sandboxes/{box.id}")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("misdeed", MISDEEDS)
+async def test_a_sandbox_that_misbehaves_is_killed_like_any_other(
+    misdeed: str, hung: Installation
+) -> None:
+    box, neighbour = await hung.create(timeout=600), await hung.create(timeout=600)
+    uid = await uid_of(hung, box)
+    assert uid in (await facts(hung))["inits"]
+    misbehaving = asyncio.ensure_future(hung.run(box, MISDEEDS[misdeed]))
+    await asyncio.sleep(1)
+    async with asyncio.timeout(60):
+        assert await hung.run(neighbour, "echo here") == "here\n"
+    async with asyncio.timeout(60):
+        await hung.api("DELETE", f"/sandboxes/{box.id}")
+    misbehaving.cancel()
+    await asyncio.wait((misbehaving,))
+
+    async def is_gone() -> bool:
+        return uid not in {item.uid for item in await instances(hung)}
+
+    await eventually(is_gone, seconds=60)
+    await hung.api("DELETE", f"/sandboxes/{neighbour.id}")

@@ -1,0 +1,78 @@
+"""A mixed storm while store and runtime fail, control planes are killed and clocks jump.
+
+All of it on virtual time and from one seed: a failure names the seed that replays it, step by
+step (`pytest tests/faults -k seed_7`, or `python -m tests.faults.replay storm 7` for its trace).
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paddock.manager.requests import NewSandbox
+from paddock.runtime.port import InstanceState
+from tests.faults import scenarios
+from tests.faults.virtual import Trace, replayable
+from tests.faults.worlds import faulty_world
+from tests.scenario.paddock import CALLER
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def seeds(count: int) -> list:
+    return [pytest.param(seed, id=f"seed_{seed}") for seed in range(count)]
+
+
+def test_nothing_is_lost_doubled_or_left_whatever_fails_and_whoever_is_killed(
+    storm_seed: int,
+) -> None:
+    replayable(storm_seed, scenarios.storm)
+
+
+@pytest.mark.parametrize("seed", seeds(6))
+def test_deadlines_hold_when_the_wall_clock_jumps(seed: int) -> None:
+    replayable(seed, scenarios.jumps)
+
+
+@pytest.mark.parametrize("seed", seeds(10))
+def test_leaders_change_in_the_middle_and_nothing_is_done_twice(seed: int) -> None:
+    replayable(seed, scenarios.leaders)
+
+
+@pytest.mark.parametrize("scenario", scenarios.SCENARIOS)
+def test_a_seed_replays_the_same_run_in_another_process(scenario: str) -> None:
+    # Other addresses, other hashes of strings: nothing may depend on either.
+    said = set[str]()
+    for hashes in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.faults.replay", scenario, "3"],
+            env=os.environ | {"PYTHONHASHSEED": hashes},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        said.add(done.stdout.partition(" in ")[0])
+    assert len(said) == 1, said
+
+
+def test_a_deadline_that_the_clock_jumped_over_is_acted_upon_within_seconds() -> None:
+    async def scenario(seed: int, trace: Trace) -> None:
+        async with faulty_world(seed, trace) as world:
+            manager = world.planes[0].manager
+            ends = await manager.create(CALLER, NewSandbox(template="base", timeout_seconds=900))
+            rests = await manager.create(
+                CALLER, NewSandbox(template="base", timeout_seconds=900, auto_pause=True)
+            )
+            await asyncio.sleep(1)
+            world.clock.jump(1000)
+            await asyncio.sleep(10)
+            assert await world.runtime.inspect(ends.metadata.uid) is None
+            instance = await world.runtime.inspect(rests.metadata.uid)
+            assert instance is not None
+            assert instance.state is InstanceState.FROZEN
+
+    replayable(0, scenario)

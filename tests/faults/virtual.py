@@ -1,0 +1,115 @@
+"""An event loop whose time is virtual and whose every run from one seed is the same run.
+
+Nothing of the machine reaches what runs here: no clock, no other thread, no collector, no order
+of addresses or of hashes. `replayable` runs a scenario so, and keeps a trace: one line for each
+thing that happened, and at what time. Two runs of a seed have the same digest, which is what
+makes a seed worth printing.
+"""
+
+import asyncio
+import contextlib
+import gc
+import hashlib
+import random
+import uuid
+from collections.abc import Callable, Coroutine, Generator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from paddock.kit import ids
+
+
+class Trace:
+    """What happened, in order."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, *facts: object) -> None:
+        now = asyncio.get_running_loop().time()
+        self.lines.append(f"{now:.6f} " + " ".join(map(str, facts)))
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()[:16]
+
+    def write(self, path: Path) -> None:
+        path.write_text("\n".join(self.lines) + "\n")
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Goes on to the next timer at once when nobody has anything to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._selector.select = self._skip  # pyright: ignore[reportAttributeAccessIssue]
+
+    def time(self) -> float:
+        return self._now
+
+    def run_in_executor(self, *_: Any) -> Any:
+        raise AssertionError("a thread was asked for: its end would not come at a virtual time")
+
+    def _skip(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise AssertionError("everybody waits, and nothing is left that could happen")
+        self._now += max(0.0, timeout)
+        return []
+
+
+class _Drawn:
+    """What `kit.ids` draws from, by a seed: names and ids are the same in every replay."""
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+
+    def choice(self, letters: str) -> str:
+        return self._dice.choice(letters)
+
+    def token_bytes(self, size: int = 32) -> bytes:
+        return self._dice.randbytes(size)
+
+    def token_hex(self, size: int = 32) -> str:
+        return self._dice.randbytes(size).hex()
+
+    def uuid4(self) -> uuid.UUID:
+        return uuid.UUID(bytes=self._dice.randbytes(16), version=4)
+
+
+@contextlib.contextmanager
+def _one_order(seed: int) -> Generator[None]:
+    """Draw everything from the seed; let the collector end nothing in the middle."""
+    drawn, before = _Drawn(seed), random.getstate()
+    gc.collect()
+    gc.disable()
+    random.seed(seed)  # Jitter of backoffs is drawn from the global generator.
+    try:
+        with patch.object(ids, "secrets", drawn), patch.object(ids, "uuid", drawn):
+            yield
+    finally:
+        random.setstate(before)
+        gc.enable()
+
+
+def replayable(
+    seed: int,
+    scenario: Callable[[int, Trace], Coroutine[Any, Any, None]],
+    trace: Trace | None = None,
+) -> Trace:
+    """Run a scenario from a seed; no task may be left when it ends."""
+    trace = Trace() if trace is None else trace
+
+    async def run() -> None:
+        try:
+            await scenario(seed, trace)
+        except BaseException as error:
+            error.add_note(f"seed {seed} replays this: {len(trace.lines)} steps, {trace.digest}")
+            raise
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, f"tasks are left: {sorted(map(repr, left))}"
+
+    with _one_order(seed), asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(run())
+    return trace

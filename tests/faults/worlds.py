@@ -1,0 +1,171 @@
+"""One store, one runtime, and control planes over them that come, lead, and are killed."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+
+from paddock.app import defaults
+from paddock.app.control import ControlPlane
+from paddock.engine.election import Elector
+from paddock.kit.clock import LoopClock
+from paddock.kit.errors import PaddockError
+from paddock.kit.settings import Settings
+from paddock.kit.tasks import background
+from paddock.manager.service import Manager
+from paddock.resources.meta import Key
+from paddock.runtime.simulated import SimulatedRuntime
+from paddock.store.memory import MemoryStore
+from tests.faults.broken import BrokenRuntime, BrokenStore, Faults
+from tests.faults.virtual import Trace
+from tests.scenario.paddock import SECRETS
+
+LEASE = Key("paddock-system", "controllers")
+
+
+class JumpingClock(LoopClock):
+    """Virtual time whose wall clock an operator sets forward and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = timedelta()
+
+    def now(self):
+        return super().now() + self.offset
+
+    def jump(self, seconds: float) -> None:
+        self.offset += timedelta(seconds=seconds)
+
+
+class Plane:
+    """One control plane of a world: it runs until it is killed."""
+
+    def __init__(self, world: "FaultyWorld", number: int, *, elects: bool) -> None:
+        who = f"plane-{number}"
+        self.store = BrokenStore(world.store, world.faults, who)
+        self.runtime = BrokenRuntime(world.runtime, world.faults, who)
+        self.control = ControlPlane(
+            Settings(pool_size=world.pool_size, cold_creates_per_second=50),
+            SECRETS,
+            store=self.store,  # pyright: ignore[reportArgumentType]
+            runtime=self.runtime,  # pyright: ignore[reportArgumentType]
+            clock=world.clock,
+        )
+        self.ready = asyncio.Event()
+        self.dead = asyncio.Event()
+        self._elector = Elector(self.store, LEASE, who, clock=world.clock) if elects else None
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=who)
+
+    @property
+    def manager(self) -> Manager:
+        return self.control.manager
+
+    @property
+    def leads(self) -> bool:
+        return self._elector is None or self._elector.is_leader
+
+    async def _run(self) -> None:
+        control = self.control
+        async with control.provider.run():
+            while True:
+                try:
+                    await defaults.ensure(
+                        control.store, control.keyring, control.settings, SECRETS.api_key
+                    )
+                    break
+                except PaddockError:
+                    await asyncio.sleep(0.5)
+            self.ready.set()
+            if self._elector is None:
+                await self._work()
+            else:
+                await self._elector.run(self._work)
+
+    async def _work(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for name, work in self.control.work().items():
+                await stack.enter_async_context(background(work, name=name))
+            await asyncio.Event().wait()
+
+    async def serves(self) -> None:
+        """Wait until it can be asked; raises what prevents that."""
+        ready = asyncio.ensure_future(self.ready.wait())
+        try:
+            await asyncio.wait((ready, self._task), return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                await self._task
+        finally:
+            ready.cancel()
+
+    async def kill(self) -> None:
+        """End it between two instructions: nothing it still wants to do reaches anybody."""
+        self.store.is_severed = self.runtime.is_severed = True
+        self.dead.set()
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+
+    def failure(self) -> BaseException | None:
+        """Say what ended it without being asked."""
+        if self._task.done() and not self._task.cancelled():
+            return self._task.exception()
+        return None
+
+
+class FaultyWorld:
+    """What outlives every control plane, and those that run now."""
+
+    def __init__(self, seed: int, trace: Trace, *, pool_size: int = 6, count: int = 1) -> None:
+        self.seed = seed
+        self.trace = trace
+        self.pool_size = pool_size
+        self.clock = JumpingClock()
+        self.faults = Faults(seed, trace)
+        self.store = MemoryStore(clock=self.clock)
+        self.runtime = SimulatedRuntime(clock=self.clock, jitter=0.5, seed=seed)
+        self.planes: list[Plane] = []
+        self.kills = 0
+        self.count = count
+        self._numbers = itertools.count(1)
+
+    async def start(self) -> Plane:
+        """Add a control plane; it serves when this returns."""
+        plane = Plane(self, next(self._numbers), elects=self.count > 1)
+        try:
+            await plane.serves()
+        except BaseException:
+            await plane.kill()
+            raise
+        self.planes.append(plane)
+        return plane
+
+    async def replace(self, plane: Plane) -> Plane:
+        """Kill one and start its successor."""
+        self.kills += 1
+        self.planes.remove(plane)
+        await plane.kill()
+        return await self.start()
+
+    async def staffed(self) -> None:
+        """Make up for a replacement that the end of the trouble cut short."""
+        while len(self.planes) < self.count:
+            await self.start()
+
+    async def calm(self) -> None:
+        """End all trouble."""
+        self.faults.calm()
+        self.runtime.fail_node(is_down=False)
+
+
+@contextlib.asynccontextmanager
+async def faulty_world(
+    seed: int, trace: Trace, *, planes: int = 1, pool_size: int = 6
+) -> AsyncGenerator[FaultyWorld]:
+    """Give a world with so many control planes; kill them all in the end."""
+    world = FaultyWorld(seed, trace, pool_size=pool_size, count=planes)
+    try:
+        await world.staffed()
+        yield world
+    finally:
+        for plane in world.planes:
+            await plane.kill()

@@ -1,0 +1,179 @@
+"""Requests that nobody's client sends, to the servers that no OpenAPI document describes: what the
+control plane answers to gateways and other clusters, a gateway's own small server, the admission
+webhook, the agent on a cluster's nodes. With and without the right to ask: never a 5xx.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine
+
+import aiohttp
+import httpx
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paddock.api import admission
+from paddock.app import admin, node, webhook
+from paddock.app.sharing import PATH as WRITTEN
+from paddock.app.sharing import Replicas
+from paddock.gateway import peers
+from paddock.gateway.activity import Activity
+from paddock.gateway.routes import RouteTable
+from paddock.kit.clock import SystemClock
+from paddock.kit.settings import Settings
+from paddock.kit.tokens import TokenSeed
+from paddock.manager.federal import SIGNATURE, Signer
+from tests.scenario.paddock import SECRETS, paddock
+
+KEYS = (
+    "id", "uid", "url", "seen", "request", "kind", "object", "oldObject", "operation", "metadata",
+    "spec", "name", "namespace", "template", "podTemplate", "routes", "fences", "digest", "news",
+    "pod_uid", "frozen", "podUid", "sandbox_id", "team", "role", "wanted", "method", "path",
+    "query", "body", "status",
+)  # fmt: skip
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**65), 2**65),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=8),
+    st.sampled_from(["", "/", "..", "default", "admin", "member", "CREATE", "UPDATE", "Sandbox"]),
+)
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    ),
+    max_leaves=8,
+)
+BODIES = st.one_of(
+    TREES.map(lambda tree: json.dumps(tree).encode()),
+    TREES.map(lambda tree: msgspec.msgpack.encode(json.loads(json.dumps(tree), parse_int=float))),
+    st.binary(max_size=40),
+    st.sampled_from([b"", b"[" * 20_000, b'{"request":' * 2_000, b"\x91" * 20_000, b"\xff\xfe"]),
+)
+VALUES = st.sampled_from(
+    ["", "Bearer ", "Bearer token", "\xff", "a;b;c;d", "1;2;\xe9;4", "9" * 400]
+)
+Ask = Callable[[str, str, dict[str, str], bytes], Coroutine[None, None, int]]
+
+
+@contextlib.asynccontextmanager
+async def control_plane() -> AsyncGenerator[Ask]:
+    """With replicas and another cluster: everything that it may be asked is served."""
+    peer = {"cluster_id": "here", "federation_peers": "there=http://127.0.0.1:1"}
+    async with paddock(pool_size=0, clock=SystemClock(), **peer) as world:
+        there = Signer(TokenSeed(SECRETS.seed.encode()), "there", world.plane.clock)
+        inner = world.plane.application()
+        app = Replicas("", SECRETS.token).application(inner, world.provider)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)  # pyright: ignore[reportArgumentType]
+        async with httpx.AsyncClient(transport=transport, base_url="http://paddock") as client:
+
+            async def ask(method: str, path: str, headers: dict[str, str], body: bytes) -> int:
+                if headers.pop("rightly", None):
+                    headers["Authorization"] = f"Bearer {SECRETS.token}"
+                    headers[SIGNATURE] = there.sign("here", method, path, body)
+                raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+                answer = await client.request(method, path, headers=raw, content=body)
+                return answer.status_code
+
+            yield ask
+
+
+@contextlib.asynccontextmanager
+async def served(app: web.Application, rightly: Callable[..., dict[str, str]]):
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+
+        async def ask(method: str, path: str, headers: dict[str, str], body: bytes) -> int:
+            if headers.pop("rightly", None):
+                headers |= rightly(method, body)
+            async with session.request(
+                method, server.make_url(path), headers=headers, data=body
+            ) as answer:
+                return answer.status
+
+        yield ask
+
+
+def gateway():
+    seed, clock = TokenSeed(b"seed"), SystemClock()
+    routes = RouteTable(clock)
+    desk = peers.Desk(routes, peers.Gatekeeper(seed, clock))
+
+    def rightly(method: str, body: bytes) -> dict[str, str]:
+        now = clock.now().timestamp()
+        return peers.sign(seed, method, body, now=now, nonce=f"{now}")
+
+    return served(admin.create_app(routes, Activity(), desk, clock), rightly)
+
+
+def agent():
+    return served(node.create_app("token"), lambda *_: {"Authorization": "Bearer token"})
+
+
+@contextlib.asynccontextmanager
+async def hook() -> AsyncGenerator[Ask]:
+    app = admission.create_app([webhook.pod_check(Settings())])
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://webhook") as client:
+
+        async def ask(method: str, path: str, _headers: dict[str, str], body: bytes) -> int:
+            return (await client.request(method, path, content=body)).status_code
+
+        yield ask
+
+
+SERVERS = {
+    "control plane": (
+        control_plane,
+        (
+            "/_paddock/wake", "/_paddock/activity", "/_paddock/sandboxes/x", WRITTEN,
+            "/_federation/snapshot", "/_federation/claims", "/_federation/abandon",
+            "/_federation/calls", "/_federation/sandboxes/x", "/metrics",
+        ),
+        ("authorization", SIGNATURE, "x-paddock-kind", "x-paddock-gone", "x-paddock-from"),
+    ),
+    "gateway": (
+        gateway,
+        (peers.PATH, "/sandboxes", "/metrics", "/healthz", "/nothing"),
+        ("Paddock-Time", "Paddock-Nonce", "Paddock-Signature"),
+    ),
+    "node's agent": (agent, ("/freeze", "/healthz", "/nothing"), ("Authorization",)),
+    "webhook": (hook, (admission.PATH,), ("Accept",)),
+}  # fmt: skip
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", SERVERS)
+def test_no_request_is_an_error_of_a_server_without_a_document(name: str) -> None:
+    opened, paths, headers = SERVERS[name]
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+        ask = runner.run(stack.enter_async_context(opened()))
+
+        @settings(
+            max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        )
+        @given(
+            method=st.sampled_from(["POST", "POST", "PUT", "GET", "DELETE"]),
+            path=st.sampled_from(paths),
+            said=st.dictionaries(st.sampled_from(headers), VALUES, max_size=2),
+            is_ours=st.booleans(),
+            body=BODIES,
+        )
+        def fuzz(method: str, path: str, said: dict, is_ours: bool, body: bytes) -> None:
+            asked = (method, path, said, is_ours, body[:80])
+            sent = {**said, **({"rightly": "yes"} if is_ours else {})}
+            status = runner.run(ask(method, path, sent, body))
+            assert status < 500, (status, asked)
+
+        try:
+            fuzz()
+        finally:
+            runner.run(stack.aclose())

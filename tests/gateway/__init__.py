@@ -1,0 +1,1 @@
+"""The gateway: parsing, routing, proxying, waking."""

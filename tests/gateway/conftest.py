@@ -1,0 +1,18 @@
+"""The gateway is proved on the loop that it runs on."""
+
+import pytest
+import uvloop
+
+from paddock.gateway import finding, waker
+from tests.gateway.rig import PATIENCE_SECONDS
+
+
+def pytest_asyncio_loop_factories(config, item):
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def patient_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for a while is no control plane that does not answer."""
+    monkeypatch.setattr(finding, "_PATIENCE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(waker, "_PASSING_SECONDS", PATIENCE_SECONDS)

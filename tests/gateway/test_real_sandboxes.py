@@ -1,0 +1,283 @@
+"""The gateway in front of real sandboxes: waking, announcing, surviving."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable
+from itertools import pairwise
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.gateway.rig import PATIENCE_SECONDS
+from tests.installation import Box, Installation
+from tests.runtime.nodes import eventually
+from tests.store.kubernetes.valve import valve
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(300)]
+
+SERVER = """
+import http.server, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        body = str(os.getpid()).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_):
+        pass
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 256
+Server(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+WAKES = {"autoPause": True, "autoResume": {"enabled": True}}
+
+
+async def phase(paddock: Installation, sandbox_id: str) -> str:
+    found = await paddock.api("GET", f"/sandboxes/{sandbox_id}")
+    return found["state"]
+
+
+async def wake_count(paddock: Installation, sandbox_id: str) -> int:
+    wakes = 0
+    for port in paddock.admin_ports:
+        async with paddock.http.get(f"http://127.0.0.1:{port}/sandboxes") as response:
+            traffic = await response.json(content_type=None)
+            wakes += traffic.get(sandbox_id, {}).get("wakes", 0)
+    return wakes
+
+
+async def test_paused_sandboxes_wake_for_their_callers_from_freeze_and_hibernate() -> None:
+    async with Installation() as paddock:
+        box = await paddock.create(timeout=300, **WAKES)
+        await paddock.serve_inside(box, 8000, SERVER)
+        status, before = await paddock.call(box, 8000)
+        assert status == 200
+        # Freeze: the very process that ran before answers.
+        await paddock.api("POST", f"/sandboxes/{box.id}/pause")
+        assert await phase(paddock, box.id) == "paused"
+        assert await paddock.call(box, 8000) == (200, before)
+        assert await phase(paddock, box.id) == "running"
+        # A hundred at once: one waking, a hundred answers, from the same process.
+        await paddock.api("POST", f"/sandboxes/{box.id}/pause")
+        woken = await wake_count(paddock, box.id)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+
+            async def post(number: int) -> bytes:
+                body = f"request {number}".encode()
+                headers = {"E2b-Sandbox-Id": box.id, "E2b-Sandbox-Port": "8000"}
+                async with session.post(paddock.url, data=body, headers=headers) as response:
+                    assert response.status == 200
+                    return await response.read()
+
+            answers = await asyncio.gather(*(post(number) for number in range(100)))
+        assert answers == [f"request {number}".encode() for number in range(100)]
+        assert await wake_count(paddock, box.id) == woken + 1
+        assert await paddock.call(box, 8000) == (200, before)
+        # Calls while it is being paused succeed.
+        pausing = asyncio.create_task(paddock.api("POST", f"/sandboxes/{box.id}/pause"))
+        calls = 0
+        while calls < 20 or not pausing.done():
+            status, body = await paddock.call(box, 8000)
+            assert (status, body) == (200, before)
+            calls += 1
+        await asyncio.gather(pausing, return_exceptions=True)
+        # Strangers wake nothing.
+        assert await paddock.call(box, 8000) == (200, before)
+        await eventually(lambda: phase_is(paddock, box.id, "running"), seconds=60)
+        await paddock.api("POST", f"/sandboxes/{box.id}/pause")
+        for token in ({}, {"X-Access-Token": "wrong"}):
+            status, _ = await paddock.call(
+                box, 49983, "/process.Process/List", method="POST", token=False, headers=token
+            )
+            assert status == 401
+        assert await phase(paddock, box.id) == "paused"
+        await paddock.call(box, 8000)
+        # Hibernate: memory on disk, and the same process again.
+        path = await hibernating(paddock, box.id)
+        await paddock.api("POST", f"/sandboxes/{box.id}/pause")
+        status = (await paddock.kube("GET", path))["status"]
+        assert status["pauseStrategy"] == "Hibernate"
+        assert await paddock.call(box, 8000) == (200, before)
+        # Killed: the words that clients parse.
+        await paddock.api("DELETE", f"/sandboxes/{box.id}")
+        for port in (8000, 49983):
+            status, body = await paddock.call(box, port, "/health")
+            assert status == 502
+            assert b"The sandbox was not found" in body
+
+
+async def phase_is(paddock: Installation, sandbox_id: str, wanted: str) -> bool:
+    return await phase(paddock, sandbox_id) == wanted
+
+
+async def hibernating(paddock: Installation, sandbox_id: str) -> str:
+    """Let a sandbox's pauses store its memory; gives the object's path."""
+    return await change(paddock, sandbox_id, {"pauseStrategy": "Hibernate"})
+
+
+async def change(paddock: Installation, sandbox_id: str, spec: object) -> str:
+    """Change a sandbox's object; gives its path."""
+    base = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxes"
+    listed = await paddock.kube("GET", base)
+    [name] = [
+        item["metadata"]["name"]
+        for item in listed["items"]
+        if item["spec"].get("claim", {}).get("sandboxId") == sandbox_id
+    ]
+    await paddock.kube(
+        "PATCH",
+        f"{base}/{name}",
+        {"spec": spec},
+        kind="application/merge-patch+json",
+    )
+    return f"{base}/{name}"
+
+
+async def test_a_route_is_known_to_every_gateway_before_create_returns() -> None:
+    async with Installation(gateways=3, gateway_ports=True, pool_size=4) as paddock:
+        await eventually(lambda: all_reported(paddock), seconds=60)
+        for _ in range(4):
+            box = await paddock.create(timeout=60)
+            # Straight to every gateway, without a lookup: a control plane that is stopped
+            # cannot be asked.
+            paddock._processes["control"].send_signal(signal.SIGSTOP)
+            try:
+                for number in range(3):
+                    status, _ = await asyncio.wait_for(
+                        paddock.call(box, 49983, "/health", gateway=number), PATIENCE_SECONDS
+                    )
+                    assert status == 204
+            finally:
+                paddock._processes["control"].send_signal(signal.SIGCONT)
+
+
+async def all_reported(paddock: Installation) -> bool:
+    async with paddock.http.post(
+        f"http://127.0.0.1:{paddock.api_port}/_paddock/activity",
+        json={"url": f"http://127.0.0.1:{paddock.admin_ports[0]}"},
+        headers={"Authorization": f"Bearer {paddock.secrets.token}"},
+    ) as response:
+        return len(await response.json(content_type=None)) == 3
+
+
+async def test_a_gateway_that_is_killed_or_restarted_serves_its_sandboxes_again_at_once() -> None:
+    async with Installation(gateways=2) as paddock:
+        box = await paddock.create(timeout=300)
+        await paddock.serve_inside(box, 8000, SERVER)
+        expected = await paddock.call(box, 8000)
+        paddock.kill("gateway-0")
+        # The other one goes on; connections to the dead one are made anew by clients.
+        async with aiohttp.ClientSession() as session:
+            paddock.http, kept = session, paddock.http
+            assert await paddock.call(box, 8000) == expected
+            paddock.http = kept
+        paddock.kill("gateway-1")
+        await paddock.start_gateway(0)
+        # As soon as it says that it is ready.
+        assert await paddock.call(box, 8000) == expected
+        await paddock.stop("gateway-0")
+        await paddock.start_gateway(0)
+        assert await paddock.call(box, 8000) == expected
+        # And without a control plane: what runs stays reachable.
+        paddock.kill("control")
+        assert await paddock.call(box, 8000) == expected
+        await paddock.start_control()
+        assert await paddock.call(box, 8000) == expected
+        assert Path(f"/proc/{paddock.pid('gateway-0')}").exists()
+
+
+IDLE_SECONDS = 8
+BUSY = """
+import time
+while True:
+    until = time.process_time() + 0.05
+    while time.process_time() < until: pass
+    time.sleep(0.05)
+"""
+
+
+async def test_only_a_sandbox_without_requests_and_without_work_is_paused_for_being_idle() -> None:
+    async with Installation(pool_size=3) as paddock:
+        idle, busy, called = [await paddock.create(timeout=300, **WAKES) for _ in range(3)]
+        await paddock.serve_inside(idle, 8000, SERVER)
+        _, before = await paddock.call(idle, 8000)
+        await paddock.write_file(busy, "/home/user/busy.py", BUSY.encode())
+        await paddock.run(busy, "nohup python3 /home/user/busy.py >/dev/null 2>&1 </dev/null &")
+        for box in (idle, busy, called):
+            await change(paddock, box.id, {"idlePause": {"afterSeconds": IDLE_SECONDS}})
+        calls: list[float] = []
+
+        async def is_paused_while_another_is_called() -> bool:
+            status, _ = await paddock.call(called, 49983, "/health")
+            assert status == 204
+            calls.append(time.monotonic())
+            return await phase(paddock, idle.id) == "paused"
+
+        while True:
+            await eventually(is_paused_while_another_is_called, seconds=60, pause=0.5)
+            phases = {await phase(paddock, box.id) for box in (busy, called)}
+            silences = [later - call for call, later in pairwise([*calls, time.monotonic()])]
+            if phases == {"running"} or max(silences) < IDLE_SECONDS / 2:
+                break
+            # The machine stood still: whoever was called or had work was idle for as long.
+            for box in (idle, busy):
+                await paddock.run(box, "true")
+            calls.clear()
+        assert phases == {"running"}
+        # And it is there again for whoever calls: the same process.
+        assert await paddock.call(idle, 8000) == (200, before)
+
+
+async def test_a_gateway_that_was_cut_off_heals_through_its_peers_and_keeps_no_stale_route() -> (
+    None
+):
+    async with (
+        Installation(gateways=3, gateway_ports=True, pool_size=3) as paddock,
+        valve(f"http://127.0.0.1:{paddock.api_port}") as control,
+    ):
+        await paddock.stop("gateway-2")
+        await paddock.start_gateway(2, PADDOCK_API_PORT=control.url.rpartition(":")[2])
+        await eventually(lambda: all_reported(paddock), seconds=60)
+        stays, dies = [await paddock.create(timeout=300) for _ in range(2)]
+
+        async def health(number: int, sandbox: Box) -> tuple[int, bool]:
+            status, body = await paddock.call(sandbox, 49983, "/health", gateway=number)
+            return status, b"The sandbox was not found" in body
+
+        for number in range(3):
+            assert await health(number, dies) == (204, False)
+        # Neither the control plane nor its peers reach it; then one dies and one is born.
+        third = paddock._processes["gateway-2"]
+        third.send_signal(signal.SIGSTOP)
+        control.shut()
+        try:
+            await paddock.api("DELETE", f"/sandboxes/{dies.id}")
+            born = await paddock.create(timeout=300)
+        finally:
+            third.send_signal(signal.SIGCONT)
+        # Its peers are all it has now, and they are enough.
+        await eventually(lambda: is_(health(2, dies), (502, True)), seconds=60)
+        await eventually(lambda: is_(health(2, born), (204, False)), seconds=60)
+        assert await health(2, stays) == (204, False)
+        # What comes late when the control plane is back brings nothing back, here or elsewhere.
+        control.open()
+        await eventually(lambda: all_reported(paddock), seconds=60)
+        for number in range(3):
+            assert await health(number, dies) == (502, True)
+            assert await health(number, born) == (204, False)
+            assert await health(number, stays) == (204, False)
+
+
+async def is_(found: Awaitable[object], expected: object) -> bool:
+    return await found == expected

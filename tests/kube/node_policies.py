@@ -1,0 +1,89 @@
+"""NetworkPolicies as packet-filter rules for one node's pods: a pure function of what there is.
+
+A cluster leaves this to its network plugin, and the plain ones that a test's node has enforce
+nothing. Here whoever is under a policy is reached, or reaches others, only as some policy says;
+the node itself reaches its pods always, because probes come from there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Object = Mapping[str, Any]
+
+
+def ingress(policies: Sequence[Object], pods: Sequence[Object], spaces: Sequence[Object]) -> str:
+    """Give the rules about who may speak to pods."""
+    return "\n".join(_rules("Ingress", policies, pods, spaces))
+
+
+def egress(policies: Sequence[Object], pods: Sequence[Object], spaces: Sequence[Object]) -> str:
+    """Give the rules about whom pods may speak to."""
+    return "\n".join(_rules("Egress", policies, pods, spaces))
+
+
+def _rules(
+    direction: str, policies: Sequence[Object], pods: Sequence[Object], spaces: Sequence[Object]
+) -> Iterator[str]:
+    own, other, word = ("saddr", "daddr", "to")
+    if direction == "Ingress":
+        own, other, word = ("daddr", "saddr", "from")
+    held: set[str] = set()
+    for policy in policies:
+        spec, space = policy["spec"], policy["metadata"]["namespace"]
+        if direction not in spec["policyTypes"]:
+            continue
+        inside = [pod for pod in pods if pod["metadata"]["namespace"] == space]
+        chosen = _addresses(inside, spec["podSelector"])
+        if not chosen:
+            continue
+        held |= chosen
+        for rule in spec.get(direction.lower(), ()):
+            peers = [_peer(other, peer, space, pods, spaces) for peer in rule.get(word) or ()]
+            for peer in filter(None, peers) if peers else ("",):
+                for ports in _ports(rule.get("ports", ())):
+                    yield f"ip {own} {_set(chosen)} {peer} {ports} return"
+    if held:
+        # Refused rather than swallowed, so that nobody has to wait to see it.
+        yield f"ip {own} {_set(held)} reject"
+
+
+def _peer(
+    other: str, peer: Object, space: str, pods: Sequence[Object], spaces: Sequence[Object]
+) -> str:
+    """Say which addresses a peer has; nothing where there is none."""
+    if block := peer.get("ipBlock"):
+        if ":" in block["cidr"]:
+            return ""
+        but = {text for text in block.get("except", ()) if ":" not in text}
+        return f"ip {other} {block['cidr']}" + (f" ip {other} != {_set(but)}" if but else "")
+    there = {space}
+    if "namespaceSelector" in peer:
+        found = [item for item in spaces if _matches(peer["namespaceSelector"], item)]
+        there = {item["metadata"]["name"] for item in found}
+    inside = [pod for pod in pods if pod["metadata"]["namespace"] in there]
+    addresses = _addresses(inside, peer.get("podSelector", {}))
+    return f"ip {other} {_set(addresses)}" if addresses else ""
+
+
+def _ports(ports: Sequence[Object]) -> list[str]:
+    by_protocol: dict[str, set[str]] = {}
+    for port in ports:
+        protocol = port.get("protocol", "TCP").lower()
+        by_protocol.setdefault(protocol, set()).add(str(port["port"]))
+    return [f"{name} dport {_set(found)}" for name, found in by_protocol.items()] or [""]
+
+
+def _addresses(pods: Sequence[Object], selector: Object) -> set[str]:
+    alive = [pod for pod in pods if pod["status"].get("phase") in ("Pending", "Running")]
+    found = {pod["status"].get("podIP") for pod in alive if _matches(selector, pod)}
+    return {address for address in found if address}
+
+
+def _matches(selector: Object, item: Object) -> bool:
+    assert not selector.get("matchExpressions"), "ours are labels only"
+    labels = item["metadata"].get("labels", {})
+    return selector.get("matchLabels", {}).items() <= labels.items()
+
+
+def _set(items: set[str]) -> str:
+    return "{ " + ", ".join(sorted(items)) + " }"

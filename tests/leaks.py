@@ -1,0 +1,323 @@
+"""No run of the tests leaves anything behind: the check at the end of every run.
+
+Each run has a directory of its own for temporary files, and its name is in the environment of
+whatever the run starts. So what belongs to this run is known, whatever else goes on on the
+machine: processes by their environment, files and mounts by their path, control groups and links
+by the nodes that were noted here when they were made (`note_node`, `note_group`).
+
+Every process of the run (a worker of xdist, or the only one) looks at itself when its tests are
+over: descriptors, threads, child processes, and tasks that were still pending when their loop was
+closed. Then the one that leads looks at the machine. What is found fails the run, each with the
+test that made it where that is known.
+"""
+
+import asyncio
+import asyncio.runners
+import collections
+import contextlib
+import fcntl
+import gc
+import hashlib
+import inspect
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SPARE_DESCRIPTORS = 8
+"""A library may keep a few for good: its selector, its random device."""
+OTHERS_CACHES = ("node-compile-cache",)
+"""What other people's programs keep for good where temporary files are."""
+PATIENCE_SECONDS = 60.0
+"""For the kernel to finish, on a machine that is busy."""
+TURNS = 20
+"""Of a loop that is about to be closed, for tasks that are just ending."""
+_NOTES, _LEFT = ".notes", ".left"
+_GROUPS = Path("/sys/fs/cgroup")
+_DEVICES = ("/dev/ptmx", "/ptmx", "/dev/pts/", "/memfd:", "/proc/")
+
+
+def note_node(state: Path, fabric_lock: Path | None = None, number: int | None = None) -> None:
+    """Say that a node was made: whatever has its name is ours."""
+    node_id = hashlib.sha256(str(state.absolute()).encode()).hexdigest()[:8]
+    _note("group", f"paddock-{node_id}")
+    if fabric_lock is not None:
+        _note("links", f"{number} {fabric_lock}")
+
+
+def note_group(name: str) -> None:
+    """Say that a control group was made, by its name below a hierarchy's root."""
+    _note("group", name)
+
+
+def _note(kind: str, what: str) -> None:
+    with (Path(tempfile.gettempdir()) / _NOTES).open("a") as notes:
+        notes.write(f"{kind} {what}\n")
+
+
+class Standing:
+    """What a process of the tests had when it began."""
+
+    def __init__(self) -> None:
+        self._children = _children()
+        self._threads = _threads()
+        self._descriptors = _descriptors()
+        self._since: dict[str, str] = {}
+
+    def look(self, test: str) -> None:
+        """Remember which test had a descriptor first."""
+        for what in _descriptors():
+            self._since.setdefault(what, test)
+
+    def left(self) -> list[str]:
+        """Name what has come since."""
+        gc.collect()
+        left = [f"process {item}" for item in _children() - self._children]
+        left += [f"thread {item.name}" for item in _threads() - self._threads]
+        grown = _descriptors() - self._descriptors
+        if grown.total() > SPARE_DESCRIPTORS:
+            kinds = collections.Counter[str]()
+            for what, count in grown.items():
+                test = self._since.get(what, "the end of the run")
+                kinds[f"descriptors: {what.partition(':[')[0]}, since {test}"] += count
+            left += [f"{count} {kind}" for kind, count in kinds.most_common()]
+        return left
+
+
+def _children() -> set[str]:
+    """Child processes that are no part of Python itself."""
+    found: set[str] = set()
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            pids = (thread / "children").read_text().split()
+        except OSError:  # the thread has ended meanwhile
+            continue
+        for pid in pids:
+            command = _command(pid)
+            if command is not None and "multiprocessing" not in command:
+                found.add(f"{pid} {command}")
+    return found
+
+
+def _command(pid: str) -> str | None:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return None
+    return (command.strip() or "that has ended and was not waited for")[:200]
+
+
+def _threads() -> set[threading.Thread]:
+    """Threads that keep a process from ending."""
+    return {
+        item
+        for item in threading.enumerate()
+        if item is not threading.main_thread() and not item.daemon
+    }
+
+
+def _descriptors() -> collections.Counter[str]:
+    """What is open, by what it is: numbers are used again.
+
+    Files count where they are temporary: libraries keep those that are their own.
+    """
+    found = collections.Counter[str]()
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            what = str(path.readlink())
+            if not what.startswith("/") or what.startswith((tempfile.gettempdir(), *_DEVICES)):
+                found[what] += 1
+    return found
+
+
+class Machine:
+    """What this run has on the machine, beside the processes that run tests."""
+
+    def __init__(self, place: Path, tests: Path) -> None:
+        self._place = place
+        self._roots = (f"{place}/", f"{tests}/")
+        self._mark = f"TMPDIR={place}\0".encode()
+
+    def left(self) -> list[str]:
+        """Name what is there now."""
+        notes = self._notes()
+        return [
+            *self._processes(),
+            *self._mounts(),
+            *self._loops(),
+            *self._groups({what for kind, what in notes if kind == "group"}),
+            *self._links({what for kind, what in notes if kind == "links"}),
+            *self._files(),
+        ]
+
+    @property
+    def is_bare(self) -> bool:
+        """Say whether nothing of anybody's would be lost with the directory."""
+        return not any(self._files()) and not any(self._mounts())
+
+    def _notes(self) -> list[tuple[str, str]]:
+        try:
+            lines = (self._place / _NOTES).read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [(kind, what) for kind, _, what in (line.partition(" ") for line in lines)]
+
+    def _processes(self) -> Generator[str]:
+        for path in Path("/proc").iterdir():
+            if not path.name.isdigit() or int(path.name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError):
+                environment = (path / "environ").read_bytes()
+                if self._mark in environment:
+                    made = dict(item.partition(b"=")[::2] for item in environment.split(b"\0")).get(
+                        b"PYTEST_CURRENT_TEST", b"no test"
+                    )
+                    yield f"process {path.name} {_command(path.name)}, by {made.decode()}"
+
+    def _mounts(self) -> Generator[str]:
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            if (point := line.split()[4]).startswith(self._roots):
+                yield f"mount {point}"
+
+    def _loops(self) -> Generator[str]:
+        for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+            with contextlib.suppress(OSError):
+                # One that clears itself goes with its last mount, and ours are found as such: what
+                # keeps it then is a copy of the mounts that somebody else's sandboxes have.
+                is_cleared = path.with_name("autoclear").read_text().strip() == "1"
+                file = path.read_text().strip()
+                if file.startswith(self._roots) and not is_cleared:
+                    yield f"loop device {path.parts[3]} of {file}"
+
+    def _groups(self, names: set[str]) -> Generator[str]:
+        for name in names:
+            for path in (_GROUPS / name, *_GROUPS.glob(f"*/{name}")):
+                if path.is_dir():
+                    yield f"control group {path}"
+
+    def _links(self, fabrics: set[str]) -> Generator[str]:
+        devices = [path.name for path in Path("/sys/class/net").iterdir()]
+        for fabric in fabrics:
+            number, _, lock = fabric.partition(" ")
+            links = [name for name in devices if name.startswith(f"pd{number}-")]
+            if links and _is_free(Path(lock)):
+                yield f"links {links}"
+
+    def _files(self) -> Generator[str]:
+        for path in self._place.iterdir():
+            if path.name not in OTHERS_CACHES and not path.name.startswith((_NOTES, _LEFT)):
+                # Somebody may be removing it just now.
+                with contextlib.suppress(FileNotFoundError):
+                    is_file = not path.is_dir()
+                    inside = "file" if is_file else sorted(item.name for item in path.iterdir())
+                    yield f"{path} ({inside})"
+
+
+def _is_free(lock: Path) -> bool:
+    """Say whether nobody uses what this lock stands for: another run may have it by now."""
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def _settled(left: Callable[[], list[str]], seconds: float) -> list[str]:
+    """Look until nothing is left, or time is over."""
+    deadline = time.monotonic() + seconds
+    while (found := left()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def _forgotten(loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
+    """Give what is pending there and was not told to end."""
+    return [
+        task
+        for task in asyncio.all_tasks(loop)
+        # Generators that the collector found are closed by the loop, in tasks of its own.
+        if inspect.iscoroutine(coro := task.get_coro())
+        # Nor does it matter what libraries do in their servers of fakes.
+        and "site-packages" not in coro.cr_code.co_filename
+        and not task.cancelling()
+    ]
+
+
+class Watch:
+    """The plugin: one in each process of a run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._leads = not hasattr(config, "workerinput")
+        self._found: list[str] = []
+        self._tasks: list[str] = []
+        if self._leads:
+            # Before any worker starts: all of them have it.
+            usual = tempfile.gettempdir()
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", usual)
+            self._place = Path(tempfile.mkdtemp(prefix="pt", dir=usual))
+            self._place.chmod(0o1777)  # Nodes of other users have files there too.
+            os.environ["TMPDIR"] = tempfile.tempdir = str(self._place)
+        else:
+            self._place = Path(tempfile.gettempdir())
+        self._standing = Standing()
+        self._watch_tasks()
+
+    def _watch_tasks(self) -> None:
+        """Note what is still pending where a loop is closed: nobody waits for it any more."""
+        cancel_all: Any = asyncio.runners._cancel_all_tasks
+
+        def noting(loop: asyncio.AbstractEventLoop) -> None:
+            test = os.environ.get("PYTEST_CURRENT_TEST", "no test")
+            for _ in range(TURNS):
+                if not _forgotten(loop):
+                    break
+                # What needs no more than its turn, or to hear of an end, is not waited for either.
+                loop.run_until_complete(asyncio.sleep(0))
+            for task in _forgotten(loop):
+                self._tasks.append(f"task {task.get_name()} {task.get_coro()!r}, by {test}")
+            cancel_all(loop)
+
+        asyncio.runners._cancel_all_tasks = noting
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Look after each test."""
+        self._standing.look(nodeid)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(
+        self, session: pytest.Session, exitstatus: int
+    ) -> Generator[None, None, None]:
+        """Look, when everything that was set up has been taken down."""
+        yield
+        seconds = PATIENCE_SECONDS if exitstatus in (0, 1, 5) else 0
+        left = self._tasks + _settled(self._standing.left, seconds)
+        if not self._leads:
+            worker = os.environ["PYTEST_XDIST_WORKER"]
+            (self._place / f"{_LEFT}-{worker}").write_text("\n".join(left))
+            return
+        for file in sorted(self._place.glob(f"{_LEFT}-*")):
+            worker = file.name.rpartition("-")[2]
+            left += [f"{worker}: {line}" for line in file.read_text().splitlines()]
+        tests = self._config._tmp_path_factory.getbasetemp()  # pyright: ignore[reportAttributeAccessIssue]
+        machine = Machine(self._place, tests)
+        left += _settled(machine.left, seconds)
+        if left:
+            self._found = left
+            session.exitstatus = max(session.exitstatus, pytest.ExitCode.TESTS_FAILED)
+        if machine.is_bare:
+            shutil.rmtree(self._place)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Name what was left."""
+        if self._found:
+            terminalreporter.section("left behind", red=True, bold=True)
+            for line in self._found:
+                terminalreporter.line(line)

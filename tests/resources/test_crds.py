@@ -1,0 +1,85 @@
+"""The definitions in deploy/crds say what the structs say, in a form an API server takes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddock.resources import crds
+from paddock.resources.constraints import LIMITS
+from paddock.resources.registry import KINDS, KindInfo
+from paddock.resources.rules import RULES, TRANSITIONS
+from paddock.resources.schema import schema_of_kind
+
+DIRECTORY = Path(__file__).parents[2] / "deploy" / "crds"
+
+each_kind = pytest.mark.parametrize("info", KINDS, ids=lambda info: info.kind)
+
+
+@each_kind
+def test_the_definition_on_disk_is_the_one_the_structs_give(info: KindInfo):
+    on_disk = (DIRECTORY / crds.file_name(info)).read_text()
+    assert on_disk == crds.render(info), "run: python -m paddock.resources.crds --write deploy/crds"
+
+
+def test_no_definition_is_left_over():
+    listed = {path.name for path in DIRECTORY.glob("*.yaml")} - {"kustomization.yaml"}
+    assert listed == {crds.file_name(info) for info in KINDS}
+
+
+def test_writing_removes_what_is_no_kind_any_more(tmp_path: Path):
+    stale = tmp_path / "paddock.dev_dinosaurs.yaml"
+    stale.touch()
+    crds.main(["--write", str(tmp_path)])
+    assert not stale.exists()
+    assert len(list(tmp_path.iterdir())) == len(KINDS)
+
+
+def nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield schema
+    for child in schema.get("properties", {}).values():
+        yield from nodes(child)
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            yield from nodes(schema[name])
+
+
+@each_kind
+def test_schemas_are_structural(info: KindInfo):
+    for node in nodes(schema_of_kind(info.cls)):
+        assert "type" in node or node.get("x-kubernetes-int-or-string")
+        if node.get("type") == "array":
+            assert node["x-kubernetes-list-type"] == "atomic"
+        assert "$ref" not in node
+
+
+@each_kind
+def test_paths_of_columns_rules_and_selectable_fields_exist(info: KindInfo):
+    schema = schema_of_kind(info.cls)
+    for path in (*(column.path for column in info.columns), *info.selectable):
+        if not path.startswith(".metadata"):
+            assert resolve(schema, path), path
+    for node in nodes(schema):
+        for rule in node.get("x-kubernetes-validations", ()):
+            assert resolve(node, rule["fieldPath"]), rule
+
+
+def resolve(schema: dict[str, Any], path: str) -> dict[str, Any] | None:
+    for name in path.lstrip(".").split("."):
+        schema = schema.get("properties", {}).get(name, {})
+    return schema or None
+
+
+def test_descriptions_come_from_the_source():
+    sandbox = schema_of_kind(next(info.cls for info in KINDS if info.kind == "Sandbox"))
+    spec = sandbox["properties"]["spec"]["properties"]
+    assert "Dead from this instant" in spec["shutdownTime"]["description"]
+    assert "milliseconds" in spec["pauseStrategy"]["description"]
+
+
+def test_every_limit_and_rule_names_a_field_that_exists():
+    for cls, limits in LIMITS.items():
+        assert set(limits) <= set(cls.__struct_fields__), cls
+    for cls in {**RULES, **TRANSITIONS}:
+        assert cls.__struct_fields__

@@ -1,0 +1,223 @@
+"""What may be stored, and what people are told about what may not."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from paddock.kit.errors import InvalidError
+from paddock.resources import codec, syntax
+from paddock.resources.builtin import Namespace, Secret
+from paddock.resources.claim import SandboxClaim, SandboxClaimSpec
+from paddock.resources.meta import ObjectMeta, OwnerReference, with_meta
+from paddock.resources.pool import Capacity, SandboxPool, SandboxPoolSpec
+from paddock.resources.sandbox import Sandbox, SandboxSpec
+from paddock.resources.template import TemplateRef
+from paddock.resources.validation import problems_of, validate_create, validate_update
+from tests.resources.bad_objects import BAD, BAD_CHANGES, Bad, BadChange
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+def paths_of(error: InvalidError) -> list[str]:
+    return [problem.path for problem in error.problems]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: f"{bad.kind}: {bad.why}")
+def test_a_bad_object_is_refused_with_the_path_of_the_field_to_blame(bad: Bad):
+    with pytest.raises(InvalidError) as caught:
+        validate_create(codec.decode_any(bad.document))
+    assert bad.path in paths_of(caught.value)
+    assert bad.path in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", BAD_CHANGES, ids=lambda bad: f"{bad.kind}: {bad.why}")
+def test_what_is_fixed_cannot_be_changed(bad: BadChange):
+    before, after = (
+        codec.decode_any({"kind": bad.kind, "metadata": {"name": "x"}, "spec": spec})
+        for spec in (bad.before, bad.after)
+    )
+    validate_create(before)
+    validate_create(after)
+    with pytest.raises(InvalidError) as caught:
+        validate_update(before, after)
+    assert paths_of(caught.value) == [bad.path]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_is_valid(path: Path):
+    documents = list(yaml.safe_load_all(path.read_text()))
+    assert documents
+    for document in documents:
+        validate_create(codec.decode_any(document))
+
+
+def test_there_is_an_example_of_every_kind():
+    shown = {
+        document["kind"] for path in EXAMPLES for document in yaml.safe_load_all(path.read_text())
+    }
+    assert shown == {
+        "BatchSandbox", "Checkpoint", "Sandbox", "SandboxClaim", "SandboxEnv", "SandboxPool",
+        "SandboxTemplate",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("document", "path"),
+    [
+        ({"kind": "Sandbox", "metadata": {"labels": {"a": "x", "b": 1}}}, "metadata.labels.b"),
+        (
+            {
+                "kind": "SandboxEnv",
+                "spec": {
+                    "templateRef": {"name": "t"},
+                    "clusters": {
+                        "good": {"members": {"m": {}}},
+                        "bad": {"members": {"fine": {}, "odd": {"config": {"priority": "x"}}}},
+                    },
+                },
+            },
+            "spec.clusters.bad.members.odd.config.priority",
+        ),
+        (
+            {"kind": "SandboxTemplate", "spec": {"ports": [{"port": 1}, {"port": "x"}]}},
+            "spec.ports[1].port",
+        ),
+        ({"kind": "Sandbox", "spec": {"template": {"env": {"A": []}}}}, "spec.template.env.A"),
+        ({"kind": "SandboxTemplate", "spec": {"ports": [{}]}}, "spec.ports[0].port"),
+    ],
+)
+def test_a_wrong_type_is_told_with_its_whole_path(document: dict[str, object], path: str):
+    with pytest.raises(InvalidError) as caught:
+        codec.decode_any(document)
+    assert paths_of(caught.value) == [path]
+
+
+def test_all_problems_are_told_at_once():
+    pool = SandboxPool(
+        metadata=ObjectMeta(name="Pool"),
+        spec=SandboxPoolSpec(replicas=1, capacity=Capacity(buffer_min=3, buffer_max=2, pool_max=1)),
+    )
+    with pytest.raises(InvalidError) as caught:
+        validate_create(pool)
+    assert set(paths_of(caught.value)) == {
+        "metadata.name",
+        "spec.capacity.bufferMin",
+        "spec.capacity.bufferMax",
+        "spec.replicas",
+        "spec.template",
+    }
+
+
+def test_a_stored_object_that_is_invalid_by_now_can_still_lose_its_finalizer():
+    stored = SandboxClaim(
+        metadata=ObjectMeta(name="old", finalizers=("paddock.dev/claim",)),
+        spec=SandboxClaimSpec(template_name=""),
+    )
+    assert problems_of(stored)
+    validate_update(stored, with_meta(stored, finalizers=()))
+
+
+def test_no_finalizer_is_added_to_what_is_being_deleted():
+    dying = codec.decode_any(
+        {
+            "kind": "Sandbox",
+            "metadata": {"name": "a", "deletionTimestamp": "2030-01-01T00:00:00Z"},
+            "spec": {"restoreFrom": "cp"},
+        }
+    )
+    with pytest.raises(InvalidError, match=r"metadata\.finalizers"):
+        validate_update(dying, with_meta(dying, finalizers=("example.com/late",)))
+
+
+def test_a_claim_can_be_cleared_and_given_anew():
+    claim = {"sandboxId": "a", "owner": "t", "lock": "l", "claimTime": "2030-01-01T00:00:00Z"}
+    held = codec.decode_any(
+        {"kind": "Sandbox", "metadata": {"name": "a"}, "spec": {"restoreFrom": "c", "claim": claim}}
+    )
+    assert isinstance(held, Sandbox)
+    free = structs.replace(held, spec=structs.replace(held.spec, claim=None))
+    validate_update(held, free)
+    validate_update(free, held)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("SandboxClaim", "spec.templateName"),
+        ("Checkpoint", "spec.sandboxName"),
+        ("SandboxEnv", "spec.templateRef.name"),
+        ("Sandbox", "spec.template"),
+        ("SandboxPool", "spec.template"),
+        ("BatchSandbox", "spec.template"),
+    ],
+)
+def test_a_spec_that_is_missing_is_missed(kind: str, path: str):
+    with pytest.raises(InvalidError) as caught:
+        validate_create(codec.decode_any({"kind": kind, "metadata": {"name": "a"}}))
+    assert path in paths_of(caught.value)
+
+
+def test_a_name_to_be_generated_is_checked_too():
+    spec = SandboxSpec(template_ref=TemplateRef(name="t"))
+    validate_create(Sandbox(metadata=ObjectMeta(generate_name="pool-"), spec=spec))
+    with pytest.raises(InvalidError, match=r"metadata\.generateName"):
+        validate_create(Sandbox(metadata=ObjectMeta(generate_name="Pool-"), spec=spec))
+    with pytest.raises(InvalidError, match="name or generateName is needed"):
+        validate_create(Sandbox(spec=spec))
+
+
+@pytest.mark.parametrize(
+    ("meta", "path"),
+    [
+        (ObjectMeta(name="a", labels={"-x": ""}), "metadata.labels"),
+        (ObjectMeta(name="a", labels={"x": "y z"}), "metadata.labels"),
+        (ObjectMeta(name="a", annotations={"a/b/c": ""}), "metadata.annotations"),
+        (ObjectMeta(name="a", annotations={"a": "x" * 300_000}), "metadata.annotations"),
+        (ObjectMeta(name="a", finalizers=("not ok",)), "metadata.finalizers"),
+        (
+            ObjectMeta(
+                name="a",
+                owner_references=(OwnerReference(api_version="v1", kind="X", name="x", uid=""),),
+            ),
+            "metadata.ownerReferences[0].uid",
+        ),
+        (ObjectMeta(name="a" * 64), "metadata.name"),
+    ],
+)
+def test_metadata_is_checked_as_kubernetes_does(meta: ObjectMeta, path: str):
+    assert [problem.path for problem in problems_of(Namespace(metadata=meta))] == [path]
+
+
+def test_values_of_a_secret_are_base64():
+    secret = Secret(metadata=ObjectMeta(name="s"), data={"good": "YQ==", "bad": "a"})
+    assert [problem.path for problem in problems_of(secret)] == ["data.bad"]
+
+
+@given(st.text(max_size=300))
+def test_checks_of_spelling_never_fail_themselves(text: str):
+    for check in (
+        syntax.dns_subdomain, syntax.dns_label, syntax.qualified_name, syntax.label_value,
+        syntax.env_name, syntax.network, syntax.network_or_domain, syntax.address, syntax.cron,
+        syntax.base64_text, syntax.secret_key,
+    ):  # fmt: skip
+        assert check(text) is None or isinstance(check(text), str)
+
+
+@given(
+    low=st.integers(0, 9), high=st.integers(0, 9), least=st.integers(0, 9), most=st.integers(0, 9)
+)
+def test_capacity_is_accepted_exactly_when_its_bands_fit(
+    low: int, high: int, least: int, most: int
+):
+    pool = SandboxPool(
+        metadata=ObjectMeta(name="p"),
+        spec=SandboxPoolSpec(
+            template_ref=TemplateRef(name="t"),
+            capacity=Capacity(buffer_min=low, buffer_max=high, pool_min=least, pool_max=most),
+        ),
+    )
+    assert (problems_of(pool) == []) is (low <= high <= most and least <= most)

@@ -1,0 +1,75 @@
+"""What is read from the kernel and written for CRIU, without either."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddock.runtime.local.checkpoint import manifest, protobuf
+from paddock.runtime.local.checkpoint.mounts import find_externals, parse_mountinfo
+
+pytestmark = pytest.mark.timeout(120)
+
+numbers = st.integers(min_value=1, max_value=1 << 20)
+values = st.one_of(st.integers(min_value=0, max_value=(1 << 64) - 1), st.binary(max_size=300))
+
+
+@given(st.lists(st.tuples(numbers, values), max_size=20))
+def test_what_is_encoded_is_decoded_again(fields: list[tuple[int, int | bytes]]):
+    expected: dict[int, list[int | bytes]] = {}
+    for number, value in fields:
+        expected.setdefault(number, []).append(value)
+    assert protobuf.decode(protobuf.encode(fields)) == expected
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_decoded_or_refused(data: bytes):
+    try:
+        protobuf.decode(data)
+    except ValueError:
+        return
+
+
+def test_negative_numbers_come_back_as_such():
+    assert protobuf.first_int(protobuf.decode(protobuf.encode([(1, -1)])), 1) == -1
+
+
+@given(
+    st.integers(min_value=1, max_value=0xFFFF0000), st.integers(min_value=1, max_value=0xFFFFFFFF)
+)
+def test_the_range_of_ids_in_an_image_is_replaced(base: int, count: int):
+    extent = protobuf.encode([(1, 0), (2, 100000), (3, 65536)])
+    body = protobuf.encode([(1, extent), (2, extent)])
+    image = b"magicnum" + struct.pack("<I", len(body)) + body
+    assert manifest.id_range(image) == (100000, 65536)
+    changed = manifest.with_id_range(image, base, count)
+    assert changed[:8] == b"magicnum"
+    assert manifest.id_range(changed) == (base, count)
+
+
+HOST = """\
+21 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+22 21 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw
+"""
+INSIDE = """\
+40 39 0:50 / / rw,nodev - overlay paddock rw
+41 40 0:6 /null /dev/null rw - devtmpfs devtmpfs rw
+42 40 0:51 / /proc rw - proc none rw
+43 40 254:0 /srv/my\\040data /mnt/my\\040volume rw - ext4 /dev/vda rw
+44 40 0:52 / /dev/shm rw shared:7 - tmpfs none rw
+"""
+
+
+def test_mounts_from_outside_are_told_from_a_sandboxs_own():
+    externals = find_externals(parse_mountinfo(INSIDE), parse_mountinfo(HOST))
+    assert [(one.point, one.source) for one in externals] == [
+        ("/dev/null", "/dev/null"),
+        ("/mnt/my volume", None),
+    ]
+    assert len({one.key for one in externals}) == 2
+
+
+def test_a_line_that_is_no_mount_is_refused():
+    with pytest.raises(ValueError, match="no line of mountinfo"):
+        parse_mountinfo("something else")

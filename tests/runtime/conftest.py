@@ -1,0 +1,115 @@
+"""Nodes shared by the tests of one process: starting one costs a second."""
+
+import asyncio
+import os
+
+import pytest
+
+from paddock.runtime.port import Blueprint, Instance
+from tests.runtime.nodes import TestNode, home, whole
+
+
+def _shared(*arguments: str, rootless: bool = False):
+    if os.geteuid() != 0:
+        pytest.skip("needs root to make sandboxes")
+    node = TestNode(*arguments, rootless=rootless)
+    asyncio.run(_start(node))
+    return node
+
+
+async def _start(node: TestNode) -> None:
+    await node.start()
+    node.runtime.close()
+
+
+async def _stop(node: TestNode) -> None:
+    await node.stop()
+
+
+@pytest.fixture(scope="session")
+def _node():
+    node = _shared()
+    yield node
+    asyncio.run(_stop(node))
+
+
+@pytest.fixture(scope="session")
+def _rootless_node():
+    node = _shared(rootless=True)
+    yield node
+    asyncio.run(_stop(node))
+
+
+@pytest.fixture
+async def node(_node):
+    """A node as root, with everything this machine can do."""
+    yield _node
+    _node.runtime.close()
+
+
+@pytest.fixture
+async def rootless_node(_rootless_node):
+    """A node of an unprivileged user."""
+    yield _rootless_node
+    _rootless_node.runtime.close()
+
+
+@pytest.fixture(params=["cold", "parked"])
+async def shared_box(node, request):
+    """A sandbox for tests that leave it as it is; made anew if one of them broke it.
+
+    One was made for its owner, the other had been parked before: both must hold.
+    """
+    kept = node.shared.get(request.param)
+    if kept is not None:
+        found = await node.runtime.inspect(kept)
+        if found is not None and found.state == "running":
+            return found
+        await node.runtime.destroy(kept)
+    make = make_parked if request.param == "parked" else make_cold
+    made = await make(node)
+    node.shared[request.param] = made.uid
+    return made
+
+
+@pytest.fixture
+async def box(node):
+    """Make sandboxes for one test."""
+    made = []
+
+    async def make(**changes) -> Instance:
+        uid = f"e{os.urandom(4).hex()}"
+        made.append(uid)
+        return await node.runtime.create(Blueprint(uid=uid, image="host", **changes))
+
+    yield make
+    for uid in made:
+        await node.runtime.destroy(uid)
+
+
+async def make_parked(node: TestNode) -> Instance:
+    """Have a sandbox that was in the stock."""
+    await whole(node)
+    made = await node.runtime.create(Blueprint(uid="shared-parked", image="host"))
+    assert home(node, made.uid).startswith("parked-")
+    return made
+
+
+async def make_cold(node: TestNode) -> Instance:
+    """Have a sandbox that was made from nothing: one of more than the stock ever holds."""
+    for _ in range(10):
+        made = await asyncio.gather(
+            *(
+                node.runtime.create(Blueprint(uid=f"shared-cold-{number}", image="host"))
+                for number in range(11)
+            )
+        )
+        # Which of them it is depends on what was parked while they were made: where that takes
+        # long, the stock may be filled up again in between.
+        cold = [one for one in made if home(node, one.uid) == ""]
+        for one in made:
+            if one not in cold[:1]:
+                await node.runtime.destroy(one.uid)
+        if cold:
+            return cold[0]
+    pytest.fail("whatever is asked for had been parked")

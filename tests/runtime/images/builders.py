@@ -1,0 +1,110 @@
+"""Images as other tools write them, made in memory."""
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def entry(
+    name: str,
+    data: bytes = b"",
+    *,
+    kind: bytes = tarfile.REGTYPE,
+    link: str = "",
+    mode: int = 0o644,
+    uid: int = 0,
+    xattrs: dict[str, str] | None = None,
+) -> tuple[tarfile.TarInfo, bytes]:
+    member = tarfile.TarInfo(name)
+    member.type = kind
+    member.size = len(data)
+    member.linkname = link
+    member.mode = mode
+    member.uid = member.gid = uid
+    member.mtime = 1_700_000_000
+    member.pax_headers = {f"SCHILY.xattr.{key}": value for key, value in (xattrs or {}).items()}
+    return member, data
+
+
+def directory(name: str, *, mode: int = 0o755, uid: int = 0) -> tuple[tarfile.TarInfo, bytes]:
+    return entry(name, kind=tarfile.DIRTYPE, mode=mode, uid=uid)
+
+
+def tar(*entries: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for member, data in entries:
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+CONFIG = {
+    "Env": ["PATH=/usr/bin:/bin", "EMPTY=", "TWO=a=b"],
+    "User": "1000",
+    "WorkingDir": "/srv",
+    "Cmd": ["run", "me"],
+}
+
+
+def config_blob(layers: Sequence[bytes]) -> bytes:
+    diff_ids = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
+    document = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": CONFIG,
+        "rootfs": {"type": "layers", "diff_ids": diff_ids},
+    }
+    return json.dumps(document).encode()
+
+
+def oci_layout(target: Path, layers: Sequence[bytes], *, name: str | None = "app:1") -> Path:
+    """Write an OCI layout with gzip-compressed layers."""
+    blobs = target / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+
+    def put(data: bytes) -> dict[str, object]:
+        digest = hashlib.sha256(data).hexdigest()
+        (blobs / digest).write_bytes(data)
+        return {"digest": f"sha256:{digest}", "size": len(data), "mediaType": "x/y"}
+
+    manifest = {
+        "schemaVersion": 2,
+        "config": put(config_blob(layers)),
+        "layers": [put(gzip.compress(layer)) for layer in layers],
+    }
+    descriptor = put(json.dumps(manifest).encode())
+    if name:
+        descriptor["annotations"] = {"org.opencontainers.image.ref.name": name}
+    (target / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    (target / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [descriptor]}))
+    return target
+
+
+def tar_of(directory_: Path, target: Path) -> Path:
+    with tarfile.open(target, "w") as archive:
+        archive.add(directory_, arcname=".")
+    return target
+
+
+def docker_save(target: Path, layers: Sequence[bytes], *, tags: Sequence[str]) -> Path:
+    """Write an archive as `docker save` does, equal layers linked to each other."""
+    config = config_blob(layers)
+    entries = [entry("config.json", config)]
+    names: list[str] = []
+    seen: dict[bytes, str] = {}
+    for number, layer in enumerate(layers):
+        name = f"{number:064d}/layer.tar"
+        names.append(name)
+        if layer in seen:
+            entries.append(entry(name, kind=tarfile.SYMTYPE, link=f"../{seen[layer]}"))
+        else:
+            seen[layer] = name
+            entries.append(entry(name, layer))
+    manifest = [{"Config": "config.json", "RepoTags": list(tags), "Layers": names}]
+    entries.append(entry("manifest.json", json.dumps(manifest).encode()))
+    target.write_bytes(tar(*entries))
+    return target

@@ -1,0 +1,87 @@
+"""The base image: built once from packages, whole or not there, with what sandboxes expect."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paddock.kit.errors import UnavailableError
+from paddock.runtime.local.images import ImageStore, base_directory, build_base
+from paddock.runtime.local.images.base import MANIFEST, Recipe, base_recipe, is_built
+from paddock.runtime.local.images.mirror import debian_mirror, debian_suite
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="debootstrap needs root")
+
+
+@pytest.fixture
+def rootfs() -> Path:
+    if not is_built():
+        pytest.skip("the base image is not built on this machine; run `paddock image build-base`")
+    return base_directory() / "rootfs"
+
+
+def test_what_is_built_is_used_again_at_once(rootfs: Path):
+    said: list[str] = []
+    assert build_base(progress=said.append) == rootfs.parent
+    assert said == [f"base image is there: {rootfs.parent}"]
+
+
+def test_it_has_the_user_the_programs_and_no_devices(rootfs: Path):
+    accounts = (rootfs / "etc/passwd").read_text().splitlines()
+    assert "user:x:1000:1000::/home/user:/bin/bash" in accounts
+    assert (rootfs / "etc/sudoers.d/user").read_text().strip() == "user ALL=(ALL:ALL) NOPASSWD:ALL"
+    assert (rootfs / "usr/bin/sudo").stat().st_mode & 0o4000
+    assert (rootfs / "home/user").stat().st_uid == 1000
+    assert (rootfs / "usr/bin/python").readlink() == Path("python3")
+    for program in ("bash", "python3", "git", "curl", "tput", "ps", "sudo", "ip"):
+        assert any((rootfs / place / program).exists() for place in ("usr/bin", "usr/sbin", "bin"))
+    assert list((rootfs / "dev").iterdir()) == []
+    assert list((rootfs / "var/lib/apt/lists").iterdir()) == []
+
+
+def test_every_store_finds_it_by_name(rootfs: Path, tmp_path: Path):
+    image = ImageStore(tmp_path).resolve("base")
+    assert image.layers == (rootfs,)
+    assert (image.config.user, image.config.workdir) == ("user", "/home/user")
+    assert image == ImageStore(tmp_path).resolve("base:latest")
+
+
+def test_another_recipe_is_another_image():
+    recipe = base_recipe()
+    other = Recipe(suite=recipe.suite, machine=recipe.machine, packages=("bash",))
+    assert recipe.fingerprint == base_recipe().fingerprint
+    assert recipe.fingerprint != other.fingerprint
+
+
+@needs_root
+@pytest.mark.timeout(120)
+def test_a_build_that_fails_says_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if not shutil.which("debootstrap"):
+        pytest.skip("debootstrap is not installed")
+    monkeypatch.setenv("PADDOCK_DEBIAN_MIRROR", "http://127.0.0.1:1/debian")
+    said: list[str] = []
+    with pytest.raises(UnavailableError, match="debootstrap failed") as refused:
+        build_base(tmp_path, progress=said.append)
+    assert refused.value.hint == "see whether the package mirror answers, then build again"
+    assert list(tmp_path.iterdir()) == []
+    assert len(said) > 1
+
+
+@needs_root
+def test_what_a_crash_left_half_built_is_not_taken_for_an_image(tmp_path: Path):
+    base_directory(tmp_path).mkdir(parents=True)
+    assert not is_built(tmp_path)
+    assert not ImageStore(tmp_path / "store", base_cache=tmp_path).has("base")
+    (base_directory(tmp_path) / MANIFEST).write_text("{}")
+    assert is_built(tmp_path)
+
+
+def test_mirror_and_suite_come_from_the_machine_or_the_operator(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PADDOCK_DEBIAN_MIRROR", "http://127.0.0.1/debian")
+    monkeypatch.setenv("PADDOCK_DEBIAN_SUITE", "trixie")
+    assert (debian_mirror(), debian_suite()) == ("http://127.0.0.1/debian", "trixie")
+    monkeypatch.delenv("PADDOCK_DEBIAN_SUITE")
+    assert debian_suite().isalpha()

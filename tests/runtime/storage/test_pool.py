@@ -1,0 +1,167 @@
+"""The btrfs image: made sparse, found again, grown while in use, never the death of its disk."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paddock.kit.errors import InvalidError, UnavailableError
+from paddock.runtime.local.storage import btrfs_ioctl, can_make_pool, open_storage
+from paddock.runtime.local.storage.opening import IMAGE, MOUNT
+from paddock.runtime.local.storage.pool import Pool
+from tests.disks import small_disk
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(autouse=True)
+def machine_can() -> None:
+    if reason := can_make_pool():
+        pytest.skip(f"this machine cannot make a btrfs image: {reason}")
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    pool = Pool(tmp_path / "image", tmp_path / "mount")
+    pool.open(512 << 20)
+    yield pool
+    pool.unmount()
+
+
+def free_bytes(path: Path) -> int:
+    facts = os.statvfs(path)
+    return facts.f_bavail * facts.f_frsize
+
+
+def test_the_image_is_sparse(pool: Pool):
+    assert pool.status().size_bytes == 512 << 20
+    assert pool.status().allocated_bytes < 64 << 20
+
+
+def test_opening_again_finds_it_mounted(pool: Pool, tmp_path: Path):
+    (pool.mount_point / "file").write_text("kept")
+    Pool(tmp_path / "image", tmp_path / "mount").open()
+    mounts = Path("/proc/self/mountinfo").read_text()
+    assert mounts.count(f" {pool.mount_point} ") == 1
+    assert (pool.mount_point / "file").read_text() == "kept"
+
+
+def test_it_grows_while_files_are_open(pool: Pool):
+    before = free_bytes(pool.mount_point)
+    with (pool.mount_point / "file").open("w") as file:
+        pool.grow(1 << 30)
+        file.write("still writable")
+    assert free_bytes(pool.mount_point) - before > 400 << 20
+    pool.grow(256 << 20)
+    assert pool.status().size_bytes == 1 << 30
+
+
+def test_it_grows_by_itself_when_nearly_full(pool: Pool):
+    with (pool.mount_point / "file").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, int(free_bytes(pool.mount_point) * 0.95))
+    pool.ensure_room()
+    assert pool.status().size_bytes > 512 << 20
+
+
+def test_room_that_is_freed_goes_back_to_the_disk(pool: Pool):
+    with (pool.mount_point / "file").open("wb") as file:
+        file.write(os.urandom(64 << 20))
+        os.fsync(file.fileno())
+    full = pool.status().allocated_bytes
+    (pool.mount_point / "file").unlink()
+    btrfs_ioctl.sync_tree(pool.mount_point)
+    subprocess.run(["fstrim", pool.mount_point], check=True)
+    deadline = time.monotonic() + 60  # some of it goes back in the background
+    while pool.status().allocated_bytes >= full - (48 << 20):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_half_made_image_is_made_anew(tmp_path: Path):
+    (tmp_path / "image.new").write_bytes(b"left by a crash")
+    pool = Pool(tmp_path / "image", tmp_path / "mount")
+    pool.open(512 << 20)
+    pool.unmount()
+    assert not (tmp_path / "image.new").exists()
+
+
+def test_an_image_is_made_while_others_of_the_machine_come_and_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # given a mkfs that asked a loop device which somebody has just unmounted
+    real = shutil.which("mkfs.btrfs")
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "mkfs.btrfs"
+    program.write_text(
+        f"#!/bin/sh\nif mkdir {tmp_path}/asked 2>/dev/null; then\n"
+        "  echo 'ERROR: cannot check mount status of it: No such device or address' >&2\n"
+        f'  exit 1\nfi\nexec {real} "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    # when a pool is made, then it is asked again
+    pool = Pool(tmp_path / "image", tmp_path / "mount")
+    pool.open(512 << 20)
+    try:
+        assert (tmp_path / "asked").is_dir()
+        assert btrfs_ioctl.is_btrfs(pool.mount_point)
+    finally:
+        pool.unmount()
+
+
+def test_new_boxes_are_refused_before_the_disk_below_is_full(tmp_path: Path):
+    with small_disk(tmp_path / "disk", "400m") as disk:
+        storage = open_storage(disk / "storage", backend="btrfs", pool_bytes=1 << 30)
+        try:
+            storage.create("one")
+            with (disk / "ballast").open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, 200 << 20)
+            with pytest.raises(UnavailableError, match="is full") as refused:
+                storage.create("two")
+            assert refused.value.hint is not None
+            assert storage.boxes() == ("one",)
+            (disk / "ballast").unlink()
+            storage.create("two")
+        finally:
+            storage.close(detach=True)
+
+
+def test_auto_prefers_btrfs_and_keeps_to_what_lies_there(tmp_path: Path):
+    made = open_storage(tmp_path / "one", pool_bytes=512 << 20)
+    assert made.backend_name == "btrfs"
+    made.close(detach=True)
+    assert (tmp_path / "one" / IMAGE).is_file()
+
+    plain = open_storage(tmp_path / "two", backend="plain")
+    plain.create("box")
+    plain.close()
+    again = open_storage(tmp_path / "two")
+    assert (again.backend_name, again.boxes()) == ("plain", ("box",))
+    again.close()
+    assert not os.path.ismount(tmp_path / "two" / MOUNT)
+
+
+def test_a_state_directory_on_btrfs_is_used_as_it_is(pool: Pool):
+    storage = open_storage(pool.mount_point / "state")
+    assert storage.backend_name == "btrfs"
+    assert not (pool.mount_point / "state" / IMAGE).exists()
+    box = storage.create("one", limit_bytes=4 << 20)
+    storage.snapshot("one", "cp")
+    assert box.path.stat().st_ino == 256
+    storage.close(detach=True)
+
+
+def test_a_plain_place_says_why_it_cannot_limit(tmp_path: Path):
+    storage = open_storage(tmp_path / "plain", backend="plain")
+    if not storage.abilities.can_limit_disk:
+        assert "project quotas" in storage.abilities.reason
+    storage.close()
+
+
+def test_an_unknown_backend_is_refused(tmp_path: Path):
+    with pytest.raises(InvalidError, match="no storage backend"):
+        open_storage(tmp_path, backend="zfs")

@@ -1,0 +1,123 @@
+"""Floods from inside a sandbox, made as its root: its limits hold, and its neighbours go on."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from paddock.runtime.local.cgroups import Cgroups
+from paddock.runtime.port import Limits
+from tests.runtime.contract import first_event_of
+from tests.runtime.inside import run, succeeds
+from tests.runtime.nodes import eventually
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
+
+PYTHON = "/usr/bin/python3"
+UNTIL_ENOUGH = "while not os.path.exists('/tmp/enough'): time.sleep(0.05)"
+
+
+async def test_a_fork_bomb_stays_within_its_limit_and_neighbours_answer(node, box):
+    bomber, neighbour = await box(limits=Limits(pids=64)), await box()
+    bomb = asyncio.ensure_future(
+        run(bomber, "b() { b | b & }; for i in 1 2 3 4; do b 2>/dev/null; done; sleep 99")
+    )
+    facts = await node.facts()
+    init = Path("/proc", str(facts["inits"][bomber.uid]))
+    group = (init / "cgroup").read_text().split()[-1].rpartition("/")[2]
+    groups = Cgroups(facts["node_id"])
+    await eventually(lambda: groups.usage(group).pids > 32)
+    assert (await run(neighbour, "echo fine")).out == "fine\n"
+    assert groups.usage(group).pids <= 64
+    bomb.cancel()
+    await asyncio.wait([bomb])
+
+
+async def test_a_memory_bomb_is_killed_and_told_of(node, box):
+    instance, neighbour = await box(limits=Limits(memory_bytes=64 << 20)), await box()
+    events = node.runtime.watch()
+    seen = asyncio.ensure_future(first_event_of(instance.uid, events))
+    await asyncio.sleep(0)  # it has asked by now
+    outcome = await run(instance, f"{PYTHON} -c 'x = bytearray(512 << 20)'")
+    assert outcome.status != 0
+    assert (await run(neighbour, "echo fine")).out == "fine\n"
+    assert (await run(instance, "echo alive")).out == "alive\n"
+    event = await asyncio.wait_for(seen, 30)
+    assert "memory" in event.reason
+    await events.aclose()
+
+
+async def test_a_full_disk_stops_only_its_owner(node, box):
+    if not (await node.runtime.capabilities()).can_limit_disk:
+        pytest.skip("disk use cannot be limited on this machine")
+    filler, neighbour = await box(limits=Limits(disk_bytes=32 << 20)), await box()
+    fill = "dd if=/dev/zero of=/tmp/fill bs=1M count=200 2>&1; stat -c %s /tmp/fill"
+    size = int((await run(filler, fill)).out.split()[-1])
+    assert size <= 40 << 20
+    assert await succeeds(neighbour, "dd if=/dev/zero of=/tmp/x bs=1M count=8 2>/dev/null")
+
+
+async def test_endless_empty_files_end_at_the_limit(node, box):
+    if not (await node.runtime.capabilities()).can_limit_disk:
+        pytest.skip("disk use cannot be limited on this machine")
+    instance, neighbour = await box(limits=Limits(disk_bytes=4 << 20)), await box()
+    script = f"""{PYTHON} - <<'END'
+import os
+os.makedirs('/tmp/many')
+try:
+    for i in range(300000):
+        os.close(os.open(f'/tmp/many/{{i:040d}}', os.O_CREAT | os.O_WRONLY))
+except OSError as e:
+    print('stopped', i)
+END"""
+    assert "stopped" in (await run(instance, script, timeout=100)).out
+    assert await succeeds(neighbour, "mkdir /tmp/mine && touch /tmp/mine/one")
+
+
+async def test_running_out_of_descriptors_harms_nobody_else(box):
+    instance, neighbour = await box(), await box()
+    script = f"""{PYTHON} - <<'END'
+import os, time
+held = []
+try:
+    while True:
+        held.append(os.open('/dev/null', 0))
+except OSError:
+    os.close(held.pop())
+    held.append(os.open('/tmp/exhausted', os.O_CREAT))
+{UNTIL_ENOUGH}
+print('exhausted', len(held) > 100)
+END"""
+    holding = asyncio.ensure_future(run(instance, script, timeout=100))
+    await eventually(lambda: succeeds(instance, "test -e /tmp/exhausted"), seconds=60)
+    assert (await run(neighbour, "echo fine")).out == "fine\n"
+    assert (await run(instance, "echo alive; touch /tmp/enough")).out == "alive\n"
+    assert "exhausted True" in (await holding).out
+
+
+async def test_running_out_of_terminals_leaves_some_to_others(box):
+    instance, neighbour = await box(), await box()
+    script = f"""{PYTHON} - <<'END'
+import os, time
+held = []
+try:
+    while len(held) < 5000:
+        held.append(os.openpty())
+except OSError:
+    pass
+open('/tmp/held', 'w').close()
+{UNTIL_ENOUGH}
+print(len(held))
+END"""
+    greedy = asyncio.ensure_future(run(instance, script, timeout=100))
+    await eventually(lambda: succeeds(instance, "test -e /tmp/held"), seconds=60)
+    assert await succeeds(neighbour, f"{PYTHON} -c 'import os; os.openpty()'")
+    await run(instance, "touch /tmp/enough")
+    held = int((await greedy).out)
+    assert 16 <= held <= 1024
+
+
+async def test_shared_memory_counts_against_the_limit(box):
+    instance = await box(limits=Limits(memory_bytes=64 << 20))
+    outcome = await run(instance, "dd if=/dev/zero of=/dev/shm/x bs=1M count=400 2>&1; echo done")
+    assert "No space left" in outcome.out or outcome.status != 0

@@ -1,0 +1,111 @@
+"""A whole control plane in memory, on virtual time, with a simulated runtime."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeVar
+
+import httpx
+import pytest
+
+from paddock.app import defaults
+from paddock.app.agent import RuntimeAgent
+from paddock.app.control import ControlPlane
+from paddock.app.secrets import Secrets
+from paddock.kit.clock import Clock, LoopClock
+from paddock.kit.settings import Settings
+from paddock.kit.tasks import background
+from paddock.manager.keys import Caller, Role
+from paddock.resources.meta import Key
+from paddock.resources.pool import SandboxPool
+from paddock.resources.sandbox import Sandbox
+from paddock.resources.template import Resources
+from paddock.runtime.simulated import SimulatedRuntime
+from paddock.store.memory import MemoryStore
+from paddock.store.port import Store
+
+T = TypeVar("T")
+SECRETS = Secrets(seed="seed", token="token", api_key="e2b_" + "a" * 40)
+CALLER = Caller("default", "", Role.MEMBER)
+
+
+class World:
+    """One control plane and what a test needs to look at it."""
+
+    knows_at_once = True
+    """How much room a quota has: nobody else has taken, or given back, a part of it."""
+
+    def __init__(self, plane: ControlPlane, runtime: SimulatedRuntime) -> None:
+        self.plane = plane
+        self.runtime = runtime
+        self.manager = plane.manager
+        self.provider = plane.provider
+        self.store = plane.store
+        transport = httpx.ASGITransport(app=plane.application(), raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(
+            transport=transport,
+            base_url="http://paddock",
+            headers={"X-API-Key": SECRETS.api_key},
+        )
+
+    async def within_quota(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask for what a quota has room for."""
+        return await ask()
+
+    async def until(self, condition, *, seconds: float = 30) -> None:
+        """Wait (in virtual time) until something holds."""
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    def pool(self, name: str = "base", namespace: str = "default") -> SandboxPool:
+        found = self.provider.get(SandboxPool, Key(namespace, name))
+        assert found is not None
+        return found
+
+    async def stocked(self, count: int, name: str = "base") -> None:
+        """Wait until a pool has so many available."""
+        key = Key("default", name)
+        await self.until(lambda: len(self.plane.census.members(key).available) >= count)
+
+
+@contextlib.asynccontextmanager
+async def paddock(
+    *,
+    pool_size: int = 2,
+    store: Store | None = None,
+    runtime: SimulatedRuntime | None = None,
+    clock: Clock | None = None,
+    **settings,
+) -> AsyncGenerator[World]:
+    """Run a control plane for the time of a test."""
+    clock = clock or LoopClock()
+    runtime = runtime or SimulatedRuntime(clock=clock)
+    plane = ControlPlane(
+        Settings(pool_size=pool_size, **settings),
+        SECRETS,
+        store=store or MemoryStore(clock=clock),
+        runtime=runtime,
+        clock=clock,
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(plane.provider.run())
+        await defaults.ensure(plane.store, plane.keyring, plane.settings, SECRETS.api_key)
+        for name, work in plane.work().items():
+            await stack.enter_async_context(background(work, name=name))
+        world = World(plane, runtime)
+        stack.push_async_callback(world.http.aclose)
+        yield world
+
+
+def resizing(monkeypatch: pytest.MonkeyPatch) -> list[Resources]:
+    """Let the runtime resize in place; gives the sizes it is asked for."""
+    asked: list[Resources] = []
+
+    async def resize(_self: object, sandbox: Sandbox, _template: object) -> None:
+        assert sandbox.spec.resources is not None
+        asked.append(sandbox.spec.resources)
+
+    monkeypatch.setattr(RuntimeAgent, "can_resize", lambda _self, _now, _wanted: True)
+    monkeypatch.setattr(RuntimeAgent, "resize", resize)
+    return asked

@@ -1,0 +1,145 @@
+"""Stored states: whose they are, how long they stay, what becomes of what was made from them."""
+
+import asyncio
+
+import pytest
+
+from paddock.kit.errors import NotFoundError
+from paddock.manager.keys import Caller
+from paddock.manager.requests import NewSandbox
+from paddock.manager.snapshots import FORK_TTL_SECONDS
+from paddock.resources.checkpoint import Checkpoint, CheckpointPhase, CheckpointSpec
+from paddock.resources.meta import ObjectMeta
+from paddock.resources.sandbox import Phase, Sandbox, SandboxSpec
+from paddock.resources.template import Resources, TemplateRef
+from tests.scenario.paddock import CALLER, World, paddock
+
+pytestmark = pytest.mark.looptime
+
+
+def id_of(sandbox: Sandbox | None) -> str:
+    assert sandbox is not None
+    assert sandbox.spec.claim is not None
+    return sandbox.spec.claim.sandbox_id
+
+
+async def a_sandbox(world: World) -> Sandbox:
+    return await world.manager.create(CALLER, NewSandbox(template="base", timeout_seconds=None))
+
+
+async def test_a_snapshot_is_its_teams_alone() -> None:
+    async with paddock() as world:
+        stored = await world.manager.snapshot(CALLER, id_of(await a_sandbox(world)), name="mine")
+        stranger = Caller("strangers")
+        for reference in ("mine", stored.status.checkpoint_id, "default/mine"):
+            with pytest.raises(NotFoundError):
+                await world.manager.create(stranger, NewSandbox(template=reference))
+            with pytest.raises(NotFoundError):
+                await world.manager.delete_template(stranger, reference)
+        page, _ = world.manager.snapshots(
+            stranger, sandbox_id=None, name=None, limit=10, token=None
+        )
+        assert page == ()
+
+
+async def test_a_snapshot_outlives_its_sandbox_and_goes_when_it_is_deleted() -> None:
+    async with paddock() as world:
+        sandbox = await a_sandbox(world)
+        stored = await world.manager.snapshot(CALLER, id_of(sandbox), name="kept")
+        await world.manager.kill(CALLER, id_of(sandbox))
+        await asyncio.sleep(5_000)
+        clone = await world.manager.create(
+            CALLER, NewSandbox(template="kept", timeout_seconds=None)
+        )
+        await world.manager.delete_template(CALLER, "kept")
+        await world.until(lambda: world.provider.get(Checkpoint, stored.key) is None)
+        assert stored.metadata.uid not in {item.id for item in await world.runtime.checkpoints()}
+        assert (await world.manager.get(CALLER, id_of(clone))).status.phase is Phase.RUNNING
+
+
+async def test_a_checkpoint_may_be_applied_before_its_sandbox() -> None:
+    async with paddock() as world:
+        early = Checkpoint(
+            metadata=ObjectMeta(name="early", namespace="default"),
+            spec=CheckpointSpec(sandbox_name="scratch"),
+        )
+        await world.store.create(early)
+        await asyncio.sleep(20)
+        await world.store.create(
+            Sandbox(
+                metadata=ObjectMeta(name="scratch", namespace="default"),
+                spec=SandboxSpec(template_ref=TemplateRef(name="base")),
+            )
+        )
+        await world.until(
+            lambda: (
+                world.provider.get(Checkpoint, early.key).status.phase is CheckpointPhase.SUCCEEDED
+            )
+        )
+
+
+async def test_snapshots_of_a_killed_warm_sandbox_are_found_by_its_id() -> None:
+    async with paddock(pool_size=1) as world:
+        await world.stocked(1)
+        first, second = await a_sandbox(world), await a_sandbox(world)
+        stored = await world.manager.snapshot(CALLER, id_of(first), name=None)
+        await world.manager.snapshot(CALLER, id_of(second), name=None)
+        await world.manager.kill(CALLER, id_of(first))
+        await asyncio.sleep(5)
+        answer = await world.http.get(f"/snapshots?sandboxID={id_of(first)}")
+        ids = [item["snapshotID"] for item in answer.json()]
+        assert ids == [stored.status.checkpoint_id]
+
+
+async def test_a_fork_is_like_its_source() -> None:
+    async with paddock(pool_size=1) as world:
+        await world.stocked(1)
+        source = await world.manager.create(
+            CALLER,
+            NewSandbox(
+                template="base",
+                auto_pause=True,
+                auto_resume=True,
+                secure=False,
+                paused_retention_seconds=777,
+                labels={"team": "blue"},
+                metadata={"a": "1"},
+                resources=Resources(cpu="500m"),
+            ),
+        )
+        (forked,) = await world.manager.fork(CALLER, id_of(source), count=1, timeout_seconds=60)
+        clone = forked.sandbox
+        assert clone is not None, forked.error
+        assert clone.spec.claim is not None
+        assert clone.spec.claim.access_token_hash == ""
+        assert clone.spec.claim.auto_pause
+        assert clone.spec.wake_on_traffic is not None
+        assert clone.spec.wake_on_traffic.enabled
+        assert clone.spec.paused_retention_seconds == 777
+        assert clone.spec.resources == source.spec.resources
+        assert clone.metadata.labels["team"] == "blue"
+
+
+async def test_what_a_fork_stored_for_itself_goes_by_itself_and_its_clones_stay() -> None:
+    async with paddock() as world:
+        sandbox = await a_sandbox(world)
+        forks = await world.manager.fork(CALLER, id_of(sandbox), count=2, timeout_seconds=10_000)
+        assert len(world.provider.all(Checkpoint)) == 1
+        page, _ = world.manager.snapshots(CALLER, sandbox_id=None, name=None, limit=10, token=None)
+        assert page == ()
+        await asyncio.sleep(FORK_TTL_SECONDS + 5)
+        assert not world.provider.all(Checkpoint)
+        assert await world.runtime.checkpoints() == ()
+        for fork in forks:
+            found = await world.manager.get(CALLER, id_of(fork.sandbox))
+            assert found.status.phase is Phase.RUNNING
+
+
+async def test_the_newest_of_a_name_is_what_the_name_stands_for() -> None:
+    async with paddock() as world:
+        sandbox = await a_sandbox(world)
+        await world.manager.snapshot(CALLER, id_of(sandbox), name="state")
+        await asyncio.sleep(5)
+        second = await world.manager.snapshot(CALLER, id_of(sandbox), name="state")
+        clone = await world.manager.create(CALLER, NewSandbox(template="state"))
+        assert clone.spec.restore_from == second.status.checkpoint_id

@@ -1,0 +1,291 @@
+"""What must not happen, however requests race and machines fail."""
+
+import asyncio
+from datetime import datetime
+
+import pytest
+from msgspec import structs
+
+from paddock.kit.errors import (
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    PaddockError,
+    UnavailableError,
+    UnsupportedError,
+)
+from paddock.manager.keys import Caller, Role
+from paddock.manager.quota import Dimension, Limit, Quota, Scope
+from paddock.manager.requests import NewSandbox
+from paddock.resources.meta import Key, ObjectMeta
+from paddock.resources.pool import SandboxPool, SandboxPoolSpec
+from paddock.resources.sandbox import Phase, Sandbox
+from paddock.resources.template import Resources, SandboxTemplateSpec
+from paddock.runtime.port import InstanceState
+from tests.scenario.paddock import CALLER, World, paddock
+
+pytestmark = pytest.mark.looptime
+
+WANTED = NewSandbox(template="base")
+BASE = Key("default", "base")
+
+
+async def made(world: World, **changes) -> Sandbox:
+    return await world.manager.create(CALLER, structs.replace(WANTED, **changes))
+
+
+def id_of(sandbox: Sandbox) -> str:
+    assert sandbox.spec.claim is not None
+    return sandbox.spec.claim.sandbox_id
+
+
+async def test_refused_requests_do_not_use_up_the_stock() -> None:
+    async with paddock(pool_size=3) as world:
+        await world.stocked(3)
+        for _ in range(3):
+            body = {"templateID": "base", "metadata": {"label:team": "not a label value !"}}
+            response = await world.http.post("/v2/sandboxes", json=body)
+            assert response.status_code == 400
+        assert len(world.plane.census.members(BASE).available) == 3
+
+
+async def test_stock_comes_back_after_the_store_was_away() -> None:
+    async with paddock(pool_size=1) as world:
+        await world.stocked(1)
+        real = world.store.update
+
+        async def away(obj, **_):
+            raise UnavailableError("no answer")
+
+        world.store.update = away
+        with pytest.raises(PaddockError):
+            await made(world, create_on_no_stock=False)
+        world.store.update = real
+        assert len(world.plane.census.members(BASE).available) == 1
+
+
+async def test_a_resume_that_takes_longer_than_its_timeout_costs_nothing() -> None:
+    async with paddock() as world:
+        sandbox = await made(world)
+        await world.manager.pause(CALLER, id_of(sandbox))
+        world.runtime.fail_node(is_down=True)
+        resuming = asyncio.ensure_future(
+            world.manager.resume(CALLER, id_of(sandbox), timeout_seconds=15)
+        )
+        await asyncio.sleep(40)
+        world.runtime.fail_node(is_down=False)
+        resumed = await resuming
+        assert resumed.status.phase is Phase.RUNNING
+        await asyncio.sleep(10)
+        assert (await world.manager.get(CALLER, id_of(sandbox))).status.phase is Phase.RUNNING
+
+
+async def test_a_timeout_set_while_it_is_paused_never_ends_a_paused_sandbox() -> None:
+    async with paddock() as world:
+        sandbox = await made(world)
+        real = world.store.update
+
+        async def slow(obj, **options):
+            await asyncio.sleep(0.05)
+            return await real(obj, **options)
+
+        world.store.update = slow
+        results = await asyncio.gather(
+            world.manager.pause(CALLER, id_of(sandbox)),
+            world.manager.set_timeout(CALLER, id_of(sandbox), timeout_seconds=60),
+            return_exceptions=True,
+        )
+        assert all(isinstance(item, (Sandbox, NotFoundError)) for item in results)
+        await asyncio.sleep(300)
+        kept = await world.manager.get(CALLER, id_of(sandbox))
+        assert kept.spec.shutdown_time is None
+
+
+async def test_one_pause_without_memory_is_for_that_once() -> None:
+    async with paddock() as world:
+        sandbox = await made(world)
+        for memory, state in ((False, InstanceState.STOPPED), (True, InstanceState.FROZEN)):
+            await world.manager.pause(CALLER, id_of(sandbox), memory=memory)
+            instance = await world.runtime.inspect(sandbox.metadata.uid)
+            assert instance is not None
+            assert instance.state is state
+            await world.manager.connect(CALLER, id_of(sandbox), timeout_seconds=600)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (UnsupportedError("cannot"), UnsupportedError),
+        (PaddockError("dump failed"), UnavailableError),
+    ],
+)
+async def test_a_pause_that_cannot_work_leaves_it_running_with_an_end(
+    error: PaddockError, told: type[PaddockError]
+) -> None:
+    async with paddock() as world:
+        sandbox = await made(world, timeout_seconds=400)
+
+        async def refuse(uid: str):
+            raise error
+
+        world.runtime.freeze = refuse
+        with pytest.raises(told, match=error.message):
+            await world.manager.pause(CALLER, id_of(sandbox))
+        # Whoever hears of it finds a sandbox that runs, at once.
+        await world.manager.set_timeout(CALLER, id_of(sandbox), timeout_seconds=400)
+        await asyncio.sleep(60)
+        running = await world.manager.get(CALLER, id_of(sandbox))
+        assert not running.spec.paused
+        assert running.spec.shutdown_time is not None
+
+
+async def test_a_hundred_hanging_operations_of_a_node_do_not_stop_other_sandboxes() -> None:
+    async with paddock(pool_size=0) as world:
+        stuck = [await made(world, timeout_seconds=None) for _ in range(100)]
+        uids = {sandbox.metadata.uid for sandbox in stuck}
+        real = world.runtime.freeze
+
+        async def hang(uid: str):
+            return await (asyncio.Event().wait() if uid in uids else real(uid))
+
+        world.runtime.freeze = hang
+        pauses = [
+            asyncio.ensure_future(world.manager.pause(CALLER, id_of(sandbox))) for sandbox in stuck
+        ]
+        await asyncio.sleep(1)
+        async with asyncio.timeout(45):
+            sound = await made(world)
+            await world.manager.pause(CALLER, id_of(sound))
+        for pause in pauses:
+            with pytest.raises(PaddockError):
+                await pause
+        # What hung is looked at anew in the end, and goes on when the node is well again.
+        world.runtime.freeze = real
+        await asyncio.sleep(1000)
+        found = [world.provider.sandbox(sandbox.key) for sandbox in stuck]
+        assert {item.status.phase for item in found if item is not None} == {Phase.PAUSED}
+
+
+async def test_another_teams_pool_cannot_be_claimed_by_name() -> None:
+    async with paddock() as world:
+        pool = SandboxPool(
+            metadata=ObjectMeta(name="secret", namespace="alpha"),
+            spec=SandboxPoolSpec(template=SandboxTemplateSpec(env={"TOKEN": "x"}), replicas=1),
+        )
+        await world.provider.write.create(pool)
+        with pytest.raises(NotFoundError):
+            await world.manager.create(Caller("beta"), NewSandbox(template="alpha/secret"))
+        await world.manager.create(Caller("alpha"), NewSandbox(template="secret"))
+
+
+async def test_a_reader_is_not_given_the_token_that_runs_commands() -> None:
+    async with paddock() as world:
+        sandbox = await made(world)
+        _, reader = await world.plane.keyring.create(name="eyes", role=Role.READER)
+        path = f"/sandboxes/{id_of(sandbox)}"
+        assert "envdAccessToken" in (await world.http.get(path)).json()
+        shown = await world.http.get(path, headers={"X-API-Key": reader})
+        assert shown.status_code == 200
+        assert "envdAccessToken" not in shown.json()
+
+
+async def test_a_smaller_sandbox_keeps_the_other_limits_and_none_is_larger() -> None:
+    async with paddock(pool_size=1) as world:
+        await world.stocked(1)
+        small = await made(world, resources=Resources(cpu="500m"))
+        assert small.spec.resources == Resources(cpu="500m", memory="1Gi", disk="10Gi", pids=4096)
+        for size in ("0", "64"):
+            with pytest.raises(InvalidError):
+                await made(world, resources=Resources(cpu=size))
+
+
+async def test_labels_of_ours_cannot_be_set_through_metadata() -> None:
+    async with paddock() as world:
+        body = {"templateID": "base", "metadata": {"label:paddock.dev/claim": "victim"}}
+        assert (await world.http.post("/v2/sandboxes", json=body)).status_code == 400
+
+
+async def test_the_same_idempotency_key_for_another_request_is_a_conflict() -> None:
+    async with paddock() as world:
+        await made(world, idempotency_key="once")
+        with pytest.raises(ConflictError):
+            await made(world, idempotency_key="once", timeout_seconds=60)
+
+
+async def test_a_resume_whose_write_failed_does_not_use_up_the_quota() -> None:
+    async with paddock() as world:
+        limit = Limit(Dimension.COUNT, Scope.RUNNING, 1)
+        await world.plane.keyring.set_team_quota("default", Quota((limit,)))
+        sandbox = await made(world)
+        await world.manager.pause(CALLER, id_of(sandbox))
+        real = world.store.update
+
+        async def away(obj, **_):
+            raise UnavailableError("no answer")
+
+        world.store.update = away
+        with pytest.raises(UnavailableError):
+            await world.manager.connect(CALLER, id_of(sandbox), timeout_seconds=60)
+        world.store.update = real
+        await world.within_quota(lambda: made(world))
+
+
+async def test_a_member_cannot_revoke_an_administrators_key_nor_leave_its_own_quota() -> None:
+    async with paddock() as world:
+        quota = Quota((Limit(Dimension.COUNT, Scope.ALL, 1),))
+        _, member = await world.plane.keyring.create(name="one", quota=quota)
+        headers = {"X-API-Key": member}
+        keys = (await world.http.get("/api-keys")).json()
+        admin = next(key["id"] for key in keys if key["role"] == "admin")
+        refused = await world.http.delete(f"/api-keys/{admin}", headers=headers)
+        assert refused.status_code == 403
+        minted = await world.http.post("/api-keys", json={"name": "two"}, headers=headers)
+        assert minted.json()["quota"]["limits"][0]["limit"] == 1
+
+
+async def test_the_note_of_a_keys_last_use_undoes_nothing_and_revives_nobody() -> None:
+    async with paddock() as world:
+        keyring = world.plane.keyring
+        key, plain = await keyring.create(name="busy")
+        keyring.authenticate(plain)
+        quota = Quota((Limit(Dimension.COUNT, Scope.ALL, 3),))
+        await asyncio.gather(keyring.update_key(key.id, quota=quota), keyring.flush_last_used())
+        assert keyring.key(key.id).quota == quota
+        keyring.authenticate(plain)
+        await asyncio.gather(keyring.revoke(key.id), keyring.flush_last_used())
+        with pytest.raises(PaddockError):
+            keyring.authenticate(plain)
+
+
+async def test_a_keys_last_use_is_told_at_once_though_it_is_written_later() -> None:
+    async with paddock() as world:
+        keyring = world.plane.keyring
+        key, plain = await keyring.create(name="busy")
+
+        def told() -> datetime | None:
+            return next(item.last_used for item in keyring.listed() if item.id == key.id)
+
+        assert told() is None
+        for seconds in (0, 10, 100):
+            await asyncio.sleep(seconds)
+            keyring.authenticate(plain)
+            await keyring.flush_last_used()
+            assert told() == keyring._clock.now()
+
+
+async def test_a_store_that_is_away_ends_nothing_that_goes_on_in_the_background() -> None:
+    async with paddock() as world:
+        keyring = world.plane.keyring
+        key, plain = await keyring.create(name="busy")
+        keyring.authenticate(plain)
+        real = world.store.update
+
+        async def away(obj, **_):
+            raise UnavailableError("no answer")
+
+        world.store.update = away
+        await keyring.flush_last_used()
+        assert keyring.key(key.id).last_used is None
+        world.store.update = real
+        await keyring.flush_last_used()
+        assert keyring.key(key.id).last_used is not None

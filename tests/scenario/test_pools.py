@@ -1,0 +1,185 @@
+"""Pools over time: replaced, evicted, aged, updated, recycled, deleted."""
+
+import asyncio
+
+import pytest
+from msgspec import structs
+
+from paddock.cache.census import revision_of
+from paddock.kit.errors import NotFoundError
+from paddock.manager.requests import NewSandbox
+from paddock.resources.meta import Key, with_meta
+from paddock.resources.pool import RecycleStrategy, RecycleType, SandboxPool, UpdateStrategy
+from paddock.resources.sandbox import LABEL_EVICT, LABEL_POOL, Phase, Sandbox
+from paddock.resources.template import NetworkPolicy, SandboxTemplate
+from paddock.runtime.simulated import Operation
+from tests.scenario.paddock import CALLER, World, paddock
+
+pytestmark = pytest.mark.looptime
+
+IDLE_SECONDS = 600
+
+WANTED = NewSandbox(template="base")
+BASE = Key("default", "base")
+
+
+def idle(world: World) -> list[Sandbox]:
+    return list(world.plane.census.members(BASE).available.values())
+
+
+def uids(items: list[Sandbox]) -> set[str]:
+    return {item.metadata.uid for item in items}
+
+
+async def change_pool(world: World, **spec) -> None:
+    await world.provider.write.mutate(
+        SandboxPool,
+        BASE,
+        lambda pool: structs.replace(pool, spec=structs.replace(pool.spec, **spec)),
+    )
+
+
+async def change_template(world: World, **spec) -> None:
+    await world.provider.write.mutate(
+        SandboxTemplate,
+        BASE,
+        lambda found: structs.replace(found, spec=structs.replace(found.spec, **spec)),
+    )
+
+
+def sandbox_id(sandbox: Sandbox) -> str:
+    assert sandbox.spec.claim is not None
+    return sandbox.spec.claim.sandbox_id
+
+
+async def test_an_evicted_sandbox_leaves_and_is_replaced_but_a_claimed_one_stays() -> None:
+    async with paddock(pool_size=3) as world:
+        await world.stocked(3)
+        claimed = await world.manager.create(CALLER, WANTED)
+        await world.stocked(3)
+        victim = idle(world)[0]
+        for sandbox in (victim, claimed):
+            await world.provider.write.mutate(
+                Sandbox,
+                sandbox.key,
+                lambda item: with_meta(item, labels={**item.metadata.labels, LABEL_EVICT: "true"}),
+            )
+        await world.until(lambda: world.provider.sandbox(victim.key) is None)
+        await world.stocked(3)
+        assert (await world.manager.get(CALLER, sandbox_id(claimed))).status.phase is Phase.RUNNING
+
+
+async def test_idle_sandboxes_are_replaced_when_they_are_too_old() -> None:
+    async with paddock(pool_size=2) as world:
+        await world.stocked(2)
+        first = uids(idle(world))
+        await change_pool(world, max_idle_age_seconds=IDLE_SECONDS)
+        await asyncio.sleep(IDLE_SECONDS * 5 / 6)
+        assert uids(idle(world)) == first
+        await world.until(lambda: not uids(idle(world)) & first, seconds=300)
+        await world.stocked(2)
+
+
+async def test_a_changed_template_is_followed_a_few_at_a_time_and_claimed_ones_stay() -> None:
+    async with paddock(pool_size=10) as world:
+        await world.stocked(10)
+        claimed = await world.manager.create(CALLER, WANTED)
+        await world.stocked(10)
+        before = world.pool().status.revision
+        await change_pool(world, update_strategy=UpdateStrategy(max_unavailable=2))
+        fewest = len(idle(world))
+        await change_template(world, env={"VERSION": "2"})
+
+        def updated() -> bool:
+            nonlocal fewest
+            found = idle(world)
+            fewest = min(fewest, len(found))
+            return len(found) == 10 and all(revision_of(item) != before for item in found)
+
+        await world.until(updated, seconds=60)
+        assert fewest >= 8
+        newest = await world.manager.create(CALLER, WANTED)
+        assert newest.spec.template is not None
+        assert newest.spec.template.env == {"VERSION": "2"}
+        assert (await world.manager.get(CALLER, sandbox_id(claimed))).status.phase is Phase.RUNNING
+
+
+async def test_claims_prefer_the_current_revision_while_an_update_is_under_way() -> None:
+    async with paddock(pool_size=4) as world:
+        await world.stocked(4)
+        await change_pool(world, update_strategy=UpdateStrategy(max_unavailable=1, paused=True))
+        await change_template(world, env={"VERSION": "2"})
+        await asyncio.sleep(5)
+        await change_pool(world, replicas=5)
+        await world.stocked(5)
+        current = world.pool().status.revision
+        assert revision_of(await world.manager.create(CALLER, WANTED)) == current
+
+
+async def test_deleting_a_pool_never_ends_what_is_in_use() -> None:
+    async with paddock(pool_size=3) as world:
+        await world.stocked(3)
+        claimed = await world.manager.create(CALLER, WANTED)
+        await world.provider.write.delete(world.pool())
+        await world.until(
+            lambda: all(item.spec.claim for item in world.provider.all(Sandbox)), seconds=60
+        )
+        await asyncio.sleep(60)
+        kept = await world.manager.get(CALLER, sandbox_id(claimed))
+        assert kept.status.phase is Phase.RUNNING
+        assert await world.runtime.inspect(claimed.metadata.uid) is not None
+
+
+@pytest.mark.parametrize("kind", [RecycleType.RESTART, RecycleType.NOOP])
+async def test_a_killed_sandbox_goes_back_where_its_pool_recycles(kind: RecycleType) -> None:
+    async with paddock(pool_size=2) as world:
+        await world.stocked(2)
+        # A pool that neither grows nor shrinks: nothing takes the place of what is away.
+        await change_pool(world, recycle_strategy=RecycleStrategy(type=kind), paused=True)
+        wanted = NewSandbox(
+            template="base",
+            env_vars={"SECRET": "1"},
+            metadata={"user": "ada"},
+            labels={"team": "a"},
+            network=NetworkPolicy(allow_internet_access=False),
+        )
+        claimed = await world.manager.create(CALLER, wanted)
+        created = world.runtime.calls[Operation.CREATE]
+        await world.manager.kill(CALLER, sandbox_id(claimed))
+        with pytest.raises(NotFoundError):
+            await world.manager.get(CALLER, sandbox_id(claimed))
+        await world.until(lambda: claimed.metadata.uid in uids(idle(world)))
+        back = world.provider.sandbox(claimed.key)
+        assert back is not None
+        assert back.spec.claim is None
+        assert back.spec.network is None
+        assert back.spec.shutdown_time is None
+        assert back.metadata.labels[LABEL_POOL] == "base"
+        assert "team" not in back.metadata.labels
+        restarted = kind is RecycleType.RESTART
+        assert back.status.recycled_count == int(restarted)
+        if restarted:
+            assert world.runtime.calls[Operation.CREATE] > created
+
+
+async def test_a_sandbox_that_is_being_reset_is_given_to_nobody() -> None:
+    async with paddock(pool_size=1) as world:
+        await world.stocked(1)
+        await change_pool(world, recycle_strategy=RecycleStrategy(type=RecycleType.RESTART))
+        claimed = await world.manager.create(CALLER, WANTED)
+        await world.stocked(1)
+        world.runtime.set_latency(Operation.CREATE, 5)
+        await world.manager.kill(CALLER, sandbox_id(claimed))
+        wishes = (world.manager.create(CALLER, WANTED) for _ in range(3))
+        others = await asyncio.gather(*wishes)  # all while it is being reset
+        assert claimed.metadata.uid not in uids(others)
+
+
+async def test_after_too_many_resets_a_sandbox_is_deleted() -> None:
+    async with paddock(pool_size=1) as world:
+        await world.stocked(1)
+        strategy = RecycleStrategy(type=RecycleType.RESTART, max_recycles=0)
+        await change_pool(world, recycle_strategy=strategy)
+        claimed = await world.manager.create(CALLER, WANTED)
+        await world.manager.kill(CALLER, sandbox_id(claimed))
+        await world.until(lambda: world.provider.sandbox(claimed.key) is None)

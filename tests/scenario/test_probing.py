@@ -1,0 +1,107 @@
+"""Idle sandboxes are probed as their template asks; what is not well is replaced."""
+
+import asyncio
+
+import pytest
+from msgspec import structs
+
+from paddock.kit.errors import RateLimitedError
+from paddock.manager.requests import NewSandbox
+from paddock.resources.meta import Key
+from paddock.resources.sandbox import Sandbox
+from paddock.resources.template import Probe, SandboxTemplate
+from tests.scenario.paddock import CALLER, World, paddock
+
+pytestmark = pytest.mark.looptime
+
+BASE = Key("default", "base")
+PROBE = Probe(command="true", period_seconds=10, timeout_seconds=2, failure_threshold=3)
+
+
+class Patients:
+    """Says how sandboxes are; those of `sick` are not well, those of `mute` never answer."""
+
+    def __init__(self, world: World) -> None:
+        self.sick: set[str] = set()
+        self.mute: set[str] = set()
+        self.asked: list[str] = []
+        self.everybody_is_sick = False
+        self.verdicts: list[str | None] = []
+        """What is said next, one after the other, whoever is asked about."""
+        world.plane.controllers.probing._prober = self
+
+    async def __call__(self, sandbox: Sandbox, probe: Probe) -> str | None:
+        uid = sandbox.metadata.uid
+        self.asked.append(uid)
+        if self.verdicts:
+            return self.verdicts.pop(0)
+        if uid in self.mute:
+            await asyncio.sleep(1000)
+        return "a cold" if uid in self.sick or self.everybody_is_sick else None
+
+
+async def with_probe(world: World, size: int) -> list[Sandbox]:
+    """Let the template ask for probes, and give the pool's new sandboxes."""
+    await world.provider.write.mutate(
+        SandboxTemplate,
+        BASE,
+        lambda item: structs.replace(
+            item, spec=structs.replace(item.spec, probe=PROBE, env={"WITH": "probe"})
+        ),
+    )
+
+    def probed() -> bool:
+        found = world.plane.census.members(BASE).available.values()
+        return len(found) == size and all(
+            item.spec.template and item.spec.template.probe for item in found
+        )
+
+    await world.until(probed, seconds=120)
+    return list(world.plane.census.members(BASE).available.values())
+
+
+@pytest.mark.parametrize("kind", ["sick", "mute"])
+async def test_one_that_is_not_well_so_often_in_a_row_is_replaced(kind: str) -> None:
+    async with paddock(pool_size=2) as world:
+        patients = Patients(world)
+        first, second = await with_probe(world, 2)
+        getattr(patients, kind).add(first.metadata.uid)
+        await asyncio.sleep(15)
+        assert world.provider.sandbox(first.key) is not None
+        await world.until(lambda: world.provider.sandbox(first.key) is None, seconds=60)
+        await world.stocked(2)
+        assert world.provider.sandbox(second.key) is not None
+
+
+async def test_one_failure_now_and_then_is_forgiven() -> None:
+    async with paddock(pool_size=1) as world:
+        patients = Patients(world)
+        (only,) = await with_probe(world, 1)
+        patients.verdicts = ["a cold", "a cold", None] * 2
+        await world.until(lambda: not patients.verdicts, seconds=100)
+        # After what was said last, too.
+        asked = len(patients.asked)
+        await world.until(lambda: len(patients.asked) > asked, seconds=30)
+        assert world.provider.sandbox(only.key) is not None
+
+
+async def test_what_was_never_well_is_given_to_nobody() -> None:
+    async with paddock(pool_size=2) as world:
+        patients = Patients(world)
+        patients.everybody_is_sick = True
+        with pytest.raises(TimeoutError):
+            await with_probe(world, 2)
+        wanted = NewSandbox(template="base", create_on_no_stock=False, claim_timeout_seconds=5)
+        with pytest.raises(RateLimitedError):
+            await world.manager.create(CALLER, wanted)
+
+
+async def test_what_is_in_somebodys_hands_is_not_probed() -> None:
+    async with paddock(pool_size=1) as world:
+        patients = Patients(world)
+        await with_probe(world, 1)
+        claimed = await world.manager.create(CALLER, NewSandbox(template="base"))
+        patients.asked.clear()
+        await asyncio.sleep(60)
+        await world.until(lambda: bool(patients.asked))
+        assert claimed.metadata.uid not in patients.asked

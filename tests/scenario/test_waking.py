@@ -1,0 +1,118 @@
+"""What waking by traffic does to deadlines, through the manager's own path."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from msgspec import structs
+
+from paddock.api.internal import Report
+from paddock.kit.errors import ConflictError, NotFoundError, QuotaExceededError
+from paddock.manager.quota import Dimension, Limit, Quota, Scope
+from paddock.manager.requests import NewSandbox
+from paddock.resources.sandbox import IdlePause, Phase, Sandbox
+from tests.scenario.paddock import CALLER, paddock
+
+pytestmark = pytest.mark.looptime
+
+
+async def paused(world, **wanted) -> Sandbox:
+    sandbox = await world.manager.create(CALLER, NewSandbox(template="base", **wanted))
+    assert sandbox.spec.claim is not None
+    return await world.manager.pause(CALLER, sandbox.spec.claim.sandbox_id)
+
+
+@pytest.mark.parametrize(("timeout", "expected"), [(60, 300), (1000, 1000)])
+async def test_what_pauses_at_its_end_gets_a_fresh_end(timeout: int, expected: int) -> None:
+    async with paddock() as world:
+        asleep = await paused(world, timeout_seconds=timeout, auto_pause=True, auto_resume=True)
+        before = world.plane.clock.now()
+        woken = await world.manager.wake(asleep)
+        after = world.plane.clock.now()
+        assert woken.status.phase is Phase.RUNNING
+        assert woken.spec.pause_time is not None
+        fresh, second = timedelta(seconds=expected), timedelta(seconds=1)
+        assert before + fresh - second <= woken.spec.pause_time <= after + fresh + second
+
+
+async def test_what_never_ends_goes_on_without_an_end() -> None:
+    async with paddock() as world:
+        asleep = await paused(world, timeout_seconds=None)
+        woken = await world.manager.wake(asleep)
+        assert (woken.spec.pause_time, woken.spec.shutdown_time) == (None, None)
+
+
+async def test_a_shutdown_stays_where_it_was() -> None:
+    async with paddock() as world:
+        asleep = await paused(world, timeout_seconds=60)
+        at = world.plane.clock.now() + timedelta(seconds=77)
+        asleep = await world.provider.write.mutate(
+            Sandbox,
+            asleep.key,
+            lambda it: structs.replace(it, spec=structs.replace(it.spec, shutdown_time=at)),
+        )
+        woken = await world.manager.wake(asleep)
+        assert (woken.spec.pause_time, woken.spec.shutdown_time) == (None, at)
+
+
+async def test_what_is_past_its_end_is_not_woken() -> None:
+    async with paddock() as world:
+        asleep = await paused(world, timeout_seconds=60)
+        await world.manager.kill(CALLER, asleep.spec.claim.sandbox_id)
+        with pytest.raises((NotFoundError, ConflictError)):
+            await world.manager.wake(asleep)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "auto_pause", "keeps_end"),
+    [(None, False, False), (60, True, False), (60, False, True)],
+)
+async def test_a_retention_ends_with_the_pause_it_was_for(timeout, auto_pause, keeps_end) -> None:
+    async with paddock() as world:
+        wanted = NewSandbox(template="base", timeout_seconds=timeout, auto_pause=auto_pause)
+        sandbox = await world.manager.create(CALLER, wanted)
+        assert sandbox.spec.claim is not None
+        asleep = await world.manager.pause(
+            CALLER, sandbox.spec.claim.sandbox_id, retention_seconds=500
+        )
+        assert asleep.spec.shutdown_time is not None
+        woken = await world.manager.wake(asleep)
+        assert (woken.spec.shutdown_time == asleep.spec.shutdown_time) is keeps_end
+
+
+async def test_a_quota_that_is_used_up_keeps_it_asleep() -> None:
+    async with paddock() as world:
+        asleep = await paused(world, timeout_seconds=60)
+        assert asleep.spec.claim is not None
+        limit = Limit(Dimension.COUNT, Scope.RUNNING, 0)
+        await world.plane.keyring.set_team_quota("default", Quota((limit,)))
+        with pytest.raises(QuotaExceededError):
+            await world.manager.wake(asleep)
+        assert world.provider.sandbox(asleep.key).spec.paused
+
+
+async def test_a_sandbox_that_asked_for_it_is_paused_when_nothing_happens_and_not_before() -> None:
+    async with paddock() as world:
+        sandbox = await world.manager.create(
+            CALLER,
+            NewSandbox(
+                template="base", timeout_seconds=3600, idle_pause=IdlePause(after_seconds=60)
+            ),
+        )
+        uid = sandbox.metadata.uid
+
+        def is_paused() -> bool:
+            return world.provider.sandbox(sandbox.key).spec.paused
+
+        for _ in range(4):
+            await asyncio.sleep(30)
+            await world.plane._take_report(Report("http://gateway", {uid: 0.0}))
+            assert not is_paused()
+        await world.until(is_paused, seconds=120)
+        await world.until(lambda: world.provider.sandbox(sandbox.key).status.phase is Phase.PAUSED)
+        await world.manager.wake(world.provider.sandbox(sandbox.key))
+        await asyncio.sleep(30)
+        assert not is_paused()
+        await world.until(is_paused, seconds=120)
+        await world.manager.kill(CALLER, sandbox.spec.claim.sandbox_id)
+        await world.until(lambda: uid not in world.plane.last_active)

@@ -1,0 +1,60 @@
+"""Real clients, each in an interpreter of its own, and what they find."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CACHE = Path(os.environ.get("PADDOCK_CACHE", "/var/cache/paddock")) / "sdk"
+SCRIPTS = Path(__file__).with_name("scripts")
+NEWEST, OLDER = "2.63.0", "2.7.0"
+NODE = Path(sys.executable).with_name("node")
+NODE_CLIENTS = CACHE / "node"
+CLI = NODE_CLIENTS / "node_modules" / "@e2b" / "cli" / "dist" / "index.js"
+
+
+def python_of(version: str) -> Path:
+    python = CACHE / f"e2b-{version}" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"E2B's Python SDK {version} is not here: run scripts/install-clients")
+    return python
+
+
+def checks_of(script: str, *, newest: bool) -> list[str]:
+    """The names of a Python script's checks, without running it."""
+    tree = ast.parse((SCRIPTS / script).read_text())
+    found = []
+    for node in tree.body:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or not node.decorator_list:
+            continue
+        decorator = node.decorator_list[0]
+        name = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if isinstance(name, ast.Name) and name.id == "check":
+            found += [node.name] if newest or not isinstance(decorator, ast.Call) else []
+    return found
+
+
+def javascript_checks() -> list[str]:
+    text = (SCRIPTS / "javascript.mjs").read_text()
+    found = re.findall(r"^  async (?:'(.+?)'|(\w+))\(\)", text, re.MULTILINE)
+    return [quoted or bare for quoted, bare in found]
+
+
+def found_by(command: list[object], environment: dict[str, str]) -> dict[str, dict]:
+    """Run a client and give what it says of each check."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {line["check"]: line for line in lines}

@@ -1,0 +1,36 @@
+"""One installation for all clients."""
+
+import asyncio
+import os
+from collections.abc import Generator
+
+import pytest
+
+from tests.installation import Installation
+from tests.sdk.clients import NODE_CLIENTS
+
+
+@pytest.fixture(scope="session")
+def installation() -> Generator[Installation]:
+    if os.geteuid() != 0:
+        pytest.skip("sandboxes with checkpoints need root")
+    with asyncio.Runner() as runner:
+        paddock = Installation(pool_size=4)
+        runner.run(paddock.__aenter__())
+        try:
+            yield paddock
+        finally:
+            runner.run(paddock.__aexit__())
+
+
+@pytest.fixture(scope="session")
+def environment(installation: Installation) -> dict[str, str]:
+    """What a client is told, and nothing else of ours."""
+    ours = ("E2B", "PADDOCK")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return kept | {
+        "E2B_API_KEY": installation.secrets.api_key,
+        "E2B_API_URL": installation.url,
+        "E2B_SANDBOX_URL": installation.url,
+        "NODE_CLIENTS": str(NODE_CLIENTS),
+    }

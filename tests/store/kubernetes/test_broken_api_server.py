@@ -1,0 +1,166 @@
+"""The server restarts, forgets and compacts; the store goes on or says that it cannot."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+
+import pytest
+from msgspec import structs
+
+from paddock.kit.errors import DeadlineExceededError, GoneError
+from paddock.resources.builtin import Secret
+from paddock.resources.meta import Key, ObjectMeta
+from paddock.store.kubernetes import ClientSettings, KubernetesStore
+from paddock.store.port import Change, WatchEvent
+from tests.kube.binaries import BinariesMissingError, directory_with
+from tests.kube.cluster import KubeCluster
+from tests.store.kubernetes.conftest import open_store
+from tests.store.kubernetes.valve import valve
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.faults, pytest.mark.timeout(180)]
+
+PATIENCE_SECONDS = 150.0
+SILENCE_SECONDS = 4.0
+"""Much for a request that is answered, on a machine that is busy."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KubeCluster]:
+    try:
+        directory_with(["etcd", "kube-apiserver", "kubectl"], build=False)
+    except BinariesMissingError as error:
+        pytest.skip(str(error))
+    with KubeCluster(components=(), our_kinds=False) as running:
+        yield running
+
+
+async def restart(cluster: KubeCluster) -> None:
+    """Kill the server and start it again, while the loop goes on."""
+    cluster.stop_process("kube-apiserver")
+    cluster.start_process("kube-apiserver")
+    await asyncio.to_thread(cluster.wait_ready)
+
+
+async def write(store: KubernetesStore, *names: str) -> None:
+    for name in names:
+        await store.create(Secret(metadata=ObjectMeta(namespace="default", name=name)))
+
+
+async def test_a_watch_outlives_a_restart_of_the_server_and_loses_nothing(
+    cluster: KubeCluster,
+) -> None:
+    store = open_store(cluster.info)
+    since = (await store.list(Secret, namespace="default")).version
+    seen: list[str] = []
+    first, all_seen = asyncio.Event(), asyncio.Event()
+
+    def note(event: WatchEvent[Secret]) -> None:
+        if event.object is not None and event.change is Change.ADDED:
+            seen.append(event.object.metadata.name)
+            first.set()
+            if len(seen) == 4:
+                all_seen.set()
+
+    async def follow() -> None:
+        async with aclosing(store.watch(Secret, since=since, namespace="default")) as events:
+            async for event in events:
+                note(event)
+
+    async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(follow(), name="follow")
+        await write(store, "w1")
+        await first.wait()
+        await restart(cluster)
+        await write(store, "w2", "w3", "w4")
+        await all_seen.wait()
+        watching.cancel()
+    await store.close()
+    assert seen == ["w1", "w2", "w3", "w4"]
+
+
+async def test_a_request_waits_for_a_server_that_is_just_restarting(cluster: KubeCluster) -> None:
+    usual = open_store(cluster.info)
+    await usual.close()
+    patient = ClientSettings(tries=1000, longest_wait_seconds=1.0)
+    store = KubernetesStore.open(usual.client.access, patient)
+    await write(store, "before")
+    cluster.stop_process("kube-apiserver")
+    reading = asyncio.ensure_future(store.get(Secret, Key("default", "before")))
+    await asyncio.sleep(0)
+    cluster.start_process("kube-apiserver")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        found = await reading
+        await asyncio.to_thread(cluster.wait_ready)
+    await store.close()
+    assert found.metadata.name == "before"
+
+
+async def test_a_version_from_before_a_compaction_is_gone(cluster: KubeCluster) -> None:
+    store = open_store(cluster.info)
+    since = (await store.list(Secret, namespace="default")).version
+    await write(store, "c1", "c2", "c3")
+    await asyncio.to_thread(cluster.compact_etcd)
+    await restart(cluster)  # its own memory of events is gone too
+    watch = store.watch(Secret, since=since)
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(watch) as events:
+        with pytest.raises(GoneError):
+            await anext(events)
+    listed = await store.list(Secret, namespace="default")
+    assert {"c1", "c2", "c3"} <= {item.metadata.name for item in listed.items}
+    await store.close()
+
+
+async def test_a_page_from_before_a_compaction_is_gone_and_a_whole_list_is_not(
+    cluster: KubeCluster,
+) -> None:
+    store = open_store(cluster.info)
+    await write(store, *(f"p{number}" for number in range(6)))
+    page = await store.list(Secret, namespace="default", limit=2)
+    await write(store, "later")
+    await asyncio.to_thread(cluster.compact_etcd)
+    await restart(cluster)
+    with pytest.raises(GoneError):
+        await store.list(Secret, namespace="default", limit=2, continue_token=page.continue_token)
+    whole = await store.list(Secret, namespace="default")
+    assert "later" in {item.metadata.name for item in whole.items}
+    await store.close()
+
+
+async def test_a_network_that_swallows_everything_costs_time_and_nothing_else(
+    cluster: KubeCluster,
+) -> None:
+    direct = open_store(cluster.info)
+    since = (await direct.list(Secret, namespace="default")).version
+    seen: list[str] = []
+    async with valve(cluster.info.server) as network:
+        access = structs.replace(direct.client.access, server=network.url)
+        impatient = ClientSettings(timeout_seconds=SILENCE_SECONDS, watch_silence_seconds=1.0)
+        store = KubernetesStore.open(access, impatient)
+
+        async def follow() -> None:
+            async with aclosing(store.watch(Secret, since=since, namespace="default")) as events:
+                async for event in events:
+                    if event.object is not None:
+                        seen.append(event.object.metadata.name)
+
+        async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(follow(), name="follow")
+            await write(direct, "n1")
+            await until(lambda: seen == ["n1"])
+            assert await store.get(Secret, Key("default", "n1"))  # leaves a connection
+            network.shut()
+            # Waiting for this answer, it is silent for longer than the watch stands.
+            with pytest.raises(DeadlineExceededError):
+                await store.get(Secret, Key("default", "n1"))
+            await write(direct, "n2", "n3")
+            network.open()
+            await until(lambda: seen == ["n1", "n2", "n3"])
+            assert await store.get(Secret, Key("default", "n3"))
+            watching.cancel()
+        await store.close()
+    await direct.close()
+
+
+async def until(check: Callable[[], bool]) -> None:
+    while not check():
+        await asyncio.sleep(0.02)

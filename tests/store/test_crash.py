@@ -1,0 +1,122 @@
+"""Kill -9 in the middle of a thousand concurrent writers: nothing acknowledged is lost or torn."""
+
+import os
+import random
+import selectors
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from msgspec import Struct
+
+from paddock.resources.template import SandboxTemplate
+from paddock.store.sqlite import SqliteStore
+
+WRITERS = 1000
+ROUNDS = 4
+LEAST = WRITERS // ROUNDS
+"""Acknowledged in each round, however slow the disk is."""
+
+
+class Acknowledged(Struct):
+    """The last that a writer said about its object."""
+
+    said: str
+    version: int
+    counter: int
+
+
+def write_until_killed(path: Path, *, seed: int, seconds: float) -> list[str]:
+    """Run the writer, kill it some time after its first acknowledgements, give what it said."""
+    command = [sys.executable, "-m", "tests.store.crash_writer", str(path), str(seed)]
+    process = subprocess.Popen([*command, str(WRITERS)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    said = bytearray()
+    kill_at: float | None = None
+    with process.stdout as pipe, selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while True:
+            patience = 60.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
+            if not selector.select(patience):
+                break
+            said += os.read(pipe.fileno(), 1 << 16)
+            if kill_at is None and said.count(b"put ") > LEAST:
+                kill_at = time.monotonic() + seconds
+            elif kill_at is not None and time.monotonic() >= kill_at:
+                break
+        assert process.poll() is None, "the writer ended by itself"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        # What it had said before it died is still in the pipe.
+        while chunk := os.read(pipe.fileno(), 1 << 16):
+            said += chunk
+    complete, _, _ = said.rpartition(b"\n")
+    return complete.decode().splitlines()
+
+
+def note(lines: list[str], known: dict[str, Acknowledged]) -> int:
+    """Take up what was acknowledged; gives the highest version seen."""
+    highest = 0
+    for line in lines:
+        if line == "ready":
+            continue
+        operation, name, version, counter = line.split()
+        known[name] = Acknowledged(operation, int(version), int(counter))
+        highest = max(highest, int(version))
+    return highest
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+async def test_every_acknowledged_write_survives_kill_nine(tmp_path: Path):
+    path = tmp_path / "store.db"
+    rng = random.Random(os.getpid())
+    known: dict[str, Acknowledged] = {}
+    highest = writes = 0
+    for number in range(ROUNDS):
+        lines = write_until_killed(path, seed=number, seconds=rng.uniform(0.0, 0.7))
+        writes += len(lines)
+        newest = note(lines, known)
+        assert newest > highest, "versions went back after a restart"
+
+        async with await SqliteStore.open(path) as store:
+            listed = await store.list(SandboxTemplate)
+            assert int(listed.version) >= newest
+            highest = int(listed.version)
+            stored = {item.metadata.name: item for item in listed.items}
+        for name, obj in stored.items():
+            counter = obj.metadata.labels["n"]
+            assert obj.spec.image.startswith("i"), name
+            assert obj.metadata.annotations["fill"].startswith(f"{counter}-"), name
+            assert int(obj.metadata.resource_version) <= highest
+        for name, last in known.items():
+            check_kept(name, last, stored.get(name))
+        # Unacknowledged writes may have come through; from here on they are facts.
+        known = {
+            name: Acknowledged(
+                "put", int(obj.metadata.resource_version), int(obj.metadata.labels["n"])
+            )
+            for name, obj in stored.items()
+        }
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    assert writes > WRITERS
+
+
+def check_kept(name: str, last: Acknowledged, obj: SandboxTemplate | None) -> None:
+    """Each writer has one write under way at most: the store is there or one step further."""
+    if obj is None:
+        assert last.said in ("deleting", "deleted"), f"{name}: an acknowledged write is lost"
+        return
+    counter, version = int(obj.metadata.labels["n"]), int(obj.metadata.resource_version)
+    if version == last.version:
+        assert last.said != "deleted", f"{name} came back from the dead"
+        assert counter == last.counter
+    else:
+        assert version > last.version, f"{name}: an acknowledged write is lost"
+        assert counter == last.counter + 1, f"{name}: {counter} after {last.counter}"

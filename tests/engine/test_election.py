@@ -98,6 +98,26 @@ async def test_a_leader_that_stops_gives_the_lease_up_and_the_next_leads_soon(
     await cancel_and_wait(following)
 
 
+async def test_a_lease_is_given_up_to_a_store_that_is_slow(lease_store: MemoryStore) -> None:
+    first = Candidate(lease_store, "first")
+    async with background(first.run(), name="first"):
+        await asyncio.sleep(10)
+        first.link.seconds = 2.2
+    assert not (await lease_store.get(Lease, KEY)).spec.holder_identity
+
+
+async def test_a_lease_is_given_up_in_the_middle_of_a_renewal(lease_store: MemoryStore) -> None:
+    first = Candidate(lease_store, "first")
+    async with background(first.run(), name="first"):
+        await asyncio.sleep(10)
+        first.link.seconds = 0.5
+        before = await lease_store.get(Lease, KEY)
+        # It is done, and not yet answered.
+        while await lease_store.get(Lease, KEY) == before:
+            await asyncio.sleep(0.1)
+    assert not (await lease_store.get(Lease, KEY)).spec.holder_identity
+
+
 @pytest.mark.parametrize("lived", [10.0, 11.3, 12.9, 14.2])
 async def test_a_leader_that_vanishes_is_followed_when_its_lease_runs_out(
     lease_store: MemoryStore, lived: float

@@ -235,14 +235,28 @@ class Elector:
 
     async def _release(self) -> None:
         """Give the lease up, so that the next need not wait; best effort, shielded from nothing."""
-        was_leader, self._renewed_at = self._renewed_at is not None, None
-        if not was_leader or self._lease is None:
+        was_leader, left = self._renewed_at is not None, self._seconds_left()
+        self._renewed_at = None
+        if not was_leader:
             return
-        spec = structs.replace(self._lease.spec, holder_identity="", lease_duration_seconds=1)
         try:
-            async with asyncio.timeout(self._timing.retry_seconds):
-                await self._store.update(structs.replace(self._lease, spec=spec))
+            # A server that is slow costs the next one less than a lease that has to run out.
+            async with asyncio.timeout(max(left, self._timing.retry_seconds)):
+                while not await self._is_given_up():
+                    pass  # a renewal that was under way came first
         except (PaddockError, OSError, TimeoutError) as error:
             log.info("lease not released", extra=fields(lease=self._key, error=repr(error)))
             return
         log.info("lease released", extra=fields(lease=self._key))
+
+    async def _is_given_up(self) -> bool:
+        lease = await self._store.get(Lease, self._key)
+        spec = lease.spec
+        if spec.holder_identity != self.identity or (spec.lease_transitions or 0) != self.term:
+            return True  # it is somebody else's by now
+        free = structs.replace(spec, holder_identity="", lease_duration_seconds=1)
+        try:
+            await self._store.update(structs.replace(lease, spec=free))
+        except ConflictError:
+            return False
+        return True

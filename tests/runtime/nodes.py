@@ -65,9 +65,9 @@ class TestNode:
 
     __test__ = False
 
-    def __init__(self, *arguments: str, rootless: bool = False) -> None:
+    def __init__(self, *arguments: str, rootless: bool = False, state: str = "n") -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="pdk"))
-        self.state = self.directory / "n"
+        self.state = self.directory / state
         self.socket = self.directory / "n.sock"
         self.rootless = rootless
         self.number = fabric_number()

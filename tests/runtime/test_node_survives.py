@@ -17,6 +17,8 @@ from tests.runtime.nodes import TestNode, envd_of, eventually, home, traces
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.faults, pytest.mark.timeout(240)]
 
+LONG = "/".join(["a-directory-somebody-named-at-length"] * 3)
+"""More than a socket's path may have, with what follows it."""
 LOSE_THE_FIRST_CLONE = """
 from paddock.runtime.local import launching
 real, lost = launching.Launching.prepare, []
@@ -51,6 +53,23 @@ async def counts_on(instance) -> bool:
         return int((await run(instance, "cat /tmp/count")).out or 0) > first
 
     return await eventually(is_further)
+
+
+async def test_a_state_directory_with_a_long_path_is_like_any_other():
+    node = TestNode(state=LONG)
+    await node.start()
+    try:
+        made = await node.runtime.create(blueprint("d0ecb4a0-7c1f-4a43-a1a5-0f3cbb0e2d6b"))
+        assert (await run(made, "echo one")).out == "one\n"
+
+        node.kill()
+        await node.start()
+
+        again = await node.runtime.inspect(made.uid)
+        assert again.address == made.address
+        assert (await run(again, "echo two")).out == "two\n"
+    finally:
+        await node.stop()
 
 
 async def test_a_killed_node_comes_back_to_the_same_world(own_node):

@@ -132,6 +132,7 @@ class Machine:
         self.directories.prepare()
         self._hold_exclusively()
         self.directories.use_scratch()
+        self.directories.use_shortcut(self.settings.socket_path.with_name(self.node_id))
         await self.work(self.directories.premises.open)
         self._mount_layers()
         self._init_layer = await self.work(
@@ -161,6 +162,7 @@ class Machine:
             await self.work(lambda: self.storage.close(detach=purge))
         self._threads.shutdown(wait=True)
         if purge:
+            self.directories.remove_shortcut()
             self.cgroups.close()
             if os.path.ismount(self.directories.layers):
                 syscalls.umount(str(self.directories.layers), syscalls.MNT_DETACH)

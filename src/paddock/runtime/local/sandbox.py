@@ -76,7 +76,7 @@ class Sandbox:
         """Describe it."""
         record = self.record
         is_up = record.state in (InstanceState.RUNNING, InstanceState.FROZEN)
-        directory = self.machine.directories.of(record.uid).absolute()
+        directory = self.machine.directories.doors_of(record.uid)
         address = Address(
             ip=record.ip if is_up else None,
             envd=f"unix:{directory / DOOR}" if is_up else None,
@@ -133,7 +133,7 @@ class Sandbox:
         if self.door is None:
             self.door = Door(
                 self.machine.zygote,
-                self.machine.directories.of(self.uid).absolute() / DOOR,
+                self.machine.directories.doors_of(self.uid) / DOOR,
                 self.machine.directories.sockets_of(self.uid),
                 make=self._envd_parts,
                 on_change=self._envd_changed,

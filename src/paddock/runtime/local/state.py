@@ -83,6 +83,8 @@ class Record(Struct, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(Record)
 _LONGEST_SCRATCH = 70
 """Bytes: a socket's path has 107, and some forty of them follow."""
+_LONGEST_ROOT = 39
+"""Bytes, as above: "/sandboxes/", a uid of 36, "/control.sock" and a process's number follow."""
 
 
 class StateDirectory:
@@ -96,6 +98,7 @@ class StateDirectory:
         self.stage = root / "stage"
         self.layers = root / "layers"
         self._scratch = root / "scratch"
+        self._doors = self.sandboxes.absolute()
         self.premises = Premises(root / "premises")
         self._sockets: dict[str, Sockets] = {}
         self._turns: dict[str, int] = {}
@@ -119,9 +122,29 @@ class StateDirectory:
         if len(os.fsencode(self._scratch)) <= _LONGEST_SCRATCH:
             tempfile.tempdir = str(self._scratch)
 
+    def use_shortcut(self, path: Path) -> None:
+        """Have this link lead to the sandboxes, where sockets there would have too long a path."""
+        if len(os.fsencode(self.root.absolute())) <= _LONGEST_ROOT:
+            return
+        # One that an earlier node made stays: callers are on their way.
+        if not path.is_symlink() or path.readlink() != self._doors:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            path.symlink_to(self._doors)
+        self._doors = path
+
+    def remove_shortcut(self) -> None:
+        """Take away the link, if there is one."""
+        if self._doors.is_symlink():
+            self._doors.unlink()
+
     def of(self, uid: str) -> Path:
         """Give a sandbox's directory."""
         return self.sandboxes / uid
+
+    def doors_of(self, uid: str) -> Path:
+        """Give a sandbox's directory by the way that callers of its sockets take."""
+        return self._doors / uid
 
     def write(self, record: Record) -> None:
         """Replace a record in one step; the first one makes the directory."""

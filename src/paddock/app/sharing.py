@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 PATH = "/_paddock/written"
 PATIENCE_SECONDS = 1.0
-"""A write waits so long for one that hangs, once in `REST_SECONDS`; one that is busy is told."""
+"""A write waits twice so long for one that hangs, once in `REST_SECONDS`; who is busy is told."""
 REST_SECONDS = 5.0
 """How long a replica that did not answer is left alone."""
 RESOLVE_SECONDS = 3.0
@@ -84,6 +84,13 @@ class Replicas:
             await asyncio.gather(*(self._post(url, body, headers) for url in others))
 
     async def _post(self, url: str, body: bytes, headers: dict[str, str]) -> None:
+        # Twice: a kept connection may just have been closed, or this process have stood still.
+        if not await self._is_told(url, body, headers) and not await self._is_told(
+            url, body, headers
+        ):
+            self._resting[url] = asyncio.get_running_loop().time() + REST_SECONDS
+
+    async def _is_told(self, url: str, body: bytes, headers: dict[str, str]) -> bool:
         if self._session is None:
             self._session = aiohttp.ClientSession()
         try:
@@ -94,8 +101,9 @@ class Replicas:
                 if response.status == _OURSELVES:
                     self._ourselves.add(url)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            self._resting[url] = asyncio.get_running_loop().time() + REST_SECONDS
             log.info("a replica was not told", extra=fields(url=url, error=repr(error)))
+            return False
+        return True
 
     def application(self, inner: Application, provider: Provider) -> Application:
         """Take in what others tell; all else goes on to the application within."""

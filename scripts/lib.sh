@@ -55,6 +55,8 @@ make_venv() {
 # own_temp: $TEMP, a directory for the files of this run's tests, removed when they pass. pytest's usual
 # place is tidied up by every run, and one would fail for what another left there.
 own_temp() {
+  # A long TMPDIR would leave too little of the 107 bytes that a socket's path may have.
+  [ "$(printf %s "${TMPDIR:-}" | wc -c)" -le 12 ] || export TMPDIR=/tmp
   TEMP=$(mktemp -d -t pdtest.XXXXXX)
   trap '[ $? -eq 0 ] && rm -rf --one-file-system "$TEMP" || say "files of the tests are kept in $TEMP"' EXIT
 }

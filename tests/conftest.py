@@ -1,7 +1,9 @@
 """What every test stands on."""
 
 import asyncio
+import os
 import signal
+import tempfile
 
 import hypothesis
 
@@ -30,8 +32,15 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("paddock")
 
 
+LONGEST_PLACE = 12
+"""Bytes: a socket's path has 107, and those of whole installations take most of them."""
+
+
 def pytest_configure(config) -> None:
-    """Have an eye on what is left behind."""
+    """Have an eye on what is left behind, in a place where sockets can be."""
+    is_worker = hasattr(config, "workerinput")  # and uses what the one that leads has chosen
+    if not is_worker and len(os.fsencode(tempfile.gettempdir())) > LONGEST_PLACE:
+        os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
     config.pluginmanager.register(leaks.Watch(config), "leaks")
 
 

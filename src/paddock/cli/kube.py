@@ -81,7 +81,7 @@ def install(
         # One of an earlier install would be asked about every change, and not be there.
         kubectl.delete("validatingwebhookconfiguration", "paddock")
     objects = manifests(options)
-    kubectl.apply([item for item in objects if item["kind"] != "Namespace"])
+    kubectl.apply_when_served([item for item in objects if item["kind"] != "Namespace"])
     said = f"installed in {namespace}" + (f"\nAPI key: {key}" if key else "")
     output.done(said, {"namespace": namespace, "objects": len(objects), "apiKey": key})
     # The key is told before: it is shown this once.

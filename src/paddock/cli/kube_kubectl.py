@@ -3,12 +3,23 @@
 import json
 import shutil
 import subprocess
+import time
 from typing import Any
 
 from paddock.cli.kube_webhook import Manifest
-from paddock.kit.errors import ForbiddenError, InvalidError, NotFoundError, UnavailableError
+from paddock.kit.errors import (
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
 
 _FREE = json.dumps({"metadata": {"finalizers": None}})
+_UNKNOWN = ("no matches for kind", "could not find the requested resource")
+"""What is said of kinds that a server does not serve, or does not tell of yet."""
+SERVED_SECONDS = 60.0
+LOOK_SECONDS = 0.5
 
 
 class Kubectl:
@@ -35,6 +46,17 @@ class Kubectl:
             "-",
             given=as_list(objects),
         )
+
+    def apply_when_served(self, objects: list[Manifest]) -> None:
+        """Apply what may be of kinds that are new: a busy server tells of them a while later."""
+        deadline = time.monotonic() + SERVED_SECONDS
+        while True:
+            try:
+                return self.apply(objects)
+            except UnsupportedError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(LOOK_SECONDS)
 
     def create(self, obj: Manifest) -> None:
         """Make an object that must be new."""
@@ -81,6 +103,9 @@ class Kubectl:
             return done.stdout
         problem = done.stderr.strip().splitlines()
         message = problem[-1] if problem else f"kubectl ended with {done.returncode}"
+        unknown = [line for line in problem if any(words in line for words in _UNKNOWN)]
+        if unknown:
+            raise UnsupportedError(unknown[0], hint="`kubectl get crd` shows which kinds there are")
         if "orbidden" in message:
             raise ForbiddenError(message, hint="an administrator of the cluster may")
         if "onnection refused" in message or "no such host" in message:

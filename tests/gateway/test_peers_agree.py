@@ -8,9 +8,12 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
+from msgspec import structs
 
+from paddock.api.internal import Report
 from paddock.app import admin
 from paddock.app.membership import Membership, Named, Service, parse
+from paddock.cache.states import State
 from paddock.gateway.activity import Activity
 from paddock.gateway.peers import PATH, Desk, Gatekeeper, News, Peers, sign, take
 from paddock.gateway.routes import RouteTable
@@ -19,12 +22,15 @@ from paddock.kit.clock import ManualClock
 from paddock.kit.errors import InvalidError, UnauthenticatedError
 from paddock.kit.settings import Settings
 from paddock.kit.tokens import TokenSeed
+from paddock.manager.requests import NewSandbox
 from paddock.resources.meta import Key
+from paddock.resources.pool import RecycleStrategy, RecycleType, SandboxPool
 from paddock.store.kubernetes.access import load_access
 from paddock.store.kubernetes.client import KubernetesClient
 from tests.gateway.rig import SEED, route
 from tests.kube.info import ClusterInfo
 from tests.ports import free_ports
+from tests.scenario.paddock import CALLER, paddock
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +112,75 @@ async def test_a_stale_route_told_by_a_healed_gateway_meets_the_fence() -> None:
         one.table.remove(stale.key, 6)
         await two.peers.tell([stale])
         assert one.table.get("gone") is None
+
+
+async def test_a_gateway_knows_what_became_of_a_sandbox_before_the_call_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has no watch here: nothing but the control plane's word."""
+    monkeypatch.setattr("paddock.app.announcing.FORGET_SECONDS", 600.0)
+    async with members(1) as (one,), paddock(clock=clocks.system(), pool_size=1) as world:
+        world.plane.gateways.heard(Report(url=one.url))
+
+        def seen() -> State | None:
+            found = one.table.get(sandbox_id)
+            return None if found is None else found.state
+
+        created = await world.manager.create(CALLER, NewSandbox(template="base"))
+        assert created.spec.claim is not None
+        sandbox_id = created.spec.claim.sandbox_id
+        assert seen() is State.RUNNING
+        await world.manager.pause(CALLER, sandbox_id)
+        assert seen() is State.PAUSED
+        await world.manager.connect(CALLER, sandbox_id, timeout_seconds=60)
+        assert seen() is State.RUNNING
+        await world.manager.pause(CALLER, sandbox_id)
+        await world.manager.resume(CALLER, sandbox_id, timeout_seconds=60)
+        assert seen() is State.RUNNING
+        await world.manager.kill(CALLER, sandbox_id)
+        assert seen() is None
+        assert one.table.has_ended(sandbox_id)
+
+
+async def test_a_gateway_knows_that_a_sandbox_went_back_to_its_pool_before_kill_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("paddock.app.announcing.FORGET_SECONDS", 600.0)
+    async with members(1) as (one,), paddock(clock=clocks.system(), pool_size=1) as world:
+        world.plane.gateways.heard(Report(url=one.url))
+        strategy = RecycleStrategy(type=RecycleType.NOOP)
+        await world.provider.write.mutate(
+            SandboxPool,
+            world.pool().key,
+            lambda pool: structs.replace(
+                pool, spec=structs.replace(pool.spec, recycle_strategy=strategy)
+            ),
+        )
+        await world.stocked(1)
+        created = await world.manager.create(CALLER, NewSandbox(template="base"))
+        assert created.spec.claim is not None
+        assert one.table.get(created.spec.claim.sandbox_id) is not None
+        await world.manager.kill(CALLER, created.spec.claim.sandbox_id)
+        back = world.provider.sandbox(created.key)
+        assert back is not None
+        assert back.spec.claim is None
+        assert one.table.get(created.spec.claim.sandbox_id) is None
+
+
+async def test_of_two_words_about_one_sandbox_the_newer_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with members(2) as (one, two):
+        (peer,) = one.peers._by_url.values()
+        async with peer._lock:
+            # Both wait for the same journey; the older one was the slower.
+            late = [
+                asyncio.create_task(peer.tell([route(version=6, state=State.PAUSED)])),
+                asyncio.create_task(peer.tell([route(version=5)])),
+            ]
+            await asyncio.sleep(0)
+        await asyncio.gather(*late)
+        assert two.table.get("abc").state is State.PAUSED
 
 
 async def test_one_that_does_not_answer_delays_nobody_for_long() -> None:

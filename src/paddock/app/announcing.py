@@ -1,8 +1,12 @@
-"""The control plane's word to gateways: a route is known there before its sandbox is handed out."""
+"""The control plane's word to gateways: they know a route before its sandbox is handed out, and
+that it is paused or gone before whoever asked for that is answered."""
+
+from msgspec import structs
 
 from paddock.api.internal import Report
+from paddock.cache.states import State
 from paddock.gateway.peers import Peers
-from paddock.gateway.routes import route_of
+from paddock.gateway.routes import Route, route_of
 from paddock.kit.clock import Clock
 from paddock.kit.tokens import TokenSeed
 from paddock.manager.ports import Announcer
@@ -33,7 +37,16 @@ class Gateways:
 
     async def announce(self, sandbox: Sandbox) -> None:
         """Return once every reachable gateway knows the route."""
+        await self._tell(route_of(sandbox, self._clock.now()))
+
+    async def announce_end(self, sandbox: Sandbox, version: str) -> None:
+        """Return once every reachable gateway knows that there is no such route any more."""
         route = route_of(sandbox, self._clock.now())
+        if route is not None:
+            route = structs.replace(route, state=State.DEAD, version=int(version or 0))
+        await self._tell(route)
+
+    async def _tell(self, route: Route | None) -> None:
         if route is None or not self._seen:
             return
         await self._peers.tell((route,))

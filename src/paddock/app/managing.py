@@ -92,6 +92,7 @@ def build_manager(
         allowance=allowance,
         disowning=disowning,
         agent=agent,
+        announcer=announcer,
         clock=clock,
         max_timeout_seconds=settings.max_timeout_seconds,
     )

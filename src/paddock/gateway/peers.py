@@ -13,6 +13,7 @@ import logging
 import secrets
 import ssl
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 
 import msgspec
 from msgspec import Struct
@@ -89,7 +90,7 @@ class Gatekeeper:
 
     def _forget_old(self, now: float) -> None:
         # In the order they came: the old ones are in front.
-        for nonce, at in list(self._seen.items())[:64]:
+        for nonce, at in tuple(islice(self._seen.items(), 64)):
             if now - at <= 2 * MAX_AGE_SECONDS:
                 return
             del self._seen[nonce]
@@ -115,7 +116,9 @@ class Peer:
     async def tell(self, routes: Iterable[Route]) -> bool:
         """Tell it of routes; says whether it took them."""
         for route in routes:
-            self._waiting[route.uid] = route
+            waiting = self._waiting.get(route.uid)
+            if waiting is None or waiting.version < route.version:
+                self._waiting[route.uid] = route
         # While one batch travels, the next gathers.
         async with self._lock:
             while self._waiting:

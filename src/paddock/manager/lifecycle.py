@@ -26,7 +26,7 @@ from paddock.manager import returning
 from paddock.manager.allowance import Allowance
 from paddock.manager.disowning import Disowning
 from paddock.manager.keys import Caller
-from paddock.manager.ports import Agent
+from paddock.manager.ports import Agent, Announcer
 from paddock.resources import deadlines
 from paddock.resources.pausing import strategy_for
 from paddock.resources.sandbox import Sandbox, SandboxSpec
@@ -49,6 +49,7 @@ class Lifecycle:
         allowance: Allowance,
         disowning: Disowning,
         agent: Agent,
+        announcer: Announcer,
         clock: Clock,
         max_timeout_seconds: int,
     ) -> None:
@@ -56,6 +57,7 @@ class Lifecycle:
         self._allowance = allowance
         self._disowning = disowning
         self._agent = agent
+        self._announcer = announcer
         self._clock = clock
         self._max_timeout = max_timeout_seconds
 
@@ -99,7 +101,9 @@ class Lifecycle:
 
         with self._provider.waits.pause(sandbox) as task:
             written = await self._write(sandbox, flagged)
-            return await task.wait(PAUSE_SECONDS, written=written)
+            paused = await task.wait(PAUSE_SECONDS, written=written)
+        await self._announcer.announce(paused)
+        return paused
 
     async def resume(
         self,
@@ -115,7 +119,9 @@ class Lifecycle:
         sandbox = self.find(caller, sandbox_id)
         if states.state(sandbox, self._clock.now()) in (State.RUNNING, State.CREATING):
             raise ConflictError(f"sandbox {sandbox_id} is running already")
-        return await self._wake(caller, sandbox, timeout_seconds, auto_pause=auto_pause)
+        resumed = await self._wake(caller, sandbox, timeout_seconds, auto_pause=auto_pause)
+        await self._announcer.announce(resumed)
+        return resumed
 
     async def connect(
         self, caller: Caller, sandbox_id: str, *, timeout_seconds: int
@@ -138,7 +144,9 @@ class Lifecycle:
                 return written, False
             # Somebody paused it meanwhile: connecting wakes it.
             sandbox = written
-        return await self._wake(caller, sandbox, timeout_seconds), True
+        resumed = await self._wake(caller, sandbox, timeout_seconds)
+        await self._announcer.announce(resumed)
+        return resumed, True
 
     async def wake(self, sandbox: Sandbox) -> Sandbox:
         """Resume a sandbox because traffic came for it; its deadline follows the wake rules."""
@@ -255,8 +263,10 @@ class Lifecycle:
         """
         caller.must_write()
         sandbox = self.find(caller, sandbox_id)
-        if not await returning.give_back(self._provider, sandbox, now=self._clock.now()):
-            await self._provider.write.delete(sandbox)
+        ended = await returning.give_back(self._provider, sandbox, now=self._clock.now())
+        if ended is None:
+            ended = await self._provider.write.delete(sandbox)
+        await self._announcer.announce_end(sandbox, ended.metadata.resource_version)
 
     async def set_network(self, caller: Caller, sandbox_id: str, policy: NetworkPolicy) -> Sandbox:
         """Replace the egress policy; in force when this returns."""

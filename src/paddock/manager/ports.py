@@ -45,8 +45,16 @@ class Agent(Protocol):
 
 
 class Announcer(Protocol):
-    """Tells gateways of a route before its sandbox is handed out."""
+    """Tells gateways what becomes of a sandbox before the caller hears of it.
+
+    Who was told that a sandbox runs, is paused or gone must not meet a gateway that thinks
+    otherwise; all that nobody waits for reaches gateways by their watch.
+    """
 
     async def announce(self, sandbox: Sandbox) -> None:
         """Return once every reachable gateway of this machine knows the route."""
+        ...
+
+    async def announce_end(self, sandbox: Sandbox, version: str) -> None:
+        """Return once every reachable gateway knows that it is over, since that version."""
         ...

@@ -10,16 +10,15 @@ from paddock.resources.recycling import Return, outcome
 from paddock.resources.sandbox import Sandbox
 
 
-async def give_back(provider: Provider, sandbox: Sandbox, *, now: datetime) -> bool:
-    """Let its pool have a sandbox again; says no where it must be deleted instead."""
+async def give_back(provider: Provider, sandbox: Sandbox, *, now: datetime) -> Sandbox | None:
+    """Let its pool have a sandbox again; `None` where it must be deleted instead."""
     key = pool_of(sandbox)
     pool = provider.get(SandboxPool, key) if key is not None else None
     decision = outcome(sandbox, pool, now=now)
     if not isinstance(decision, Return):
-        return False
+        return None
     try:
-        await provider.write.update(decision.sandbox)
+        return await provider.write.update(decision.sandbox)
     except ConflictError:
         # Changed since it was read: deleting is always right, and loses only warmth.
-        return False
-    return True
+        return None

@@ -29,9 +29,7 @@ def label_selector(data: bytes) -> None:
         selector = parse_labels(text(data))
     except InvalidError:
         return
-    again = parse_labels(str(selector))
-    for labels in ({}, {"a": "b"}, {"paddock.dev/pool": "base", "tier": "x"}):
-        assert selector.matches(labels) == again.matches(labels)
+    assert parse_labels(str(selector)) == selector
 
 
 def field_selector(data: bytes) -> None:
@@ -39,8 +37,7 @@ def field_selector(data: bytes) -> None:
         selector = parse_fields(text(data))
     except InvalidError:
         return
-    plain = {"metadata": {"name": "a"}, "spec": {"list": [1], "flag": True}}
-    assert selector.matches(plain) == parse_fields(str(selector)).matches(plain)
+    assert parse_fields(str(selector)) == selector
 
 
 def patches(data: bytes) -> None:

@@ -542,6 +542,7 @@ class Listing:
             ("app=web,tier=db", ["b"]),
             ("tier in (db,cache)", ["b", "c"]),
             ("tier notin (db)", ["a", "c", "d"]),
+            ("tier in(db, cache),app notin(web)", ["c"]),
             ("app", ["a", "b", "c"]),
             ("!app", ["d"]),
         ],

@@ -6,7 +6,6 @@ metadata.name=x,status.phase!=Running                         fields
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from msgspec import Struct
 
@@ -14,7 +13,7 @@ from paddock.kit.errors import FieldProblem, InvalidError
 
 _KEY = r"[A-Za-z0-9](?:[-A-Za-z0-9_./]*[A-Za-z0-9])?"
 _VALUE = r"[-A-Za-z0-9_.]*"
-_SET = re.compile(rf"^\s*({_KEY})\s+(in|notin)\s+\(([^()]*)\)\s*$")
+_SET = re.compile(rf"^\s*({_KEY})\s+(in|notin)\s*\(([^()]*)\)\s*$")
 _EQUALITY = re.compile(rf"^\s*({_KEY})\s*(==|=|!=)\s*({_VALUE})\s*$")
 _EXISTS = re.compile(rf"^\s*(!?)\s*({_KEY})\s*$")
 _FIELD = re.compile(r"[-\w./]+")
@@ -88,15 +87,9 @@ class FieldTerm(Struct, frozen=True):
 
 
 class FieldSelector(Struct, frozen=True):
-    """All terms must hold."""
+    """All terms must hold; `paddock.store.selection` tests objects by them."""
 
     terms: tuple[FieldTerm, ...] = ()
-
-    def matches(self, plain: Mapping[str, Any]) -> bool:
-        """Say whether an object (as plain dicts) satisfies every term; absent reads as ''."""
-        return all(
-            (_lookup(plain, term.path) == term.value) is not term.negated for term in self.terms
-        )
 
     def __str__(self) -> str:
         return ",".join(map(_render_field, self.terms))
@@ -125,15 +118,3 @@ def _field_parts(term: str) -> tuple[str, str, str]:
         return path.strip(), operator, value.strip()
     problem = FieldProblem("fieldSelector", f"cannot read the term {term.strip()!r}")
     raise InvalidError(str(problem), problems=[problem])
-
-
-def _lookup(plain: Any, path: tuple[str, ...]) -> str:
-    for part in path:
-        if not isinstance(plain, Mapping):
-            return ""
-        plain = plain.get(part)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    if plain is None:
-        return ""
-    if isinstance(plain, bool):
-        return "true" if plain else "false"
-    return str(plain)  # pyright: ignore[reportUnknownArgumentType]

@@ -130,8 +130,6 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     adopt_pools: bool = False
     """Whether pools without an environment get one."""
 
-    leader_elect: bool = False
-    """Controllers run only while they hold the lease; for several control planes on one store."""
     lease_seconds: float = 15.0
     """How long the controllers of a cluster stay without a leader when theirs vanishes."""
     identity: str = ""

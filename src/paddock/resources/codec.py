@@ -70,15 +70,6 @@ def from_builtins(cls: type[R], plain: object, *, strict_fields: bool = False) -
         raise _invalid(cls, error, plain) from error
 
 
-def decode_strict(cls: type[R], data: bytes) -> R:
-    """Read what a person applied: unknown fields and wrong types are errors with paths."""
-    try:
-        plain = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise InvalidError(f"the body is not JSON: {error}") from error
-    return from_builtins(cls, plain, strict_fields=True)
-
-
 def decode_any(plain: Any) -> Resource:
     """Build whichever kind the document says it is, strictly."""
     if not isinstance(plain, dict):

@@ -2,7 +2,7 @@
 
 Structs are frozen: a reader may keep and share what it was given. Change one with
 `msgspec.structs.replace`. Unknown fields are tolerated here (rollbacks, newer writers);
-`codec.decode_strict` refuses them in what a person applies.
+`codec.from_builtins` can refuse them in what a person applies.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,6 @@ from msgspec import Struct, structs
 GROUP = "paddock.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
-
-EMPTY: Mapping[str, str] = {}
 
 
 class Key(NamedTuple):

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 Seconds = Annotated[int, Meta(ge=0, le=10**9)]
-PositiveSeconds = Annotated[int, Meta(ge=1, le=10**9)]
 
 
 class Wire(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):

@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 64
 STOP_SECONDS = 20.0
-UNREACHABLE_SECONDS = 30.0
 _BACKOFF = Backoff(base_seconds=0.1, factor=2.0, cap_seconds=5.0, jitter=0.2)
 FAILURES = (PaddockError, OSError, TimeoutError)
 

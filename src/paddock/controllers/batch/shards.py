@@ -7,8 +7,6 @@ scale-out fills the lowest first.
 
 from collections.abc import Iterable, Mapping
 
-from msgspec import structs
-
 from paddock.resources.batch import (
     Allocation,
     BatchSandbox,
@@ -176,8 +174,3 @@ def replaced(
 ) -> tuple[Allocation, ...]:
     """Give allocations with some shards changed."""
     return tuple(changes.get(item.shard, item) for item in allocations)
-
-
-def with_allocations(batch: BatchSandbox, allocations: tuple[Allocation, ...]) -> BatchSandbox:
-    """Give the batch with other allocations."""
-    return structs.replace(batch, status=structs.replace(batch.status, allocations=allocations))

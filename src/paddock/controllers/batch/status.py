@@ -22,7 +22,6 @@ from paddock.resources.sandbox import Phase, Sandbox
 CONDITION_READY = "Ready"
 CONDITION_PAUSED = "Paused"
 CONDITION_PENDING = "PoolAllocationPending"
-CONDITION_INVALID = "InvalidPatch"
 CONDITION_QUARANTINED = "Quarantined"
 CONDITION_ASSIGNED = "PoolAssigned"
 

@@ -5,13 +5,19 @@ import asyncio
 import pytest
 
 from paddock.kit.errors import NotFoundError
-from paddock.manager.keys import Caller
+from paddock.manager.keys import Caller, Role
+from paddock.manager.quota import Dimension, Limit, Quota, Scope
 from paddock.manager.requests import NewSandbox
 from paddock.manager.snapshots import FORK_TTL_SECONDS
 from paddock.resources.checkpoint import Checkpoint, CheckpointPhase, CheckpointSpec
 from paddock.resources.meta import ObjectMeta
 from paddock.resources.sandbox import Phase, Sandbox, SandboxSpec
-from paddock.resources.template import Resources, TemplateRef
+from paddock.resources.template import (
+    Resources,
+    SandboxTemplate,
+    SandboxTemplateSpec,
+    TemplateRef,
+)
 from tests.scenario.paddock import CALLER, World, paddock
 
 pytestmark = pytest.mark.looptime
@@ -40,6 +46,41 @@ async def test_a_snapshot_is_its_teams_alone() -> None:
             stranger, sandbox_id=None, name=None, limit=10, token=None
         )
         assert page == ()
+
+
+async def test_an_administrators_names_are_first_their_own_teams() -> None:
+    async with paddock() as world:
+        admin, other = Caller("default", role=Role.ADMIN), Caller("others")
+        mine = await world.manager.snapshot(admin, id_of(await a_sandbox(world)), name="Same")
+        made = await world.manager.create(other, NewSandbox(template="base", timeout_seconds=None))
+        await asyncio.sleep(1)
+        theirs = await world.manager.snapshot(other, id_of(made), name="same")
+        for reference in ("same", "Same", "same:default", "default/same"):
+            clone = await world.manager.create(admin, NewSandbox(template=reference))
+            assert clone.spec.restore_from == mine.status.checkpoint_id
+        clone = await world.manager.create(admin, NewSandbox(template="others/same"))
+        assert clone.spec.restore_from == theirs.status.checkpoint_id
+        await world.manager.delete_template(admin, "same")
+        await world.until(lambda: world.provider.get(Checkpoint, mine.key) is None)
+        assert world.provider.get(Checkpoint, theirs.key) is not None
+
+
+async def test_a_tag_that_is_not_there_stands_for_nothing() -> None:
+    async with paddock() as world:
+        tool = SandboxTemplate(
+            metadata=ObjectMeta(name="tool", namespace="default"), spec=SandboxTemplateSpec()
+        )
+        await world.provider.write.create(tool)
+        await world.manager.snapshot(CALLER, id_of(await a_sandbox(world)), name="saved:v1")
+        for reference in ("tool:v2", "base:v2", "saved:v2", "saved", "others/tool"):
+            with pytest.raises(NotFoundError):
+                await world.manager.create(CALLER, NewSandbox(template=reference))
+            with pytest.raises(NotFoundError):
+                await world.manager.delete_template(CALLER, reference)
+        for reference in ("tool", "TOOL:default", "default/tool", "saved:v1"):
+            await world.manager.create(CALLER, NewSandbox(template=reference))
+        await world.manager.delete_template(CALLER, "default/tool:default")
+        await world.until(lambda: world.provider.get(SandboxTemplate, tool.key) is None)
 
 
 async def test_a_snapshot_outlives_its_sandbox_and_goes_when_it_is_deleted() -> None:
@@ -118,6 +159,22 @@ async def test_a_fork_is_like_its_source() -> None:
         assert clone.spec.paused_retention_seconds == 777
         assert clone.spec.resources == source.spec.resources
         assert clone.metadata.labels["team"] == "blue"
+
+
+async def test_each_fork_that_failed_says_why_in_its_own_code() -> None:
+    async with paddock() as world:
+        sandbox_id = id_of(await a_sandbox(world))
+        limit = Limit(Dimension.COUNT, Scope.ALL, 2)
+        await world.plane.keyring.set_team_quota("default", Quota((limit,)))
+        path = f"/sandboxes/{sandbox_id}/fork"
+        answer = await world.http.post(path, json={"count": 2, "timeout": 60})
+        assert answer.status_code == 201
+        (failed,) = [item["error"] for item in answer.json() if "error" in item]
+        assert failed["code"] == 429
+        # What can be seen to be wrong is refused before anything is stored.
+        answer = await world.http.post(path, json={"timeout": 10**8})
+        assert (answer.status_code, answer.json()["code"]) == (400, 400)
+        assert len(world.provider.checkpoints("default")) == 1
 
 
 async def test_what_a_fork_stored_for_itself_goes_by_itself_and_its_clones_stay() -> None:

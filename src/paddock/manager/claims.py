@@ -109,7 +109,7 @@ class Claims:
     async def create(self, caller: Caller, request: NewSandbox) -> Sandbox:
         """Give the caller a sandbox that answers."""
         caller.must_write()
-        self._check(request)
+        self.check(request)
         target = self._targets.resolve(caller, request.template)
         if request.image:
             self._fitting.must_allow(request.image)
@@ -120,7 +120,8 @@ class Claims:
             return await self._claim(caller, request, target)
         return await self._once(caller, request, target)
 
-    def _check(self, request: NewSandbox) -> None:
+    def check(self, request: NewSandbox) -> None:
+        """Refuse what can be seen to be wrong without looking anything up."""
         seconds = request.timeout_seconds
         if seconds is not None and not 0 < seconds <= self._max_timeout:
             problem = FieldProblem("timeout", f"between 1 and {self._max_timeout} seconds")
@@ -133,9 +134,10 @@ class Claims:
             if size > limit:
                 problem = FieldProblem(path, f"{size} characters; at most {limit} are kept")
                 raise InvalidError(str(problem), problems=[problem])
-        for name in request.env_vars:
-            if not name or "=" in name or "\0" in name + request.env_vars[name]:
-                problem = FieldProblem(f"envVars[{name!r}]", "not a name for a variable")
+        for name, value in request.env_vars.items():
+            if not name or "=" in name or "\0" in name + value:
+                what = "a value cannot hold NUL" if "\0" in value else "not a name for a variable"
+                problem = FieldProblem(f"envVars[{name!r}]", what)
                 raise InvalidError(str(problem), problems=[problem])
 
     async def _once(self, caller: Caller, request: NewSandbox, target: Target) -> Sandbox:

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
+from paddock.kit.errors import PaddockError
 from paddock.resources.sandbox import IdlePause, Sandbox
 from paddock.resources.template import NetworkPolicy, PauseStrategy, Resources
 
@@ -95,4 +96,4 @@ class ForkResult(Struct, frozen=True):
     """One fork: the sandbox, or why there is none."""
 
     sandbox: Sandbox | None
-    error: str | None = None
+    error: PaddockError | None = None

@@ -117,15 +117,17 @@ class Snapshots:
         claim = sandbox.spec.claim
         if sandbox.spec.paused or claim is None:
             raise ConflictError(f"sandbox {sandbox_id} is paused; only a running one is forked")
+        wanted = _alike(sandbox, claim, timeout_seconds)
+        self._claims.check(wanted)
         stored = await self._store(caller, sandbox, ttl_seconds=FORK_TTL_SECONDS)
-        request = _alike(sandbox, claim, stored.status.checkpoint_id, timeout_seconds)
+        request = structs.replace(wanted, template=stored.status.checkpoint_id)
         return tuple(await asyncio.gather(*(self._child(caller, request) for _ in range(count))))
 
     async def _child(self, caller: Caller, request: NewSandbox) -> ForkResult:
         try:
             return ForkResult(await self._claims.create(caller, request))
         except PaddockError as error:
-            return ForkResult(None, error.message)
+            return ForkResult(None, error)
 
     def snapshots(
         self,
@@ -198,14 +200,12 @@ class Snapshots:
         return template
 
 
-def _alike(
-    sandbox: Sandbox, claim: ClaimIdentity, checkpoint_id: str, timeout_seconds: int
-) -> NewSandbox:
+def _alike(sandbox: Sandbox, claim: ClaimIdentity, timeout_seconds: int) -> NewSandbox:
     """Ask for a sandbox like another: all but its state and its timeout is as there."""
     spec = sandbox.spec
     ours = f"{GROUP}/"
     return NewSandbox(
-        template=checkpoint_id,
+        template=claim.template_id,
         timeout_seconds=timeout_seconds,
         auto_pause=claim.auto_pause,
         auto_pause_memory=claim.auto_pause_memory,

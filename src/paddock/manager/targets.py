@@ -43,12 +43,12 @@ class Targets:
         """Find what a name stands for; `NotFoundError` where it stands for nothing."""
         if (checkpoint := self.checkpoint(caller, reference)) is not None:
             return _from_checkpoint(checkpoint)
-        match = _REFERENCE.match(reference.lower())
+        match = _read(reference)
         if match is None:
             problem = FieldProblem("templateID", f"{reference!r} is not [team/]name[:tag]")
             raise InvalidError(str(problem), problems=[problem])
-        name = match["name"]
-        spaces = (match["space"],) if match["space"] else (caller.team, SHARED_NAMESPACE)
+        space, name = match
+        spaces = (space,) if space else (caller.team, SHARED_NAMESPACE)
         for namespace in dict.fromkeys(spaces):
             if (found := self._in(namespace, name, caller)) is not None:
                 return found
@@ -127,23 +127,54 @@ class Targets:
 
     def template(self, caller: Caller, reference: str) -> SandboxTemplate:
         """Find one template by name or alias."""
-        name = reference.lower().rpartition("/")[2].partition(":")[0]
-        for template in self.templates(caller):
-            if name in (template.metadata.name, *template.spec.aliases):
-                return template
-        raise NotFoundError(f"template '{reference}' not found")
+        space, name = _read(reference) or ("", "")
+        found = (
+            template
+            for template in self.templates(caller)
+            if name in (template.metadata.name, *template.spec.aliases)
+            and space in ("", template.metadata.namespace)
+        )
+
+        def distance(template: SandboxTemplate) -> tuple[bool, bool, Key]:
+            home = template.metadata.namespace
+            return (home != caller.team, home != SHARED_NAMESPACE, template.key)
+
+        nearest = min(found, key=distance, default=None)
+        if nearest is None:
+            raise NotFoundError(f"template '{reference}' not found")
+        return nearest
 
     def checkpoint(self, caller: Caller, reference: str) -> Checkpoint | None:
-        """Find a team's snapshot by id or name; the newest of a name."""
-        view = self._provider.informer(Checkpoint).view(indexes.CHECKPOINT_ID, reference)
-        own = [
+        """Find a snapshot by id or name; the newest of a name.
+
+        An administrator's is another team's only where their own has none of that name.
+        """
+        name = reference.lower()
+        tagged = name if ":" in name else f"{name}:default"
+        informer = self._provider.informer(Checkpoint)
+        found = [
             item
-            for item in view
+            for key in dict.fromkeys((reference, name, tagged))
+            for item in informer.view(indexes.CHECKPOINT_ID, key)
             if (item.spec.owner == caller.team or caller.is_admin)
             and item.status.phase is CheckpointPhase.SUCCEEDED
             and not item.is_deleting
         ]
-        return max(own, key=_completed, default=None)
+        own = [item for item in found if item.spec.owner == caller.team]
+        return max(own or found, key=_completed, default=None)
+
+
+def _read(reference: str) -> tuple[str, str] | None:
+    """Take a reference apart: team, where it names one, and name; `None` where it is no such.
+
+    The tag `default` goes without saying. Templates have no others, so any other stays part of
+    the name: what was asked for is not there, and something else must not be given or deleted.
+    """
+    match = _REFERENCE.match(reference.lower())
+    if match is None:
+        return None
+    tag = match["tag"] or "default"
+    return match["space"] or "", match["name"] if tag == "default" else f"{match['name']}:{tag}"
 
 
 def _completed(checkpoint: Checkpoint) -> tuple[float, str]:

@@ -20,6 +20,7 @@ from paddock.api.e2b.schemas import (
     SnapshotBody,
     TimeoutBody,
 )
+from paddock.api.errors import status_of
 from paddock.kit.errors import FieldProblem, InvalidError, PaddockError, UnsupportedError
 from paddock.manager.keys import Caller, Role
 from paddock.manager.requests import DEFAULT_TIMEOUT_SECONDS, NewSandbox
@@ -228,11 +229,17 @@ async def fork(context: Context, request: Request, caller: Caller) -> Response:
         [
             {"sandbox": context.shown.created(result.sandbox)}
             if result.sandbox is not None
-            else {"error": {"code": 500, "message": result.error or "unknown"}}
+            else {"error": _refusal(result.error)}
             for result in results
         ],
         201,
     )
+
+
+def _refusal(error: PaddockError | None) -> dict[str, object]:
+    """Tell why one fork failed as it would be told if it had been asked for alone."""
+    error = error or PaddockError("unknown")
+    return {"code": status_of(error), "message": error.message}
 
 
 async def snapshot(context: Context, request: Request, caller: Caller) -> Response:

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from paddock.cli.output import until
 from paddock.cli.program import COMMANDS, program
 from paddock.cli.words import Running
 
@@ -85,3 +87,16 @@ def test_the_words_of_a_command_that_runs_inside_are_left_alone() -> None:
         read("box", "--nope", "ls")
     with pytest.raises(click.MissingParameter):
         read("box")
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("2026-01-01T00:05:00Z", "5m"),
+        ("2026-01-01T00:00:09Z", "9s"),
+        ("2025-12-31T23:59:00Z", "0s"),
+        ("0001-01-01T00:00:00Z", "never"),
+    ],
+)
+def test_how_long_a_sandbox_has_is_said_in_few_letters(end: str, said: str) -> None:
+    assert until(end, datetime(2026, 1, 1, tzinfo=UTC)) == said

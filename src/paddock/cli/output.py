@@ -5,7 +5,7 @@ Errors are `error:` and one line; where one action helps, a blank line and `hint
 
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -67,7 +67,17 @@ def age(moment: str | None, now: datetime) -> str:
     """Write how long ago something was, as kubectl does."""
     if not moment:
         return "-"
-    seconds = int((now - datetime.fromisoformat(moment).astimezone(UTC)).total_seconds())
+    return _span(now - datetime.fromisoformat(moment))
+
+
+def until(moment: str, now: datetime) -> str:
+    """Write how long it is until something; what the API puts into the year 1 never comes."""
+    end = datetime.fromisoformat(moment)
+    return "never" if end.year == 1 else _span(max(end - now, timedelta()))
+
+
+def _span(time: timedelta) -> str:
+    seconds = int(time.total_seconds())
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if abs(seconds) >= 2 * size:
             return f"{seconds // size}{unit}"

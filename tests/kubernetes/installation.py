@@ -52,6 +52,7 @@ from tests.ports import free_ports
 API_KEY = "e2b_" + "0123456789abcdef" * 2 + "01234567"
 LEASE_SECONDS = 6.0
 START_SECONDS = 100.0
+END_SECONDS = 60.0
 _RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 SDK = Path("/var/cache/paddock/sdk/e2b-2.63.0/bin/python")
 PREAMBLE = """
@@ -194,11 +195,16 @@ class Installation:
                     self.restarts.append(name)
                     self.start(role, int(number))
 
-    def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """End one process and wait for its end."""
+    async def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """End one process and wait for its end; the way that it speaks on may be this loop's."""
         process = self.processes.pop(name)
         process.send_signal(how)
-        process.wait(timeout=30)
+        try:
+            await asyncio.to_thread(process.wait, END_SECONDS)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
 
     def _stop_all(self) -> None:
         for process in self.processes.values():
@@ -427,13 +433,13 @@ class Installation:
         path = "/api/v1/namespaces/paddock-system/pods/paddock-node"
         await self.store.create(agent)
         status = {"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}}
-        await self.store.client.request(
-            "PATCH",
-            f"{path}/status",
-            body=json.dumps(status).encode(),
-            content_type="application/merge-patch+json",
-        )
         try:
+            await self.store.client.request(
+                "PATCH",
+                f"{path}/status",
+                body=json.dumps(status).encode(),
+                content_type="application/merge-patch+json",
+            )
             async with serving(node_token(TokenSeed(b"seed")), address):
                 yield
         finally:

@@ -102,14 +102,16 @@ async def test_a_gateway_that_is_killed_serves_its_sandboxes_again_when_it_is_ba
     async with rig_on(traffic) as paddock:
         await paddock.upstream(recording(seen))
         for number in range(2):
-            traffic.paddock.kill(f"gateway-{number}", signal.SIGKILL)
-            other = traffic.paddock.gateway_ports[1 - number]
-            reader, writer = await asyncio.open_connection("127.0.0.1", other)
-            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\ne2b-sandbox-id: abc\r\n"
-                         b"e2b-sandbox-port: 8000\r\nconnection: close\r\n\r\n")  # fmt: skip
-            assert (await reader.read()).startswith(b"HTTP/1.1 200")
-            writer.close()
-            traffic.paddock.start("gateway", number)
+            await traffic.paddock.kill(f"gateway-{number}", signal.SIGKILL)
+            try:
+                other = traffic.paddock.gateway_ports[1 - number]
+                reader, writer = await asyncio.open_connection("127.0.0.1", other)
+                writer.write(b"GET / HTTP/1.1\r\nhost: x\r\ne2b-sandbox-id: abc\r\n"
+                             b"e2b-sandbox-port: 8000\r\nconnection: close\r\n\r\n")  # fmt: skip
+                assert (await reader.read()).startswith(b"HTTP/1.1 200")
+                writer.close()
+            finally:
+                traffic.paddock.start("gateway", number)
             await traffic.paddock.serving(f"gateway-{number}")
         for _ in range(2):
             assert (await paddock.get()).status == 200

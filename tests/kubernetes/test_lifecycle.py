@@ -294,7 +294,7 @@ async def kill_the_leader(paddock: Installation) -> tuple[str, LeaseSpec]:
             continue
         [other] = {"controllers-0", "controllers-1"} - {leader}
         await paddock.serving(other)
-        paddock.kill(leader)
+        await paddock.kill(leader)
         last = await paddock.lease()
         if last.holder_identity == leader:
             return leader, last

@@ -72,6 +72,7 @@ async def test_a_paused_sandbox_is_frozen_and_connect_wakes_it() -> None:
 
 async def test_a_sandbox_is_gone_at_its_deadline_and_its_runtime_is_destroyed() -> None:
     async with paddock() as world:
+        await world.stocked(1)  # its seconds count from when it is claimed
         sandbox = await world.manager.create(CALLER, NewSandbox(template="base", timeout_seconds=5))
         sandbox_id = claim_of(sandbox).sandbox_id
         await asyncio.sleep(5.001)
@@ -83,6 +84,7 @@ async def test_a_sandbox_is_gone_at_its_deadline_and_its_runtime_is_destroyed() 
 
 async def test_auto_pause_keeps_a_sandbox_at_its_deadline() -> None:
     async with paddock() as world:
+        await world.stocked(1)  # its seconds count from when it is claimed
         wanted = NewSandbox(template="base", timeout_seconds=5, auto_pause=True)
         sandbox = await world.manager.create(CALLER, wanted)
         sandbox_id = claim_of(sandbox).sandbox_id

@@ -101,6 +101,8 @@ async def test_what_is_in_somebodys_hands_is_not_probed() -> None:
         patients = Patients(world)
         await with_probe(world, 1)
         claimed = await world.manager.create(CALLER, NewSandbox(template="base"))
+        # Whoever makes another has heard of the claim; a probe may have been on its way till then.
+        await world.stocked(1)
         patients.asked.clear()
         await asyncio.sleep(60)
         await world.until(lambda: bool(patients.asked))

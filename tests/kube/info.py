@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -9,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.kube.users import TOKENS
+
+BUSY_SECONDS = 60.0
+"""So long a server may say that it comes later."""
+LATER_SECONDS = 0.5
 
 
 class RefusedError(Exception):
@@ -40,6 +45,7 @@ class ClusterInfo:
     def request(self, method: str, path: str, body: Any = None, *, user: str = "admin") -> Any:
         """Send one request as a user; give the decoded answer. For setting tests up."""
         context = ssl.create_default_context(cafile=self.ca_file)
+        deadline = time.monotonic() + BUSY_SECONDS
         request = urllib.request.Request(
             self.server + path,
             method=method,
@@ -50,10 +56,16 @@ class ClusterInfo:
                 "Accept": "application/json",
             },
         )
-        try:
-            with urllib.request.urlopen(request, context=context, timeout=30) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            with error:  # it holds the connection
-                raise RefusedError(error.code, error.read().decode(errors="replace")) from None
+        while True:
+            try:
+                with urllib.request.urlopen(request, context=context, timeout=30) as answer:
+                    text = answer.read()
+                break
+            except urllib.error.HTTPError as error:
+                with error:  # it holds the connection
+                    refused = RefusedError(error.code, error.read().decode(errors="replace"))
+                    # A kind that has just come, or changed, is not listed for a moment.
+                    if error.code != 429 or time.monotonic() > deadline:
+                        raise refused from None
+                time.sleep(LATER_SECONDS)
         return json.loads(text) if text.startswith(b"{") else text.decode()

@@ -378,8 +378,15 @@ class Kubelet:
 
     async def _report(self, pod: PodManifest, status: dict[str, Any]) -> None:
         body = {"metadata": {"uid": pod.metadata.uid}, "status": status}
-        with contextlib.suppress(NotFoundError, ConflictError):
-            await self._ask("PATCH", _path(pod) + "/status", body)
+        while True:
+            try:
+                await self._ask("PATCH", _path(pod) + "/status", body)
+            except ConflictError as error:
+                if "UID" not in error.message:
+                    continue  # others wrote all the time
+            except NotFoundError:
+                pass
+            return
 
     async def _ask(self, verb: str, path: str, body: Any, resource: str = "pods") -> None:
         """Say it until it was heard, as kubelets do: an API server may be away for a while."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from paddock.kit.errors import FieldProblem, InvalidError
+from paddock.kit.errors import InvalidError
 from paddock.kit.settings import Settings
 from paddock.runtime.local.driver import LocalRuntime
 from paddock.runtime.port import Runtime
@@ -29,8 +29,6 @@ async def open_store(settings: Settings) -> Store:
                 burst=int(settings.cluster_requests_per_second * 2),
             )
             return KubernetesStore.open(load_access(kubeconfig), limits)
-        case _:
-            raise _unknown("store", settings.store, "sqlite, memory or kubernetes")
 
 
 def open_runtime(settings: Settings) -> Runtime:
@@ -40,10 +38,5 @@ def open_runtime(settings: Settings) -> Runtime:
             return LocalRuntime(settings.node_socket)
         case "simulated":
             return SimulatedRuntime()
-        case _:
-            raise _unknown("runtime", settings.runtime, "local or simulated")
-
-
-def _unknown(field: str, value: str, known: str) -> InvalidError:
-    problem = FieldProblem(field, f"there is no {field} {value!r}; choose {known}")
-    return InvalidError(str(problem), problems=[problem])
+        case "kubernetes":
+            raise InvalidError("runtime: pods need the store `kubernetes` and a role of a cluster")

@@ -5,17 +5,19 @@ environment variable. An unknown key is an error that names it.
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from paddock.kit.errors import FieldProblem, InvalidError
 
 PREFIX = "PADDOCK_"
+Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,17 +32,19 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     host: str = "127.0.0.1"
     """Where gateways listen."""
-    port: int = 3000
+    port: Port = 3000
     """The one port for clients: API and traffic to sandboxes."""
     api_host: str = "127.0.0.1"
-    api_port: int = 3001
+    """Address of `api_port`."""
+    api_port: Port = 3001
     """Where the control plane itself listens; gateways forward API calls to it."""
     domain: str = ""
     """The wildcard domain under which sandboxes are reached; empty: clients decide."""
     gateways: int = 0
     """Gateway processes; 0 is one per core."""
     admin_host: str = "127.0.0.1"
-    admin_port: int = 0
+    """Address of `admin_port`."""
+    admin_port: Port = 0
     """Where each gateway serves metrics and hears from peers; 0 is any free port."""
     peers: str = ""
     """Gateways: their admin URLs, separated by commas; or `dns:NAME:PORT` or
@@ -56,16 +60,18 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tls_certificate: str = ""
     """PEM file with the wildcard certificate; TLS and HTTP/2 are served when it is set."""
     tls_key: str = ""
+    """PEM file with the key of `tls_certificate`."""
     tls_host: str = "127.0.0.1"
-    tls_port: int = 3443
+    """Address of `tls_port`."""
+    tls_port: Port = 3443
     """Where clients reach TLS and HTTP/2."""
-    front_port: int = 3002
+    front_port: Port = 3002
     """Where gateways listen, on loopback, for the process that serves TLS; they believe what it
     says of the client. Used only when a certificate is set."""
 
-    store: str = "sqlite"
+    store: Literal["sqlite", "memory", "kubernetes"] = "sqlite"
     """`sqlite`, `memory` (forgets everything) or `kubernetes`."""
-    runtime: str = "local"
+    runtime: Literal["local", "simulated", "kubernetes"] = "local"
     """`local`, `simulated` or `kubernetes`."""
     kubeconfig: str = ""
     """For the store or runtime `kubernetes`; empty: in-cluster, else the usual file."""
@@ -82,7 +88,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     webhook_certificate: str = ""
     """PEM file; the role `api` then serves the admission webhook, over TLS, on the API's host."""
     webhook_key: str = ""
-    webhook_port: int = 3003
+    """PEM file with the key of `webhook_certificate`."""
+    webhook_port: Port = 3003
     """Where the cluster's API server reaches the admission webhook."""
     api_peers: str = ""
     """Other replicas of the API, told of every write: URLs, or `dns:NAME:PORT`, by commas."""
@@ -113,6 +120,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     default_image: str = "base"
     """What the default template is made of: an image's name, or `host`."""
     max_timeout_seconds: int = 30 * 24 * 3600
+    """The longest timeout that a client may ask for."""
     cold_creates_per_second: float = 100.0
     """Of all teams together, when stock is out."""
     claim_images: str = ""
@@ -135,8 +143,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     identity: str = ""
     """This process's name in leases; empty: host name and a random tail."""
 
-    log_level: str = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """`debug`, `info`, `warning` or `error`."""
     log_json: bool = False
+    """Write the log as lines of JSON instead of text."""
 
     @property
     def state(self) -> Path:
@@ -166,10 +176,26 @@ def load(
         values.update(_from_file(file))
     values.update(_from_environment(os.environ if environ is None else environ))
     values.update({key: value for key, value in (overrides or {}).items() if value is not None})
+    if isinstance(level := values.get("log_level"), str):
+        values["log_level"] = level.lower()  # INFO, as other programs have it
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidError(f"settings: {error}", hint="see docs/reference/settings.md") from error
+        raise InvalidError(
+            f"settings: {_told(str(error))}", hint="see docs/reference/settings.md"
+        ) from error
+
+
+def _told(error: str) -> str:
+    """Say first which setting is wrong and, where there are few, what it may be."""
+    match = re.fullmatch(r"(.+) - at `\$\.(\w+)`", error)
+    if match is None:
+        return error
+    fault, name = match[1], match[2]
+    kind = next(field.type for field in msgspec.structs.fields(Settings) if field.name == name)
+    if fault.startswith("Invalid enum value"):
+        fault += f"; choose one of {', '.join(get_args(kind))}"
+    return f"{name}: {fault}"
 
 
 def _from_file(file: Path) -> dict[str, Any]:

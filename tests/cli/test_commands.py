@@ -98,9 +98,56 @@ def test_files_are_copied_both_ways(cli: Cli, box: str, tmp_path: Path) -> None:
     (tmp_path / "into").mkdir()
     cli("sandbox", "cp", f"{box}:/tmp/there", str(tmp_path / "into"))
     assert (tmp_path / "into" / "there").stat().st_size == 1280000
-    wrong = cli.run("sandbox", "cp", "a", "b")
-    assert wrong.returncode == 1
-    assert "hint:" in wrong.stderr
+
+
+def test_a_pipe_is_copied_to_its_end(cli: Cli, box: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    data = os.urandom(300_000)
+    command = [str(PADDOCK), "sandbox", "cp", str(pipe), f"{box}:/tmp/piped"]
+    with subprocess.Popen(
+        command, env=cli.environment, stdout=subprocess.PIPE, text=True
+    ) as copying:
+        pipe.write_bytes(data)
+        assert copying.communicate(timeout=100)[0] == "300000 bytes copied\n"
+    cli("sandbox", "cp", f"{box}:/tmp/piped", str(tmp_path / "back"))
+    assert (tmp_path / "back").read_bytes() == data
+
+
+def test_what_became_of_a_sandbox_is_not_told_as_a_fault_of_paddocks(cli: Cli, box: str) -> None:
+    started = [str(PADDOCK), "sandbox", "exec", box, "echo begun; exec sleep 1000"]
+    with subprocess.Popen(
+        started, env=cli.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "begun\n"
+        cli("sandbox", "pause", box)
+        _, problem = running.communicate(timeout=100)
+    assert running.returncode == 1
+    assert problem.startswith("error: the sandbox went away while the command ran\n")
+    for arguments in (("exec", box, "true"), ("cp", f"{box}:/etc/hostname", "/dev/null")):
+        done = cli.run("sandbox", *arguments)
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"error: sandbox {box} is paused\n")
+        assert f"hint: paddock sandbox resume {box}" in done.stderr
+    strange = cli.run("sandbox", "kill", "no such id")
+    assert strange.stderr == "error: sandbox 'no such id' was not found\n"
+
+
+def test_a_wrong_command_line_is_told_as_such(cli: Cli) -> None:
+    for arguments, problem in (
+        (("create", "--env", "A"), "--env wants NAME=VALUE"),
+        (("create", "--wake"), "--wake needs --pause-at-end"),
+        (("cp", "a", "b"), "one side is ID:PATH"),
+    ):
+        done = cli.run("sandbox", *arguments)
+        assert done.returncode == 2
+        assert problem in done.stderr
+
+
+def test_another_place_may_be_named_without_a_scheme(cli: Cli) -> None:
+    elsewhere = f"localhost:{cli.environment['PADDOCK_PORT']}"
+    assert cli.json("--url", elsewhere, "sandbox", "ls") == cli.json("sandbox", "ls")
 
 
 def test_a_sandbox_rests_is_resumed_and_forked(cli: Cli, box: str) -> None:

@@ -1,6 +1,7 @@
 """Running commands in a sandbox: Connect's JSON streams, as far as the CLI needs them."""
 
 import base64
+import http.client
 import os
 import struct
 from collections.abc import Generator, Mapping
@@ -14,6 +15,8 @@ from paddock.kit.errors import PaddockError, UnavailableError
 _FRAME = struct.Struct(">BI")
 _END = 2
 _INPUT_BYTES = 64 * 1024
+_GONE = "the sandbox went away while the command ran"
+_LOOK = "`paddock sandbox ls` says whether it is paused; one that is not there was killed, or ended"
 
 
 class CommandError(PaddockError):
@@ -63,18 +66,15 @@ class Shell:
         with self._endpoint.open(
             "POST", path, frame(request), headers=headers, timeout_seconds=None
         ) as response:
-            while head := response.read(_FRAME.size):
-                if len(head) < _FRAME.size:
-                    raise UnavailableError("the sandbox broke off in the middle of an answer")
-                flags, size = _FRAME.unpack(head)
-                message = msgspec.json.decode(response.read(size))
+            while (received := _message(response)) is not None:
+                flags, message = received
                 if flags & _END:
                     if error := message.get("error"):
                         raise CommandError(f"{error.get('code')}: {error.get('message')}")
                     return
                 if event := message.get("event"):
                     yield event
-        raise UnavailableError("the sandbox went away while the command ran")
+        raise UnavailableError(_GONE, hint=_LOOK)
 
     def feed(self, pid: int, descriptor: int) -> None:
         """Send a command all that comes from a descriptor, then close its standard input."""
@@ -86,6 +86,19 @@ class Shell:
     def call(self, method: str, request: Any) -> None:
         """Send input, a signal, a size."""
         self._endpoint.call("POST", f"/process.Process/{method}", request, headers=self._headers)
+
+
+def _message(response: http.client.HTTPResponse) -> tuple[int, Any] | None:
+    """Read one message of a stream and its flags; `None` at its end."""
+    try:
+        head = response.read(_FRAME.size)
+        if not head:
+            return None
+        flags, size = _FRAME.unpack(head)
+        return flags, msgspec.json.decode(response.read(size))
+    except (ConnectionError, http.client.HTTPException, struct.error, msgspec.DecodeError) as error:
+        # Not Paddock: that answered. What runs in a sandbox ends with it.
+        raise UnavailableError(_GONE, hint=_LOOK) from error
 
 
 def _text(data: bytes) -> str:

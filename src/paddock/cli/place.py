@@ -5,11 +5,12 @@
 
 import os
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
 from paddock.cli.http import Endpoint
-from paddock.kit.errors import UnavailableError
+from paddock.kit.errors import ConflictError, UnavailableError
 from paddock.kit.settings import Settings, load
 
 
@@ -21,7 +22,8 @@ class Place:
         self.config = config
         host = "localhost" if self.settings.host in ("0.0.0.0", "::") else self.settings.host  # noqa: S104 - compared
         here = f"http://{host}:{self.settings.port}"
-        self.url = (url or os.environ.get("PADDOCK_URL") or here).rstrip("/")
+        given = (url or os.environ.get("PADDOCK_URL") or here).rstrip("/")
+        self.url = given if "://" in given else f"http://{given}"
         self._is_here = self.url in (here, f"http://localhost:{self.settings.port}")
 
     def _secret(self, name: str, variable: str) -> str:
@@ -57,9 +59,24 @@ class Place:
         token = self._secret("token", "PADDOCK_TOKEN")
         return Endpoint(self.url, {"Authorization": f"Bearer {token}"})
 
+    def inside(self, sandbox_id: str) -> Endpoint:
+        """Give the way to what runs in a sandbox, if it runs, or will when somebody calls."""
+        shown = self.e2b.call("GET", path_of(sandbox_id))
+        wakes = shown.get("lifecycle", {}).get("autoResume")
+        if shown["state"] == "paused" and not wakes:
+            raise ConflictError(
+                f"sandbox {sandbox_id} is paused", hint=f"paddock sandbox resume {sandbox_id}"
+            )
+        return self.sandbox(sandbox_id, shown.get("envdAccessToken"))
+
     def sandbox(self, sandbox_id: str, token: str | None, port: int = 49983) -> Endpoint:
         """A port of a sandbox."""
         headers = {"E2b-Sandbox-Id": sandbox_id, "E2b-Sandbox-Port": str(port)}
         if token:
             headers["X-Access-Token"] = token
         return Endpoint(self.url, headers)
+
+
+def path_of(sandbox_id: str) -> str:
+    """Give a sandbox's path in E2B's API, whatever was typed."""
+    return f"/sandboxes/{quote(sandbox_id, safe='')}"

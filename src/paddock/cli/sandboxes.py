@@ -1,31 +1,27 @@
 """`paddock sandbox`: sandboxes by hand."""
 
-import os
 import shlex
 import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import click
 import msgspec
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from paddock.cli.context import with_place
+from paddock.cli.copying import copied
 from paddock.cli.envd import Shell, output_of
 from paddock.cli.http import CallError
 from paddock.cli.output import Output, age, notes, screen, until
-from paddock.cli.place import Place
+from paddock.cli.place import Place, path_of
 from paddock.cli.terminal import run_terminal
 from paddock.cli.words import Running
 from paddock.kit.clock import system
-from paddock.kit.errors import InvalidError, PaddockError
-
-CHUNK = 1 << 20
+from paddock.kit.errors import PaddockError
 
 
 @click.group()
@@ -38,17 +34,13 @@ def _pairs(items: tuple[str, ...], option: str) -> dict[str, str]:
     for item in items:
         name, equals, value = item.partition("=")
         if not equals or not name:
-            raise InvalidError(f"{option} wants NAME=VALUE, not {item!r}")
+            raise click.UsageError(f"{option} wants NAME=VALUE, not {item!r}")
         found[name] = value
     return found
 
 
-def _token(place: Place, sandbox_id: str) -> str | None:
-    return place.e2b.call("GET", f"/sandboxes/{sandbox_id}").get("envdAccessToken")
-
-
 def _shell(place: Place, sandbox_id: str, user: str | None) -> Shell:
-    return Shell(place.sandbox(sandbox_id, _token(place, sandbox_id)), user)
+    return Shell(place.inside(sandbox_id), user)
 
 
 @sandbox.command("create")
@@ -70,6 +62,8 @@ def create(
     wake: bool,
 ) -> None:
     """Create a sandbox and print its id."""
+    if wake and not pause_at_end:
+        raise click.UsageError("--wake needs --pause-at-end: what is killed at its end never wakes")
     body: dict[str, Any] = {
         "templateID": template,
         "timeout": timeout,
@@ -193,55 +187,12 @@ def shell(place: Place, _output: Output, sandbox_id: str, user: str | None) -> N
 def copy(place: Place, output: Output, source: str, target: str) -> None:
     """Copy a file: FILE ID:PATH, or ID:PATH FILE. A directory keeps the file's name."""
     if (":" in source) == (":" in target):
-        raise InvalidError("one side is ID:PATH, the other a file here", hint="a.txt i3x…:/tmp/a")
+        raise click.UsageError("one side is ID:PATH, the other a file here: a.txt i3x…:/tmp/a")
     try:
-        size = _copied(place, source, target)
+        size = copied(place, source, target)
     except OSError as error:
         raise PaddockError(f"{error.filename or target}: {error.strerror}") from error
     output.done(f"{size} bytes copied", {"bytes": size})
-
-
-def _copied(place: Place, source: str, target: str) -> int:
-    from_id, _, from_path = source.partition(":")
-    to_id, to_colon, to_path = target.partition(":")
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=notes,
-        transient=True,
-        disable=not notes.is_terminal,
-    )
-    if to_colon:
-        endpoint = place.sandbox(to_id, _token(place, to_id))
-        if to_path.endswith("/") or not to_path:
-            to_path += Path(source).name
-        with Path(source).open("rb") as plain, progress:
-            size = os.fstat(plain.fileno()).st_size
-            file = progress.wrap_file(plain, total=size, description=Path(source).name)
-            endpoint.call(
-                "POST",
-                f"/files?path={quote(to_path)}",
-                file,
-                headers={
-                    "Content-Type": "application/octet-stream",
-                    "Content-Length": str(size),
-                },
-            )
-    else:
-        endpoint = place.sandbox(from_id, _token(place, from_id))
-        size = 0
-        here = Path(target)
-        if here.is_dir():
-            here /= Path(from_path).name
-        with endpoint.open("GET", f"/files?path={quote(from_path)}") as response, progress:
-            task = progress.add_task(here.name, total=response.length)
-            with here.open("wb") as file:
-                while chunk := response.read(CHUNK):
-                    size += file.write(chunk)
-                    progress.update(task, completed=size)
-    return size
 
 
 @sandbox.command("logs")
@@ -250,7 +201,7 @@ def _copied(place: Place, source: str, target: str) -> int:
 @with_place
 def sandbox_logs(place: Place, output: Output, sandbox_id: str, limit: int) -> None:
     """Show what happened in a sandbox."""
-    entries = place.e2b.call("GET", f"/v2/sandboxes/{sandbox_id}/logs?limit={limit}")["logs"]
+    entries = place.e2b.call("GET", f"/v2{path_of(sandbox_id)}/logs?limit={limit}")["logs"]
     if output.is_json:
         output.data(entries)
         return
@@ -265,7 +216,7 @@ def sandbox_logs(place: Place, output: Output, sandbox_id: str, limit: int) -> N
 @with_place
 def pause(place: Place, output: Output, sandbox_id: str, files_only: bool) -> None:
     """Pause a sandbox; everything is kept."""
-    place.e2b.call("POST", f"/sandboxes/{sandbox_id}/pause", {"memory": not files_only})
+    place.e2b.call("POST", f"{path_of(sandbox_id)}/pause", {"memory": not files_only})
     output.done(f"paused {sandbox_id}", {"paused": sandbox_id})
 
 
@@ -275,7 +226,7 @@ def pause(place: Place, output: Output, sandbox_id: str, files_only: bool) -> No
 @with_place
 def resume(place: Place, output: Output, sandbox_id: str, timeout: int) -> None:
     """Resume a sandbox, or extend a running one."""
-    made = place.e2b.call("POST", f"/v2/sandboxes/{sandbox_id}/connect", {"timeout": timeout})
+    made = place.e2b.call("POST", f"/v2{path_of(sandbox_id)}/connect", {"timeout": timeout})
     output.done(f"running {sandbox_id}", made)
 
 
@@ -288,7 +239,7 @@ def fork(place: Place, output: Output, sandbox_id: str, count: int, timeout: int
     """Make clones of a running sandbox: files, memory, processes."""
     body = {"count": count, "timeout": timeout}
     with notes.status(f"forking {sandbox_id}"):
-        results = place.e2b.call("POST", f"/sandboxes/{sandbox_id}/fork", body)
+        results = place.e2b.call("POST", f"{path_of(sandbox_id)}/fork", body)
     ids = [item["sandbox"]["sandboxID"] for item in results if "sandbox" in item]
     output.done("\n".join(ids), results)
     failed = [item["error"]["message"] for item in results if "error" in item]
@@ -305,7 +256,7 @@ def kill(place: Place, output: Output, sandbox_ids: tuple[str, ...]) -> None:
     failed: list[str] = []
     for sandbox_id in sandbox_ids:
         try:
-            place.e2b.call("DELETE", f"/sandboxes/{sandbox_id}")
+            place.e2b.call("DELETE", path_of(sandbox_id))
         except CallError as error:
             failed.append(error.message)
             continue

@@ -31,7 +31,7 @@ class Zygote:
     def __init__(self) -> None:
         self.peer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "paddock.envd.zygote", "--fd", str(theirs.fileno())],
+            [sys.executable, "-m", "paddock.envd.zygote_start", "--fd", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stderr=subprocess.DEVNULL,
         )

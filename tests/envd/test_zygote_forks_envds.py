@@ -30,7 +30,7 @@ class Parent:
                 [
                     sys.executable,
                     "-m",
-                    "paddock.envd.zygote",
+                    "paddock.envd.zygote_start",
                     "--fd",
                     str(theirs.fileno()),
                     *arguments,
@@ -347,6 +347,38 @@ def test_after_sealing_no_module_can_be_imported() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True)
 
     assert done.stdout == b"sealed\n"
+
+
+def test_no_module_is_called_at_a_fork_by_the_zygote() -> None:
+    """What modules of Python's own would do there copies much memory, for every envd."""
+    script = (
+        "import os\nfrom paddock.envd import zygote_start\n"
+        "zygote_start.forget_fork_handlers()\n"
+        "import threading\n"
+        "child = os.fork()\n"
+        "if child == 0: os._exit(threading.current_thread().name != 'MainThread')\n"
+        "os.register_at_fork(after_in_child=lambda: os._exit(7))\n"
+        "other = os.fork()\n"
+        "if other == 0: os._exit(0)\n"
+        "print(*(os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]) for p in (child, other)))\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+
+    assert done.stdout == b"0 0\n"
+
+
+def test_the_zygote_imports_nothing_that_is_called_at_a_fork_before_it_can_forget() -> None:
+    script = (
+        "import os; registered = []\n"
+        "os.register_at_fork = lambda **_: registered.append(1)\n"
+        "from paddock.envd import zygote_start; print(len(registered))\n"
+        "from paddock.envd import zygote; print(bool(registered))\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+
+    assert done.stdout == b"0\nTrue\n"
 
 
 def test_a_child_keeps_only_the_descriptors_it_was_given() -> None:

@@ -36,6 +36,9 @@ def preload() -> None:
     os.environ["TZ"] = "UTC0"
     # One heap for all threads: each further one is written to by every fork.
     _libc.mallopt(_M_ARENA_MAX, 1)
+    # Looked up here: the first use of a function makes objects that stay.
+    for name in ("setns", "prctl", "capset"):
+        getattr(_libc, name)
     try:
         _kept.append(ctypes.CDLL("libgcc_s.so.1"))  # pthread_exit asks for it by name
     except OSError:

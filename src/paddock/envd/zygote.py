@@ -1,7 +1,8 @@
 """The warm parent of every envd on a node.
 
-`python -m paddock.envd.zygote --fd N` (a connected SOCK_SEQPACKET unix socket; the zygote ends with
-it) or `--socket PATH` (it listens there and serves whoever connects, one after another or at once).
+`python -m paddock.envd.zygote_start --fd N` (a connected SOCK_SEQPACKET unix socket; the zygote
+ends with it) or `--socket PATH` (it listens there and serves whoever connects, one after another
+or at once).
 
 One datagram is one request, JSON with descriptors by SCM_RIGHTS:
 
@@ -438,7 +439,7 @@ def _problem(request: Request, fds: list[int]) -> str | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Warm up, then serve."""
-    parser = argparse.ArgumentParser(prog="python -m paddock.envd.zygote")
+    parser = argparse.ArgumentParser(prog="python -m paddock.envd.zygote_start")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--fd", type=int, help="connected SOCK_SEQPACKET socket")
     where.add_argument("--socket", help="path to listen on")
@@ -472,7 +473,3 @@ def main(arguments: list[str] | None = None) -> int:
     zygote.run()
     filler.clear()
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

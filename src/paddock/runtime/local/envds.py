@@ -95,7 +95,7 @@ class Zygote:
                 [
                     sys.executable,
                     "-m",
-                    "paddock.envd.zygote",
+                    "paddock.envd.zygote_start",
                     "--fd",
                     str(theirs.fileno()),
                     "--spares",

@@ -1,0 +1,37 @@
+"""Where the zygote's process begins: `python -m paddock.envd.zygote_start`, options as `zygote`'s.
+
+Modules of Python's own (`threading`, `logging`, `random`, `concurrent.futures`) ask to be called in
+every forked child: they make locks anew and learn which threads are left. The zygote forks with one
+thread and holds no lock, and envds draw nothing from the generator that `random` shares; yet these
+calls would copy a tenth of all memory that an envd has of its own. So they are not registered,
+which has to be arranged before any of these modules is imported.
+"""
+
+import os
+from collections.abc import Callable
+
+
+def forget_fork_handlers() -> None:
+    """From now on what modules ask to be called at a fork is not."""
+
+    def register(
+        *,
+        before: Callable[[], object] | None = None,
+        after_in_parent: Callable[[], object] | None = None,
+        after_in_child: Callable[[], object] | None = None,
+    ) -> None:
+        return
+
+    os.__dict__["register_at_fork"] = register
+
+
+def main() -> int:
+    """Import the zygote only now, and run it."""
+    forget_fork_handlers()
+    from paddock.envd import zygote
+
+    return zygote.main()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,8 +1,9 @@
 """Pausing, resuming, connecting, extending and killing: the documented outcomes of each.
 
-First writer wins; callers of the same direction join and share its outcome, the opposite
-direction is a conflict. Flag and deadlines change in one write. A slot is held before the write,
-so that no event can be missed and no opposite waiter can slip in.
+First writer wins; callers of the same direction join and share its outcome. Who wants to resume
+what is being paused waits for that; who wants to pause what is being resumed is told of the
+conflict. Flag and deadlines change in one write. A slot is held before the write, so that no
+event can be missed and no opposite waiter can slip in.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from msgspec import structs
 from paddock.cache import states, stock
 from paddock.cache.provider import Provider
 from paddock.cache.states import State
+from paddock.cache.waits import WaitTask
 from paddock.kit.clock import Clock
 from paddock.kit.errors import (
     ConflictError,
@@ -35,6 +37,7 @@ from paddock.resources.template import NetworkPolicy
 PAUSE_SECONDS = 60.0
 RESUME_SECONDS = 600.0
 SLOW_SECONDS = 1.0
+AGAIN_SECONDS = 0.01
 LOOK_SECONDS = 1.0
 """How long whoever could not resume waits to hear what became of it."""
 
@@ -163,10 +166,8 @@ class Lifecycle:
         *,
         auto_pause: bool | None = None,
     ) -> Sandbox:
-        current = await self._when_paused(sandbox)
+        current, task = await self._turn_to_resume(sandbox)
         claim = current.spec.claim
-        if claim is None:
-            raise _not_found(str(sandbox.key))
 
         def running(spec: SandboxSpec) -> SandboxSpec:
             if not spec.paused or spec.claim is None:
@@ -180,7 +181,9 @@ class Lifecycle:
                 return deadlines.woken(spec, now=self._clock.now())
             return deadlines.resumed(spec, now=self._clock.now(), seconds=timeout_seconds)
 
-        with self._provider.waits.resume(current) as task:
+        with task:
+            if claim is None:
+                raise _not_found(str(sandbox.key))
             _require(states.resumable(current, self._clock.now()), claim.sandbox_id, "resumed")
             owner = Caller(claim.owner, claim.key_id, caller.role)
             await self._allowance.reserve_resume(owner, claim.lock)
@@ -203,6 +206,19 @@ class Lifecycle:
         return await self._write(
             resumed, lambda spec: deadlines.extended(spec, now=now, seconds=timeout_seconds)
         )
+
+    async def _turn_to_resume(self, sandbox: Sandbox) -> tuple[Sandbox, WaitTask[Sandbox]]:
+        """Hold the slot for resuming; where it is being paused, once that is complete."""
+        until = self._clock.monotonic() + PAUSE_SECONDS
+        while True:
+            current = await self._when_paused(sandbox)
+            try:
+                return current, self._provider.waits.resume(current)
+            except ConflictError:
+                # Whoever waited for the same pause has yet to go, or somebody pauses it again.
+                if self._clock.monotonic() >= until:
+                    raise
+            await asyncio.sleep(AGAIN_SECONDS)
 
     async def _when_paused(self, sandbox: Sandbox) -> Sandbox:
         """Wait for a pause that is under way to be complete."""

@@ -18,7 +18,7 @@ from paddock.resources.meta import (
     is_true,
     with_meta,
 )
-from paddock.resources.pool import RecycleStrategy, RecycleType
+from paddock.resources.pool import RecycleStrategy, RecycleType, SandboxPool
 from paddock.resources.sandbox import LABEL_EVICT, LABEL_POOL, Sandbox
 from paddock.resources.template import SandboxTemplateSpec
 from paddock.runtime.simulated import Operation, SimulatedRuntime
@@ -389,3 +389,26 @@ async def test_a_rolling_update_touches_only_idle_ones_within_its_budget() -> No
         assert batches.held("b") == held
         # 20 % of ten, one more, and the two that were given out meanwhile.
         assert min(lowest) >= 10 - 3 - 2
+
+
+async def test_a_deleted_pool_takes_nothing_that_a_batch_holds() -> None:
+    async with batching() as (world, batches):
+        await batches.create(pool("p", buffer=2, most=8))
+        await batches.create(batch("b", 4, pool_ref="p", task_template=task("sleep", "30")))
+        await batches.ready("b")
+        before = batches.held("b")
+        await world.until(lambda: batches.get("b").status.task_running == 4)
+        await batches.write.delete(world.pool("p"))
+        gone = Key("default", "p")
+        await world.until(lambda: world.provider.get(SandboxPool, gone) is None)
+        await world.until(lambda: batches.get("b").status.phase is BatchPhase.COMPLETED)
+        assert batches.held("b") == before
+        assert all(item.attempt == 1 for item in batches.get("b").status.tasks)
+        # What nobody held is gone with the pool, and the rest goes with the batch.
+        await world.until(lambda: _uids(world) == set(before.values()))
+        await batches.delete("b")
+        await world.until(lambda: not _uids(world))
+
+
+def _uids(world) -> set[str]:
+    return {item.metadata.uid for item in world.provider.all(Sandbox)}

@@ -14,6 +14,7 @@ from paddock.controllers.batch.assigning import DEFAULT_PROFILES, Profile
 from paddock.controllers.batch.assignment import ANY, Assignment
 from paddock.controllers.batch.controller import BatchController
 from paddock.controllers.batch.follower import Follower
+from paddock.controllers.batch.parting import Parting
 from paddock.controllers.batch.runner import TaskRunner
 from paddock.controllers.batch.simulated import SimulatedTasks
 from paddock.engine.controller import Controller, own_key
@@ -91,6 +92,8 @@ class Batches:
             is_alone=is_alone,
             on_gone=self.allocator.forget,
         )
+        if is_alone:
+            self.allocator.parting = Parting(self._provider, self._census, self._seed, self._clock)
         self._batch = Controller("batch", self.controller.reconcile, workers=8)
         self._allocator = Controller("allocator", self.allocator.reconcile, workers=4)
         self._batch.watches(self._provider.informer(BatchSandbox), own_key)

@@ -8,6 +8,9 @@ from typing import ClassVar
 from paddock.resources.meta import Condition, Part, Resource
 from paddock.resources.template import SandboxTemplateSpec, TemplateRef
 
+FINALIZER_POOL = "paddock.dev/pool"
+"""Until what batches hold of it is theirs alone."""
+
 
 class RecycleType(StrEnum):
     """What happens to a sandbox that is given back."""

@@ -16,6 +16,7 @@ from paddock.cache.census import Census
 from paddock.cache.provider import Provider
 from paddock.controllers.batch import shards
 from paddock.controllers.batch.allocation import Allotment, Stock, Waiting, allot
+from paddock.controllers.batch.parting import Parting
 from paddock.controllers.batch.status import CONDITION_QUARANTINED, as_allocated
 from paddock.engine.controller import After, Done, Result
 from paddock.engine.recorder import Recorder
@@ -48,6 +49,8 @@ class Allocator:
         self._clock = clock
         self._recorder = recorder
         self._unmet: dict[Key, int] = {}
+        self.parting: Parting | None = None
+        """Unties what batches hold of a deleted pool; needless where claims are always written."""
         self._on_demand: list[Callable[[Key], None]] = []
         self._doubts: list[tuple[Key, list[Sandbox]]] = []
         self._told: set[Key] = set()
@@ -68,12 +71,14 @@ class Allocator:
         pool = self._provider.get(SandboxPool, key)
         if pool is None or pool.is_deleting:
             self._ask(key, 0)
-            return Done()
+            return await self._part(pool) if pool is not None else Done()
         await self._resolve_doubts()
         await self._end_overdue_resets(key)
         decision = self._decide(pool)
         self._ask(key, decision.unmet)
         self._tell_hopeless(pool, decision)
+        if self.parting is not None:
+            await self.parting.hold(pool, is_giving=bool(decision.grants))
         served = 0
         for batch_key, count in decision.grants.items():
             served += await self._grant(pool, batch_key, count)
@@ -81,6 +86,13 @@ class Allocator:
             seconds = AGAIN_SECONDS if decision.unmet else RESET_LOOK_SECONDS
             return After(seconds, f"{served} given out, {decision.unmet} are waited for")
         return Done(f"{served} given out" if served else "")
+
+    async def _part(self, pool: SandboxPool) -> Result:
+        if self.parting is None:
+            return Done()
+        await self._resolve_doubts()
+        untied = await self.parting.let_go(pool)
+        return Done(f"{untied} stay with their batches" if untied else "")
 
     def waiting(self, pool: Key) -> tuple[Waiting, ...]:
         """Give the batches that want sandboxes of a pool."""

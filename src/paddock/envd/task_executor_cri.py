@@ -146,6 +146,9 @@ class ContainerRunning:
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
 
+    async def answer(self) -> None:
+        """Return at once: whoever pauses a pod pauses its executor too."""
+
     async def _stop(self, grace: int) -> None:
         try:
             await self._client.call(

@@ -24,6 +24,8 @@ MAX_ACTIVE = 64
 BACKOFF_LIMIT_SECONDS = 300.0
 KILL_SECONDS = 5.0
 HEARTBEAT_SECONDS = 20.0
+SPANS, SPAN_SECONDS = 20, 1.0
+"""A task's time is counted in so many parts, or in parts of so long if that is longer."""
 TIMED_OUT, LOST, STOPPED = "TaskTimeout", "ProcessLost", "Stopped"
 
 
@@ -53,6 +55,10 @@ class Running(Protocol):
 
     async def signal(self, number: int) -> None:
         """Signal everything that belongs to it."""
+        ...
+
+    async def answer(self) -> None:
+        """Return once it can run: at once, or when its paused sandbox goes on."""
         ...
 
 
@@ -269,10 +275,10 @@ class Tasks:
         stopped = asyncio.ensure_future(self._stops[name].wait())
         try:
             limit = process.timeout_seconds if process is not None else None
-            left = None
-            if limit is not None and record.started_at is not None:
-                left = max(limit - (_now() - record.started_at).total_seconds(), 0.0)
-            await asyncio.wait({ended, stopped}, timeout=left, return_when="FIRST_COMPLETED")
+            if limit is None:
+                await asyncio.wait({ended, stopped}, return_when="FIRST_COMPLETED")
+            else:
+                await _for(_left(record, limit), limit, running, {ended, stopped})
             if ended.done():
                 code = ended.result()
                 reason = "Succeeded" if code == 0 else "Failed"
@@ -353,7 +359,7 @@ class Tasks:
             return str(error)
         ended = asyncio.ensure_future(running.wait())
         try:
-            await asyncio.wait({ended}, timeout=hook.timeout_seconds)
+            await _for(hook.timeout_seconds, hook.timeout_seconds, running, {ended})
             if not ended.done():
                 await self._end(running, ended, 1.0)
                 return f"the hook ran longer than {hook.timeout_seconds:g} s"
@@ -361,6 +367,37 @@ class Tasks:
             return f"the hook ended with {code}" if code else ""
         finally:
             ended.cancel()
+
+
+def _left(record: Record, limit: float) -> float:
+    """Give the seconds left to a task; all of them to one that slept through its end."""
+    if record.started_at is None:
+        return limit
+    left = limit - (_now() - record.started_at).total_seconds()
+    return left if 0 < left <= limit else limit
+
+
+async def _for(
+    seconds: float, limit: float, running: Running, ends: "set[asyncio.Future[Any]]"
+) -> None:
+    """Wait until one of these is over, or something has run for so long.
+
+    Pauses do not count: after every span it must answer before the next one begins.
+    """
+    while seconds > 0:
+        span = min(seconds, max(limit / SPANS, SPAN_SECONDS))
+        done, _ = await asyncio.wait(ends, timeout=span, return_when="FIRST_COMPLETED")
+        if done:
+            return
+        answer = asyncio.ensure_future(running.answer())
+        try:
+            done, _ = await asyncio.wait({*ends, answer}, return_when="FIRST_COMPLETED")
+            if done & ends:
+                return
+            answer.result()
+        finally:
+            answer.cancel()
+        seconds -= span
 
 
 def _now() -> datetime:

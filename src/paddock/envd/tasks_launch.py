@@ -78,6 +78,11 @@ class RegistryRunning:
         with contextlib.suppress(SandboxGoneError, ProcessLookupError):
             await self._process.signal(number, Scope.TREE)
 
+    async def answer(self) -> None:
+        """Return once the sandbox answers; one that has ended will not, and is no error."""
+        with contextlib.suppress(SandboxGoneError):
+            await self._process.answer()
+
     def _exited(self, status: ExitStatus) -> None:
         if not self._exit.done():
             self._exit.set_result(status)

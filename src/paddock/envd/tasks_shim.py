@@ -72,6 +72,9 @@ class ShimRunning:
         self._seen |= members(self._pid, self._seen)
         signal_all({item for item in self._seen if item.pid != self._pid}, number)
 
+    async def answer(self) -> None:
+        """Return at once: whoever pauses a pod pauses its executor too."""
+
     def _ended(self) -> None:
         if self._pidfd is not None:
             asyncio.get_running_loop().remove_reader(self._pidfd)

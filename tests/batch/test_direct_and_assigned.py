@@ -5,9 +5,11 @@ from datetime import timedelta
 
 import pytest
 
+from paddock.kit.errors import InvalidError
 from paddock.resources.batch import BatchPhase
 from paddock.resources.meta import Key, condition, is_true
 from paddock.resources.template import Resources, SandboxTemplateSpec
+from paddock.runtime.port import Blueprint, Instance
 from tests.batch.make import batch, batching, pool
 
 pytestmark = pytest.mark.looptime
@@ -103,3 +105,55 @@ async def test_a_batch_of_another_namespace_is_served_by_the_shared_pool() -> No
         status = batches.get("b", "team").status
         assert status.pool == "default/p"
         assert {item.namespace for item in status.allocations} == {"default"}
+
+
+async def test_a_direct_batch_that_cannot_start_backs_off_and_says_why() -> None:
+    async with batching() as (world, batches):
+        made: list[str] = []
+        real = world.runtime.create
+
+        async def refuse(blueprint: Blueprint) -> Instance:
+            made.append(blueprint.uid)
+            raise InvalidError("there is no image")
+
+        world.runtime.create = refuse
+        await batches.create(batch("b", 2, template=SandboxTemplateSpec()))
+        await asyncio.sleep(600)
+        # Doubled waits: eleven of each in ten minutes, where every one fails within a moment.
+        assert 2 * 6 <= len(set(made)) <= 2 * 12
+        status = batches.get("b").status
+        assert "there is no image" in status.message
+        assert status.phase is BatchPhase.PENDING
+        world.runtime.create = real
+        await world.until(lambda: batches.get("b").status.ready == 2, seconds=400)
+        assert batches.get("b").status.message == ""
+
+
+async def test_a_batch_whose_pool_comes_late_does_not_go_on_saying_that_there_is_none() -> None:
+    async with batching() as (world, batches):
+        await batches.create(batch("b", 2, pool_ref="late"))
+        await world.until(lambda: "no pool" in batches.get("b").status.message)
+        assert "default or default" not in batches.get("b").status.message
+        await batches.create(pool("late", buffer=0, most=2))
+        await batches.ready("b")
+        await world.until(lambda: batches.get("b").status.message == "")
+        assert is_true(batches.get("b").status.conditions, "PoolAssigned")
+
+
+async def test_a_batch_whose_pool_goes_says_so_or_takes_another_if_any_will_do() -> None:
+    async with batching() as (world, batches):
+        special = SandboxTemplateSpec(image="special")
+        await batches.create(pool("p", buffer=0, most=2, template=special))
+        await batches.create(batch("named", 3, pool_ref="p"))
+        await batches.ready("named", 2)
+        await batches.create(batch("any", 0, pool_ref="*", template=special))
+        await world.until(lambda: batches.get("any").status.pool == "p")
+        await batches.change("any", replicas=1)
+        await world.until(lambda: batches.get("any").status.observed_generation == 2)
+        assert not batches.held("any")
+        await batches.write.delete(world.pool("p"))
+        await world.until(lambda: "no pool" in batches.get("named").status.message)
+        await batches.create(pool("q", buffer=0, most=5, template=special))
+        await batches.ready("any")
+        assert batches.get("any").status.pool == "q"
+        assert len(batches.held("named")) == 2

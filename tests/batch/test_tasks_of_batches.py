@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
+from paddock.controllers.batch.runner import Report
 from paddock.kit.clock import LoopClock
 from paddock.resources.batch import BatchPhase, TaskResourcePolicy, TaskState
 from paddock.resources.meta import Key
 from paddock.resources.pool import RecycleStrategy, RecycleType
+from paddock.resources.sandbox import Sandbox
 from paddock.runtime.simulated import SimulatedRuntime
 from paddock.store.memory import MemoryStore
 from tests.batch.make import Batches, batch, batching, pool, task
@@ -164,6 +166,24 @@ async def test_deleting_a_batch_stops_its_tasks_first() -> None:
         runner = runner_of(world)
         assert not runner._running
         assert not any(runner._reports.values())
+
+
+async def test_a_paused_batch_goes_without_waiting_for_tasks_that_cannot_hear() -> None:
+    async with batching() as (world, batches):
+        await batches.create(pool("p", buffer=0, most=2))
+        await batches.create(batch("b", 2, pool_ref="p", task_template=task("sleep", "1000")))
+        await world.until(lambda: batches.get("b").status.task_running == 2)
+        await batches.change("b", pause=True)
+        await world.until(lambda: batches.get("b").status.phase is BatchPhase.PAUSED)
+
+        async def hang(*_: object) -> tuple[Report, ...]:
+            await asyncio.sleep(1000)
+            return ()
+
+        runner_of(world).assign = hang
+        await batches.write.delete(batches.get("b"))
+        await world.until(lambda: batches.is_gone("b"), seconds=5)
+        await world.until(lambda: not world.provider.all(Sandbox), seconds=5)
 
 
 async def test_a_thousand_tasks_cost_few_writes() -> None:

@@ -7,10 +7,11 @@ from msgspec import structs
 from paddock.cache.census import Census
 from paddock.cache.provider import Provider
 from paddock.controllers.batch.assigning import Candidate, Profile, Refusal, choose
+from paddock.controllers.batch.shards import missing_shards
 from paddock.controllers.batch.status import CONDITION_ASSIGNED, with_condition
 from paddock.kit.clock import Clock
 from paddock.resources.batch import BatchSandbox
-from paddock.resources.meta import Key
+from paddock.resources.meta import ConditionStatus, Key, condition
 from paddock.resources.pool import SandboxPool
 from paddock.resources.template import SandboxTemplateSpec
 
@@ -38,8 +39,10 @@ class Assignment:
 
     def assigned(self, batch: BatchSandbox) -> tuple[BatchSandbox, bool]:
         """Give the batch with its pool, and whether it has one (or needs none)."""
-        if not batch.spec.pool_ref or batch.status.pool:
+        if not batch.spec.pool_ref:
             return batch, True
+        if batch.status.pool and (self._is_there(batch) or not missing_shards(batch)):
+            return self._set_right(batch), True
         if batch.spec.pool_ref != ANY:
             return self._named(batch)
         decision = choose(batch, self._candidates(batch), self._profiles)
@@ -58,10 +61,23 @@ class Assignment:
             if pool is None or pool.is_deleting:
                 continue
             status = structs.replace(batch.status, pool=_written(batch, pool.key))
-            return structs.replace(batch, status=status), True
-        places = f"{batch.metadata.namespace} or {SHARED_NAMESPACE}"
+            return self._set_right(structs.replace(batch, status=status)), True
+        places = " or ".join(dict.fromkeys((batch.metadata.namespace, SHARED_NAMESPACE)))
         text = f"there is no pool or environment {name!r} in {places}"
         return self._said(batch, holds=False, reason="PoolNotFound", text=text), False
+
+    def _is_there(self, batch: BatchSandbox) -> bool:
+        namespace, _, name = batch.status.pool.rpartition("/")
+        key = Key(namespace or batch.metadata.namespace, name)
+        pool = self._provider.get(SandboxPool, key)
+        return pool is not None and not pool.is_deleting
+
+    def _set_right(self, batch: BatchSandbox) -> BatchSandbox:
+        """Take back what was said while there was no pool."""
+        told = condition(batch.status.conditions, CONDITION_ASSIGNED)
+        if told is None or told.status is ConditionStatus.TRUE:
+            return batch
+        return self._said(batch, holds=True, reason="PoolFound", text="")
 
     def _said(self, batch: BatchSandbox, *, holds: bool, reason: str, text: str) -> BatchSandbox:
         conditions = with_condition(

@@ -18,6 +18,7 @@ from paddock.controllers.batch import direct, shards, tasks
 from paddock.controllers.batch.assignment import Assignment
 from paddock.controllers.batch.follower import Follower, Job
 from paddock.controllers.batch.giving_back import GivingBack
+from paddock.controllers.batch.setbacks import Setbacks
 from paddock.controllers.batch.status import (
     CONDITION_QUARANTINED,
     computed,
@@ -76,12 +77,14 @@ class BatchController:
         self._is_alone = is_alone
         self._on_gone = on_gone
         self._gate = asyncio.Semaphore(AT_ONCE)
+        self._setbacks = Setbacks()
 
     async def reconcile(self, key: Key) -> Result:
         """Bring one batch a step nearer to what is wanted."""
         batch = self._provider.get(BatchSandbox, key)
         if batch is None:
             self._follower.forget(key)
+            self._setbacks.forget(key)
             self._on_gone(key)
             await self._collect_orphans(key)
             return Done()
@@ -109,7 +112,7 @@ class BatchController:
         current = await self._pause_or_resume(current)
         current = await self._drop_lost(current)
         current = await self._scale_in(current)
-        current, is_waiting = await self._make_direct(current)
+        current, pause = await self._make_direct(current)
         current = await self._release_finished(current)
         if not self._is_alone:
             await self._stamp(current)
@@ -117,14 +120,18 @@ class BatchController:
         wanted = frozenset(shards.wanted_shards(current))
         results = tasks.with_reports(current, self._follower.reports(batch.key), wanted)
         current = _with_status(current, tasks=results)
-        status = computed(current, found(current, self._provider), self._clock)
+        sandboxes = found(current, self._provider)
+        if not batch.spec.pool_ref:
+            ready = {shard for shard, item in sandboxes.items() if shards.is_ready(item)}
+            current = _with_status(current, message=self._setbacks.told(batch.key, ready))
+        status = computed(current, sandboxes, self._clock)
         if self._is_about_to_be_served(batch, current):
             return FIRST_SECONDS
         if status != batch.status:
             await self._provider.write.update_status(structs.replace(batch, status=status))
             if shards.released_shards(structs.replace(batch, status=status)):
                 return 0.001
-        return WAIT_SECONDS if is_waiting else (None if is_assigned else 5.0)
+        return pause if is_assigned else 5.0
 
     def _is_about_to_be_served(self, batch: BatchSandbox, current: BatchSandbox) -> bool:
         """Say whether the allocator will soon write all there is to say of a new batch."""
@@ -214,6 +221,8 @@ class BatchController:
                 results[item.shard] = result
             if sandbox is not None and sandbox.status.phase in (Phase.FAILED, Phase.SUCCEEDED):
                 doomed.append(sandbox)
+                if not batch.spec.pool_ref:
+                    self._setbacks.note(batch.key, item.shard, why, self._clock.now())
             if item.shard not in shards.released_shards(batch):
                 self._recorder.warning(batch, "ShardLost", f"shard {item.shard}: {why}")
         if not changes:
@@ -261,16 +270,22 @@ class BatchController:
             partial(self._giving_back.one, batch, item) for item in items if item.sandbox
         )
 
-    async def _make_direct(self, batch: BatchSandbox) -> tuple[BatchSandbox, bool]:
-        """Make the sandboxes of a batch without a pool; says whether some could not be yet."""
+    async def _make_direct(self, batch: BatchSandbox) -> tuple[BatchSandbox, float | None]:
+        """Make the sandboxes of a batch without a pool; says when to look at the rest."""
         if batch.spec.pool_ref:
-            return batch, False
-        missing = shards.missing_shards(batch)
-        if not missing:
-            return batch, False
+            return batch, None
+        now = self._clock.now()
+        waits = {
+            shard: self._setbacks.wait(batch.key, shard, now)
+            for shard in shards.missing_shards(batch)
+        }
+        due = [shard for shard, seconds in waits.items() if not seconds]
         made: dict[int, Sandbox] = {}
-        await self._all(partial(self._make, batch, shard, made) for shard in missing)
-        return direct.adopted(batch, made), len(made) < len(missing)
+        await self._all(partial(self._make, batch, shard, made) for shard in due)
+        pauses = [seconds for seconds in waits.values() if seconds]
+        if len(made) < len(due):
+            pauses.append(WAIT_SECONDS)
+        return direct.adopted(batch, made), min(pauses, default=None)
 
     async def _make(self, batch: BatchSandbox, shard: int, made: dict[int, Sandbox]) -> None:
         wanted = direct.child(batch, shard, self._seed, now=self._clock.now())

@@ -10,7 +10,7 @@ from paddock.kit.errors import NotFoundError
 from paddock.resources.batch import Allocation, BatchSandbox
 from paddock.resources.pool import SandboxPool
 from paddock.resources.recycling import Delete, Return, outcome
-from paddock.resources.sandbox import Sandbox
+from paddock.resources.sandbox import Phase, Sandbox
 
 
 class GivingBack:
@@ -67,6 +67,9 @@ class GivingBack:
         template = batch.spec.task_template
         if template is None:
             return True
+        if sandbox.status.phase is not Phase.RUNNING:
+            # Paused, say: nobody in there listens, and what there is ends with the sandbox.
+            return False
         result = shards.results(batch).get(item.shard)
         if result is None and not must_know:
             return True

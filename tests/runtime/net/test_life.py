@@ -19,6 +19,7 @@ from paddock.runtime.local.net.fabric import Fabric, FabricSettings
 from paddock.runtime.local.net.nft import ProgramFirewall
 from paddock.runtime.port import EgressPolicy
 from tests.runtime.net.lab import CLOSED, OTHER_WEB, WEB, Lab, echo, eventually, outcome
+from tests.runtime.nodes import fabric_number, give_back
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
@@ -418,10 +419,13 @@ async def test_a_crash_at_any_moment_leaves_nothing_the_reaper_does_not_find(
 
 
 async def test_without_root_the_answer_says_what_is_missing(needs_root: None, tmp_path: Path):
+    number = fabric_number()  # the machine's first may be a node's that runs beside us
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", ROOTLESS, str(tmp_path / "net"), stdout=subprocess.PIPE
+        *(sys.executable, "-c", ROOTLESS, str(number), str(tmp_path / "net")),
+        stdout=subprocess.PIPE,
     )
     said, _ = await process.communicate()
+    give_back(number)
 
     assert b"sandboxes cannot have a network here" in said
     assert b"a rootless sandbox has loopback only" in said
@@ -471,7 +475,7 @@ os.setgroups([])
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
 try:
-    asyncio.run(Fabric.open(FabricSettings(state_directory=sys.argv[1])))
+    asyncio.run(Fabric.open(FabricSettings.numbered(int(sys.argv[1]), sys.argv[2])))
 except UnsupportedError as error:
     print(error, error.hint)
 """

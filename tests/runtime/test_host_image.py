@@ -10,7 +10,8 @@ def test_software_may_go_while_it_is_looked_through(tmp_path: Path):
     # given something closed, and an open directory that is removed once the former is found
     for name in ("closed", "other"):
         (tmp_path / name).touch(mode=0o600)
-    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)  # whatever is masked out where this runs
     (tmp_path / "open" / "closed").touch(mode=0o600)
 
     found = []

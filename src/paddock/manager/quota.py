@@ -272,8 +272,10 @@ class Ledger:
 
 def exceeded(holder: str, limit: Limit, *, used: int, needed: int) -> QuotaExceededError:
     """Say which limit is in the way."""
+    # What is paused still counts where all count.
+    how = "kill or pause" if limit.scope is Scope.RUNNING else "kill"
     return QuotaExceededError(
         f"{holder.replace(':', ' ')} has {used} of {limit.limit} "
         f"{limit.dimension} ({limit.scope}); this needs {needed}",
-        hint="kill or pause sandboxes, or ask an administrator to raise the quota",
+        hint=f"{how} sandboxes, or ask an administrator to raise the quota",
     )

@@ -111,6 +111,13 @@ async def test_a_quota_is_a_429_that_asks_not_to_be_tried_again_and_can_be_raise
         await create(world, 429)
         own = await world.http.patch("/teams/default", json=everybody, headers=headers)
         assert own.status_code == 403
+        for path in ("/teams/default", "/api-keys"):
+            method = "POST" if path == "/api-keys" else "PATCH"
+            wrong = {"quota": {"limits": [limit, {**limit, "limit": -1}]}}
+            named = {"name": "k", **wrong} if method == "POST" else wrong
+            answer = await world.http.request(method, path, json=named)
+            assert answer.status_code == 400
+            assert answer.json()["message"] == "quota.limits[1].limit: must be at least 0"
 
 
 async def test_a_reader_looks_and_touches_nothing() -> None:

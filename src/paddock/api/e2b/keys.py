@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock.api.e2b.context import Context, answer, body, nothing, route
-from paddock.kit.errors import ForbiddenError, NotFoundError
+from paddock.kit.errors import FieldProblem, ForbiddenError, InvalidError, NotFoundError
 from paddock.manager.keys import ApiKey, Caller, Role
 from paddock.manager.quota import Quota
 
@@ -32,6 +32,15 @@ class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`PATCH /teams/{name}`."""
 
     quota: Quota
+
+
+def _checked(quota: Quota | None) -> Quota | None:
+    """Refuse limits that nothing could keep to; none at all is said by leaving a limit out."""
+    for number, item in enumerate(quota.limits if quota else ()):
+        if item.limit < 0:
+            problem = FieldProblem(f"quota.limits[{number}].limit", "must be at least 0")
+            raise InvalidError(str(problem), problems=[problem])
+    return quota
 
 
 def _shown(key: ApiKey) -> dict[str, object]:
@@ -83,7 +92,7 @@ async def create_key(context: Context, request: Request, caller: Caller) -> Resp
     privileged = team != caller.team or wanted.quota is not None or wanted.role is Role.ADMIN
     if privileged and not caller.is_admin:
         raise ForbiddenError("only an administrator makes keys for other teams or with quotas")
-    quota = wanted.quota
+    quota = _checked(wanted.quota)
     if quota is None and not caller.is_admin and caller.key_id:
         # A key's own quota binds the keys that are made with it.
         quota = context.keyring.key(caller.key_id).quota
@@ -100,7 +109,9 @@ async def change_key(context: Context, request: Request, caller: Caller) -> Resp
     key = _changeable(context, caller, request.path_params["id"])
     if wanted.quota is not None and not caller.is_admin:
         raise ForbiddenError("only an administrator changes quotas")
-    changed = await context.keyring.update_key(key.id, name=wanted.name, quota=wanted.quota)
+    changed = await context.keyring.update_key(
+        key.id, name=wanted.name, quota=_checked(wanted.quota)
+    )
     return answer(_shown(changed))
 
 
@@ -136,6 +147,7 @@ async def change_team(context: Context, request: Request, caller: Caller) -> Res
     if not caller.is_admin:
         raise ForbiddenError("only an administrator changes quotas")
     wanted = await body(request, TeamPatch)
+    _checked(wanted.quota)
     team = await context.keyring.set_team_quota(request.path_params["name"], wanted.quota)
     return answer({"teamID": team.name, "name": team.name, "quota": team.quota})
 

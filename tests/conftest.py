@@ -21,6 +21,9 @@ asyncio.set_event_loop(None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Files that tests make are for other users, too, as they would be on most machines.
+os.umask(0o022)
+
 # How long an example takes says how busy the machine is, not whether the property holds. Every run
 # of a commit meets the same examples, and so says the same of it; `--hypothesis-seed` draws others.
 hypothesis.settings.register_profile(

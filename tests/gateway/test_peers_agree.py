@@ -140,6 +140,11 @@ async def test_a_gateway_knows_what_became_of_a_sandbox_before_the_call_returns(
         await world.manager.kill(CALLER, sandbox_id)
         assert seen() is None
         assert one.table.has_ended(sandbox_id)
+        created = await world.manager.create(CALLER, NewSandbox(template="base"))
+        assert created.spec.claim is not None
+        sandbox_id = created.spec.claim.sandbox_id
+        await world.manager.set_timeout(CALLER, sandbox_id, timeout_seconds=0)
+        assert seen() is None
 
 
 async def test_a_gateway_knows_that_a_sandbox_went_back_to_its_pool_before_kill_returns(

@@ -242,12 +242,16 @@ class Lifecycle:
             self._check(timeout_seconds)
         sandbox = self._running(caller, sandbox_id)
         now = self._clock.now()
-        return await self._write(
+        written = await self._write(
             sandbox,
             lambda spec: deadlines.with_timeout(
                 _unpaused(spec, sandbox_id), now=now, seconds=timeout_seconds
             ),
         )
+        if not timeout_seconds:
+            # It ends now, and not when gateways hear of it.
+            await self._announcer.announce(written)
+        return written
 
     async def refresh(self, caller: Caller, sandbox_id: str, *, seconds: int) -> Sandbox:
         """Let a running sandbox live at least so many seconds more."""

@@ -121,8 +121,12 @@ def _follow(place: Place, namespace: str, name: str, *, quiet: bool) -> dict[str
     )
     with nullcontext() if quiet else progress:
         bars = {key: progress.add_task(key, total=None) for key in ("sandboxes", "tasks")}
+        told = ""
         for item in _watch(place, namespace, name):
             status: dict[str, Any] = item.get("status") or {}
+            if (why := hindrance(status)) and why != told:
+                notes.print(f"batch {name} waits: {why}", markup=False, soft_wrap=True)
+            told = why
             total = int(item["spec"].get("replicas", 1))
             failed = int(status.get("taskFailed", 0))
             done = int(status.get("taskSucceeded", 0)) + failed
@@ -134,6 +138,22 @@ def _follow(place: Place, namespace: str, name: str, *, quiet: bool) -> dict[str
             if status.get("phase") in _OVER:
                 return item
     raise UnavailableError(f"batch {name} is gone before it was done")
+
+
+def hindrance(status: Mapping[str, Any]) -> str:
+    """Say what keeps a batch from going on that waiting alone may not cure; empty if nothing.
+
+    `InvalidError` where it can never go on.
+    """
+    message = str(status.get("message") or "")
+    for item in status.get("conditions") or ():
+        if item["status"] != "True":
+            continue
+        if item["type"] == "Quarantined":
+            raise InvalidError(f"the batch makes no sense: {item.get('message')}")
+        if item.get("reason") in ("Unsatisfiable", "PoolTooSmall"):
+            message = str(item.get("message"))
+    return message
 
 
 def _watch(place: Place, namespace: str, name: str) -> Generator[dict[str, Any]]:
@@ -174,10 +194,14 @@ def _collect(place: Place, item: Mapping[str, Any], directory: Path) -> None:
         shard, sandbox_id = allocation["shard"], allocation.get("sandboxId")
         if not sandbox_id:
             continue
-        token = place.e2b.call("GET", f"/sandboxes/{sandbox_id}").get("envdAccessToken")
-        endpoint = place.sandbox(sandbox_id, token, port=_TASKS_PORT)
-        with endpoint.open("GET", f"/tasks/{name}-{shard}-{uid}/log") as response:
-            (directory / f"{shard}.log").write_bytes(response.read())
+        try:
+            token = place.e2b.call("GET", f"/sandboxes/{sandbox_id}").get("envdAccessToken")
+            endpoint = place.sandbox(sandbox_id, token, port=_TASKS_PORT)
+            with endpoint.open("GET", f"/tasks/{name}-{shard}-{uid}/log") as response:
+                (directory / f"{shard}.log").write_bytes(response.read())
+        except PaddockError as error:
+            # Its sandbox went meanwhile, say: the others' logs and all results are still shown.
+            notes.print(f"no log of shard {shard}: {error.message}", markup=False, soft_wrap=True)
 
 
 def _show(output: Output, item: Mapping[str, Any]) -> None:

@@ -108,7 +108,7 @@ def describe(place: Place, output: Output, kind: str, name: str | None, namespac
     sys.stdout.write(yaml.safe_dump(item, sort_keys=False, width=1000, allow_unicode=True))
     screen.print("events:" if listed["items"] else "events: none")
     now = system().now().astimezone(UTC)
-    for event in listed["items"]:
+    for event in sorted(listed["items"], key=lambda item: item.get("lastTimestamp") or ""):
         when = age(event.get("lastTimestamp"), now)
         text = f"  {when:>6}  {event['type']:8} {event['reason']}: {event['message']}"
         screen.print(text, markup=False, soft_wrap=True)

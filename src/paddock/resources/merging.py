@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from paddock.kit.errors import InvalidError
+from paddock.resources.codec import unknown_fields
 
 MERGE_KEYS: Mapping[str, str] = {"env": "name", "ports": "port", "volumes": "name"}
 _DIRECTIVE = "$patch"
@@ -23,9 +24,14 @@ def merged(base: S, patch: Mapping[str, Any], *, where: str) -> S:
     """Give the struct with a patch merged in; `InvalidError` says what is wrong with it."""
     plain = msgspec.to_builtins(base)
     try:
-        return msgspec.convert(_object(plain, patch), type(base))
+        document = _object(plain, patch)
+        result = msgspec.convert(document, type(base))
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise InvalidError(f"{where} cannot be merged: {error}") from error
+    if unknown := unknown_fields(type(base), document):
+        names = ", ".join(problem.path for problem in unknown)
+        raise InvalidError(f"{where} cannot be merged: unknown field {names}")
+    return result
 
 
 def _object(base: Any, patch: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from paddock.controllers.batch.status import (
     CONDITION_QUARANTINED,
     computed,
     found,
+    room,
     with_condition,
 )
 from paddock.engine.controller import After, Done, Result
@@ -124,7 +125,8 @@ class BatchController:
         if not batch.spec.pool_ref:
             ready = {shard for shard, item in sandboxes.items() if shards.is_ready(item)}
             current = _with_status(current, message=self._setbacks.told(batch.key, ready))
-        status = computed(current, sandboxes, self._clock)
+        most = room(current, self._provider)
+        status = computed(current, sandboxes, self._clock, most=most)
         if self._is_about_to_be_served(batch, current):
             return FIRST_SECONDS
         if status != batch.status:

@@ -13,9 +13,11 @@ from paddock.resources.batch import (
     BatchPhase,
     BatchSandbox,
     BatchSandboxStatus,
+    TaskResourcePolicy,
     TaskState,
 )
-from paddock.resources.meta import Condition, ConditionStatus, condition, set_condition
+from paddock.resources.meta import Condition, ConditionStatus, Key, condition, set_condition
+from paddock.resources.pool import SandboxPool
 from paddock.resources.sandbox import CONDITION_PAUSED as SANDBOX_PAUSED
 from paddock.resources.sandbox import Phase, Sandbox
 
@@ -24,6 +26,10 @@ CONDITION_PAUSED = "Paused"
 CONDITION_PENDING = "PoolAllocationPending"
 CONDITION_QUARANTINED = "Quarantined"
 CONDITION_ASSIGNED = "PoolAssigned"
+REASON_UNSATISFIABLE = "Unsatisfiable"
+"""It wants more at once than its pool may ever have."""
+REASON_TOO_SMALL = "PoolTooSmall"
+"""It wants more than its pool may have, and keeps what it gets."""
 
 Found = Mapping[int, Sandbox | None]
 """The sandbox of each shard that has one."""
@@ -40,11 +46,24 @@ def found(batch: BatchSandbox, provider: Provider) -> dict[int, Sandbox | None]:
 
 def as_allocated(batch: BatchSandbox, provider: Provider, clock: Clock) -> BatchSandbox:
     """Give a batch whose allocations have just changed, with everything that follows from them."""
-    return structs.replace(batch, status=computed(batch, found(batch, provider), clock))
+    most = room(batch, provider)
+    return structs.replace(batch, status=computed(batch, found(batch, provider), clock, most=most))
 
 
-def computed(batch: BatchSandbox, sandboxes: Found, clock: Clock) -> BatchSandboxStatus:
-    """Give the status that follows from allocations, sandboxes and task results."""
+def room(batch: BatchSandbox, provider: Provider) -> int | None:
+    """Give how many sandboxes a batch's pool may have in all; `None` where nothing bounds it."""
+    namespace, _, name = batch.status.pool.rpartition("/")
+    pool = provider.get(SandboxPool, Key(namespace or batch.metadata.namespace, name))
+    return pool.spec.capacity.pool_max if pool is not None and pool.spec.capacity else None
+
+
+def computed(
+    batch: BatchSandbox, sandboxes: Found, clock: Clock, *, most: int | None = None
+) -> BatchSandboxStatus:
+    """Give the status that follows from allocations, sandboxes and task results.
+
+    `most`: what the batch's pool may have in all.
+    """
     old = batch.status
     wanted = shards.wanted_shards(batch)
     released = shards.released_shards(batch)
@@ -69,7 +88,8 @@ def computed(batch: BatchSandbox, sandboxes: Found, clock: Clock) -> BatchSandbo
     )
     refused = _refused(batch, sandboxes)
     status = structs.replace(status, phase=_phase(batch, status, sandboxes, refused, due=due))
-    conditions = _conditions(batch, status, clock, due=due)
+    asleep = sum(1 for item in sandboxes.values() if item is not None and item.spec.paused)
+    conditions = _conditions(batch, status, clock, due=due, asleep=asleep, most=most)
     if refused:
         conditions = with_condition(
             batch, conditions, CONDITION_PAUSED, holds=False, reason=REASON_PAUSE_FAILED,
@@ -109,7 +129,15 @@ def _phase(
     # Where nothing can be paused, the batch runs on as its shards do; a condition says why.
     if batch.spec.pause and len(refused) < max(len(sandboxes), 1):
         return BatchPhase.PAUSED if phases <= {Phase.PAUSED} else BatchPhase.PAUSING
-    if phases & {Phase.PAUSED, Phase.RESUMING, Phase.PAUSING}:
+    # Shards that their owners paused one by one are not about to go on.
+    wanted = {item.spec.paused for item in sandboxes.values() if item is not None}
+    if wanted == {True} and phases <= {Phase.PAUSED}:
+        return BatchPhase.PAUSED
+    if any(
+        item.status.phase in (Phase.PAUSED, Phase.RESUMING, Phase.PAUSING)
+        for item in sandboxes.values()
+        if item is not None and not item.spec.paused
+    ):
         return BatchPhase.RESUMING
     if batch.spec.task_template is not None and batch.spec.replicas:
         ended = status.task_succeeded + status.task_failed
@@ -119,13 +147,21 @@ def _phase(
 
 
 def _conditions(
-    batch: BatchSandbox, status: BatchSandboxStatus, clock: Clock, *, due: int
+    batch: BatchSandbox,
+    status: BatchSandboxStatus,
+    clock: Clock,
+    *,
+    due: int,
+    asleep: int,
+    most: int | None,
 ) -> tuple[Condition, ...]:
     now = clock.now()
     over = status.phase in (BatchPhase.COMPLETED, BatchPhase.FAILED)
     paused = status.phase is BatchPhase.PAUSED
     is_ready = status.ready >= due and not batch.spec.pause
     text = f"{status.ready} of {due} are ready"
+    if asleep and not batch.spec.pause:
+        text += f", {asleep} are paused"
     reason = "AllReady" if is_ready else ("Paused" if batch.spec.pause else "NotReady")
     conditions = with_condition(
         batch, status.conditions, CONDITION_READY, holds=is_ready, reason=reason, text=text,
@@ -139,15 +175,31 @@ def _conditions(
     short = due - status.allocated
     pending = batch.spec.pool_ref != "" and short > 0 and not over and not batch.spec.pause
     if pending or any(item.type == CONDITION_PENDING for item in conditions):
+        reason, text = _waiting(batch, short, most) if pending else ("Allocated", "")
         new = Condition(
             type=CONDITION_PENDING,
             status=ConditionStatus.TRUE if pending else ConditionStatus.FALSE,
-            reason="WaitingForSandboxes" if pending else "Allocated",
-            message=f"{short} shards wait for a sandbox" if pending else "",
+            reason=reason,
+            message=text,
             observed_generation=batch.metadata.generation,
         )
         conditions = set_condition(conditions, new, now=now)
     return conditions
+
+
+def _waiting(batch: BatchSandbox, short: int, most: int | None) -> tuple[str, str]:
+    """Say why shards wait: in a word, and in a sentence for people."""
+    text = f"{short} shards wait for a sandbox"
+    policy = batch.spec.task_resource_policy_when_completed
+    is_releasing = batch.spec.task_template is not None and policy is TaskResourcePolicy.RELEASE
+    at_once = batch.spec.min_available or 0
+    if most is None or max(at_once, 0 if is_releasing else batch.spec.replicas) <= most:
+        return "WaitingForSandboxes", text
+    text += f"; pool {batch.status.pool} may have {most} in all"
+    if at_once > most:
+        text += f", and {at_once} are wanted at once"
+        return REASON_UNSATISFIABLE, text
+    return REASON_TOO_SMALL, text
 
 
 def with_condition(

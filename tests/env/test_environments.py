@@ -21,9 +21,11 @@ from paddock.resources.env import (
     ObservedCluster,
     ObservedMember,
     SandboxEnv,
+    ScalingGroup,
 )
 from paddock.resources.meta import Key, ObjectMeta, condition, is_true, with_meta
 from paddock.resources.pool import SandboxPool, SandboxPoolSpec
+from paddock.resources.sandbox import LABEL_POOL
 from paddock.resources.template import SandboxTemplate, SandboxTemplateSpec, TemplateRef
 from paddock.runtime.simulated import SimulatedRuntime
 from paddock.store.memory import MemoryStore
@@ -200,6 +202,26 @@ async def test_foreign_segments_are_never_touched() -> None:
         assert env.spec.clusters["elsewhere"] == foreign
         assert told in env.status.clusters
         assert env.status.idle == 10
+
+
+async def test_nothing_is_expected_of_a_member_with_which_something_is_wrong() -> None:
+    async with paddock(pool_size=0) as world:
+        await world.provider.write.create(
+            environment(
+                {
+                    "first": member(max_replicas=1),
+                    "odd": member(4, instance_type="gigantic"),
+                    "second": member(priority=1, max_replicas=2),
+                },
+                group=ScalingGroup(min_replicas=1, max_replicas=3),
+            )
+        )
+        await idle(world, "agents-first", 1)
+        made = [world.manager.create(CALLER, NewSandbox(template="agents")) for _ in range(3)]
+        async with asyncio.timeout(60):
+            served = await asyncio.gather(*made)
+        homes = sorted(item.metadata.labels[LABEL_POOL] for item in served)
+        assert homes == ["agents-first", "agents-second", "agents-second"]
 
 
 async def test_what_is_wrong_with_one_member_is_said_and_stops_no_other() -> None:

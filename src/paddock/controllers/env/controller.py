@@ -89,6 +89,7 @@ class EnvController:
         cases = self._cases(env)
         waiting = heard(self._demand.waiting(key), env, now)
         for case in cases:
+            self._sizer.check(env, case, template)
             self._scaler.look(case, now)
         self._scaler.decide(cases, waiting, now)
         for case in cases:

@@ -13,6 +13,7 @@ from paddock.controllers.env.render import asked_size
 from paddock.controllers.pool.controller import Supply
 from paddock.resources.env import SandboxEnv
 from paddock.resources.meta import Key
+from paddock.resources.pool import AutoscalingState
 
 QUEUE_SECONDS = 30.0
 """What another process said about its queue counts for so long."""
@@ -69,10 +70,12 @@ class Scaler:
     def decide(self, cases: list[Case], waiting: Waiting, now: datetime) -> None:
         """Write what is wanted into every case."""
         groups: dict[str, list[Case]] = {}
+        stuck: dict[str, list[Case]] = {}
         for case in cases:
             case.wanted = asked_size(case.member)
-            if case.is_scaled and case.problem is None:
-                groups.setdefault(case.member.config.scaling_group, []).append(case)
+            if case.is_scaled:
+                whither = groups if case.problem is None else stuck
+                whither.setdefault(case.member.config.scaling_group, []).append(case)
         queues = share_out(groups, waiting, now)
         for name, members in groups.items():
             # Batches ask their pool, not the environment.
@@ -83,7 +86,10 @@ class Scaler:
                 continue
             group = Group(
                 policy=policy,
-                members=tuple(self._member(case, now) for case in members),
+                members=(
+                    *(self._member(case, now) for case in members),
+                    *(_as_it_is(case) for case in stuck.get(name, ())),
+                ),
                 now=now,
                 queue=queues[name],
             )
@@ -107,6 +113,19 @@ class Scaler:
             down_priority=config.scale_down_priority,
             state=case.state,
         )
+
+
+def _as_it_is(case: Case) -> Member:
+    """Give a member with which something is wrong: what it has counts, and it stays so."""
+    return Member(
+        name=case.name,
+        replicas=case.size,
+        idle=case.idle,
+        running=case.running,
+        maximum=max(case.size, case.running + case.idle),
+        priority=case.member.config.priority,
+        state=AutoscalingState(claim_rate=case.state.claim_rate),
+    )
 
 
 def share_out(groups: Mapping[str, list[Case]], waiting: Waiting, now: datetime) -> dict[str, int]:

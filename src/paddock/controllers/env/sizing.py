@@ -29,6 +29,17 @@ class Sizer:
         self._gate = gate
         self._shapes = shapes
 
+    def check(self, env: SandboxEnv, case: Case, template: SandboxTemplateSpec | None) -> None:
+        """Find out what is wrong with a member, before anything is expected of it."""
+        if case.problem is not None:
+            return
+        try:
+            self._render(env, case, template, case.size)
+        except InvalidError as error:
+            case.problem = Problem("MemberInvalid", error.message)
+        except NotFoundError as error:
+            case.problem = Problem("TemplateNotFound", error.message)
+
     def prepare(
         self, env: SandboxEnv, case: Case, template: SandboxTemplateSpec | None, now: datetime
     ) -> SandboxPool | None:
@@ -37,14 +48,7 @@ class Sizer:
         if case.problem is not None:
             return None
         wanted = self._patient(case, now)
-        try:
-            rendered = self._render(env, case, template, wanted)
-        except InvalidError as error:
-            case.problem = Problem("MemberInvalid", error.message)
-            return None
-        except NotFoundError as error:
-            case.problem = Problem("TemplateNotFound", error.message)
-            return None
+        rendered = self._render(env, case, template, wanted)
         if case.pool is not None and drift(case.pool, rendered) is None:
             case.granted = wanted
             return None

@@ -120,6 +120,9 @@ class Cgroups:
         for path in (self.unified(name), *self.joins(name)):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path)
+                # envd reads by descriptors of these; its ids are others, and the node's umask
+                # keeps everybody out.
+                os.chmod(path, 0o711)  # noqa: S103 - to pass through, not to list
 
     def limit(self, name: str, limits: Limits) -> None:
         """Set limits; 0 and `None` mean none."""

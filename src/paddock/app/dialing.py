@@ -1,6 +1,7 @@
 """Ways into sandboxes: sockets born in their network namespaces, or pod addresses."""
 
 import asyncio
+import contextlib
 import os
 import socket
 
@@ -47,21 +48,19 @@ class LocalDialer:
         raise ConnectionRefusedError
 
     async def _connect_once(self, route: Route, port: int) -> socket.socket:
-        loop = asyncio.get_running_loop()
         if route.node is None:
             opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            host = route.ip or ""
-        else:
-            opened = socket_in(await self._namespace(route), socket.AF_INET, socket.SOCK_STREAM)
-            host = "127.0.0.1"
-        opened.setblocking(False)
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return await _connected(opened, (route.ip or "", port))
+        namespace = await self._namespace(route)
         try:
-            await loop.sock_connect(opened, (host, port))
-        except BaseException:
-            opened.close()
+            return await _connected(socket_in(namespace, socket.AF_INET), ("127.0.0.1", port))
+        except ConnectionRefusedError:
+            # `localhost` is ::1 alone for many a server; others have the sandbox's own address.
+            for family, host in ((socket.AF_INET6, "::1"), (socket.AF_INET, route.ip)):
+                if host is not None:
+                    with contextlib.suppress(OSError):
+                        return await _connected(socket_in(namespace, family), (host, port))
             raise
-        return opened
 
     async def _namespace(self, route: Route) -> int:
         key = (route.uid, route.incarnation)
@@ -94,3 +93,15 @@ class LocalDialer:
             lambda: protocol, self._settings.api_host, self._settings.api_port
         )
         return protocol
+
+
+async def _connected(opened: socket.socket, to: tuple[str, int]) -> socket.socket:
+    """Connect a socket that is closed if that fails."""
+    try:
+        opened.setblocking(False)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(opened, to)
+    except BaseException:
+        opened.close()
+        raise
+    return opened

@@ -91,6 +91,7 @@ class Batches:
             recorder=self._recorder,
             is_alone=is_alone,
             on_gone=self.allocator.forget,
+            most=self.allocator.most,
         )
         if is_alone:
             self.allocator.parting = Parting(self._provider, self._census, self._seed, self._clock)

@@ -120,6 +120,7 @@ class Controllers:
 
         provider.informer(Sandbox).subscribe(follow)
         batches.assignment.of_environment = environments.router.pool_for
+        batches.allocator.growth = environments.growth
         env = environments.controller(recorder, batches.allocator.supply)
         self._sandbox_queue = sandbox.queue
         self.all: tuple[Controller[Key], ...] = (

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterable
+from datetime import datetime
 
 from paddock.cache.census import Census
 from paddock.cache.environments import Board
@@ -30,7 +31,7 @@ from paddock.manager.quota import Dimension
 from paddock.manager.router import Router
 from paddock.resources import quantity
 from paddock.resources.env import SandboxEnv
-from paddock.resources.meta import Key
+from paddock.resources.meta import Key, controller_of
 from paddock.resources.pool import SandboxPool
 from paddock.resources.sandbox import Sandbox
 from paddock.resources.template import SandboxTemplate, SandboxTemplateSpec
@@ -105,6 +106,13 @@ class Environments:
         self.board = Board()
         self.router = Router(self.board, census, clock, elsewhere=federation)
         self.claims = EnvClaims(self.router, forward=federation)
+
+    def growth(self, pool: SandboxPool, now: datetime) -> int | None:
+        """Say how much larger a pool may become; none of its own, without bound where unknown."""
+        if self.board.env_of(pool.key) is not None:
+            return self.board.growth(pool.key, now)
+        owner = controller_of(pool)
+        return None if owner is not None and owner.kind == SandboxEnv.KIND else 0
 
     def controller(self, recorder: Recorder, supply: Supply) -> Controller[Key]:
         """Make the controller of environments and let it be woken."""

@@ -86,6 +86,15 @@ class Board:
         """Say whose member a pool is."""
         return self._by_pool.get(pool)
 
+    def growth(self, pool: Key, now: datetime) -> int | None:
+        """Say how much larger a pool may be made now; `None` is without bound."""
+        snapshot = self._snapshots.get(self._by_pool.get(pool, pool))
+        for member in snapshot.members if snapshot else ():
+            if member.pool == pool:
+                is_full = member.saturated_until is not None and member.saturated_until > now
+                return 0 if is_full else member.headroom
+        return 0
+
     def all(self) -> Mapping[Key, EnvSnapshot]:
         """Give every snapshot; read only."""
         return self._snapshots

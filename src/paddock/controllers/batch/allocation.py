@@ -41,6 +41,8 @@ class Stock(Struct, frozen=True, kw_only=True):
     allocated: int = 0
     ceiling: int = 1 << 31
     """`poolMax`: more than this are never in somebody's hands."""
+    limit: int | None = None
+    """What the ceiling may become, where somebody raises it on demand; `None`: it stays."""
     held_by_tenant: Mapping[str, int] = {}
 
     @property
@@ -66,8 +68,9 @@ def allot(
     waiting: tuple[Waiting, ...], stock: Stock, *, algorithm: str, now: datetime
 ) -> Allotment:
     """Decide who gets how many."""
+    most = stock.ceiling if stock.limit is None else max(stock.limit, stock.ceiling)
     hopeless = frozenset(
-        item.key for item in waiting if item.at_once and item.held + item.at_once > stock.ceiling
+        item.key for item in waiting if item.at_once and item.held + item.at_once > most
     )
     able = tuple(item for item in waiting if item.missing > 0 and item.key not in hopeless)
     ordered = in_order(able, stock.held_by_tenant, now=now)

@@ -9,6 +9,7 @@ the write, so nobody in this process can claim them meanwhile, and put back if i
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from datetime import datetime
 
 from msgspec import structs
 
@@ -38,6 +39,11 @@ AGAIN_SECONDS = 5.0
 RESET_LOOK_SECONDS = 1.0
 
 
+Growth = Callable[[SandboxPool, datetime], int | None]
+"""How much larger a pool may be made by whoever sizes it; `None` is without bound."""
+UNBOUNDED = 1 << 31
+
+
 class Allocator:
     """Serves batches from pools."""
 
@@ -51,6 +57,7 @@ class Allocator:
         self._unmet: dict[Key, int] = {}
         self.parting: Parting | None = None
         """Unties what batches hold of a deleted pool; needless where claims are always written."""
+        self.growth: Growth = lambda _pool, _now: 0
         self._on_demand: list[Callable[[Key], None]] = []
         self._doubts: list[tuple[Key, list[Sandbox]]] = []
         self._told: set[Key] = set()
@@ -121,17 +128,25 @@ class Allocator:
         stock = Stock(
             ready=len(members.available),
             allocated=len(members.allocated),
-            ceiling=capacity.pool_max if capacity is not None else 1 << 31,
+            ceiling=capacity.pool_max if capacity is not None else UNBOUNDED,
+            limit=UNBOUNDED if (most := self.most(pool)) is None else most,
             held_by_tenant=held,
         )
         return allot(
             self.waiting(pool.key), stock, algorithm=pool.spec.algorithm, now=self._clock.now()
         )
 
+    def most(self, pool: SandboxPool) -> int | None:
+        """Say how many sandboxes a pool may ever have; `None` where nothing bounds it."""
+        if pool.spec.capacity is None:
+            return None
+        growth = self.growth(pool, self._clock.now())
+        return None if growth is None else pool.spec.capacity.pool_max + growth
+
     def _tell_hopeless(self, pool: SandboxPool, decision: Allotment) -> None:
         for key in decision.hopeless - self._told:
             if (batch := self._provider.get(BatchSandbox, key)) is not None:
-                most = pool.spec.capacity.pool_max if pool.spec.capacity else 0
+                most = self.most(pool)
                 text = f"it wants more at once than pool {pool.key.name} may ever have ({most})"
                 self._recorder.warning(batch, "Unsatisfiable", text)
         self._told |= decision.hopeless
@@ -160,7 +175,8 @@ class Allocator:
         ]
         allocations = shards.granted(batch, granted)
         new = structs.replace(batch.status, allocations=allocations, pool=_pool_name(batch, pool))
-        wanted = as_allocated(structs.replace(batch, status=new), self._provider, self._clock)
+        served = structs.replace(batch, status=new)
+        wanted = as_allocated(served, self._provider, self._clock, most=self.most(pool))
         try:
             await self._provider.write.update_status(wanted)
         except (ConflictError, NotFoundError) as error:

@@ -41,7 +41,7 @@ class Assignment:
         """Give the batch with its pool, and whether it has one (or needs none)."""
         if not batch.spec.pool_ref:
             return batch, True
-        if batch.status.pool and (self._is_there(batch) or not missing_shards(batch)):
+        if batch.status.pool and (self.pool_of(batch) is not None or not missing_shards(batch)):
             return self._set_right(batch), True
         if batch.spec.pool_ref != ANY:
             return self._named(batch)
@@ -66,11 +66,11 @@ class Assignment:
         text = f"there is no pool or environment {name!r} in {places}"
         return self._said(batch, holds=False, reason="PoolNotFound", text=text), False
 
-    def _is_there(self, batch: BatchSandbox) -> bool:
+    def pool_of(self, batch: BatchSandbox) -> SandboxPool | None:
+        """Give the pool that serves a batch; `None` where there is none (any more)."""
         namespace, _, name = batch.status.pool.rpartition("/")
-        key = Key(namespace or batch.metadata.namespace, name)
-        pool = self._provider.get(SandboxPool, key)
-        return pool is not None and not pool.is_deleting
+        pool = self._provider.get(SandboxPool, Key(namespace or batch.metadata.namespace, name))
+        return None if pool is None or pool.is_deleting else pool
 
     def _set_right(self, batch: BatchSandbox) -> BatchSandbox:
         """Take back what was said while there was no pool."""

@@ -23,7 +23,6 @@ from paddock.controllers.batch.status import (
     CONDITION_QUARANTINED,
     computed,
     found,
-    room,
     with_condition,
 )
 from paddock.engine.controller import After, Done, Result
@@ -39,6 +38,7 @@ from paddock.resources.batch import (
     TaskResult,
 )
 from paddock.resources.meta import Key, is_true, with_meta
+from paddock.resources.pool import SandboxPool
 from paddock.resources.sandbox import Phase, Sandbox
 from paddock.resources.stamping import stamped
 
@@ -65,6 +65,7 @@ class BatchController:
         recorder: Recorder,
         is_alone: bool,
         on_gone: Callable[[Key], None] = lambda _: None,
+        most: Callable[[SandboxPool], int | None] = lambda _: None,
     ) -> None:
         """`is_alone`: no other process claims sandboxes, so claims need not be written at once."""
         self._provider = provider
@@ -77,6 +78,8 @@ class BatchController:
         self._recorder = recorder
         self._is_alone = is_alone
         self._on_gone = on_gone
+        self._most = most
+        """How many sandboxes a pool may ever have; `None` where nothing bounds it."""
         self._gate = asyncio.Semaphore(AT_ONCE)
         self._setbacks = Setbacks()
 
@@ -125,7 +128,8 @@ class BatchController:
         if not batch.spec.pool_ref:
             ready = {shard for shard, item in sandboxes.items() if shards.is_ready(item)}
             current = _with_status(current, message=self._setbacks.told(batch.key, ready))
-        most = room(current, self._provider)
+        pool = self._assignment.pool_of(current)
+        most = self._most(pool) if pool is not None else None
         status = computed(current, sandboxes, self._clock, most=most)
         if self._is_about_to_be_served(batch, current):
             return FIRST_SECONDS

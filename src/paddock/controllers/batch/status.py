@@ -16,8 +16,7 @@ from paddock.resources.batch import (
     TaskResourcePolicy,
     TaskState,
 )
-from paddock.resources.meta import Condition, ConditionStatus, Key, condition, set_condition
-from paddock.resources.pool import SandboxPool
+from paddock.resources.meta import Condition, ConditionStatus, condition, set_condition
 from paddock.resources.sandbox import CONDITION_PAUSED as SANDBOX_PAUSED
 from paddock.resources.sandbox import Phase, Sandbox
 
@@ -44,17 +43,11 @@ def found(batch: BatchSandbox, provider: Provider) -> dict[int, Sandbox | None]:
     }
 
 
-def as_allocated(batch: BatchSandbox, provider: Provider, clock: Clock) -> BatchSandbox:
+def as_allocated(
+    batch: BatchSandbox, provider: Provider, clock: Clock, *, most: int | None
+) -> BatchSandbox:
     """Give a batch whose allocations have just changed, with everything that follows from them."""
-    most = room(batch, provider)
     return structs.replace(batch, status=computed(batch, found(batch, provider), clock, most=most))
-
-
-def room(batch: BatchSandbox, provider: Provider) -> int | None:
-    """Give how many sandboxes a batch's pool may have in all; `None` where nothing bounds it."""
-    namespace, _, name = batch.status.pool.rpartition("/")
-    pool = provider.get(SandboxPool, Key(namespace or batch.metadata.namespace, name))
-    return pool.spec.capacity.pool_max if pool is not None and pool.spec.capacity else None
 
 
 def computed(
@@ -62,7 +55,7 @@ def computed(
 ) -> BatchSandboxStatus:
     """Give the status that follows from allocations, sandboxes and task results.
 
-    `most`: what the batch's pool may have in all.
+    `most`: what the batch's pool may ever have; `None` where nothing bounds it.
     """
     old = batch.status
     wanted = shards.wanted_shards(batch)

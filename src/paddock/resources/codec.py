@@ -47,12 +47,9 @@ def decode(cls: type[R], data: bytes | memoryview) -> R:
         raise _invalid(cls, error) from error
 
 
-def to_builtins(obj: Resource | Struct) -> Any:
-    """Give plain dicts and lists, as JSON would have them."""
-    plain = msgspec.to_builtins(obj)
-    if isinstance(obj, Resource):
-        plain["apiVersion"], plain["kind"] = obj.API_VERSION, obj.KIND
-    return plain
+def to_builtins(value: Any) -> Any:
+    """Give plain dicts and lists, as JSON would have them; msgspec's own would keep tuples."""
+    return msgspec.json.decode(_encoder.encode(value))
 
 
 def from_builtins(cls: type[R], plain: object, *, strict_fields: bool = False) -> R:

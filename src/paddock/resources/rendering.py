@@ -11,10 +11,10 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-import msgspec
 from msgspec import Struct, structs
 
 from paddock.resources.builtin import LeaseSpec
+from paddock.resources.codec import to_builtins
 from paddock.resources.meta import Resource
 
 _NOTHING_AT_ZERO = {"observed_generation", "pause_observed_generation"}
@@ -26,7 +26,7 @@ def explicit(obj: Resource) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "apiVersion": obj.API_VERSION,
         "kind": obj.KIND,
-        "metadata": msgspec.to_builtins(obj.metadata),
+        "metadata": to_builtins(obj.metadata),
     }
     for name, encoded in _fields(type(obj)).items():
         if name in ("api_version", "kind", "metadata"):
@@ -52,9 +52,9 @@ def _render(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime):
-        return msgspec.to_builtins(value)
+        return to_builtins(value)
     if isinstance(value, (tuple, list)):
-        return msgspec.to_builtins(value) if value else None  # pyright: ignore[reportUnknownArgumentType]
+        return to_builtins(value) if value else None
     if isinstance(value, Mapping):
         items = {key: _entry(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
         return items or None  # pyright: ignore[reportUnknownVariableType]
@@ -76,7 +76,7 @@ def _entry(item: Any) -> Any:
     """Give the value of a mapping: its key stays, even where the value says nothing."""
     if isinstance(item, Struct):
         return _render_struct(item) or {}
-    return msgspec.to_builtins(item)
+    return to_builtins(item)
 
 
 def _micro_times(spec: LeaseSpec) -> dict[str, str]:

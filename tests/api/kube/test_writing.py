@@ -205,6 +205,51 @@ async def test_every_kind_of_patch_changes_what_it_says(
     assert response.json()["spec"]["replicas"] == 5
 
 
+@pytest.mark.parametrize(
+    ("kind", "patch", "kept"),
+    [
+        ("json-patch", [{"op": "remove", "path": "/metadata/finalizers/0"}], "b"),
+        (
+            "json-patch",
+            [{"op": "add", "path": "/metadata/finalizers/-", "value": "x.dev/c"}],
+            "abc",
+        ),
+        (
+            "json-patch",
+            [{"op": "test", "path": "/metadata/finalizers/1", "value": "x.dev/b"}],
+            "ab",
+        ),
+        ("strategic-merge-patch", {"metadata": {"finalizers": ["x.dev/c"]}}, "abc"),
+        ("merge-patch", {"metadata": {"finalizers": ["x.dev/c"]}}, "c"),
+    ],
+)
+async def test_patches_reach_into_the_lists_of_stored_objects(
+    client: httpx.AsyncClient, kind: str, patch: Any, kept: str
+):
+    made = pool()
+    made["metadata"]["finalizers"] = ["x.dev/a", "x.dev/b"]
+    await client.post(POOLS, json=made)
+
+    response = await client.patch(
+        f"{POOLS}/p",
+        content=json.dumps(patch),
+        headers={"Content-Type": f"application/{kind}+json"},
+    )
+
+    assert response.json()["metadata"]["finalizers"] == [f"x.dev/{one}" for one in kept]
+
+
+async def test_two_who_apply_the_same_list_agree(client: httpx.AsyncClient):
+    wanted = pool()
+    wanted["metadata"]["finalizers"] = ["x.dev/a", "x.dev/b"]
+
+    for manager in ("one", "two"):
+        response = await client.patch(
+            f"{POOLS}/p?fieldManager={manager}", content=json.dumps(wanted), headers=APPLY
+        )
+        assert response.is_success, response.text
+
+
 async def test_patches_made_at_once_all_take_effect(client: httpx.AsyncClient):
     await client.post(POOLS, json=pool())
 

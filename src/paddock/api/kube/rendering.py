@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import msgspec
-
 from paddock.api.kube.apply import ANNOTATION, managed_fields, read_owners
+from paddock.resources.codec import to_builtins
 from paddock.resources.meta import Resource
 from paddock.resources.registry import KindInfo
 from paddock.resources.rendering import explicit
@@ -21,7 +20,7 @@ def render(obj: Resource) -> dict[str, Any]:
 
 def metadata_of(obj: Resource) -> dict[str, Any]:
     """Show an object's metadata; who owns which field is shown where clients look for it."""
-    metadata: dict[str, Any] = msgspec.to_builtins(obj.metadata)
+    metadata: dict[str, Any] = to_builtins(obj.metadata)
     if ANNOTATION in obj.metadata.annotations:
         del metadata["annotations"][ANNOTATION]
         if not metadata["annotations"]:

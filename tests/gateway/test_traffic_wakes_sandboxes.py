@@ -354,18 +354,31 @@ async def test_what_happens_while_a_connection_is_made_concerns_its_request_too(
         await wire.close()
 
 
-async def test_streams_break_off_when_their_sandbox_is_paused_or_ends() -> None:
+@pytest.mark.parametrize(
+    ("headers", "answer", "status"),
+    [
+        ({}, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n", 200),
+        (
+            {"Connection": "Upgrade", "Upgrade": "websocket"},
+            b"HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+            101,
+        ),
+    ],
+)
+async def test_streams_break_off_when_their_sandbox_is_paused_or_ends(
+    headers: dict[str, str], answer: bytes, status: int
+) -> None:
     async def serve(reader, writer) -> None:
         await read_request(reader)
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+        writer.write(answer)
         await reader.read()
 
     for change in ("pause", "kill", "restart"):
         async with rig() as paddock:
             await paddock.upstream(serve, wakes=True)
             wire = await paddock.connect()
-            wire.send(get())
-            assert (await wire.head())[0] == 200
+            wire.send(get(**headers))
+            assert (await wire.head())[0] == status
             if change == "pause":
                 paddock.change(state=State.PAUSED)
             elif change == "restart":

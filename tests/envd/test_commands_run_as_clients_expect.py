@@ -214,6 +214,22 @@ async def test_a_disconnect_does_not_kill_and_connect_finds_the_process_again(ri
     again.close()
 
 
+async def test_who_connected_is_told_the_end_of_a_command_that_met_its_deadline(rig: Rig) -> None:
+    """The deadline is that of the client who started it; a stream without an end is a fault."""
+    starter = await rig.start("echo here; exec sleep 60", headers={"connect_timeout_ms": "1500"})
+    pid = (await starter.event())["start"]["pid"]
+    meanwhile = await rig.stream("process.Process/Connect", {"process": {"pid": pid}})
+    assert (await starter.rest())[-1]["$end"]["error"]["code"] == "deadline_exceeded"
+    afterwards = await rig.stream("process.Process/Connect", {"process": {"pid": pid}})
+
+    for connected in (meanwhile, afterwards):
+        told = end(await connected.rest())
+        assert told["exitCode"] == -1
+        assert told["status"] == "signal: killed"
+        connected.close()
+    starter.close()
+
+
 async def test_the_deadline_of_connect_ends_the_stream_only(rig: Rig) -> None:
     stream = await rig.start("exec sleep 30")
     pid = (await stream.event())["start"]["pid"]

@@ -70,7 +70,7 @@ class ProcessService:
             raise ConnectError(Code.INVALID_ARGUMENT, printable(str(error))) from error
         except SandboxGoneError as error:
             raise ConnectError(Code.UNAVAILABLE, f"the sandbox has ended: {error}") from error
-        await self._follow(call, process, subscription, stream)
+        await self._follow(call, process, subscription, stream, is_starter=True)
         if process.is_timed_out:
             raise ConnectError(
                 Code.DEADLINE_EXCEEDED,
@@ -91,6 +91,7 @@ class ProcessService:
         stream: Stream,
         *,
         limit: float | None = None,
+        is_starter: bool = False,
     ) -> None:
         patience = call.keepalive_seconds
         try:
@@ -99,8 +100,9 @@ class ProcessService:
                 await stream.send(m.ProcessEventResponse(event=start))
                 while True:
                     events = await subscription.take(patience)
-                    if process.is_timed_out:
-                        # The caller ends the stream with the reason instead of the end.
+                    if is_starter and process.is_timed_out:
+                        # The caller ends the stream with the reason instead of the end. Whoever
+                        # connected gave no deadline: to them it was killed.
                         if data := [event for event in events if event.end is None]:
                             await _send(stream, data)
                         if process.end is not None:

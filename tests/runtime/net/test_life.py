@@ -329,6 +329,19 @@ async def test_a_range_the_machine_uses_is_refused(lab: Lab):
     await lab.open()
 
 
+async def test_the_subnet_may_not_hold_the_machines_name_server(lab: Lab):
+    await lab.fabric.close()
+    file = lab.directory / "resolv.conf"
+    usual = file.read_text()
+    file.write_text("nameserver 10.213.255.53\n")
+
+    with pytest.raises(ConflictError, match=r"overlaps name server 10\.213\.255\.53"):
+        await lab.open()
+
+    file.write_text(usual)
+    await lab.open()
+
+
 async def test_purging_leaves_the_machine_as_it_was(needs_root: None, tmp_path: Path):
     lab = Lab(tmp_path)
     state = "ip -j addr show dev lo; ip -j route; ip -br link; nft list ruleset"

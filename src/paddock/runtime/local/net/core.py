@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 from collections.abc import Collection, Sequence
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_address
 
 from msgspec import structs
 
@@ -31,6 +31,7 @@ from paddock.runtime.local.net.policy import CLOSED, EgressRules, compile_policy
 from paddock.runtime.local.net.records import Record, Records, is_uid
 from paddock.runtime.local.net.rtnetlink import Channel, NetlinkError
 from paddock.runtime.local.net.settings import Attachment, FabricSettings
+from paddock.runtime.local.net.upstream import host_servers
 from paddock.runtime.local.net.wall import Held, Wall
 from paddock.runtime.port import EgressPolicy
 
@@ -267,6 +268,12 @@ class Core:
             str(network)
             for _, network in links.list_addresses(self._channel)
             if network.overlaps(subnet) and network.network_address != self.plan.gateway
+        }
+        # They may lie behind the default route, where nothing else tells of them.
+        taken |= {
+            f"name server {server}"
+            for server in host_servers(self.settings.resolv_conf)
+            if ip_address(server) in subnet and ip_address(server) != self.plan.gateway
         }
         if taken:
             raise ConflictError(

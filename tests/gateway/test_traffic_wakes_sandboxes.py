@@ -1,6 +1,7 @@
 """Held requests: one waking for all, each forwarded once, bounded in every way."""
 
 import asyncio
+import gc
 import json
 
 import pytest
@@ -391,6 +392,23 @@ async def test_streams_break_off_when_their_sandbox_is_paused_or_ends(
                 await wire.rest()
             await wire.close()
             assert paddock.wakes == []
+
+
+async def test_a_sandbox_that_ends_in_the_moment_of_a_request_leaves_no_work_undone() -> None:
+    async with rig() as paddock:
+        await paddock.upstream(OK)
+        dispatch = paddock.gateway.dispatch
+
+        def and_end(exchange, client) -> None:
+            dispatch(exchange, client)
+            known = paddock.routes.get("abc")
+            assert known is not None
+            paddock.routes.remove(known.key, 99)
+
+        paddock.gateway.dispatch = and_end
+        assert (await paddock.get()).status == 502
+        # A coroutine that nobody awaited would warn here.
+        gc.collect()
 
 
 async def test_a_connection_of_an_earlier_life_is_never_used_again() -> None:

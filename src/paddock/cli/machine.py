@@ -26,8 +26,12 @@ STOP_SECONDS = 60.0
 @click.command()
 @click.option("--port", type=int, help="The port for clients.  [default: 3000]")
 @click.option("--host", help="Where to listen.  [default: 127.0.0.1]")
-@click.option("--pool-size", type=int, help="Warm sandboxes to keep.  [default: 4]")
-@click.option("--image", help="What the default template is made of: base, host, …")
+@click.option(
+    "--pool-size", type=int, help="Warm sandboxes to keep, at the first start.  [default: 4]"
+)
+@click.option(
+    "--image", help="What the default template is made of, at the first start: base, host, …"
+)
 @click.option("--detach", "-d", is_flag=True, help="Go on in the background once everything is up.")
 @with_place
 def up(

@@ -392,7 +392,10 @@ class Gateway:
             self._catch_up(exchange, exchange.route)
 
     def _spawn(self, exchange: Exchange, work: Coroutine[Any, Any, None], name: str) -> None:
-        exchange.task = self._tasks.create_task(self._guarded(exchange, work), name=name)
+        task = self._tasks.create_task(self._guarded(exchange, work), name=name)
+        # One that is cancelled before its first step has not begun with the work.
+        task.add_done_callback(lambda _: work.close())
+        exchange.task = task
 
     async def _guarded(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -467,6 +470,8 @@ def _address(head: RequestHead, method: str, target: str) -> addressing.Address:
 
 def _is_stream(exchange: Exchange) -> bool:
     """Say whether an answer is under way that has no foreseeable end."""
+    if exchange.is_tunnel:
+        return True
     return exchange.response is not None and exchange.response.framing.length is None
 
 

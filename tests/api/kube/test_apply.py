@@ -69,6 +69,36 @@ def test_managers_of_different_fields_do_not_meet():
     assert gone.document == {"spec": {"b": 2}}
 
 
+def _members(**members):
+    return {"spec": {"clusters": {"local": {"members": members}}}}
+
+
+def test_an_item_of_which_nothing_is_said_any_more_goes_as_a_whole():
+    both = _members(a={"config": {"priority": 1}}, b={"config": {"priority": 2}})
+    first = apply({}, both, manager="me", owners={}, force=False)
+    # What a controller writes and what is there by default belongs to the item.
+    live = _members(
+        a={"config": {"priority": 1, "group": "default"}, "replicas": 3},
+        b={"config": {"priority": 2, "group": "default"}, "replicas": 4},
+    )
+    one = _members(b={"config": {"priority": 2}})
+    left = apply(live, one, manager="me", owners=first.owners, force=False)
+    assert left.document == _members(
+        b={"config": {"priority": 2, "group": "default"}, "replicas": 4}
+    )
+    bare = apply(live, _members(a={}, b={}), manager="me", owners=first.owners, force=False)
+    assert bare.document == _members(a={"replicas": 3}, b={"replicas": 4})
+
+
+def test_an_item_of_which_somebody_else_says_something_stays():
+    first = apply({}, _members(a={"priority": 1}), manager="me", owners={}, force=False)
+    theirs = apply(
+        first.document, _members(a={"size": 3}), manager="they", owners=first.owners, force=False
+    )
+    left = apply(theirs.document, _members(), manager="me", owners=theirs.owners, force=False)
+    assert left.document == _members(a={"size": 3})
+
+
 def test_a_conflict_names_the_field_and_the_other_manager():
     first = apply({}, {"spec": {"a": 1}}, manager="one", owners={}, force=False)
     with pytest.raises(ApplyConflictError, match=r'spec\.a: conflict with "one"'):

@@ -3,7 +3,8 @@
 Who owns what is kept in one annotation of the object, for managers that apply; writes by other
 means own nothing. So two appliers that disagree on a field get a conflict, as on Kubernetes,
 while an apply overwrites without conflict what somebody edited in between. Lists are owned as a
-whole. A field that a manager no longer says, and that nobody else owns, is removed.
+whole. A field that a manager no longer says, and that nobody else owns, is removed; so is an item
+of a map in the spec, whole, when nothing of it is said any more.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,10 +65,26 @@ def apply(
             _overlap(path, one) for paths in kept.values() for one in paths
         )
         if not is_needed:
-            _delete(document, path)
+            _delete(document, _whole(path, wanted, kept))
     result = merge_patch(document, _said(wanted))
     mine = {manager: fields} if fields else {}
     return Applied(result, {name: paths for name, paths in (kept | mine).items() if paths})
+
+
+def _whole(path: Path, wanted: Mapping[str, Any], others: Owners) -> Path:
+    """Give the largest part of a spec that goes with a field which is no longer said.
+
+    A member or group of which nothing is said any more goes as a whole, with its defaults and
+    with what controllers wrote into it; the spec's own fields are never taken together.
+    """
+    if path[0] != "spec":
+        return path
+    owned = [one for paths in others.values() for one in paths]
+    for size in range(3, len(path)):
+        part = path[:size]
+        if at(wanted, part) is _MISSING and not any(one[:size] == part for one in owned):
+            return part
+    return path
 
 
 def _leaves(document: Any, path: Path = ()) -> Iterator[Path]:

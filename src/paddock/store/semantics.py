@@ -53,7 +53,7 @@ def canonical(obj: R) -> R:
 
 def prepare_create(obj: R, *, uid: str, now: datetime, with_status: bool) -> R:
     """Give a new object its identity; its name is settled by `named` beforehand."""
-    _check_scope(obj)
+    check_scope(obj)
     meta = obj.metadata
     obj = structs.replace(
         obj,
@@ -128,13 +128,18 @@ def prepare_status(current: R | None, obj: R) -> R:
 
 def check_version(current: R | None, obj: R) -> R:
     """Refuse a write that does not name the object and version it was made from."""
+    check_names_version(obj)
     meta = obj.metadata
-    if not meta.resource_version:
-        problem = FieldProblem("metadata.resourceVersion", "must name the version that was read")
-        raise InvalidError(f"{obj.KIND} {obj.key}: {problem}", problems=[problem])
     current = found(type(obj), obj.key, current)
     check_preconditions(current, uid=meta.uid, resource_version=meta.resource_version)
     return current
+
+
+def check_names_version(obj: Resource) -> None:
+    """Refuse a write that names no version at all."""
+    if not obj.metadata.resource_version:
+        problem = FieldProblem("metadata.resourceVersion", "must name the version that was read")
+        raise InvalidError(f"{obj.KIND} {obj.key}: {problem}", problems=[problem])
 
 
 def found(cls: type[R], key: Key, current: R | None) -> R:
@@ -250,7 +255,8 @@ def _shared_part(old: Any, new: Any) -> Any:
     return structs.replace(new, **same)
 
 
-def _check_scope(obj: Resource) -> None:
+def check_scope(obj: Resource) -> None:
+    """Refuse an object without the namespace it needs, or with one it cannot have."""
     namespace = obj.metadata.namespace
     if obj.NAMESPACED and not namespace:
         problem = FieldProblem("metadata.namespace", "must name a namespace")

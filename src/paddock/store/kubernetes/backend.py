@@ -13,14 +13,9 @@ from typing import Self
 from msgspec import structs
 
 from paddock.kit import ids
-from paddock.kit.errors import (
-    FieldProblem,
-    GoneError,
-    InvalidError,
-    NotFoundError,
-)
+from paddock.kit.errors import GoneError, InvalidError, NotFoundError
 from paddock.resources import validation
-from paddock.resources.meta import Key, R, Resource
+from paddock.resources.meta import Key, R
 from paddock.resources.selectors import FieldSelector, LabelSelector
 from paddock.store import semantics
 from paddock.store.kubernetes import answers, bodies, paths
@@ -136,7 +131,7 @@ class KubernetesStore:
         """Store a new one; a status to keep takes a second write, as it is a subresource."""
         kind = type(obj)
         # Rules that a schema cannot express are checked here, as the other backends do.
-        _check_scope(obj)
+        semantics.check_scope(obj)
         validation.validate_create(semantics.named(obj, ids.name_suffix()))
         path = paths.collection_path(kind, obj.metadata.namespace)
         data = await self.client.request(
@@ -157,7 +152,7 @@ class KubernetesStore:
     async def update(self, obj: R, *, dry_run: bool = False) -> R:
         """Write metadata and spec by compare-and-swap."""
         kind = type(obj)
-        _require_version(obj)
+        semantics.check_names_version(obj)
         if paths.is_ours(kind):
             return await self._write(obj, "PUT", "", bodies.update_body(obj), JSON, dry_run)
         return await self._patch(obj, "", dry_run)
@@ -165,7 +160,7 @@ class KubernetesStore:
     async def update_status(self, obj: R, *, dry_run: bool = False) -> R:
         """Write status by compare-and-swap."""
         kind = type(obj)
-        _require_version(obj)
+        semantics.check_names_version(obj)
         if not semantics.has_status(kind):
             raise NotFoundError(f"{kind.KIND} has no status to write")
         if paths.is_ours(kind):
@@ -267,20 +262,6 @@ class KubernetesStore:
     async def close(self) -> None:
         """Close every connection; no call may follow."""
         await self.client.close()
-
-
-def _check_scope(obj: Resource) -> None:
-    if bool(obj.metadata.namespace) == obj.NAMESPACED:
-        return
-    fault = "must name a namespace" if obj.NAMESPACED else f"{obj.KIND} belongs to no namespace"
-    problem = FieldProblem("metadata.namespace", fault)
-    raise InvalidError(f"{obj.KIND} {obj.key}: {problem}", problems=[problem])
-
-
-def _require_version(obj: Resource) -> None:
-    if not obj.metadata.resource_version:
-        problem = FieldProblem("metadata.resourceVersion", "name the version that was read")
-        raise InvalidError(str(problem), problems=[problem])
 
 
 def _selectors(labels: LabelSelector | None, fields: FieldSelector | None) -> dict[str, str]:

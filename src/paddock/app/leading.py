@@ -20,15 +20,13 @@ from paddock.app.batches import Batches, default_tasks, load_profiles
 from paddock.app.cluster import ClusterRuntime
 from paddock.app.controllers import Controllers
 from paddock.app.environments import Environments
+from paddock.app.following import follow
 from paddock.app.http import Server, listen
 from paddock.app.idling import Idling
-from paddock.app.managing import build_fitting, build_limiter, own_records
+from paddock.app.managing import build_fitting, build_limiter
 from paddock.app.pod_agent import open_pod_agent
 from paddock.app.secrets import load_or_create
-from paddock.cache.census import Census
-from paddock.cache.provider import KINDS, Provider
 from paddock.engine.election import Elector, Timing
-from paddock.engine.informer import Filter
 from paddock.engine.recorder import Recorder
 from paddock.engine.supervisor import Group, Part
 from paddock.kit import clock as clocks
@@ -37,16 +35,10 @@ from paddock.kit.errors import UnavailableError
 from paddock.kit.settings import Settings
 from paddock.kit.tasks import background
 from paddock.kit.tokens import TokenSeed
-from paddock.manager.apportioning import Apportioned
 from paddock.manager.firsts import Firsts
 from paddock.manager.gate import TeamGate
-from paddock.manager.keys import Keyring
 from paddock.manager.ports import Agent
-from paddock.manager.quota import Ledger
-from paddock.resources.batch import BatchSandbox
-from paddock.resources.builtin import Lease, Secret
 from paddock.resources.meta import Key
-from paddock.resources.sandbox import Sandbox
 from paddock.runtime.port import Runtime
 from paddock.store.kubernetes.backend import KubernetesStore
 
@@ -63,27 +55,9 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
     async with contextlib.AsyncExitStack() as stack:
         store = await openings.open_store(settings)
         stack.push_async_callback(store.close)
-        only = Filter(namespace=settings.namespace or None)
-        home = settings.system_namespace
-        provider = Provider(
-            store,
-            kinds=(*KINDS, Secret, Lease),
-            filters={
-                **dict.fromkeys(KINDS, only),
-                # Among them quotas of teams: the admission of environments looks at them.
-                **own_records(home),
-            },
-            clock=clock,
-        )
-        census, ledger = Census(), Ledger(ids.sandbox_id())
-        keyring = Keyring(store, clock, home)
-        provider.informer(Sandbox).subscribe(census.observe)
-        provider.informer(Sandbox).subscribe(ledger.observe)
-        provider.informer(BatchSandbox).subscribe(census.observe_batch)
-        provider.informer(Secret).subscribe(keyring.observe)
-        allowance = Apportioned(ledger, keyring, provider, clock)
+        provider, census, ledger, keyring, allowance = follow(settings, store, clock)
         stack.push_async_callback(allowance.leave)
-        firsts = Firsts(store, provider, clock, ledger.account, home)
+        firsts = Firsts(store, provider, clock, ledger.account, settings.system_namespace)
         cluster: ClusterRuntime | None = None
         if settings.runtime == "kubernetes":
             cluster = ClusterRuntime(

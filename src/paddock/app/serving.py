@@ -19,29 +19,22 @@ from paddock.app import federating, openings, running, webhook
 from paddock.app.agent import RuntimeAgent
 from paddock.app.announcing import Gateways
 from paddock.app.environments import Environments
+from paddock.app.following import follow
 from paddock.app.http import Server, listen
-from paddock.app.managing import build_manager, own_records
+from paddock.app.managing import build_manager
 from paddock.app.pod_agent import open_pod_agent
 from paddock.app.secrets import load_or_create
 from paddock.app.sharing import Replicas, SharingStore
-from paddock.cache.census import Census
-from paddock.cache.provider import KINDS, Provider
-from paddock.engine.informer import Filter
+from paddock.cache.provider import Provider
 from paddock.engine.supervisor import Group, Part
 from paddock.kit import clock as clocks
-from paddock.kit import ids
 from paddock.kit.clock import Clock
 from paddock.kit.errors import AlreadyExistsError
 from paddock.kit.settings import Settings
 from paddock.kit.tokens import TokenSeed
-from paddock.manager.apportioning import Apportioned
 from paddock.manager.firsts import Firsts
 from paddock.manager.keys import Keyring, Role, key_hash
 from paddock.manager.ports import Agent
-from paddock.manager.quota import Ledger
-from paddock.resources.batch import BatchSandbox
-from paddock.resources.builtin import Lease, Secret
-from paddock.resources.sandbox import Sandbox
 from paddock.store.kubernetes.backend import KubernetesStore
 from paddock.store.port import Store
 
@@ -58,24 +51,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         opened = await openings.open_store(settings)
         store = SharingStore(opened, replicas)
         stack.push_async_callback(store.close)
-        only = Filter(namespace=settings.namespace or None)
-        home = settings.system_namespace
-        provider = Provider(
-            store,
-            kinds=(*KINDS, Secret, Lease),
-            filters={
-                **dict.fromkeys(KINDS, only),
-                **own_records(home),
-            },
-            clock=clock,
-        )
-        census, ledger = Census(), Ledger(ids.sandbox_id())
-        keyring = Keyring(store, clock, home)
-        provider.informer(Sandbox).subscribe(census.observe)
-        provider.informer(Sandbox).subscribe(ledger.observe)
-        provider.informer(BatchSandbox).subscribe(census.observe_batch)
-        provider.informer(Secret).subscribe(keyring.observe)
-        allowance = Apportioned(ledger, keyring, provider, clock)
+        provider, census, ledger, keyring, allowance = follow(settings, store, clock)
         stack.push_async_callback(allowance.leave)
         gateways = Gateways(seed, clock)
         stack.callback(gateways.close)
@@ -90,7 +66,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
             census=census,
             allowance=allowance,
             # Its records are of no interest to other replicas, so they are not told of them.
-            firsts=Firsts(opened, provider, clock, ledger.account, home),
+            firsts=Firsts(opened, provider, clock, ledger.account, settings.system_namespace),
             agent=agent,
             announcer=gateways,
             seed=seed,

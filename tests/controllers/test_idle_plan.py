@@ -6,7 +6,8 @@ import pytest
 from msgspec import structs
 
 from paddock.controllers.idle.plan import Load, Pause, Seen, plan
-from paddock.resources.sandbox import IdlePause, Phase, Sandbox
+from paddock.resources.meta import with_meta
+from paddock.resources.sandbox import LABEL_POOL, IdlePause, Phase, Sandbox
 from tests.cache.make import identity, in_phase, sandbox, with_spec
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -76,8 +77,16 @@ def test_only_what_asked_for_it_and_runs_is_paused() -> None:
     now = at(100)
     assert plan(with_spec(box(), idle_pause=None), seen(), now=now) is None
     assert plan(with_spec(box(), paused=True), seen(), now=now) is None
-    assert plan(with_spec(box(), claim=None), seen(), now=now) is None
+    assert plan(pooled(with_spec(box(), claim=None)), seen(), now=now) is None
     assert plan(in_phase(box(), Phase.PAUSED), seen(), now=now) is None
+
+
+def test_a_sandbox_that_somebody_declared_and_nobody_claimed_is_paused_as_it_asks() -> None:
+    assert plan(with_spec(box(), claim=None), seen(), now=at(100)) == Pause(100)
+
+
+def pooled(made: Sandbox) -> Sandbox:
+    return with_meta(made, labels={LABEL_POOL: "base"})
 
 
 def test_what_was_just_resumed_is_not_idle_for_the_time_it_slept() -> None:

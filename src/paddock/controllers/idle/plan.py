@@ -44,7 +44,7 @@ class Pause(Struct, frozen=True):
 def plan(sandbox: Sandbox, seen: Seen, *, now: datetime) -> Pause | None:
     """Say whether to pause a sandbox for being idle."""
     wanted = sandbox.spec.idle_pause
-    if wanted is None or sandbox.spec.claim is None or sandbox.spec.paused:
+    if wanted is None or sandbox.spec.paused:
         return None
     if states.state(sandbox, now) is not State.RUNNING or not states.is_ready(sandbox):
         return None

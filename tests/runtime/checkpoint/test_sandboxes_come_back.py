@@ -55,6 +55,27 @@ while True:
 """
 
 
+WATCHER = """
+import ctypes, os, time
+watch = ctypes.CDLL(None).inotify_init1(os.O_NONBLOCK)
+os.makedirs("/tmp/watched/here")
+assert ctypes.CDLL(None).inotify_add_watch(watch, b"/tmp/watched/here", 0x100) > 0  # creations
+made = seen = 0
+while True:
+    made += 1
+    with open(f"/tmp/watched/here/{made}", "w"):
+        pass
+    try:
+        seen += len(os.read(watch, 4096)) > 0
+    except BlockingIOError:
+        pass  # what was not yet read when all stood still is not stored
+    with open("/tmp/seen.new", "w") as file:
+        file.write(str(seen))
+    os.rename("/tmp/seen.new", "/tmp/seen")
+    time.sleep(0.005)
+"""
+
+
 async def counting(guest: Guest) -> tuple[int, str]:
     """Wait until the counter moves; give it with the process's secret."""
     first = await read_when_there(guest, "/tmp/count")
@@ -199,6 +220,24 @@ async def test_clones_are_made_side_by_side(lab: Lab):
         await counting(one)
         await one.write("/tmp/mine", one.uid)
     assert [text(one, "/tmp/mine") for one in clones] == [one.uid for one in clones]
+
+
+async def test_what_watches_files_goes_on_watching_them(lab: Lab):
+    """As most servers for development do, and `tail -f`."""
+    guest = await lab.start("one")
+    await guest.spawn("python3", "-c", WATCHER)
+    await poll(lambda: text(guest, "/tmp/seen") not in ("", "0"))
+    memory = lab.storage.checkpoint_memory("cp")
+    await lab.dump(
+        guest, memory, leave_running=True, at_rest=lambda: lab.storage.snapshot("one", "cp")
+    )
+    lab.storage.clone("cp", "two")
+
+    clone = await lab.restore("two", memory)
+
+    for one in (guest, clone):
+        first = await read_when_there(one, "/tmp/seen")
+        await poll(lambda one=one, first=first: int(text(one, "/tmp/seen") or 0) > int(first) + 1)
 
 
 async def test_connections_of_a_sandbox_to_itself_survive_its_own_restore(lab: Lab):

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _SECONDS = 120
 _DUMP_LOG = "dump.log"
+_OF_THE_SYSTEM = frozenset({"bin", "boot", "dev", "proc", "sbin", "sys", "usr", "var"})
+"""Top-level directories with many files, none of which people's programs watch."""
 
 
 class Dump(Struct, frozen=True, kw_only=True):
@@ -111,6 +113,7 @@ class Checkpointer:
             options.work_directory(images)
             options.root_process(request.pid)
             options.external_mounts((one.point, one.key) for one in externals)
+            options.look_for_watched(_places_of_watches(request.pid))
             if request.leave_running:
                 options.leave_running()
             if request.group is not None:
@@ -263,3 +266,13 @@ def _explained(error: PaddockError, log_file: Path) -> PaddockError:
     if not isinstance(error, criu.CriuError) or not said:
         return error
     return criu.CriuError(error.verb, said)
+
+
+def _places_of_watches(pid: int) -> list[str]:
+    """Give the directories of a sandbox's root in which files may be watched.
+
+    They are searched only if some are; CRIU knows a few of the system's own by itself.
+    """
+    with os.scandir(f"/proc/{pid}/root") as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    return [f"/{n}" for n in names if n not in _OF_THE_SYSTEM and not n.startswith("lib")]

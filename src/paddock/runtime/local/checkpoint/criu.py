@@ -70,6 +70,10 @@ class Options:
         """What to dump."""
         self._fields += [(2, pid), (5, 1), (18, 1), (46, 1)]
 
+    def look_for_watched(self, directories: Iterable[str]) -> None:
+        """Where to search for what is watched by inotify: an overlay does not tell its names."""
+        self._fields += [(36, directory) for directory in directories]
+
     def leave_running(self) -> None:
         """Let the dumped processes live."""
         self._fields.append((3, 1))

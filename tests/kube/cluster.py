@@ -242,6 +242,8 @@ class KubeCluster:
             "--endpoint-reconciler-type=none",
             "--allow-privileged=true",
             "--profiling=false",
+            # Addresses of Services lead out of this machine; those of pods do not.
+            "--enable-aggregator-routing=true",
             *(self._ways_to_pods(authority) if self._has_kubelets else ()),
         ]
 
@@ -251,8 +253,6 @@ class KubeCluster:
             f"--kubelet-client-certificate={certificate}",
             f"--kubelet-client-key={key}",
             "--kubelet-preferred-address-types=InternalIP",
-            # Addresses of Services lead nowhere from where it runs; those of pods do.
-            "--enable-aggregator-routing=true",
         ]
 
     def _client_of_api(

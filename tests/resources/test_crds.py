@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from paddock.resources import crds
 from paddock.resources.constraints import LIMITS
@@ -34,6 +35,16 @@ def test_writing_removes_what_is_no_kind_any_more(tmp_path: Path):
     crds.main(["--write", str(tmp_path)])
     assert not stale.exists()
     assert len(list(tmp_path.iterdir())) == len(KINDS)
+
+
+def test_a_definition_that_says_something_else_bears_another_fingerprint():
+    info = KINDS[0]
+    other = structs.replace(info, short_names=("other",))
+    marks = {
+        crds.crd(given)["metadata"]["annotations"][crds.FINGERPRINT] for given in (info, other)
+    }
+    assert len(marks) == 2
+    assert crds.crd(info) == crds.crd(info)
 
 
 def nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:

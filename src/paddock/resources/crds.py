@@ -6,6 +6,8 @@ A test fails when `deploy/crds` and the structs differ.
 """
 
 import argparse
+import hashlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ import yaml
 from paddock.resources.meta import GROUP, VERSION
 from paddock.resources.registry import KINDS, Column, KindInfo
 from paddock.resources.schema import schema_of_kind
+
+FINGERPRINT = f"{GROUP}/definition"
+"""Annotation by which somebody who upgrades sees whether a cluster has the definitions of now."""
 
 _HEADER = "# Written by `python -m paddock.resources.crds --write deploy/crds`; do not edit.\n"
 
@@ -31,23 +36,28 @@ def crd(info: KindInfo) -> dict[str, Any]:
     }
     if info.selectable:
         version["selectableFields"] = [{"jsonPath": path} for path in info.selectable]
+    spec: dict[str, Any] = {
+        "group": GROUP,
+        "scope": "Namespaced" if info.cls.NAMESPACED else "Cluster",
+        "names": {
+            "kind": info.kind,
+            "listKind": f"{info.kind}List",
+            "plural": info.cls.PLURAL,
+            "singular": info.singular,
+            "shortNames": list(info.short_names),
+            "categories": list(info.categories),
+        },
+        "versions": [version],
+    }
+    fingerprint = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{info.cls.PLURAL}.{GROUP}"},
-        "spec": {
-            "group": GROUP,
-            "scope": "Namespaced" if info.cls.NAMESPACED else "Cluster",
-            "names": {
-                "kind": info.kind,
-                "listKind": f"{info.kind}List",
-                "plural": info.cls.PLURAL,
-                "singular": info.singular,
-                "shortNames": list(info.short_names),
-                "categories": list(info.categories),
-            },
-            "versions": [version],
+        "metadata": {
+            "name": f"{info.cls.PLURAL}.{GROUP}",
+            "annotations": {FINGERPRINT: fingerprint},
         },
+        "spec": spec,
     }
 
 

@@ -21,7 +21,7 @@ from tests.kube.fixtures import REQUIRE
 from tests.kube.info import ClusterInfo, RefusedError
 from tests.kube.kubelet import ROOT
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(400)]
 
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "paddock"

@@ -140,16 +140,23 @@ async def settled(paddock: Installation) -> None:
     """Wait until nothing is on its way any more."""
     path = "/apis/paddock.dev/v1alpha1/sandboxes"
 
+    unsettled: list[Any] = []
+
     async def quiet() -> bool:
         items = (await paddock.kube("GET", path))["items"]
-        return all(
-            item["status"].get("phase") in ("Running", "Paused")
-            and "deletionTimestamp" not in item["metadata"]
-            and bool(item["spec"].get("paused")) == (item["status"]["phase"] == "Paused")
+        unsettled[:] = [
+            item
             for item in items
-        )
+            if item["status"].get("phase") not in ("Running", "Paused")
+            or "deletionTimestamp" in item["metadata"]
+            or bool(item["spec"].get("paused")) != (item["status"]["phase"] == "Paused")
+        ]
+        return not unsettled
 
-    await eventually(quiet, seconds=120)
+    try:
+        await eventually(quiet, seconds=120)
+    except AssertionError as error:
+        raise AssertionError(f"these do not settle: {unsettled}") from error
 
 
 async def promises_hold(storm: Storm) -> None:

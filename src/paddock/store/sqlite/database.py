@@ -23,7 +23,9 @@ COMPACT_EVERY = 512
 CHECKPOINT_BYTES = 48 * 1024 * 1024
 """How much log is written before it is folded into the database in any case …"""
 IDLE_CHECKPOINT_BYTES = 4 * 1024 * 1024
-"""… and how much when there is nothing else to do."""
+"""… how much when there is nothing else to do …"""
+TIGHT_CHECKPOINT_BYTES = 1024 * 1024
+"""… and how much at least, however little room the disk has."""
 _PAGE_BYTES = 4096
 _PAGES_PER_ROW = 2
 _COLUMNS = 5
@@ -53,8 +55,8 @@ class Database:
     def __init__(self, path: Path, *, history: int) -> None:
         self._path = path
         self._history = history
-        self._unfolded_bytes = 0
         self._row_bytes = 0
+        self._room_when_stuck = -1
         try:
             self._connection = self._open()
         except sqlite3.Error as error:
@@ -62,6 +64,8 @@ class Database:
                 f"the store {path} cannot be opened: {error}",
                 hint="check the file and its directory, or restore a copy",
             ) from error
+        # Those who were killed before may have left a long log, each a little of it.
+        self._unfolded_bytes = _size(path.with_name(f"{path.name}-wal"))
         oldest = self._connection.execute("SELECT min(version) FROM history").fetchone()[0]
         self.compacted = 0 if oldest is None else int(oldest) - 1
         """The newest version whose change is no longer kept."""
@@ -115,14 +119,14 @@ class Database:
         compact_to = rows[-1][3] - kept
         compacts = compact_to - self.compacted > min(COMPACT_EVERY, kept)
         try:
-            if compacts or len(rows) > _ROWS_PER_STATEMENT:
-                self._write_in_steps(rows, compact_to if compacts else None)
-            else:
-                # One statement is one transaction, and one hand-over of the interpreter's lock.
-                self._insert(rows)
+            self._put(rows, compact_to if compacts else None)
         except sqlite3.Error as error:
-            self._roll_back()
-            raise _unavailable(self._path, error) from error
+            if not (_is_full(error) and self._makes_room()):
+                raise _unavailable(self._path, error) from error
+            try:
+                self._put(rows, compact_to if compacts else None)
+            except sqlite3.Error as again:
+                raise _unavailable(self._path, again) from again
         if compacts:
             self.compacted = compact_to
         self._unfolded_bytes += sum(
@@ -133,6 +137,17 @@ class Database:
         average = sum(len(row[4] or b"") for row in rows) // len(rows)
         # The mean of recent batches: one large object among many small ones does not count.
         self._row_bytes = (self._row_bytes * 15 + average) // 16
+
+    def _put(self, rows: Sequence[Row], compact_to: int | None) -> None:
+        try:
+            if compact_to is not None or len(rows) > _ROWS_PER_STATEMENT:
+                self._write_in_steps(rows, compact_to)
+            else:
+                # One statement is one transaction, and one hand-over of the interpreter's lock.
+                self._insert(rows)
+        except sqlite3.Error:
+            self._roll_back()
+            raise
 
     def _write_in_steps(self, rows: Sequence[Row], compact_to: int | None) -> None:
         self._connection.execute("BEGIN IMMEDIATE")
@@ -153,11 +168,19 @@ class Database:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
+    # ---- folding the log -----------------------------------------------------------------
+
     def fold(self, *, is_idle: bool) -> None:
         """Fold the log into the database when there is enough of it."""
-        enough = IDLE_CHECKPOINT_BYTES if is_idle else CHECKPOINT_BYTES
-        if self._unfolded_bytes < enough:
+        if self._unfolded_bytes < TIGHT_CHECKPOINT_BYTES:
             return
+        enough = IDLE_CHECKPOINT_BYTES if is_idle else CHECKPOINT_BYTES
+        # The database may have to grow by all that is in the log: there must be room for it.
+        tight = max(TIGHT_CHECKPOINT_BYTES, _free_bytes(self._path) // 2)
+        if self._unfolded_bytes >= min(enough, tight):
+            self._fold()
+
+    def _fold(self) -> bool:
         self._unfolded_bytes = 0
         try:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -167,6 +190,17 @@ class Database:
                 "the store's log could not be folded in",
                 extra=fields(path=self._path, error=error),
             )
+            return False
+        return True
+
+    def _makes_room(self) -> bool:
+        """Fold the log on a full disk: what is written next takes the log's old place."""
+        room = _free_bytes(self._path)
+        if room <= self._room_when_stuck:
+            return False
+        has_folded = self._fold()
+        self._room_when_stuck = -1 if has_folded else room
+        return has_folded
 
     def close(self) -> None:
         """Fold everything in and close the file."""
@@ -177,11 +211,9 @@ class Database:
 
 
 def _unavailable(path: Path, error: sqlite3.Error) -> UnavailableError:
-    if error.sqlite_errorname == "SQLITE_FULL":
-        free = os.statvfs(path.parent)
+    if _is_full(error):
         return UnavailableError(
-            f"the disk of {path} is full ({free.f_bavail * free.f_frsize} bytes free): "
-            "nothing was written",
+            f"the disk of {path} is full ({_free_bytes(path)} bytes free): nothing was written",
             retry_after_seconds=5.0,
             hint="make room on that disk; writing goes on by itself then",
         )
@@ -190,6 +222,22 @@ def _unavailable(path: Path, error: sqlite3.Error) -> UnavailableError:
         retry_after_seconds=5.0,
         hint="check the disk; the system's log may say more",
     )
+
+
+def _is_full(error: sqlite3.Error) -> bool:
+    return error.sqlite_errorname == "SQLITE_FULL"
+
+
+def _free_bytes(path: Path) -> int:
+    disk = os.statvfs(path.parent)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _sync_directory(path: Path) -> None:

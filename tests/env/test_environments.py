@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from paddock.app.control import ControlPlane
+from paddock.controllers.admission.plugin import AdmissionPlugin, PoolAdmission, PoolRequest
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import InvalidError
 from paddock.kit.settings import Settings
@@ -264,6 +265,31 @@ async def test_what_is_wrong_with_one_member_is_said_and_stops_no_other() -> Non
         left = world.provider.get(SandboxPool, stranger.key)
         assert left is not None
         assert left.spec == stranger.spec
+
+
+async def test_a_shape_that_is_spoilt_in_the_middle_stops_no_other_member() -> None:
+    async with paddock(pool_size=0) as world:
+
+        class Spoils(AdmissionPlugin):
+            """Names a shape that there is not while the first member is being admitted."""
+
+            async def pre_create_pool(self, request: PoolRequest) -> PoolAdmission:
+                def change(env: SandboxEnv) -> SandboxEnv:
+                    defaults = EnvDefaults(instance_type="gigantic")
+                    return structs.replace(env, spec=structs.replace(env.spec, defaults=defaults))
+
+                await world.provider.write.mutate(SandboxEnv, ENV, change)
+                return PoolAdmission()
+
+        world.plane.environments.gate._plugins = (Spoils(),)
+        await world.provider.write.create(
+            environment({"a": member(), "b": member()}, group=ScalingGroup(min_replicas=2))
+        )
+        await settle(world)
+        assert pool(world, "agents-a") is not None
+        assert pool(world, "agents-b") is not None
+        for name in ("a", "b"):
+            assert "gigantic" in seen(world, name).message
 
 
 async def test_a_missing_template_is_a_condition_until_it_comes() -> None:

@@ -35,6 +35,8 @@ class Case(Struct, kw_only=True):
     """The size that was decided."""
     granted: int = 0
     """The size that was admitted."""
+    draft: SandboxPool | None = None
+    """What its spec makes, at the size it has; `None` where something is wrong with it."""
     rendered: SandboxPool | None = None
     """As it should be; `None` where it is to be left alone."""
     problem: Problem | None = None

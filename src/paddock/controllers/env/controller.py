@@ -89,18 +89,18 @@ class EnvController:
         cases = self._cases(env)
         waiting = heard(self._demand.waiting(key), env, now)
         for case in cases:
-            self._sizer.check(env, case, template)
+            self._sizer.render(env, case, template)
             self._scaler.look(case, now)
         self._scaler.decide(cases, waiting, now)
         for case in cases:
-            rendered = self._sizer.prepare(env, case, template, now)
+            rendered = self._sizer.prepare(case, now)
             if rendered is None:
                 await self._write_state(case)
                 env = await self._write_size(env, case)
                 continue
             # One at a time, over all environments: what one is granted counts against the next.
             async with self._admitting:
-                await self._sizer.ask(env, case, template, rendered, now)
+                await self._sizer.ask(case, rendered, now)
                 await self._write_state(case)
                 env = await self._write_size(env, case)
                 await self._write_pool(env, case)

@@ -56,6 +56,11 @@ def size_of(pool: SandboxPool) -> int:
     return (pool.spec.replicas or 0) + pool.status.allocated
 
 
+def resized(pool: SandboxPool, size: int) -> SandboxPool:
+    """Give a rendered pool with another size."""
+    return structs.replace(pool, spec=structs.replace(pool.spec, capacity=capacity_of(size)))
+
+
 def clamped(member: EnvMember, size: int) -> int:
     """Keep a size within the member's own limits."""
     config = member.config

@@ -13,7 +13,7 @@ from paddock.controllers.admission.gate import AdmissionGate, Outcome, Verdict
 from paddock.controllers.admission.plugin import PoolRequest
 from paddock.controllers.env.autoscale import Action
 from paddock.controllers.env.cases import Case, Problem
-from paddock.controllers.env.render import drift, render, size_of
+from paddock.controllers.env.render import drift, render, resized, size_of
 from paddock.kit.errors import InvalidError, NotFoundError
 from paddock.resources.env import SandboxEnv, ScalingGroup
 from paddock.resources.pool import SandboxPool
@@ -29,39 +29,35 @@ class Sizer:
         self._gate = gate
         self._shapes = shapes
 
-    def check(self, env: SandboxEnv, case: Case, template: SandboxTemplateSpec | None) -> None:
-        """Find out what is wrong with a member, before anything is expected of it."""
+    def render(self, env: SandboxEnv, case: Case, template: SandboxTemplateSpec | None) -> None:
+        """Find out what a member makes, or what is wrong with it, before anything is expected.
+
+        Once in a reconcile: an environment that is changed meanwhile has its turn in the next.
+        """
         if case.problem is not None:
             return
         try:
-            self._render(env, case, template, case.size)
+            case.draft = render(
+                env, case.name, case.member, template, size=case.size, shapes=self._shapes
+            )
         except InvalidError as error:
             case.problem = Problem("MemberInvalid", error.message)
         except NotFoundError as error:
             case.problem = Problem("TemplateNotFound", error.message)
 
-    def prepare(
-        self, env: SandboxEnv, case: Case, template: SandboxTemplateSpec | None, now: datetime
-    ) -> SandboxPool | None:
+    def prepare(self, case: Case, now: datetime) -> SandboxPool | None:
         """Give the pool that admission is to be asked about; `None` where nothing changes."""
         case.granted = case.size
-        if case.problem is not None:
+        if case.draft is None:
             return None
         wanted = self._patient(case, now)
-        rendered = self._render(env, case, template, wanted)
+        rendered = resized(case.draft, wanted)
         if case.pool is not None and drift(case.pool, rendered) is None:
             case.granted = wanted
             return None
         return rendered
 
-    async def ask(
-        self,
-        env: SandboxEnv,
-        case: Case,
-        template: SandboxTemplateSpec | None,
-        rendered: SandboxPool,
-        now: datetime,
-    ) -> None:
+    async def ask(self, case: Case, rendered: SandboxPool, now: datetime) -> None:
         """Fill in what is granted and what the pool should be."""
         wanted = size_of(rendered)
         request = PoolRequest(pool=rendered, current=case.pool, replicas=wanted)
@@ -70,7 +66,7 @@ class Sizer:
             self._refused(case, wanted, verdict, now)
             return
         case.granted = _granted(case, rendered, wanted, verdict)
-        case.rendered = self._render(env, case, template, case.granted)
+        case.rendered = resized(rendered, case.granted)
         if case.granted < wanted:
             self._refused(case, wanted, verdict, now)
         elif wanted > case.size:
@@ -80,11 +76,6 @@ class Sizer:
                 last_attempt_result=Outcome.ENOUGH.value,
                 saturated_until=None,
             )
-
-    def _render(
-        self, env: SandboxEnv, case: Case, template: SandboxTemplateSpec | None, size: int
-    ) -> SandboxPool:
-        return render(env, case.name, case.member, template, size=size, shapes=self._shapes)
 
     @staticmethod
     def _patient(case: Case, now: datetime) -> int:

@@ -38,7 +38,6 @@ from paddock.store.kubernetes.access import Access
 from paddock.store.kubernetes.backend import KubernetesStore
 from paddock.store.kubernetes.client import JSON, ClientSettings
 from paddock.store.kubernetes.credentials import StaticCredential
-from paddock.store.kubernetes.watching import LIFETIME_SECONDS
 from paddock.store.port import Store
 
 log = logging.getLogger(__name__)
@@ -112,12 +111,7 @@ async def _open_store(settings: Settings, base: str, token: str) -> Store:
         return await openings.open_store(settings)
     return KubernetesStore.open(
         Access(server=base, credential=StaticCredential.bearer(token)),
-        ClientSettings(
-            accept=f"{JSON};as={STORED},{JSON}",
-            # While nothing happens our own control plane says nothing, which is no sign of death:
-            # a watch ends by itself before this.
-            watch_silence_seconds=2 * LIFETIME_SECONDS[1],
-        ),
+        ClientSettings(accept=f"{JSON};as={STORED},{JSON}"),
     )
 
 

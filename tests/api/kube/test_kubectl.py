@@ -81,6 +81,22 @@ def test_the_examples_are_applied_shown_described_and_deleted(kubectl: Kubectl):
     assert kubectl("get", "paddock", "-o", "name") == ""
 
 
+def test_all_is_what_runs_and_not_what_is_kept(kubectl: Kubectl):
+    kubectl("apply", "-f", str(EXAMPLES))
+    kinds = {line.partition(".")[0] for line in kubectl("get", "all", "-o", "name").splitlines()}
+    assert kinds == {"sandbox", "sandboxpool", "sandboxclaim", "batchsandbox", "sandboxenv"}
+    kubectl("delete", "all", "--all")
+    left = {line.partition(".")[0] for line in kubectl("get", "paddock", "-o", "name").splitlines()}
+    assert left == {"sandboxtemplate", "checkpoint"}
+
+
+def test_who_is_let_in_is_told_that_everything_is_allowed(kubectl: Kubectl):
+    assert kubectl("auth", "can-i", "delete", "sandboxes").strip() == "yes"
+    assert "*.*" in kubectl("auth", "can-i", "--list")
+    who = kubectl.run("auth", "whoami")  # younger than the oldest kubectl
+    assert "paddock:operator" in who.out or "unknown command" in who.err
+
+
 def test_an_example_is_applied_by_the_server_and_by_two_managers(kubectl: Kubectl):
     file = str(EXAMPLES / "sandboxpool.yaml")
     assert "serverside-applied" in kubectl("apply", "--server-side", "-f", file)

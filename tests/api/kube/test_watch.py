@@ -8,12 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
+from paddock.api.kube.settings import KubeApiSettings
 from paddock.resources import codec
 from paddock.resources.meta import Key, ObjectMeta, with_meta
 from paddock.resources.sandbox import Sandbox, SandboxSpec
 from paddock.resources.template import TemplateRef
 from tests.api.kube.objects import ROOT, SANDBOXES, sandbox
-from tests.api.kube.server import Server
+from tests.api.kube.server import Server, serving
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -102,6 +103,24 @@ def test_initial_events_end_with_a_bookmark_for_those_who_ask(http: httpx.Client
         metadata = bookmark["object"]["metadata"]
         assert metadata["annotations"] == {"k8s.io/initial-events-end": "true"}
         assert metadata["resourceVersion"]
+
+
+def test_a_watch_on_which_nothing_happens_says_that_it_lives_and_misses_nothing():
+    settings = KubeApiSettings(allow_anonymous=True, bookmark_seconds=0.05)
+    with serving(settings) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        http.post(SANDBOXES, json=sandbox("a"))
+        version = http.get(SANDBOXES).json()["metadata"]["resourceVersion"]
+        with watching(http, resourceVersion=version, allowWatchBookmarks="true") as events:
+            for name in ("b", "c"):
+                for bookmark in (next(events), next(events)):
+                    assert bookmark["type"] == "BOOKMARK"
+                    assert bookmark["object"]["metadata"]["resourceVersion"] == version
+                http.post(SANDBOXES, json=sandbox(name))
+                change = next(event for event in events if event["type"] != "BOOKMARK")
+                assert told(change) == ("ADDED", name)
+                version = change["object"]["metadata"]["resourceVersion"]
+        with watching(http, resourceVersion=version, timeoutSeconds="1") as events:
+            assert list(events) == []  # nobody who does not ask for bookmarks gets one
 
 
 def test_a_version_that_is_no_longer_kept_ends_the_watch_with_410(

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from paddock.api.kube import discovery, openapi, resources_routes
+from paddock.api.kube import discovery, openapi, resources_routes, reviews
 from paddock.api.kube.auth import authenticate
 from paddock.api.kube.context import Context, answer
 from paddock.api.kube.requests import accepted
@@ -47,8 +47,12 @@ def create_app(store: Store, settings: KubeApiSettings, *, clock: Clock | None =
             Route("/openapi/v2", openapi.serve_v2),
             Route("/openapi/v3", openapi.serve_index),
             Route("/openapi/v3/{path:path}", openapi.serve_v3),
-            Route("/api/{rest:path}", _resources(context), methods=_METHODS),
-            Route("/apis/{rest:path}", _resources(context), methods=_METHODS),
+            *(
+                Route(path, _handing(reviews.serve, context), methods=["POST"])
+                for path in reviews.PATHS
+            ),
+            Route("/api/{rest:path}", _handing(resources_routes.serve, context), methods=_METHODS),
+            Route("/apis/{rest:path}", _handing(resources_routes.serve, context), methods=_METHODS),
             *(Route(path, _healthy) for path in ("/healthz", "/livez", "/readyz")),
         ],
         exception_handlers={
@@ -79,9 +83,11 @@ class _Guard:
         await self._app(scope, receive, send)
 
 
-def _resources(context: Context) -> Callable[[Request], Awaitable[Response]]:
+def _handing(
+    handler: Callable[[Context, Request], Awaitable[Response]], context: Context
+) -> Callable[[Request], Awaitable[Response]]:
     async def serve(request: Request) -> Response:
-        return await resources_routes.serve(context, request)
+        return await handler(context, request)
 
     return serve
 

@@ -11,6 +11,7 @@ from paddock.api.kube.scheme import (
     GROUP_VERSIONS,
     SUBRESOURCE_VERBS,
     VERBS,
+    categories,
     group_version,
     subresources,
 )
@@ -111,8 +112,8 @@ def _entries(info: KindInfo) -> list[dict[str, Any]]:
     }
     if info.short_names:
         entry["shortNames"] = list(info.short_names)
-    if info.categories:
-        entry["categories"] = list(info.categories)
+    if names := categories(info):
+        entry["categories"] = list(names)
     return [entry, *(_sub_entry(info, name) for name in subresources(info))]
 
 
@@ -139,8 +140,8 @@ def _aggregated_entry(info: KindInfo) -> dict[str, Any]:
     }
     if info.short_names:
         entry["shortNames"] = list(info.short_names)
-    if info.categories:
-        entry["categories"] = list(info.categories)
+    if names := categories(info):
+        entry["categories"] = list(names)
     if parts := subresources(info):
         entry["subresources"] = [
             {

@@ -9,6 +9,8 @@ from paddock.resources.registry import ALL, KindInfo
 
 VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 SUBRESOURCE_VERBS = ("get", "patch", "update")
+_WORKLOADS = {"Sandbox", "SandboxPool", "SandboxClaim", "BatchSandbox", "SandboxEnv"}
+"""What `kubectl get all` shows, and `kubectl delete all` takes: what runs, not what is kept."""
 
 
 class Target(Struct, frozen=True):
@@ -47,6 +49,11 @@ GROUP_VERSIONS = _by_version()
 def base_path(group: str, version: str) -> str:
     """Give the path below which a version's resources are."""
     return f"/apis/{group}/{version}" if group else f"/api/{version}"
+
+
+def categories(info: KindInfo) -> tuple[str, ...]:
+    """Name the groups of kinds under which people ask for this one."""
+    return (*info.categories, "all") if info.kind in _WORKLOADS else info.categories
 
 
 def subresources(info: KindInfo) -> tuple[str, ...]:

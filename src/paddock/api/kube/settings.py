@@ -18,3 +18,5 @@ class KubeApiSettings(Struct, frozen=True, kw_only=True):
     """YAML takes far longer to read than JSON, so less of it is taken."""
     watch_seconds: int = 1800
     """When a watch ends that names no end itself."""
+    bookmark_seconds: float = 60.0
+    """A watch that was silent for so long says how far it is: by that its reader knows it alive."""

@@ -58,7 +58,9 @@ class _Stream:
         self.since = request.query_params.get("resourceVersion", "")
         self.with_bookmarks = flag(request, "allowWatchBookmarks")
         self.with_initial = flag(request, "sendInitialEvents")
-        self.seconds = number(request, "timeoutSeconds") or call.context.settings.watch_seconds
+        settings = call.context.settings
+        self.seconds = number(request, "timeoutSeconds") or settings.watch_seconds
+        self.silence = settings.bookmark_seconds if self.with_bookmarks else self.seconds
         self._has_columns = False
         if self.with_initial and not self.with_bookmarks:
             problem = FieldProblem("sendInitialEvents", "needs allowWatchBookmarks=true")
@@ -147,25 +149,32 @@ async def _present(stream: _Stream) -> Page[Resource]:
 
 
 async def _changes(stream: _Stream, since: str, deadline: float) -> AsyncGenerator[bytes]:
-    events = stream.call.store.watch(
-        stream.info.cls,
-        since=since,
-        namespace=stream.call.target.namespace,
-        labels=stream.labels,
-        fields=stream.fields,
-    )
-    async with aclosing(events):
-        while True:
-            try:
-                # Around the waiting alone: time must not run out in the middle of a line.
-                async with asyncio.timeout_at(deadline):
-                    event = await anext(events)
-            except (TimeoutError, StopAsyncIteration):
-                return
-            if event.object is not None:
-                yield stream.event(event.change, event.object)
-            elif stream.with_bookmarks:
-                yield stream.bookmark(event.version)
+    loop = asyncio.get_running_loop()
+    while loop.time() < deadline:
+        events = stream.call.store.watch(
+            stream.info.cls,
+            since=since,
+            namespace=stream.call.target.namespace,
+            labels=stream.labels,
+            fields=stream.fields,
+        )
+        async with aclosing(events):
+            while True:
+                try:
+                    # Around the waiting alone: time must not run out in the middle of a line.
+                    async with asyncio.timeout_at(min(deadline, loop.time() + stream.silence)):
+                        event = await anext(events)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    break  # with the store's watch, which ends when its waiting does
+                since = event.version
+                if event.object is not None:
+                    yield stream.event(event.change, event.object)
+                elif stream.with_bookmarks:
+                    yield stream.bookmark(since)
+        if stream.with_bookmarks:
+            yield stream.bookmark(since)
 
 
 def _narrowed(call: Call) -> FieldSelector | None:

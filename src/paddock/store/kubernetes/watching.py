@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 60.0
 """How long a server may stay away before the watch gives up."""
 _FIRST_DELAY_SECONDS = 0.05
 _LONGEST_DELAY_SECONDS = 5.0
-LIFETIME_SECONDS = (300, 600)
+_LIFETIME_SECONDS = (300, 600)
 """Connections are renewed at a random age, so that replicas behind a balancer share the load."""
 
 _jitter = random.SystemRandom()
@@ -128,7 +128,7 @@ class Watch(Generic[R]):
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version,
-            "timeoutSeconds": str(_jitter.randint(*LIFETIME_SECONDS)),
+            "timeoutSeconds": str(_jitter.randint(*_LIFETIME_SECONDS)),
         }
         splitter = LineSplitter()
         async with self._client.stream(

@@ -75,6 +75,18 @@ def test_one_who_is_killed_again_and_again_does_not_leave_an_endless_log(tmp_pat
     database.close()
 
 
+def test_a_directory_that_is_taken_away_does_not_end_the_thread_that_folds(tmp_path: Path):
+    home = tmp_path / "home"
+    home.mkdir()
+    database = Database(home / "store.db", history=FEW)
+    for version in range(1, 100):
+        database.write([row(version)])
+    shutil.rmtree(home)
+    database.fold(is_idle=True)
+    with contextlib.suppress(UnavailableError):
+        database.close()
+
+
 @pytest.mark.faults
 @pytest.mark.sandbox
 class TestOnASmallDisk:
@@ -116,4 +128,20 @@ class TestOnASmallDisk:
         ballast.unlink()
         database.write([row(stored + 1, name=f"n{stored}")])
         assert len(list(database.objects())) == stored + 1
+        database.close()
+
+    def test_one_who_could_not_fold_once_folds_again_on_the_next_full_disk(self, disk: Path):
+        database = Database(disk / "store.db", history=FEW)
+        ballast = fill(disk, but=MIB)
+        version = until_full(database, folds=False)
+        ballast.unlink()
+        for _ in range(400):
+            version += 1
+            database.write([row(version)])
+            database.fold(is_idle=True)
+
+        fill(disk, but=0)
+        for _ in range(1200):
+            version += 1
+            database.write([row(version)])
         database.close()

@@ -186,21 +186,18 @@ class Database:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.Error as error:
             # Nothing is lost: what is durable stays in the log until this succeeds.
+            self._room_when_stuck = _free_bytes(self._path)
             log.warning(
                 "the store's log could not be folded in",
                 extra=fields(path=self._path, error=error),
             )
             return False
+        self._room_when_stuck = -1
         return True
 
     def _makes_room(self) -> bool:
         """Fold the log on a full disk: what is written next takes the log's old place."""
-        room = _free_bytes(self._path)
-        if room <= self._room_when_stuck:
-            return False
-        has_folded = self._fold()
-        self._room_when_stuck = -1 if has_folded else room
-        return has_folded
+        return _free_bytes(self._path) > self._room_when_stuck and self._fold()
 
     def close(self) -> None:
         """Fold everything in and close the file."""
@@ -229,7 +226,11 @@ def _is_full(error: sqlite3.Error) -> bool:
 
 
 def _free_bytes(path: Path) -> int:
-    disk = os.statvfs(path.parent)
+    """Say how much room its disk has; none, if its directory was taken away from under it."""
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return 0
     return disk.f_bavail * disk.f_frsize
 
 

@@ -26,7 +26,8 @@ from paddock.app.cluster import node_token
 from paddock.app.node import serving
 from paddock.app.sharing import PATH as WRITTEN
 from paddock.cache import states
-from paddock.cli.kube_manifests import KubeOptions, manifests
+from paddock.cli.kube_manifests import manifests
+from paddock.cli.kube_options import KubeOptions
 from paddock.kit.errors import AlreadyExistsError, NotFoundError
 from paddock.kit.tasks import background
 from paddock.kit.tokens import TokenSeed

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from paddock.cli.kube_files import write_deploy
-from paddock.cli.kube_manifests import KubeOptions, manifests
+from paddock.cli.kube_manifests import manifests
+from paddock.cli.kube_options import KubeOptions
 from tests.kube.binaries import BinariesMissingError
 from tests.kube.cluster import CONTROLLER_MANAGER, KubeCluster
 from tests.kube.fixtures import REQUIRE

@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from paddock.cli.kube_manifests import KubeOptions, node, secret
+from paddock.cli.kube_manifests import node, secret
+from paddock.cli.kube_options import KubeOptions
 from paddock.resources.meta import ObjectMeta
 from paddock.resources.pods import Pod, PodManifest
 from paddock.resources.sandbox import Phase, Sandbox, SandboxSpec

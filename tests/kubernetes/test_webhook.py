@@ -12,7 +12,8 @@ import pytest
 import pytest_asyncio
 
 from paddock.app import webhook
-from paddock.cli.kube_manifests import KubeOptions, manifests
+from paddock.cli.kube_manifests import manifests
+from paddock.cli.kube_options import KubeOptions
 from paddock.kit.settings import Settings
 from tests.kube.certificates import Authority
 from tests.kube.info import ClusterInfo, RefusedError

@@ -9,8 +9,9 @@ from msgspec import structs
 
 from paddock.cli.context import with_place
 from paddock.cli.kube_kubectl import Kubectl, as_list
-from paddock.cli.kube_manifests import KubeOptions, definitions, labels, manifests, secret
-from paddock.cli.kube_webhook import WEBHOOK_NAME, Manifest, certificate
+from paddock.cli.kube_manifests import definitions, manifests, secret
+from paddock.cli.kube_options import KubeOptions, Manifest, labels
+from paddock.cli.kube_webhook import WEBHOOK_NAME, certificate
 from paddock.cli.output import Output
 from paddock.cli.place import Place
 from paddock.kit import ids

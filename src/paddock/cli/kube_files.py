@@ -9,22 +9,10 @@ from pathlib import Path
 
 import yaml
 
-from paddock.cli.kube_manifests import (
-    CLUSTER_RULES,
-    OWN_RULES,
-    KubeOptions,
-    labels,
-    manifests,
-    monitor,
-    node,
-)
-from paddock.cli.kube_webhook import (
-    WEBHOOK_CONTAINER,
-    WEBHOOK_VOLUME,
-    Manifest,
-    issued,
-    webhook,
-)
+from paddock.cli.kube_manifests import manifests, monitor, node
+from paddock.cli.kube_options import KubeOptions, Manifest, labels
+from paddock.cli.kube_rights import CLUSTER_RULES, OWN_RULES
+from paddock.cli.kube_webhook import WEBHOOK_CONTAINER, WEBHOOK_VOLUME, issued, webhook
 from paddock.resources.crds import file_name
 from paddock.resources.registry import KINDS
 

@@ -6,7 +6,7 @@ import subprocess
 import time
 from typing import Any
 
-from paddock.cli.kube_webhook import Manifest
+from paddock.cli.kube_options import Manifest
 from paddock.kit.errors import (
     ForbiddenError,
     InvalidError,

@@ -10,12 +10,10 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
+from paddock.cli.kube_options import Manifest
 from paddock.kit.errors import InvalidError, NotFoundError
 from paddock.resources.registry import KINDS
-
-Manifest = dict[str, Any]
 
 WEBHOOK_PORT = 3003
 WEBHOOK_NAME = "paddock-webhook"

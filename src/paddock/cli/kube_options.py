@@ -1,0 +1,37 @@
+"""What can be chosen of an installation on a cluster, and what all of its objects have."""
+
+from typing import Any
+
+from msgspec import Struct
+
+Manifest = dict[str, Any]
+
+
+class KubeOptions(Struct, frozen=True, kw_only=True):
+    """What can be chosen."""
+
+    image: str = "paddock"
+    namespace: str = "paddock-system"
+    replicas: int = 2
+    has_node: bool = False
+    pool_size: int = 2
+    default_image: str = "debian:13"
+    secret: str = "paddock"  # noqa: S105 - an object's name
+    """Name of the Secret with seed, token and api-key."""
+    has_webhook: bool = False
+    """Whether an admission webhook checks what people apply."""
+    ca_bundle: str = ""
+    """Base64 of the certificate that the webhook shows; empty: cert-manager fills it in."""
+    monitoring: str = ""
+    """Namespace whose pods read metrics; empty: nobody is let in for that."""
+
+
+def labels(component: str | None = None) -> dict[str, str]:
+    """Give the labels of Paddock's own objects."""
+    found = {"app.kubernetes.io/name": "paddock", "app.kubernetes.io/part-of": "paddock"}
+    return found if component is None else {**found, "app.kubernetes.io/component": component}
+
+
+def meta(options: KubeOptions, name: str, component: str | None = None) -> Manifest:
+    """Give the metadata of one of Paddock's own objects."""
+    return {"name": name, "namespace": options.namespace, "labels": labels(component)}

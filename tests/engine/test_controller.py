@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from paddock.engine.backoff import Backoff
 from paddock.engine.controller import (
     After,
     Controller,
@@ -19,6 +18,7 @@ from paddock.engine.controller import (
 )
 from paddock.engine.informer import Informer
 from paddock.engine.queue import WorkQueue
+from paddock.kit.backoff import Backoff
 from paddock.kit.errors import ConflictError, UnavailableError
 from paddock.kit.logs import fields
 from paddock.kit.metrics import REGISTRY
@@ -51,7 +51,7 @@ class Diary:
 async def running(
     reconcile: Callable[[str], Any], **options: Any
 ) -> AsyncIterator[Controller[str]]:
-    backoff = Backoff(base_seconds=1, factor=2, cap_seconds=60, jitter=0)
+    backoff = Backoff(base_seconds=1, cap_seconds=60, jitter=0)
     controller = Controller("test", reconcile, queue=WorkQueue("test", backoff=backoff), **options)
     async with background(controller.run(), name="controller"):
         yield controller

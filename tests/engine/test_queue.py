@@ -7,15 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paddock.engine.backoff import Backoff
 from paddock.engine.queue import QueueClosed, WorkQueue
+from paddock.kit.backoff import Backoff
 
 pytestmark = pytest.mark.looptime
 
 
 @pytest.fixture
 async def queue() -> WorkQueue[str]:
-    return WorkQueue("test", backoff=Backoff(base_seconds=1, factor=2, cap_seconds=10, jitter=0))
+    return WorkQueue("test", backoff=Backoff(base_seconds=1, cap_seconds=10, jitter=0))
 
 
 async def test_a_key_added_many_times_is_handed_out_once(queue: WorkQueue[str]) -> None:

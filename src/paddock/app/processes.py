@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from paddock.engine.backoff import Backoff
+from paddock.kit.backoff import Backoff
 from paddock.kit.errors import UnavailableError
 from paddock.kit.logs import fields
 
@@ -62,7 +62,7 @@ class Process:
                 lived = loop.time() - started
                 self._failures = 0 if lived > _STEADY_SECONDS else self._failures + 1
                 self.restarts += 1
-                pause = _RESTART.delay(self._failures) if self._failures else 0.0
+                pause = _RESTART.delay(self._failures)
                 log.warning(
                     "process ended and is started again",
                     extra=fields(process=self.name, code=code, seconds=round(pause, 2)),

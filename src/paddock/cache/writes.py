@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from paddock.engine.backoff import Backoff
 from paddock.engine.informer import Informer
+from paddock.kit.backoff import Backoff
 from paddock.kit.errors import ConflictError, NotFoundError
 from paddock.resources.meta import Key, R
 from paddock.store.port import Propagation, Store

@@ -16,12 +16,12 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from paddock.engine.backoff import Backoff
 from paddock.engine.indexes import IndexFunction
 from paddock.engine.picture import Filter, Picture
 from paddock.engine.versions import ordinal, version_of
 from paddock.kit import clock as clocks
 from paddock.kit import metrics
+from paddock.kit.backoff import Backoff
 from paddock.kit.errors import (
     ForbiddenError,
     GoneError,
@@ -193,7 +193,7 @@ class Informer(Picture[R]):
         if self._clock.monotonic() - self._opened_at >= self._backoff.cap_seconds:
             self._failures = 0
         self._failures += 1
-        return 0.0 if self._failures == 1 else self._backoff.delay(self._failures - 1)
+        return self._backoff.delay(self._failures - 1)
 
     def _after_gone(self, error: GoneError) -> float:
         self._failures += 1
@@ -201,7 +201,7 @@ class Informer(Picture[R]):
             "watch is too far behind, listing anew",
             extra=fields(kind=self.kind.KIND, error=error, times=self._failures),
         )
-        return 0.0 if self._failures == 1 else self._backoff.delay(self._failures - 1)
+        return self._backoff.delay(self._failures - 1)
 
     def _after_failure(self, error: Exception) -> float:
         self._failures += 1

@@ -17,8 +17,8 @@ from collections.abc import Hashable
 from itertools import count
 from typing import Generic, TypeVar
 
-from paddock.engine.backoff import Backoff
 from paddock.kit import metrics
+from paddock.kit.backoff import Backoff
 
 K = TypeVar("K", bound=Hashable)
 
@@ -30,7 +30,7 @@ _RETRIES = metrics.counter(
 
 LEAST_SECONDS = 0.001
 """The shortest delay there is."""
-RETRY = Backoff(base_seconds=0.005, factor=2.0, cap_seconds=120.0, jitter=0.1)
+RETRY = Backoff(base_seconds=0.005, cap_seconds=120.0, jitter=0.1)
 
 
 class QueueClosed(Exception):  # noqa: N818 - an end, not an error

@@ -15,10 +15,10 @@ from typing import TypeAlias
 
 from msgspec import Struct, structs
 
-from paddock.engine.backoff import Backoff
 from paddock.engine.queue import WorkQueue
 from paddock.kit import clock as clocks
 from paddock.kit import metrics
+from paddock.kit.backoff import Backoff
 from paddock.kit.errors import AlreadyExistsError, ConflictError, NotFoundError
 from paddock.kit.logs import fields
 from paddock.resources.builtin import Event, EventSource, ObjectReference

@@ -1,4 +1,4 @@
 """What every layer may use and none of which knows the domain.
 
-Errors, clock, ids, tasks, logs, settings, metrics.
+Errors, clock, waits between attempts, ids, tasks, logs, settings, metrics.
 """

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import structs
 
 from paddock.cache.provider import Provider
-from paddock.engine.backoff import Backoff
+from paddock.kit.backoff import Backoff
 from paddock.kit.clock import Clock
 from paddock.kit.errors import PaddockError, QuotaExceededError, UnavailableError
 from paddock.kit.logs import fields

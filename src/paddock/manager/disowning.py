@@ -13,7 +13,7 @@ from typing import Any
 from paddock.cache import stock
 from paddock.cache.census import Census
 from paddock.cache.provider import Provider
-from paddock.engine.backoff import Backoff
+from paddock.kit.backoff import Backoff
 from paddock.kit.errors import NotFoundError, PaddockError
 from paddock.kit.logs import fields
 from paddock.kit.tasks import cancel_and_wait

@@ -14,7 +14,7 @@ from typing import Any, cast
 from msgspec import Struct
 
 from paddock.controllers.batch.runner import Order, Report, TaskRunner
-from paddock.engine.backoff import Backoff
+from paddock.kit.backoff import Backoff
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
 from paddock.resources.batch import TaskState
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 64
 STOP_SECONDS = 20.0
-_BACKOFF = Backoff(base_seconds=0.1, factor=2.0, cap_seconds=5.0, jitter=0.2)
+_BACKOFF = Backoff(base_seconds=0.1, cap_seconds=5.0)
 FAILURES = (PaddockError, OSError, TimeoutError)
 
 

@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
+from paddock.kit.backoff import Backoff
 from paddock.resources.meta import Key
 
-FIRST_SECONDS = 1.0
-LIMIT_SECONDS = 300.0
-FORGIVEN = timedelta(seconds=2 * LIMIT_SECONDS)
+_BACKOFF = Backoff(base_seconds=1.0, cap_seconds=300.0, jitter=0.0)
+FORGIVEN = timedelta(seconds=2 * _BACKOFF.cap_seconds)
 """A shard that held out so long begins anew."""
 
 
@@ -27,9 +27,7 @@ class Setback(Struct, frozen=True):
     @property
     def seconds(self) -> float:
         """How long it waits after this failure."""
-        if self.count < 2:
-            return 0.0
-        return min(FIRST_SECONDS * 2.0 ** min(self.count - 2, 20), LIMIT_SECONDS)
+        return _BACKOFF.delay(self.count - 1)
 
 
 class Setbacks:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from paddock.controllers.claim.standing import Held
+from paddock.kit.backoff import Backoff
 from paddock.resources.claim import ClaimPhase, SandboxClaim
 from paddock.resources.sandbox import Sandbox
 
@@ -18,9 +19,7 @@ ALL_CLAIMED = "AllReplicasClaimed"
 UPDATE_REFUSED = "InplaceUpdateRefused"
 FIRST_BATCH = 5
 MAX_BATCH = 50
-FIRST_PAUSE_SECONDS = 2.0
-LAST_PAUSE_SECONDS = 16.0
-"""After a failure, and after many."""
+_BACKOFF = Backoff(base_seconds=2.0, cap_seconds=16.0, jitter=0.0)
 
 
 class Step(Struct, frozen=True, tag=True):
@@ -143,8 +142,7 @@ def _got(claim: SandboxClaim, held: Held) -> int:
 
 def pause_after(failures: int) -> timedelta:
     """Say how long to wait after so many failures in a row."""
-    doubled = FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 10)
-    return timedelta(seconds=min(doubled, LAST_PAUSE_SECONDS))
+    return timedelta(seconds=_BACKOFF.delay(failures))
 
 
 def _completed(claim: SandboxClaim, now: datetime) -> Step:

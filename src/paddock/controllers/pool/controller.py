@@ -16,14 +16,7 @@ from msgspec import structs
 from paddock.cache.census import Census, Members, Standing, revision_of
 from paddock.cache.writes import Writer
 from paddock.controllers.pool import strategies
-from paddock.controllers.pool.plan import (
-    Counts,
-    PoolPlan,
-    backoff_seconds,
-    band,
-    next_backoff,
-    plan,
-)
+from paddock.controllers.pool.plan import BACKOFF, Counts, PoolPlan, band, next_backoff, plan
 from paddock.controllers.pool.revision import revision
 from paddock.controllers.sandbox.templates import resolve
 from paddock.engine.controller import After, Done, Result
@@ -198,7 +191,7 @@ class PoolController:
     def _has_recovered(status: SandboxPoolStatus, members: Members) -> bool:
         if status.backoff_until is None:
             return True
-        failed_at = status.backoff_until - timedelta(seconds=backoff_seconds(status.failures))
+        failed_at = status.backoff_until - timedelta(seconds=BACKOFF.delay(status.failures))
         return any(
             item.status.started_at is not None and item.status.started_at > failed_at
             for item in members.available.values()

@@ -11,12 +11,13 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct, structs
 
+from paddock.kit.backoff import Backoff
 from paddock.resources.pool import Capacity, SandboxPoolSpec
 
 FIRST_BATCH = 16
 """A pool that nothing has yet come out of makes so many at once, then twice what has worked."""
-BACKOFF_SECONDS = 1.0
-BACKOFF_LIMIT_SECONDS = 300.0
+BACKOFF = Backoff(base_seconds=1.0, cap_seconds=300.0, jitter=0.0)
+"""After failed starts in a row."""
 UNBOUNDED = 1 << 31
 LULL_SECONDS = 2.0
 """So long after the last claim a pool is filled up in earnest: making sandboxes takes the
@@ -83,13 +84,6 @@ def share(value: int | str | None, of: int, *, default: int) -> int:
     if isinstance(value, int):
         return value
     return math.ceil(int(value.rstrip("%")) * of / 100)
-
-
-def backoff_seconds(failures: int) -> float:
-    """Say how long to wait after so many failed starts in a row."""
-    if failures <= 0:
-        return 0.0
-    return min(BACKOFF_SECONDS * 2.0 ** (failures - 1), BACKOFF_LIMIT_SECONDS)
 
 
 def desired_total(spec: SandboxPoolSpec, counts: Counts) -> int:
@@ -194,5 +188,5 @@ def _update(spec: SandboxPoolSpec, counts: Counts, desired: int) -> PoolPlan:
 
 def next_backoff(failures: int, now: datetime) -> datetime | None:
     """Give the instant before which nothing new is tried."""
-    wait = backoff_seconds(failures)
+    wait = BACKOFF.delay(failures)
     return now + timedelta(seconds=wait) if wait else None

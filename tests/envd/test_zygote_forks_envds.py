@@ -110,6 +110,26 @@ async def run(path: Path, script: str) -> list[Any]:
     return await hear(await ask(path, script))
 
 
+def test_one_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    (tmp_path / "msgspec.py").write_text("raise ImportError('half an upgrade')")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "paddock.envd.zygote_start", "--fd", str(theirs.fileno())]
+    with ours, theirs:
+        done = subprocess.run(
+            command,
+            pass_fds=[theirs.fileno()],
+            env=os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+            capture_output=True,
+            check=False,
+        )
+        ours.settimeout(60)
+        said = json.loads(ours.recv(1 << 16))
+
+    assert said == {"op": "broken", "error": "ImportError: half an upgrade"}
+    assert done.returncode == 1
+    assert b"half an upgrade" in done.stderr
+
+
 async def test_it_forks_an_envd_that_serves_and_reports_its_end(
     parent: Parent, tmp_path: Path
 ) -> None:

@@ -31,6 +31,11 @@ async def prepare(self, *given, **named):
     return made
 launching.Launching.prepare = prepare
 """
+BREAK_ENVDS = """
+import sys
+if "paddock.envd.zygote_start" in sys.orig_argv:
+    sys.modules["msgspec"] = None
+"""
 COUNT = "i=0; while true; do i=$((i+1)); echo $i > /tmp/count; sleep 0.02; done"
 
 
@@ -143,6 +148,34 @@ async def test_what_a_dying_launcher_had_cloned_is_gone_when_its_failure_is_told
         assert await health(await node.runtime.create(blueprint("a"))) == 204
     finally:
         await node.stop()
+
+
+async def test_callers_are_told_that_no_envd_can_be_started_until_one_can(tmp_path):
+    node = TestNode("--parked", "0")
+    node.prelude = f"import os; os.environ['PYTHONPATH'] = {str(tmp_path)!r}"
+    broken = tmp_path / "sitecustomize.py"
+    broken.write_text(BREAK_ENVDS)
+    await node.start()
+    try:
+        instance = await node.runtime.create(blueprint("a"))
+        answers = await asyncio.gather(*(_call(instance) for _ in range(3)))
+        for answer in answers:
+            assert answer.startswith(b"HTTP/1.1 503 "), answer
+            assert b"the parent of envds does not start" in answer
+            assert b"msgspec" in answer
+        broken.unlink()
+        assert await health(instance) == 204
+    finally:
+        await node.stop()
+
+
+async def _call(instance) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(instance.address.envd.removeprefix("unix:"))
+    try:
+        writer.write(b"GET /health HTTP/1.1\r\nHost: envd\r\nConnection: close\r\n\r\n")
+        return await reader.read()
+    finally:
+        writer.close()
 
 
 async def _is_healthy(instance) -> bool:

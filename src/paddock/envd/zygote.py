@@ -28,6 +28,7 @@ Replies and events, also JSON datagrams:
     {"id":…,"op":"failed","error":"…"}
     {"id":…,"op":"exited","pid":N,"status":<wait status>}    later, to the connection that asked
     {"op":"ping"} -> {"op":"pong","children":N}
+    {"op":"broken","error":"…"}          it cannot be, and ends: nobody who asked is answered
 
 `--spares N` keeps N children forked beforehand, so that a start costs no fork.
 

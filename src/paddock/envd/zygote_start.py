@@ -26,11 +26,31 @@ def forget_fork_handlers() -> None:
 
 
 def main() -> int:
-    """Import the zygote only now, and run it."""
+    """Import the zygote only now, and run it. What stops that is told to who waits for it."""
     forget_fork_handlers()
-    from paddock.envd import zygote
+    try:
+        from paddock.envd import zygote
 
-    return zygote.main()
+        return zygote.main()
+    except Exception as problem:  # noqa: BLE001 - the root of a process; it ends here
+        import traceback
+
+        traceback.print_exc()
+        _tell(f"{type(problem).__name__}: {problem}")
+        return 1
+
+
+def _tell(why: str) -> None:
+    """Say it as the zygote would have, with nothing but Python's own: the rest may be missing."""
+    import contextlib
+    import json
+    import socket
+    import sys
+
+    # There is nobody to tell where it listens at a path.
+    with contextlib.suppress(ValueError, IndexError, OSError):
+        fd = int(sys.argv[sys.argv.index("--fd") + 1])
+        socket.socket(fileno=fd).send(json.dumps({"op": "broken", "error": why}).encode())
 
 
 if __name__ == "__main__":

@@ -33,12 +33,18 @@ from paddock.runtime.local.wire import close_all
 log = logging.getLogger(__name__)
 
 _PATIENCE = 20.0
+_FAREWELL = 1.0
+"""How long somebody who is refused may take to read why."""
 JOINED = ("userns", "mntns", "netns", "groups", "init")
 """What an envd needs of a sandbox: namespaces, where use is counted, and a way to its init."""
 UNMADE = ("mntns", "init")
 """What of that a sandbox that is still being made has not."""
 _BACK_OFF = (0.0, 0.05, 0.2, 1.0, 5.0)
 """Seconds to wait before the n-th start in a row that failed."""
+
+
+class BrokenError(UnavailableError):
+    """No envd can be started here, and trying again would not help."""
 
 
 class _Reply(Struct, frozen=True, kw_only=True):
@@ -79,6 +85,8 @@ class Zygote:
         self._control: socket.socket | None = None
         self._waiting: dict[str, asyncio.Future[tuple[_Reply, list[int]]]] = {}
         self._count = 0
+        self._last_word = ""
+        """Why it ended, where it could say so."""
 
     @property
     def pid(self) -> int | None:
@@ -109,6 +117,7 @@ class Zygote:
             )
         ours.setblocking(False)
         self._control = ours
+        self._last_word = ""
         asyncio.get_running_loop().add_reader(ours.fileno(), self._readable)
 
     async def fork(self, config: Mapping[str, object], fds: Mapping[str, int]) -> tuple[int, int]:
@@ -170,12 +179,16 @@ class Zygote:
             data, fds = wire.receive(self._control)
         except BlockingIOError:
             return
-        except OSError:  # killed before it had read all that it was told
-            data, fds = b"", []
+        except OSError:  # it ended before it had read all that it was told
+            data, fds = self._hear_out()
         if not data:
             self._lose()
             return
         reply = _decoder.decode(data)
+        if reply.op == "broken":
+            self._last_word = reply.error
+            self._lose()
+            return
         future = self._waiting.get(reply.id)
         if reply.op == "exited" or future is None or future.done():
             # Ends are seen through pidfds. One that nobody waits for any more must not serve.
@@ -186,21 +199,37 @@ class Zygote:
             return
         future.set_result((reply, fds))
 
+    def _hear_out(self) -> tuple[bytes, list[int]]:
+        """Read what it said itself, which the kernel gives after the error."""
+        try:
+            return wire.receive(self._control) if self._control else (b"", [])
+        except OSError:
+            return b"", []
+
     def _lose(self) -> None:
         if self._control is not None:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
             self._control.close()
             self._control = None
+        status = 0
         if self._process is not None:
             if self._process.poll() is None:
                 self._process.kill()
-            self._process.wait()
+            status = self._process.wait()
             self._process = None
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(
-                    UnavailableError("the parent of envds died", retry_after_seconds=0.1)
-                )
+                future.set_exception(self._why_lost(status))
+
+    def _why_lost(self, status: int) -> UnavailableError:
+        """One that ended by itself would do so again; one that was killed would not."""
+        if status <= 0 and not self._last_word:
+            return UnavailableError("the parent of envds died", retry_after_seconds=0.1)
+        why = self._last_word or f"it ended with status {status}"
+        return BrokenError(
+            f"the parent of envds does not start: {why}",
+            hint="the node's log has more; mend the installation",
+        )
 
 
 class Door:
@@ -350,11 +379,39 @@ class Door:
             self._watch(pidfd)
             self._on_change(state.identify(pid))
         except (PaddockError, OSError) as problem:
-            self._failures += 1
             log.warning("envd not started", extra=fields(path=self._path, reason=problem))
+            if isinstance(problem, BrokenError):
+                await self._refuse(str(problem))
+            else:
+                self._failures += 1
             self._arm()
         finally:
             self._at_rest.set()
+
+    async def _refuse(self, why: str) -> None:
+        """Tell all who have called that nobody will come; who calls later is another try."""
+        body = msgspec.json.encode({"code": 503, "message": why})
+        head = (
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        for caller in self._callers():
+            with caller, contextlib.suppress(OSError):
+                async with asyncio.timeout(_FAREWELL):
+                    await self._loop.sock_sendall(caller, head.encode() + body)
+                    caller.shutdown(socket.SHUT_WR)
+                    while await self._loop.sock_recv(caller, 1 << 16):
+                        pass
+
+    def _callers(self) -> list[socket.socket]:
+        """Take all who wait at the door now."""
+        found: list[socket.socket] = []
+        with contextlib.suppress(OSError):  # that was the last
+            while self._listener is not None:
+                caller, _ = self._listener.accept()
+                caller.setblocking(False)
+                found.append(caller)
+        return found
 
     async def _fork(self, listener: socket.socket) -> tuple[int, int]:
         config, held = self._make(JOINED)

@@ -32,7 +32,7 @@ def claim_of(sandbox: Sandbox):
     return sandbox.spec.claim
 
 
-async def test_a_warm_sandbox_is_handed_out_with_one_write_and_replaced_in_its_pool() -> None:
+async def test_a_warm_sandbox_is_handed_out_and_replaced_in_its_pool() -> None:
     async with paddock(pool_size=2) as world:
         await world.stocked(2)
         sandbox = await world.manager.create(CALLER, WANTED)

@@ -8,6 +8,7 @@ than the results do.
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,15 +92,23 @@ def line(row: Row) -> str | None:
     if result is None or value is None:
         return None
     if isinstance(value, dict):
-        cells = [f"{value['p50_ms']:g}", f"{value['p99_ms']:g}", f"{value['n']:g}"]
+        cells = [spoken(value["p50_ms"]), spoken(value["p99_ms"]), f"{value['n']:,}"]
         if value.get("success", 1) != 1:
             cells[-1] += f" ({value['success']:.1%})"
     else:
-        cells = [f"{value:g}", "", ""]
+        cells = [spoken(value), "", ""]
     ratio = result["ratios"].get(row.ratio)
-    beside = f"{ratio:g} times {row.beside}" if ratio else ""
+    beside = f"{spoken(ratio, digits=2)} times {row.beside}" if ratio else ""
     made = f"[{row.suite}.py](bench/{row.suite}.py), [{result['commit']}]({_kept(row.suite)})"
     return f"| {row.what} | {row.unit} | {' | '.join(cells)} | {beside} | {made} |"
+
+
+def spoken(value: float, *, digits: int = 3) -> str:
+    """Write a figure with the digits that mean something: the results keep them all."""
+    if not value:
+        return "0"
+    behind = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{behind}f}"
 
 
 def _kept(suite: str) -> str:

@@ -1,11 +1,12 @@
 """Connections from clients: requests are read strictly, one after the other.
 
 What a client sends ahead waits unread in a small buffer until its turn comes; reading stops when
-that is full, so that what is held stays bounded. A client that hangs up is noticed while it
-waits, since reading goes on.
+that is full, and no request is begun while answers to earlier ones wait to be read, so that what
+is held stays bounded. A client that hangs up is noticed while it waits, since reading goes on.
 """
 
 import asyncio
+import re
 import socket
 import struct
 from typing import Protocol, cast
@@ -22,6 +23,7 @@ LINGER_SECONDS = 2.0
 WRITE_BUFFER_BYTES = 128 * 1024
 _PIPELINE_BYTES = 64 * 1024
 _CARRIAGE_RETURN = 13
+_EMPTY_LINES = re.compile(rb"(?:\r\n)+")
 _RESET = struct.pack("ii", 1, 0)
 """Do not linger: closing sends a reset."""
 
@@ -63,6 +65,7 @@ class ClientConnection(asyncio.Protocol):
         "_exchange",
         "_has_ended",
         "_is_closing",
+        "_is_full",
         "_is_reading",
         "_left",
         "_service",
@@ -94,6 +97,8 @@ class ClientConnection(asyncio.Protocol):
         self.pauses = 0
         self._is_closing = False
         self._has_ended = False
+        self._is_full = False
+        """Whether it was sent more than it takes."""
         self._is_reading = False
         self._timer: asyncio.TimerHandle | None = None
         self.idle_since: float | None = None
@@ -123,6 +128,7 @@ class ClientConnection(asyncio.Protocol):
                 data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4 == len(data) > 4
                 and not self._buffer
                 and not self._is_closing
+                and not self._is_full
                 and data[0] != _CARRIAGE_RETURN
             ):
                 self._take_head(data[:-2], b"")
@@ -142,7 +148,7 @@ class ClientConnection(asyncio.Protocol):
         self._buffer = self._buffer + data if self._buffer else data
         if self._exchange is None:
             self._read_on()
-        elif len(self._buffer) > _PIPELINE_BYTES:
+        if len(self._buffer) > _PIPELINE_BYTES:
             self.pause(Because.PIPELINE_FULL)
 
     def eof_received(self) -> bool:
@@ -150,7 +156,8 @@ class ClientConnection(asyncio.Protocol):
         self._has_ended = True
         exchange = self._exchange
         if exchange is None:
-            return False
+            # What it sent ahead may still wait until it has read earlier answers.
+            return self._is_full and bool(self._buffer)
         if exchange.is_tunnel:
             exchange.client_ended()
             return True
@@ -174,14 +181,18 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Take no more from the sandbox until the client has caught up."""
+        self._is_full = True
         exchange = self._exchange
         if exchange is not None and exchange.upstream is not None:
             exchange.upstream.pause(Because.OTHER_SIDE_FULL)
 
     def resume_writing(self) -> None:
-        """Take from the sandbox again."""
+        """Take from the sandbox again, or go on with the next request."""
+        self._is_full = False
         exchange = self._exchange
-        if exchange is not None and exchange.upstream is not None:
+        if exchange is None:
+            self._go_on()
+        elif exchange.upstream is not None:
             exchange.upstream.resume(Because.OTHER_SIDE_FULL)
 
     # ---- exchange's side -----------------------------------------------------------------
@@ -190,6 +201,11 @@ class ClientConnection(asyncio.Protocol):
     def is_idle(self) -> bool:
         """Whether no request is under way."""
         return self._exchange is None
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it is to be closed once everything is sent."""
+        return self._transport is not None and self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
         """Send bytes to the client."""
@@ -239,6 +255,7 @@ class ClientConnection(asyncio.Protocol):
         """Close once everything is sent."""
         self._is_closing = True
         self._buffer = b""
+        self.head_since = None
         if self._transport is not None:
             self._transport.close()
 
@@ -254,11 +271,8 @@ class ClientConnection(asyncio.Protocol):
                 self._linger()
             return
         self.idle_since = None
-        if self._buffer:
-            self._read_on()
-            self.resume(Because.PIPELINE_FULL)
-        if self._has_ended and self._exchange is None:
-            self.close()
+        if self._buffer or self._has_ended:
+            self._go_on()
 
     def tunnel(self, exchange: Exchange) -> None:
         """Pass bytes on as they are from now on."""
@@ -272,23 +286,31 @@ class ClientConnection(asyncio.Protocol):
 
     # ---- reading -------------------------------------------------------------------------
 
-    def _read_on(self) -> None:
-        """Read heads off the buffer, as long as requests end at once."""
+    def _go_on(self) -> None:
+        """Serve what was sent ahead, as far as its answers are read."""
         if self._is_reading:
             return
+        self._read_on()
+        if len(self._buffer) <= _PIPELINE_BYTES:
+            self.resume(Because.PIPELINE_FULL)
+        if self._has_ended and self._exchange is None and not (self._is_full and self._buffer):
+            self.close()
+
+    def _read_on(self) -> None:
+        """Read heads off the buffer, as long as requests end at once."""
         self._is_reading = True
         try:
-            while self._buffer and self._exchange is None and not self._is_closing:
-                if not self._read_head():
+            while self._buffer and self._exchange is None:
+                if self._is_closing or self._is_full or not self._read_head():
                     break
         finally:
             self._is_reading = False
 
     def _read_head(self) -> bool:
         data = self._buffer
-        while data.startswith(b"\r\n"):
+        if (empty := _EMPTY_LINES.match(data)) is not None:
             # Old clients send an empty line after a body.
-            data = data[2:]
+            data = data[empty.end() :]
         stop = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
         if stop < 0:
             self._buffer = data
@@ -368,6 +390,7 @@ class ClientConnection(asyncio.Protocol):
         """Close in a way that lets the client read what it was sent."""
         self._is_closing = True
         self._buffer = b""
+        self.head_since = None
         if self._has_ended:
             self.close()
             return

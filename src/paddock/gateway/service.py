@@ -105,7 +105,8 @@ class Gateway:
                 if client.idle_since is None:
                     client.idle_since = now
                 elif now - client.idle_since > self._limits.idle_seconds:
-                    client.close()
+                    # (One that never reads what it was sent is never done with closing.)
+                    client.abort() if client.is_closing else client.close()
         self._sender.sweep()
 
     async def drain(self, seconds: float) -> None:

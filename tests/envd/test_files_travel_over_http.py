@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
+from paddock.envd import files
 from paddock.envd.config import Settings
 from paddock.envd.signature import sign
 from tests.envd.rig import USER_UID, Response, Rig, open_rig
@@ -20,6 +21,7 @@ from tests.envd.rig import USER_UID, Response, Rig, open_rig
 pytestmark = pytest.mark.timeout(120)
 
 RAW = {"content_type": "application/octet-stream"}
+RAW_HEADERS = {"content-type": "application/octet-stream"}
 
 
 @pytest.fixture
@@ -426,16 +428,43 @@ async def test_a_full_disk_is_507(tmp_path: Path) -> None:
         found = await rig.request("POST", "/files", body, content_type=kind)
 
         assert (told.status, found.status) == (507, 507)
+        assert f"{small}/b" in found.json()["message"]
         assert not (small / "a").exists()
     finally:
         rig.envd.close()
         assert os.system(f"umount -l {small}") == 0
 
 
+async def test_nothing_is_written_below_a_file(rig: Rig) -> None:
+    (rig.home / "file").write_text("kept")
+
+    answer = await rig.request("POST", "/files?path=file/deep/er", b"x", **RAW)
+
+    assert answer.status == 400
+    assert "file' is there and is not a directory" in answer.json()["message"]
+    assert (rig.home / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_an_upload_that_stands_still_is_given_up(
+    rig: Rig, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "UPLOAD_PATIENCE", 0.2)
+    wire = await rig.wire()
+    headers = RAW_HEADERS | {"content-length": "1000", "content-encoding": encoding}
+    await wire.send("POST", "/files?path=a", headers)
+    wire.writer.write(gzip.compress(b"x" * 100)[:10])
+
+    answer = await wire.response()
+
+    assert answer.status == 408
+    assert "nothing came for 0.2 s" in answer.json()["message"]
+    wire.close()
+
+
 async def test_an_upload_whose_client_goes_away_leaves_the_server_well(rig: Rig) -> None:
     wire = await rig.wire()
-    headers = {"content-type": "application/octet-stream", "content-length": "10000000"}
-    await wire.send("POST", "/files?path=a", headers)
+    await wire.send("POST", "/files?path=a", RAW_HEADERS | {"content-length": "10000000"})
     wire.writer.write(b"x" * 3_000_000)
     await wire.writer.drain()
     wire.writer.transport.abort()

@@ -131,6 +131,19 @@ async def test_a_directory_is_made_with_its_parents_for_the_user(rig: Rig) -> No
         assert (rig.home / "x").stat().st_uid == USER_UID
 
 
+async def test_nothing_can_be_below_a_file(rig: Rig) -> None:
+    (rig.home / "file").write_text("kept")
+    (rig.home / "other").write_text("kept")
+
+    made = await rig.files("MakeDir", {"path": "file/deep/er"})
+    moved = await rig.files("Move", {"source": "other", "destination": "file/other"})
+
+    for answer in (made, moved):
+        assert answer.status == 400
+        assert "file' is there and is not a directory" in answer.json()["message"]
+    assert (rig.home / "other").read_text() == "kept"
+
+
 async def test_moving_creates_parents_and_replaces(rig: Rig) -> None:
     (rig.home / "a").write_text("1")
     (rig.home / "n").mkdir()

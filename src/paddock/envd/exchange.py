@@ -91,8 +91,8 @@ class Body:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def chunk(self) -> bytes:
-        """Next piece, or `b""` at the end."""
+    async def chunk(self, patience: float | None = None) -> bytes:
+        """Next piece, or `b""` at the end; `TimeoutError` where none comes for so many seconds."""
         while not self._chunks:
             if self.is_complete:
                 return b""
@@ -102,7 +102,8 @@ class Body:
                 self.expects_continue = False
                 self._connection.send_continue()
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            async with asyncio.timeout(patience):
+                await self._waiter
         piece = self._chunks.popleft()
         self.buffered -= len(piece)
         self._connection.body_taken(self)

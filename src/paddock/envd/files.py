@@ -35,6 +35,8 @@ from paddock.envd.users import User
 _CHUNK = 256 << 10
 _SAMPLE = 64 << 10
 _MAX_UNSIZED = 4 << 20
+UPLOAD_PATIENCE = 600.0
+"""How many seconds an upload may stand still, as clients set it no limit of their own."""
 _MAX_METADATA_KEY = 246
 _MAX_METADATA = 4096
 _METADATA_HEADER = "x-metadata-"
@@ -48,6 +50,11 @@ _STATUS = {
     errno.EROFS: 403,
     errno.ENOSPC: 507,
     errno.EDQUOT: 507,
+}
+_NAMED: Mapping[type[Exception], int] = {
+    paths.NotRegularError: 400,
+    paths.ParentError: 400,
+    NoSpaceError: 507,
 }
 
 
@@ -107,7 +114,7 @@ class Files:
         """Turn what goes wrong into an answer, or cut the connection if one has begun."""
         try:
             await work
-        except (RefusedError, ConnectError, OSError, paths.NotRegularError, NoSpaceError) as error:
+        except (RefusedError, ConnectError, OSError, *_NAMED) as error:
             if exchange.is_started:
                 exchange.abort()
                 return
@@ -314,12 +321,8 @@ def _explain(error: Exception) -> tuple[int, str]:
         return error.status, str(error)
     if isinstance(error, ConnectError):
         return (401 if error.code == "unauthenticated" else 400), error.message
-    if isinstance(error, paths.NotRegularError):
-        return 400, str(error)
-    if isinstance(error, NoSpaceError):
-        return 507, str(error)
     if not isinstance(error, OSError):
-        raise error
+        return _NAMED[type(error)], str(error)
     status = _STATUS.get(error.errno or 0, 500)
     where = f" {os.fsdecode(error.filename)!r}" if isinstance(error.filename, str | bytes) else ""
     return status, f"cannot access{where}: {error.strerror}"
@@ -356,12 +359,12 @@ async def _decoded(exchange: Exchange) -> AsyncIterator[bytes]:
     """Give the body with its Content-Encoding undone."""
     encoding = exchange.headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("identity", ""):
-        while piece := await exchange.body.chunk():
+        while piece := await _arrived(exchange):
             yield piece
     elif encoding == "gzip":
         inflater = Inflater()
         try:
-            while piece := await exchange.body.chunk():
+            while piece := await _arrived(exchange):
                 for plain in inflater.feed(piece):
                     yield plain
                     await asyncio.sleep(0)
@@ -370,6 +373,15 @@ async def _decoded(exchange: Exchange) -> AsyncIterator[bytes]:
             raise RefusedError(400, str(error)) from error
     else:
         raise RefusedError(400, f"unsupported content encoding {encoding!r}: use gzip or identity")
+
+
+async def _arrived(exchange: Exchange) -> bytes:
+    try:
+        return await exchange.body.chunk(UPLOAD_PATIENCE)
+    except TimeoutError:
+        raise RefusedError(
+            408, f"the upload was given up: nothing came for {UPLOAD_PATIENCE:g} s"
+        ) from None
 
 
 def _unsized(fd: int) -> bytes:

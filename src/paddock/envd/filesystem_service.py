@@ -56,6 +56,8 @@ def _explained(doing: str, path: str) -> Generator[None]:
         if code is Code.NOT_FOUND:
             raise ConnectError(code, f"path not found: cannot {doing} {shown!r}") from error
         raise ConnectError(code, f"cannot {doing} {shown!r}: {error.strerror}") from error
+    except paths.ParentError as error:
+        raise ConnectError(Code.INVALID_ARGUMENT, printable(f"cannot {doing}: {error}")) from error
     except (entries.TooManyEntriesError, WatchLimitError) as error:
         raise ConnectError(Code.RESOURCE_EXHAUSTED, printable(str(error))) from error
     except RecursionError as error:
@@ -109,24 +111,15 @@ class FilesystemService:
         with _explained("create directory", path):
             try:
                 mode = os.stat(path).st_mode
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 pass
-            except NotADirectoryError as error:
-                raise ConnectError(
-                    Code.INVALID_ARGUMENT, f"a parent of {shown!r} is a file"
-                ) from error
             else:
                 if stat.S_ISDIR(mode):
                     raise ConnectError(Code.ALREADY_EXISTS, f"directory already exists: {shown}")
                 raise ConnectError(
                     Code.INVALID_ARGUMENT, f"path already exists but it is not a directory: {shown}"
                 )
-            try:
-                paths.make_directories(path, uid=user.uid, gid=user.gid)
-            except NotADirectoryError as error:
-                raise ConnectError(
-                    Code.INVALID_ARGUMENT, f"a parent of {shown!r} is a file"
-                ) from error
+            paths.make_directories(path, uid=user.uid, gid=user.gid)
             return m.EntryResponse(entry=self._describe(path))
 
     async def move(self, call: Call, request: m.MoveRequest) -> m.EntryResponse:

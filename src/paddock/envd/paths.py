@@ -25,6 +25,10 @@ class NotRegularError(Exception):
         super().__init__(f"path {path!r} is {kind}")
 
 
+class ParentError(Exception):
+    """Something above the path is there and is no directory."""
+
+
 def resolve(path: str, *, home: str, default: str | None = None) -> str:
     """Make a path absolute: empty is the default, `~` the home, a relative one is under home."""
     if "\0" in path:
@@ -78,6 +82,6 @@ def make_directories(path: str, *, uid: int, gid: int) -> None:
             os.mkdir(directory, 0o755)
         except FileExistsError:
             if not os.path.isdir(directory):
-                raise NotADirectoryError(20, "Not a directory", directory) from None
+                raise ParentError(f"{directory!r} is there and is not a directory") from None
             continue
         os.chown(directory, uid, gid, follow_symlinks=False)

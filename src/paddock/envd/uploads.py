@@ -53,10 +53,14 @@ class Upload:
         """Write what has gathered."""
         pieces, self._pieces = self._pieces, []
         size, self._buffered = self._buffered, 0
-        if 0 < size <= _INLINE:
-            _write_all(self._fd, [b"".join(pieces)])
-        elif size:
-            await in_thread(_write_all, self._fd, pieces)
+        try:
+            if 0 < size <= _INLINE:
+                _write_all(self._fd, [b"".join(pieces)])
+            elif size:
+                await in_thread(_write_all, self._fd, pieces)
+        except OSError as error:
+            error.filename = self.path  # a descriptor has no name
+            raise
 
     def close(self) -> None:
         """Let go of the file, whole or not."""

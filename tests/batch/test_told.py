@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddock.cli.batch import hindrance
+from paddock.cli.following import hindrance
 from paddock.kit.errors import InvalidError
 from paddock.resources import codec
 from paddock.resources.batch import BatchPhase, TaskResourcePolicy

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -21,6 +22,13 @@ apiVersion: paddock.dev/v1alpha1
 kind: SandboxTemplate
 metadata: {name: mine}
 spec: {image: base, env: {COLOUR: blue}}
+"""
+
+BATCH = """
+apiVersion: paddock.dev/v1alpha1
+kind: BatchSandbox
+metadata: {{name: {name}}}
+spec: {{replicas: 2, poolRef: base, taskTemplate: {{spec: {{process: {process}}}}}}}
 """
 
 
@@ -52,6 +60,24 @@ def test_exec_passes_standard_input_on_if_asked_to(cli: Cli, box: str) -> None:
     assert cli.run("sandbox", "exec", box, "cat", stdin=text).stdout == ""
     # A command that does not read to the end is nobody's error.
     assert cli.run("sandbox", "exec", "-i", box, "head -n 1", stdin=text).stdout == "a line\n"
+
+
+def test_ctrl_c_ends_what_runs_in_the_sandbox_too(cli: Cli, box: str) -> None:
+    command = [str(PADDOCK), "sandbox", "exec", box, "echo begun; sleep 1234; echo not this"]
+    with subprocess.Popen(
+        command,
+        env=cli.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "begun\n"
+        running.send_signal(signal.SIGINT)
+        assert running.communicate(timeout=100) == ("", "")
+    assert running.returncode == 130
+    ended = "while grep -qzx 1234 /proc/[0-9]*/cmdline 2>/dev/null; do sleep 0.1; done"
+    cli("sandbox", "exec", box, ended)
 
 
 def test_programs_get_json_from_commands_too(cli: Cli, box: str) -> None:
@@ -132,6 +158,19 @@ def test_what_became_of_a_sandbox_is_not_told_as_a_fault_of_paddocks(cli: Cli, b
         assert f"hint: paddock sandbox resume {box}" in done.stderr
     strange = cli.run("sandbox", "kill", "no such id")
     assert strange.stderr == "error: sandbox 'no such id' was not found\n"
+
+
+def test_what_is_not_there_is_told_with_where_to_look(cli: Cli, box: str) -> None:
+    for arguments, hint in (
+        (("create", "nowhere"), "hint: `paddock get templates`"),
+        (("exec", "nobody", "true"), "hint: `paddock sandbox ls`"),
+    ):
+        done = cli.run("sandbox", *arguments)
+        assert done.returncode == 1
+        assert hint in done.stderr
+    missing_file = cli.run("sandbox", "cp", f"{box}:/tmp/nowhere", "/dev/null")
+    assert "No such file" in missing_file.stderr
+    assert "hint:" not in missing_file.stderr
 
 
 def test_a_wrong_command_line_is_told_as_such(cli: Cli) -> None:
@@ -229,6 +268,58 @@ def test_resources_are_applied_shown_described_and_deleted(cli: Cli, tmp_path: P
     assert cli.run("apply", "-f", "-", stdin="kind: Nothing").returncode == 1
 
 
+def test_a_directory_is_applied_and_resources_are_chosen_by_label(cli: Cli, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        labelled = TEMPLATE.replace("{name: mine}", f"{{name: {name}, labels: {{of: {name}}}}}")
+        (tmp_path / f"{name}.yaml").write_text(labelled)
+    try:
+        applied = cli("apply", "-f", str(tmp_path))
+        assert applied == "sandboxtemplate/one applied\nsandboxtemplate/two applied\n"
+        chosen = cli.json("get", "templates", "--selector", "of in (two)")
+        assert [item["metadata"]["name"] for item in chosen] == ["two"]
+        table = cli("get", "templates", "-A", "-l", "of=one").splitlines()
+        assert [line.split()[:2] for line in table] == [["NAMESPACE", "NAME"], ["default", "one"]]
+    finally:
+        cli("delete", "-f", str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    nothing = cli.run("apply", "-f", str(tmp_path / "empty"))
+    assert "there is no YAML file in" in nothing.stderr
+
+
+def test_a_batch_of_a_file_is_waited_for_with_its_logs(cli: Cli, tmp_path: Path) -> None:
+    applied = BATCH.format(name="waited", process="{command: [sh, -c, 'exit $PADDOCK_SHARD']}")
+    cli("apply", "-f", "-", stdin=applied)
+    try:
+        done = cli.run("batch", "wait", "waited", "--logs", str(tmp_path / "logs"))
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert done.stdout == "shard 1: Failed, exit code 1\n"
+        assert done.stderr == "1 succeeded, 1 failed: waited\n"
+        assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["0.log", "1.log"]
+        again = cli.run("-o", "json", "batch", "wait", "waited")
+        assert json.loads(again.stdout)["status"]["phase"] == "Failed"
+    finally:
+        cli("delete", "batch", "waited")
+    assert cli.run("batch", "wait", "waited").returncode == 1
+
+
+def test_a_teams_quota_is_set_shown_kept_to_and_lifted(cli: Cli) -> None:
+    member = Cli(
+        {**cli.environment, "E2B_API_KEY": cli("keys", "create", "m", "--team", "t").strip()}
+    )
+    said = cli("teams", "quota", "t", "--sandboxes", "0", "--cpu", "1500m", "--memory", "2Gi")
+    assert said == "quota of t: sandboxes 0, cpu 1.5, memory 2Gi\n"
+    assert "sandboxes 0, cpu 1.5, memory 2Gi" in cli("teams", "ls")
+    refused = member.run("sandbox", "create")
+    assert refused.returncode == 1
+    assert "team t has 0 of 0 sandbox.count" in refused.stderr
+    assert member.run("teams", "quota", "t", "--none").returncode == 1
+    assert cli("teams", "quota", "t", "--none") == "quota of t: none\n"
+    member("sandbox", "kill", member("sandbox", "create").strip())
+    for wrong in ((), ("--none", "--running", "1")):
+        assert cli.run("teams", "quota", "t", *wrong).returncode == 2
+    assert cli.environment.get("E2B_API_KEY", "e2b_") not in cli("-o", "json", "teams", "ls")
+
+
 def test_status_shows_the_pool(cli: Cli) -> None:
     report = cli.json("status")
     assert report["answers"] is True
@@ -277,4 +368,6 @@ def test_where_nothing_runs_the_error_says_what_to_do(cli: Cli) -> None:
     assert "\n\nhint: `paddock status`" in done.stderr
     status = lost.run("--output", "json", "status")
     assert status.returncode == 1
-    assert msgspec.json.decode(status.stdout)["answers"] is False
+    report = msgspec.json.decode(status.stdout)
+    assert report["answers"] is False
+    assert "pid" not in report, "that is this machine's"

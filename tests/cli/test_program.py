@@ -53,6 +53,29 @@ def test_a_wrong_command_line_ends_with_2(arguments: list[str]) -> None:
     assert "Usage:" in done.output
 
 
+def test_a_command_that_looks_like_the_wrong_one_is_named() -> None:
+    for words, meant in ((["statsu"], "status"), (["sandbox", "crate"], "create")):
+        assert f"Did you mean '{meant}'?" in CliRunner().invoke(program, words).output
+
+
+@pytest.mark.parametrize("option", ["--replicas", "--attempts", "--timeout"])
+def test_a_batch_of_nothing_is_not_waited_for(option: str) -> None:
+    done = CliRunner().invoke(program, ["batch", "run", option, "0", "true"])
+    assert done.exit_code == 2
+    assert option in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "found"), [("paddock sta", "plain,status"), ("paddock sandbox ex", "plain,exec")]
+)
+def test_shells_complete_commands(words: str, found: str) -> None:
+    asked = {"_PADDOCK_COMPLETE": "bash_complete", "COMP_WORDS": words}
+    done = CliRunner().invoke(
+        program, prog_name="paddock", env={**asked, "COMP_CWORD": str(len(words.split()) - 1)}
+    )
+    assert done.output.splitlines() == [found]
+
+
 @pytest.mark.parametrize("place", range(3))
 def test_the_form_of_the_output_is_said_anywhere(place: int) -> None:
     words = ["image", "ls"]

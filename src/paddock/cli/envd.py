@@ -83,6 +83,11 @@ class Shell:
             self.call("SendInput", {**process, "input": {"stdin": _text(data)}})
         self.call("CloseStdin", process)
 
+    def end(self, pid: int) -> None:
+        """Ask a command to end, and what it started: a signal of envd's is for one process."""
+        for _ in self.start(f"kill -TERM -- -{pid}"):
+            pass
+
     def call(self, method: str, request: Any) -> None:
         """Send input, a signal, a size."""
         self._endpoint.call("POST", f"/process.Process/{method}", request, headers=self._headers)

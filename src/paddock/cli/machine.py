@@ -110,9 +110,11 @@ def _stop(place: Place) -> bool:
 @click.command()
 @with_place
 def status(place: Place, output: Output) -> None:
-    """Say whether Paddock runs here, and how it does."""
-    pid = _pid(place)
-    report: dict[str, Any] = {"running": pid is not None, "pid": pid, "url": place.url}
+    """Say whether Paddock runs here (or answers at --url), and how it does."""
+    report: dict[str, Any] = {"url": place.url}
+    if place.is_here:
+        pid = _pid(place)
+        report |= {"running": pid is not None, "pid": pid}
     try:
         pools = place.kube.call("GET", "/apis/paddock.dev/v1alpha1/sandboxpools")["items"]
         boxes = place.kube.call("GET", "/apis/paddock.dev/v1alpha1/sandboxes")["items"]
@@ -128,7 +130,8 @@ def status(place: Place, output: Output) -> None:
         report["answers"] = True
     except (UnavailableError, CallError) as error:
         report["answers"] = False
-        report["problem"] = error.message
+        is_down = place.is_here and report["pid"] is None
+        report["problem"] = "it does not run; `paddock up` starts it" if is_down else error.message
     if output.is_json:
         output.data(report)
     else:
@@ -138,17 +141,19 @@ def status(place: Place, output: Output) -> None:
 
 
 def _show_status(report: dict[str, Any]) -> None:
-    screen.print(f"process    {report['pid'] or 'none on this machine'}")
-    screen.print(f"address    {report['url']}{'' if report['answers'] else ' (no answer)'}")
+    if "pid" in report:  # otherwise it is another machine's
+        screen.print(f"process    {report['pid'] or 'none on this machine'}")
+    screen.print(f"address    {report['url']}")
     if not report["answers"]:
-        screen.print(f"problem    {report['problem']}")
+        screen.print(f"problem    {report['problem']}", markup=False, soft_wrap=True)
         return
     counts = ", ".join(f"{count} {phase}" for phase, count in sorted(report["sandboxes"].items()))
     screen.print(f"sandboxes  {counts or 'none'}")
     for name, pool in report["pools"].items():
         screen.print(
             f"pool       {name}: {pool.get('available', 0)} ready, "
-            f"{pool.get('creating', 0)} in the making, {pool.get('allocated', 0)} in use"
+            f"{pool.get('creating', 0)} in the making, {pool.get('allocated', 0)} in use",
+            soft_wrap=True,
         )
 
 

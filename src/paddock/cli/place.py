@@ -24,12 +24,12 @@ class Place:
         here = f"http://{host}:{self.settings.port}"
         given = (url or os.environ.get("PADDOCK_URL") or here).rstrip("/")
         self.url = given if "://" in given else f"http://{given}"
-        self._is_here = self.url in (here, f"http://localhost:{self.settings.port}")
+        self.is_here = self.url in (here, f"http://localhost:{self.settings.port}")
 
     def _secret(self, name: str, variable: str) -> str:
         if value := os.environ.get(variable):
             return value
-        if not self._is_here:
+        if not self.is_here:
             # This machine's secrets are nobody else's business.
             raise UnavailableError(
                 f"no credential for {self.url}: {variable} is not set", hint=f"set {variable}"

@@ -4,6 +4,7 @@ Commands are imported when they are called: help and mistakes are shown at once.
 """
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
@@ -14,8 +15,13 @@ from paddock.cli.context import Chosen
 from paddock.cli.words import with_output
 from paddock.kit.errors import PaddockError
 
-EXIT_CODES = """Exit codes: 0 done; 1 it failed, and says why; 2 the command line was wrong; for
-`sandbox exec`, the command's own exit code."""
+EPILOG = """Exit codes: 0 done; 1 it failed, and says why; 2 the command line was wrong; 130 Ctrl-C;
+for `sandbox exec`, the command's own exit code.
+
+\b
+Completion, in your shell's start-up file:
+  eval "$(_PADDOCK_COMPLETE=bash_source paddock)"     (or zsh_source)
+"""
 
 COMMANDS = {
     "up": ("machine.up", "Start everything on this machine and say how to use it."),
@@ -31,6 +37,7 @@ COMMANDS = {
     "batch": ("batch.batch", "Many sandboxes as one object, each with its task."),
     "task-executor": ("executor.task_executor", "Serve the task API in a pod."),
     "keys": ("keys.keys", "API keys: list, create, revoke."),
+    "teams": ("teams.teams", "Teams and their quotas."),
     "kube": ("kube.kube", "Paddock on Kubernetes: install, uninstall, status, render."),
     "image": ("images.image", "Images of this machine: list, build, import, delete."),
     "simulate": ("simulate.simulate", "Replay a trace of claims in virtual time."),
@@ -53,6 +60,14 @@ class Program(click.Group):
         module, _, attribute = COMMANDS[cmd_name][0].partition(".")
         return with_output(getattr(import_module(f"paddock.cli.{module}"), attribute))
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find what is called; where there is no such command, one that looks like it is named."""
+        if args[0] not in COMMANDS and (similar := get_close_matches(args[0], COMMANDS, n=1)):
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{similar[0]}'?")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show one line for each command, without importing any."""
         with formatter.section("Commands"):
@@ -71,9 +86,7 @@ class Program(click.Group):
             sys.exit(130)
 
 
-@click.group(
-    cls=Program, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]}
-)
+@click.group(cls=Program, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="paddock %(version)s")
 @click.option(
     "--config", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Settings, TOML."

@@ -3,8 +3,10 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 
 import click
 import yaml
@@ -13,6 +15,7 @@ from paddock.cli.context import with_place
 from paddock.cli.http import CallError
 from paddock.cli.output import Output, age, screen
 from paddock.cli.place import Place
+from paddock.cli.words import examples
 from paddock.kit.clock import system
 from paddock.kit.errors import InvalidError, PaddockError
 from paddock.resources.registry import Column, KindInfo, info_for
@@ -57,11 +60,18 @@ def _cell(item: Mapping[str, Any], column: Column, now: datetime) -> str:
     return age(str(value), now) if column.type == "date" else str(value)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "paddock get pools",
+        "paddock get sandboxes -A --selector paddock.dev/pool=base",
+        "paddock get batch rollouts -o json",
+    )
+)
 @click.argument("kind")
 @click.argument("name", required=False)
 @click.option("--namespace", "-n", default="default", show_default=True)
-@click.option("--all-namespaces", "-A", is_flag=True)
+@click.option("--all-namespaces", "-A", is_flag=True, help="Those of every team.")
+@click.option("--selector", "-l", help="Only those with these labels, such as a=b,c!=d.")
 @with_place
 def get(
     place: Place,
@@ -70,18 +80,27 @@ def get(
     name: str | None,
     namespace: str,
     all_namespaces: bool,
+    selector: str | None,
 ) -> None:
     """Show resources: sandboxes, pools, templates, claims, envs, batches, checkpoints, events."""
     info, wanted = _split(kind, name)
-    answer = place.kube.call("GET", _path(info, "" if all_namespaces else namespace, wanted))
+    if wanted and (all_namespaces or selector):
+        raise click.UsageError("a NAME is looked for in one namespace, without --selector")
+    query = f"?labelSelector={quote(selector)}" if selector else ""
+    path = _path(info, "" if all_namespaces else namespace, wanted)
+    answer = place.kube.call("GET", path + query)
     items: list[Any] = [answer] if wanted else answer["items"]
     now = system().now().astimezone(UTC)
     columns = [column for column in info.columns if column.priority == 0]
+    names = ("namespace", "name") if all_namespaces and info.cls.NAMESPACED else ("name",)
     output.rows(
         answer if wanted else items,
-        ("name", *(column.name for column in columns)),
+        (*names, *(column.name for column in columns)),
         (
-            (item["metadata"]["name"], *(_cell(item, column, now) for column in columns))
+            (
+                *(item["metadata"][each] for each in names),
+                *(_cell(item, column, now) for column in columns),
+            )
             for item in items
         ),
     )
@@ -114,9 +133,18 @@ def describe(place: Place, output: Output, kind: str, name: str | None, namespac
         screen.print(text, markup=False, soft_wrap=True)
 
 
+def _files(name: str) -> Iterable[str]:
+    if not Path(name).is_dir():
+        return (name,)
+    found = sorted(map(str, (*Path(name).glob("*.yaml"), *Path(name).glob("*.yml"))))
+    if not found:
+        raise InvalidError(f"there is no YAML file in {name}")
+    return found
+
+
 def documents(files: Iterable[str]) -> Iterable[Mapping[str, Any]]:
-    """Read every document of the files; `-` is standard input."""
-    for file in files:
+    """Read every document of the files; `-` is standard input, a directory all of its YAML."""
+    for file in chain.from_iterable(map(_files, files)):
         try:
             text = sys.stdin.read() if file == "-" else Path(file).read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -134,8 +162,17 @@ def documents(files: Iterable[str]) -> Iterable[Mapping[str, Any]]:
             yield document
 
 
-@click.command()
-@click.option("--file", "-f", "files", multiple=True, required=True, help="YAML; `-` is stdin.")
+@click.command(
+    epilog=examples("paddock apply -f examples/quickstart.yaml", "paddock apply -f - < pool.yaml")
+)
+@click.option(
+    "--file",
+    "-f",
+    "files",
+    multiple=True,
+    required=True,
+    help="YAML, or a directory of it; `-` is stdin.",
+)
 @click.option("--namespace", "-n", default="default", show_default=True)
 @with_place
 def apply(place: Place, output: Output, files: tuple[str, ...], namespace: str) -> None:
@@ -161,7 +198,9 @@ def apply(place: Place, output: Output, files: tuple[str, ...], namespace: str) 
         output.data(done)
 
 
-@click.command()
+@click.command(
+    epilog=examples("paddock delete pool hello", "paddock delete -f examples/quickstart.yaml")
+)
 @click.argument("kind", required=False)
 @click.argument("name", required=False)
 @click.option("--file", "-f", "files", multiple=True, help="Delete what these files name.")
@@ -175,7 +214,7 @@ def delete(
     files: tuple[str, ...],
     namespace: str,
 ) -> None:
-    """Delete resources."""
+    """Delete resources. A deleted pool leaves claimed sandboxes alone."""
     targets: list[tuple[KindInfo, str, str]] = []
     if kind is not None:
         info, wanted = _split(kind, name)

@@ -1,49 +1,49 @@
 """`paddock sandbox`: sandboxes by hand."""
 
-import shlex
-import sys
-import threading
-from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
 import click
 import msgspec
 
+from paddock.cli import inside
 from paddock.cli.context import with_place
-from paddock.cli.copying import copied
-from paddock.cli.envd import Shell, output_of
 from paddock.cli.http import CallError
 from paddock.cli.output import Output, age, notes, screen, until
 from paddock.cli.place import Place, path_of
-from paddock.cli.terminal import run_terminal
-from paddock.cli.words import Running
+from paddock.cli.words import examples, pairs
 from paddock.kit.clock import system
 from paddock.kit.errors import PaddockError
 
 
-@click.group()
+class _Sandboxes(click.Group):
+    """Says where to look for a sandbox that was not found."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except CallError as error:
+            # Not for files: of these the sandbox itself says that they are not there.
+            if error.status == HTTPStatus.NOT_FOUND and error.message.startswith("sandbox "):
+                error.hint = "`paddock sandbox ls` lists those that there are"
+            raise
+
+
+@click.group(cls=_Sandboxes)
 def sandbox() -> None:
     """Sandboxes: create, look, run commands, copy files, pause, fork, kill."""
 
 
-def _pairs(items: tuple[str, ...], option: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for item in items:
-        name, equals, value = item.partition("=")
-        if not equals or not name:
-            raise click.UsageError(f"{option} wants NAME=VALUE, not {item!r}")
-        found[name] = value
-    return found
-
-
-def _shell(place: Place, sandbox_id: str, user: str | None) -> Shell:
-    return Shell(place.inside(sandbox_id), user)
-
-
-@sandbox.command("create")
+@sandbox.command(
+    "create",
+    epilog=examples(
+        "ID=$(paddock sandbox create --timeout 3600 --metadata run=17)",
+        "paddock sandbox create python --env SEED=7 --pause-at-end --wake",
+    ),
+)
 @click.argument("template", default="base")
 @click.option("--timeout", default=300, show_default=True, help="Seconds until it ends.")
 @click.option("--env", "-e", multiple=True, help="NAME=VALUE for every process.")
@@ -61,18 +61,23 @@ def create(
     pause_at_end: bool,
     wake: bool,
 ) -> None:
-    """Create a sandbox and print its id."""
+    """Create a sandbox of TEMPLATE (or of a pool or environment of that name); print its id."""
     if wake and not pause_at_end:
         raise click.UsageError("--wake needs --pause-at-end: what is killed at its end never wakes")
     body: dict[str, Any] = {
         "templateID": template,
         "timeout": timeout,
-        "envVars": _pairs(env, "--env"),
-        "metadata": _pairs(metadata, "--metadata"),
+        "envVars": pairs(env, "--env"),
+        "metadata": pairs(metadata, "--metadata"),
         "autoPause": pause_at_end,
         "autoResume": {"enabled": wake},
     }
-    made = place.e2b.call("POST", "/v2/sandboxes", body)
+    try:
+        made = place.e2b.call("POST", "/v2/sandboxes", body)
+    except CallError as error:
+        if error.status == HTTPStatus.NOT_FOUND:
+            error.hint = "`paddock get templates` and `paddock get envs` list what there is"
+        raise
     output.done(made["sandboxID"], made)
 
 
@@ -86,7 +91,7 @@ def list_sandboxes(
     """List sandboxes."""
     wanted = "&".join(
         f"{quote(quote(name))}={quote(quote(value))}"
-        for name, value in _pairs(metadata, "--metadata").items()
+        for name, value in pairs(metadata, "--metadata").items()
     )
     query = f"?limit=100&metadata={quote(wanted)}" + (f"&state={state}" if state else "")
     items: list[Any] = []
@@ -114,85 +119,6 @@ def list_sandboxes(
             for item in items
         ),
     )
-
-
-@sandbox.command("exec", cls=Running)
-@click.argument("sandbox_id")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--user", "-u", help="As whom.  [default: the template's user]")
-@click.option("--cwd", help="Where.  [default: the user's home]")
-@click.option("--env", "-e", multiple=True, help="NAME=VALUE.")
-@click.option("--stdin", "-i", "has_stdin", is_flag=True, help="Pass standard input on.")
-@with_place
-def execute(
-    place: Place,
-    output: Output,
-    sandbox_id: str,
-    command: tuple[str, ...],
-    user: str | None,
-    cwd: str | None,
-    env: tuple[str, ...],
-    has_stdin: bool,
-) -> None:
-    """Run a command; its output and exit code are this command's."""
-    text = command[0] if len(command) == 1 else shlex.join(command)
-    shell = _shell(place, sandbox_id, user)
-    said = (bytearray(), bytearray())
-    for event in shell.start(text, env=_pairs(env, "--env"), cwd=cwd, has_stdin=has_stdin):
-        if has_stdin and (start := event.get("start")):
-            _feed(shell, int(start["pid"]))
-        for kept, data, stream in zip(
-            said, output_of(event), (sys.stdout, sys.stderr), strict=True
-        ):
-            if output.is_json:
-                kept.extend(data)
-            elif data:
-                stream.buffer.write(data)
-                stream.buffer.flush()
-        if end := event.get("end"):
-            if output.is_json:
-                out, err = (kept.decode(errors="replace") for kept in said)
-                output.data({"exitCode": _exit_code(end), "stdout": out, "stderr": err})
-            sys.exit(_exit_code(end))
-
-
-def _feed(shell: Shell, pid: int) -> None:
-    """Pass standard input on while the command runs; it may end before its input does."""
-
-    def feed() -> None:
-        with suppress(PaddockError):
-            shell.feed(pid, sys.stdin.fileno())
-
-    threading.Thread(target=feed, name="standard input", daemon=True).start()
-
-
-def _exit_code(end: Mapping[str, Any]) -> int:
-    code = int(end.get("exitCode", 0))
-    return code if code >= 0 else 137
-
-
-@sandbox.command("shell")
-@click.argument("sandbox_id")
-@click.option("--user", "-u", help="As whom.  [default: the template's user]")
-@with_place
-def shell(place: Place, _output: Output, sandbox_id: str, user: str | None) -> None:
-    """Open a terminal in a sandbox; `exit` or Ctrl-D leaves it."""
-    sys.exit(run_terminal(_shell(place, sandbox_id, user)))
-
-
-@sandbox.command("cp")
-@click.argument("source")
-@click.argument("target")
-@with_place
-def copy(place: Place, output: Output, source: str, target: str) -> None:
-    """Copy a file: FILE ID:PATH, or ID:PATH FILE. A directory keeps the file's name."""
-    if (":" in source) == (":" in target):
-        raise click.UsageError("one side is ID:PATH, the other a file here: a.txt i3x…:/tmp/a")
-    try:
-        size = copied(place, source, target)
-    except OSError as error:
-        raise PaddockError(f"{error.filename or target}: {error.strerror}") from error
-    output.done(f"{size} bytes copied", {"bytes": size})
 
 
 @sandbox.command("logs")
@@ -265,3 +191,7 @@ def kill(place: Place, output: Output, sandbox_ids: tuple[str, ...]) -> None:
         output.done("\n".join(f"killed {item}" for item in killed), {"killed": killed})
     if failed:
         raise PaddockError("; ".join(failed))
+
+
+for _command in (inside.execute, inside.shell, inside.copy):
+    sandbox.add_command(_command)

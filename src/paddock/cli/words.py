@@ -1,6 +1,24 @@
 """How the words of a command line are read, where click alone would read them otherwise."""
 
+from collections.abc import Iterable
+
 import click
+
+
+def examples(*lines: str) -> str:
+    """Write what a command's help ends with: lines to copy, each as it is."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def pairs(items: Iterable[str], option: str) -> dict[str, str]:
+    """Read what was given as NAME=VALUE."""
+    found: dict[str, str] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"{option} wants NAME=VALUE, not {item!r}")
+        found[name] = value
+    return found
 
 
 def with_output(command: click.Command) -> click.Command:

@@ -64,5 +64,6 @@ own_temp() {
 # What sandboxes on this machine need: a C compiler for pid 1, the firewall, snapshots, the base image.
 install_runtime() {
   apt_install gcc libc6-dev iproute2 nftables btrfs-progs debootstrap ca-certificates
-  "$ROOT/scripts/build-criu" || say "no working CRIU: sandboxes can be frozen, not hibernated or forked"
+  # Its standard output is for whoever asks for the path: that of `up -o json` is one line of JSON.
+  "$ROOT/scripts/build-criu" >/dev/null || say "no working CRIU: sandboxes can be frozen, not hibernated or forked"
 }

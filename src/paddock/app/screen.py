@@ -1,6 +1,7 @@
 """What `paddock up` shows: progress while things start, then how to use them."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,12 +22,12 @@ notes = Console(stderr=True, highlight=False)
 HOW = """
 [bold]Paddock is up[/] at {url}   (stop with {stop}; sandboxes are kept)
 
-  export E2B_API_URL={url} E2B_SANDBOX_URL={url}
+  export E2B_API_URL={url} E2B_SANDBOX_URL={url} E2B_DOMAIN={domain}
   export E2B_API_KEY={key}
 
   python -c 'from e2b import Sandbox; print(Sandbox.create().commands.run("echo hello").stdout)'
 
-  paddock status | sandbox ls | sandbox create | doctor
+  {paddock} status | sandbox ls | sandbox create | doctor
 """
 
 
@@ -86,8 +87,22 @@ def _tell(settings: Settings, secrets: Secrets, *, as_json: bool, pid: int | Non
         sys.stdout.write(line.decode() + "\n")
         sys.stdout.flush()
     else:
-        stop = "`paddock down`" if pid else "Ctrl-C"
-        notes.print(HOW.format(url=url, key=secrets.api_key, stop=stop), soft_wrap=True)
+        paddock = _command()
+        told = HOW.format(
+            url=url,
+            key=secrets.api_key,
+            # Clients make sandboxes' host names of it: `8000-ID.localhost:3000`.
+            domain=settings.domain or f"{host}:{settings.port}",
+            stop=f"`{paddock} down`" if pid else "Ctrl-C",
+            paddock=paddock,
+        )
+        notes.print(told, soft_wrap=True)
+
+
+def _command() -> str:
+    """Give what to type for `paddock`: where it was installed, if no shell would find it."""
+    beside = Path(sys.executable).with_name("paddock")
+    return "paddock" if shutil.which("paddock") or not beside.exists() else str(beside)
 
 
 def _in_background(settings: Settings, config: Path | None, *, as_json: bool) -> int:

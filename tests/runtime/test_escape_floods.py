@@ -6,15 +6,32 @@ from pathlib import Path
 import pytest
 
 from paddock.runtime.local.cgroups import Cgroups
+from paddock.runtime.local.reserve import reserve
 from paddock.runtime.port import Limits
 from tests.runtime.contract import first_event_of
-from tests.runtime.inside import run, succeeds
-from tests.runtime.nodes import eventually
+from tests.runtime.inside import begin, run, succeeds
+from tests.runtime.nodes import TestNode, eventually
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
 PYTHON = "/usr/bin/python3"
+BOMB = """
+import os, time
+while True:
+    try:
+        os.fork()
+    except OSError:
+        time.sleep(0.05)
+"""
 UNTIL_ENOUGH = "while not os.path.exists('/tmp/enough'): time.sleep(0.05)"
+
+
+async def group_of(node: TestNode, uid: str) -> tuple[Cgroups, str]:
+    """The groups of a node, and what a sandbox's are called."""
+    facts = await node.facts()
+    init = Path("/proc", str(facts["inits"][uid]))
+    name = (init / "cgroup").read_text().split()[-1].rpartition("/")[2]
+    return Cgroups(facts["node_id"]), name
 
 
 async def test_a_fork_bomb_stays_within_its_limit_and_neighbours_answer(node, box):
@@ -22,15 +39,38 @@ async def test_a_fork_bomb_stays_within_its_limit_and_neighbours_answer(node, bo
     bomb = asyncio.ensure_future(
         run(bomber, "b() { b | b & }; for i in 1 2 3 4; do b 2>/dev/null; done; sleep 99")
     )
-    facts = await node.facts()
-    init = Path("/proc", str(facts["inits"][bomber.uid]))
-    group = (init / "cgroup").read_text().split()[-1].rpartition("/")[2]
-    groups = Cgroups(facts["node_id"])
+    groups, group = await group_of(node, bomber.uid)
     await eventually(lambda: groups.usage(group).pids > 32)
     assert (await run(neighbour, "echo fine")).out == "fine\n"
     assert groups.usage(group).pids <= 64
     bomb.cancel()
     await asyncio.wait([bomb])
+
+
+@pytest.mark.parametrize("user", ["root", "user"])
+async def test_a_sandbox_full_of_processes_takes_the_command_that_ends_them(node, box, user):
+    instance = await box(limits=Limits(pids=64))
+    await begin(instance, f"exec {PYTHON} -c '{BOMB}'", user=user)
+    groups, group = await group_of(node, instance.uid)
+    # The kernel counts an envd among a sandbox's users, though it is not in the group.
+    await eventually(lambda: groups.usage(group).pids > 64 - reserve(64) - 4, seconds=60)
+
+    assert (await run(instance, "echo in; kill -9 -1", user=user)).out == "in\n"
+
+    assert (await run(instance, "echo $(echo alive)", user=user)).out == "alive\n"
+    await eventually(lambda: groups.usage(group).pids < 8)
+
+
+async def test_who_cannot_start_a_command_hears_why(box):
+    instance = await box(limits=Limits(pids=8))
+    await begin(instance, "for i in 1 2 3 4 5 6 7 8 9; do sleep 1000 & done; wait")
+    message = ""
+    for _ in range(8):  # the last of them have the reserve
+        try:
+            await begin(instance, "exec sleep 1000")
+        except AssertionError as problem:
+            message = str(problem)
+    assert "as many processes as it may have" in message
 
 
 async def test_a_memory_bomb_is_killed_and_told_of(node, box):

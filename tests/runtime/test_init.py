@@ -176,6 +176,34 @@ async def test_a_signal_to_the_tree_reaches_what_left_the_session(inside):
     close_all(record.fds)
 
 
+RUNNERS = """
+import os, time
+for _ in range(3):
+    if not os.fork():
+        while True:
+            if os.fork():
+                os._exit(0)
+            time.sleep(0.0005)
+"""
+
+
+async def test_what_forks_all_the_time_cannot_outrun_a_kill(inside):
+    client = await inside.client()
+    await client.attach()
+    spec = SpawnRequest(id=1, argv=["python3", "-c", RUNNERS], env=ENV)
+    record = await client.spawn(spec)
+    await inside.ended.get()  # it left three behind, each of them another process every moment
+    processes = Path(f"/proc/{inside.pid}/root/proc")
+
+    def are_left() -> bool:
+        return any(path.name.isdigit() and path.name != "1" for path in processes.iterdir())
+
+    await eventually(are_left)
+    await client.signal(1, signal.SIGKILL, Scope.TREE)
+    await eventually(lambda: not are_left())
+    close_all(record.fds)
+
+
 async def test_terminals_have_a_size_and_the_user_owns_them(inside):
     client = await inside.client()
     await client.attach()

@@ -7,6 +7,7 @@ host mode of tasks, and for tests. Neither knows about subscribers, tags or dead
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -231,6 +232,11 @@ class InitSpawner:
 
 
 def _explain(command: Command, error: initproto.InitError) -> str:
+    if error.errno == errno.EAGAIN and error.stage in (initproto.Stage.FORK, initproto.Stage.EXEC):
+        return (
+            f"cannot start {command.argv[0]!r}: the sandbox has as many processes as it may have; "
+            "kill some of its commands, or the sandbox, or give its template more `pids`"
+        )
     if error.stage is initproto.Stage.EXEC:
         return f"cannot run {command.argv[0]!r}: {error.strerror}"
     if error.stage is initproto.Stage.DIRECTORY:

@@ -22,7 +22,7 @@ from paddock.kit.errors import (
     UnavailableError,
 )
 from paddock.kit.logs import fields
-from paddock.runtime.local import state
+from paddock.runtime.local import reserve, state
 from paddock.runtime.local.abilities import Abilities
 from paddock.runtime.local.checkpoint import Checkpointer, Dump, Ground, Restore, is_whole
 from paddock.runtime.local.launcher import MakeRoot
@@ -306,6 +306,7 @@ class Keeping:
             # Only now: what is stored names the machine as it was.
             name_now = host_name(sandbox.record.blueprint)
             await asyncio.to_thread(set_hostname, restored.pid, name_now)
+            reserve.keep(restored.pid, sandbox.limits.pids)
         except BaseException:
             keep = before.state is InstanceState.HIBERNATED
             await asyncio.shield(self._sandboxes.end_processes(sandbox, keep_address=keep))

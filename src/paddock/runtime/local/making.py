@@ -20,7 +20,7 @@ from paddock.kit.errors import (
     PaddockError,
     UnavailableError,
 )
-from paddock.runtime.local import hostimage, state, syscalls
+from paddock.runtime.local import hostimage, reserve, state, syscalls
 from paddock.runtime.local.envds import JOINED, UNMADE, Waiter, wait_for_exit
 from paddock.runtime.local.launcher import MakeRoot
 from paddock.runtime.local.launching import Skeleton
@@ -169,7 +169,7 @@ class Making:
             self._launch(sandbox, skeleton, box),
             self.link(sandbox, skeleton.pid),
             self._send_ahead(sandbox, skeleton, is_wanted=with_envd),
-            self._limit(sandbox, meanwhile),
+            self._limit(sandbox, skeleton.pid, meanwhile),
             return_exceptions=True,  # all have ended before anything is undone
         )
         problems = (launched, linked, waiter, done)
@@ -219,9 +219,12 @@ class Making:
         else:
             await self._machine.launching.launch(skeleton, launch, request)
 
-    async def _limit(self, sandbox: Sandbox, meanwhile: Callable[[], None] | None) -> None:
+    async def _limit(
+        self, sandbox: Sandbox, pid: int, meanwhile: Callable[[], None] | None
+    ) -> None:
         if self._machine.cgroups.is_usable:
             self._machine.cgroups.limit(sandbox.group, sandbox.limits)
+            reserve.keep(pid, sandbox.limits.pids)
         if meanwhile is not None:
             meanwhile()
 

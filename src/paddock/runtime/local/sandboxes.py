@@ -23,7 +23,7 @@ from paddock.kit.errors import (
     UnsupportedError,
 )
 from paddock.kit.logs import fields
-from paddock.runtime.local import control, state
+from paddock.runtime.local import control, reserve, state
 from paddock.runtime.local.envds import Waiter
 from paddock.runtime.local.launching import Skeleton
 from paddock.runtime.local.machine import Machine, group_name, open_workdir, rewrite_identity
@@ -178,6 +178,7 @@ class Sandboxes:
         before, machine = parked.sandbox, self.machine
         if sandbox.limits != before.limits and machine.cgroups.is_usable:
             machine.cgroups.limit(sandbox.group, sandbox.limits)
+            reserve.keep(parked.init.pid, sandbox.limits.pids)
         if sandbox.limits.disk_bytes != before.limits.disk_bytes:
             limit = sandbox.limits.disk_bytes or 0
             await machine.work(machine.storage.limit, sandbox.home, limit)

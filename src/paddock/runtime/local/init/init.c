@@ -45,7 +45,7 @@
 #define TIOCGPTPEER _IO('T', 0x41)
 #endif
 
-enum { CHANNELS = 2, FIRST_FD = 100, READY_FD = FIRST_FD + 2 * CHANNELS, DATAGRAM = 65536, MAX_REQUEST = 4 << 20, MAX_PROCS = 8192, MAX_MEMO = 48000 };
+enum { CHANNELS = 2, FIRST_FD = 100, READY_FD = FIRST_FD + 2 * CHANNELS, DATAGRAM = 65536, MAX_REQUEST = 4 << 20, MAX_PROCS = 8192, MAX_MEMO = 48000, MAX_PASSES = 100 };
 enum { PING = 1, ATTACH, SPAWN, SIGNAL, CLOSE_STDIN, FORGET, REPLY = 0x80, EXIT = 0x40, MORE = 1 };
 enum { F_PTY = 1, F_STDIN = 2, F_MERGE = 4 };          /* of a spawn */
 enum { R_PTY = 1, R_STDIN = 2, R_EXITED = 4 };         /* of a record */
@@ -213,6 +213,24 @@ static void fail(int fd, int stage) {
     _exit(127);
 }
 
+/* The node keeps the last processes a sandbox may have from its programs (soft RLIMIT_NPROC, `reserve.py`):
+ * a command asked for from outside may have them, or nobody could end a fork bomb. */
+static void open_reserve(struct rlimit *usual) {
+    if (getrlimit(RLIMIT_NPROC, usual)) return;
+    struct rlimit all = { usual->rlim_max, usual->rlim_max };
+    setrlimit(RLIMIT_NPROC, &all);
+}
+
+static pid_t fork_from_reserve(void) {
+    struct rlimit usual;
+    open_reserve(&usual);
+    pid_t pid = fork();
+    int problem = errno;
+    if (pid) setrlimit(RLIMIT_NPROC, &usual);
+    errno = problem;
+    return pid;
+}
+
 static void execute(char **argv, char **envp) {
     if (strchr(argv[0], '/')) { execve(argv[0], argv, envp); return; }
     const char *path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -264,6 +282,11 @@ static void become_command(const struct spawn *s, const uint32_t *groups, const 
         fail(report, ST_IDENTITY);
     if (chdir(cwd)) fail(report, ST_DIRECTORY);
     execute(argv, envp);
+    if (errno == EAGAIN) {                   /* its user has no more; root, who forked, had */
+        struct rlimit usual;
+        open_reserve(&usual);
+        execute(argv, envp);
+    }
     fail(report, ST_EXEC);
 }
 
@@ -313,6 +336,7 @@ static int launch(const struct spawn *s, const uint32_t *groups, const char *cwd
     if (pipe2(report, O_CLOEXEC) < 0) { result = -errno; goto out; }
     *stage = ST_FORK;
     pid_t pid = fork();
+    if (pid < 0 && errno == EAGAIN) pid = fork_from_reserve();
     if (pid < 0) { result = -errno; goto out; }
     if (!pid) become_command(s, groups, cwd, argv, envp, inner[0], inner[1], inner[2], report[1]);
     shut(&report[1]);
@@ -431,11 +455,13 @@ static int read_stat(const char *name, struct seen *s) {
     return after && sscanf(after + 1, " %c %d %d %d", &state, &s->ppid, &pgid, &s->sid) == 4;
 }
 
-static int signal_tree(pid_t root, int root_alive, int signo) {
+/* Find all processes and mark those that now belong to a tree; the array is the caller's. To `stop` those of the
+ * session at sight catches also what forks and ends all the time. */
+static int look_at_tree(pid_t root, int root_alive, int stop, struct seen **found) {
     DIR *dir = opendir("/proc");
     if (!dir) return -errno;
     struct seen *all = NULL;
-    int count = 0, room = 0, hits = 0;
+    int count = 0, room = 0;
     for (struct dirent *e; (e = readdir(dir));) {
         if (e->d_name[0] < '1' || e->d_name[0] > '9') continue;
         if (count == room) {
@@ -443,7 +469,9 @@ static int signal_tree(pid_t root, int root_alive, int signo) {
             if (!more) break;
             all = more;
         }
-        if (read_stat(e->d_name, &all[count])) count++;
+        if (!read_stat(e->d_name, &all[count])) continue;
+        if (stop && all[count].sid == root) kill(all[count].pid, SIGSTOP);
+        count++;
     }
     closedir(dir);
     for (int changed = 1; changed;) {
@@ -455,8 +483,34 @@ static int signal_tree(pid_t root, int root_alive, int signo) {
             if (hit) { all[i].hit = changed = 1; }
         }
     }
+    *found = all;
+    return count;
+}
+
+static int was_hit(const struct seen *all, int count, pid_t pid) {
+    for (int i = 0; i < count; i++) if (all[i].pid == pid) return all[i].hit;
+    return 0;
+}
+
+static int signal_tree(pid_t root, int root_alive, int signo) {
+    struct seen *all = NULL, *before = NULL;
+    int count, earlier = 0, hits = 0, fresh = 1;
+    /* What forks all the time would outrun a kill; what stands still does not. */
+    for (int pass = 0; fresh && pass < MAX_PASSES; pass++, earlier = count) {
+        free(before);
+        before = all;
+        all = NULL;
+        if ((count = look_at_tree(root, root_alive, signo == SIGKILL, &all)) < 0) { free(before); return count; }
+        fresh = 0;
+        for (int i = 0; i < count; i++)
+            if (signo == SIGKILL && all[i].hit && !was_hit(before, earlier, all[i].pid)) {
+                kill(all[i].pid, SIGSTOP);
+                fresh = 1;
+            }
+    }
     for (int i = 0; i < count; i++)
         if (all[i].hit && kill(all[i].pid, signo) == 0) hits++;
+    free(before);
     free(all);
     return hits ? hits : -ESRCH;
 }

@@ -37,7 +37,7 @@ async def live(paddock: Installation, number: int) -> None:
     await paddock.write_file(box, "/home/user/file", b"content")
     await paddock.api("POST", f"/sandboxes/{box.id}/pause")
     assert await paddock.run(box, "cat /home/user/file") == "content"
-    if number % 4 == 0:
+    if number % 2 == 0:  # More often than what is let pass.
         snapshot = await paddock.api("POST", f"/sandboxes/{box.id}/snapshots", {})
         clone = await paddock.create(timeout=600, templateID=snapshot["snapshotID"])
         assert await paddock.run(clone, "cat /home/user/file") == "content"

@@ -255,9 +255,10 @@ def home(node: TestNode, uid: str) -> str:
 def traces(state: Path, number: int) -> dict[str, list[str]]:
     """What the kernel holds of a node and its sandboxes: mounts, groups, links, processes."""
     node_id = hashlib.sha256(str(state.absolute()).encode()).hexdigest()[:8]
+    mounted = Path("/sys/fs/cgroup")
     groups = [
         str(path)
-        for mount in Path("/sys/fs/cgroup").iterdir()
+        for mount in (mounted, *mounted.iterdir())
         for path in (mount / f"paddock-{node_id}").glob("s*")
         if path.is_dir()
     ]

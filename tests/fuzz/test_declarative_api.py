@@ -13,27 +13,29 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from paddock.api.kube.app import create_app
 from paddock.api.kube.openapi import document_v3
+from paddock.api.kube.scheme import GROUP_VERSIONS
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.store.memory import MemoryStore
 
-GROUPS = {"paddock.dev": "v1alpha1", "": "v1", "coordination.k8s.io": "v1"}
 EXAMPLES = 4
 
 
-def operations(group: str) -> list:
-    schema = schemathesis.openapi.from_dict(json.loads(document_v3(group, GROUPS[group])))
+def operations(group: str, version: str) -> list:
+    schema = schemathesis.openapi.from_dict(json.loads(document_v3(group, version)))
     return [item.ok() for item in schema.get_all_operations()]
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("group", GROUPS)
-def test_no_request_by_the_document_is_answered_with_a_server_error(group: str) -> None:
+@pytest.mark.parametrize(("group", "version"), GROUP_VERSIONS)
+def test_no_request_by_the_document_is_answered_with_a_server_error(
+    group: str, version: str
+) -> None:
     app = create_app(MemoryStore(history=50), KubeApiSettings(allow_anonymous=True))
     asked = 0
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     client = httpx.AsyncClient(transport=transport, base_url="http://testserver", timeout=5)
     with asyncio.Runner() as runner:
-        for operation in operations(group):
+        for operation in operations(group, version):
             if "/watch" in operation.path:
                 continue
 

@@ -1,6 +1,7 @@
 """Requests that nobody's client sends, to the servers that no OpenAPI document describes: what the
-control plane answers to gateways and other clusters, a gateway's own small server, the admission
-webhook, the agent on a cluster's nodes. With and without the right to ask: never a 5xx.
+control plane answers to gateways, to other clusters and to who asks for their rights, a gateway's
+own small server, the admission webhook, the agent on a cluster's nodes. With and without the
+right to ask: never a 5xx.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paddock.api import admission
+from paddock.api.kube import reviews
 from paddock.app import admin, node, webhook
 from paddock.app.sharing import PATH as WRITTEN
 from paddock.app.sharing import Replicas
@@ -136,6 +138,7 @@ SERVERS = {
             "/_paddock/wake", "/_paddock/activity", "/_paddock/sandboxes/x", WRITTEN,
             "/_federation/snapshot", "/_federation/claims", "/_federation/abandon",
             "/_federation/calls", "/_federation/sandboxes/x", "/metrics",
+            *reviews.PATHS, f"{reviews.PATHS[0][:-1]}%73",
         ),
         ("authorization", SIGNATURE, "x-paddock-kind", "x-paddock-gone", "x-paddock-from"),
     ),

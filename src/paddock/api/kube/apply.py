@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from paddock.api.kube.patches import merge_patch
 from paddock.kit.errors import ConflictError, FieldProblem
+from paddock.resources.meta import Resource, with_meta
 
 ANNOTATION = "paddock.dev/field-managers"
 """Where ownership is kept; clients see it as `metadata.managedFields` instead."""
@@ -180,6 +181,24 @@ def write_owners(owners: Owners) -> str:
     """Write ownership for an annotation, the same text for the same ownership."""
     kept = {name: sorted(paths) for name, paths in sorted(owners.items())}
     return msgspec.json.encode(kept).decode()
+
+
+def keeping_owners(obj: Resource, live: Resource) -> Resource:
+    """Keep who owns which field: clients neither see nor send that annotation."""
+    kept = live.metadata.annotations.get(ANNOTATION)
+    annotations = {
+        key: value for key, value in obj.metadata.annotations.items() if key != ANNOTATION
+    }
+    if kept is not None:
+        annotations[ANNOTATION] = kept
+    return with_meta(obj, annotations=annotations)
+
+
+def owned(obj: Resource, owners: Owners) -> Resource:
+    """Write down who owns which field of an object."""
+    text = write_owners(owners)
+    annotations = {**obj.metadata.annotations, ANNOTATION: text}
+    return with_meta(obj, annotations=annotations)
 
 
 def managed_fields(owners: Owners, api_version: str) -> list[dict[str, Any]]:

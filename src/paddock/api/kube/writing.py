@@ -4,22 +4,20 @@ A patch is read, applied and written by compare-and-swap, again when somebody wa
 is written before the whole request has been understood.
 """
 
-import base64
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from msgspec import Struct, structs
 from starlette.responses import Response
 
 from paddock.api.kube import apply as server_side
 from paddock.api.kube import patches
 from paddock.api.kube.context import Call, answer, warnings_header
+from paddock.api.kube.decoding import decode
 from paddock.api.kube.reading import read_page, show, wanted_form
 from paddock.api.kube.rendering import render, render_list, scale
 from paddock.api.kube.requests import (
     DeleteOptions,
     delete_options,
-    field_validation,
     flag,
     is_dry_run,
     media_type,
@@ -27,7 +25,7 @@ from paddock.api.kube.requests import (
     read_body,
     read_document,
 )
-from paddock.api.kube.status import BadRequestError, UnsupportedMediaTypeError, success
+from paddock.api.kube.status import UnsupportedMediaTypeError, success
 from paddock.kit.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -35,8 +33,6 @@ from paddock.kit.errors import (
     InvalidError,
     NotFoundError,
 )
-from paddock.resources import codec
-from paddock.resources.builtin import Namespace, Secret
 from paddock.resources.meta import Resource, with_meta
 
 _ATTEMPTS = 64
@@ -49,19 +45,12 @@ _PATCHES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-class Decoded(Struct, frozen=True):
-    """What a body says, and which of its fields we do not know."""
-
-    object: Resource
-    unknown: list[FieldProblem]
-
-
 async def create(call: Call) -> Response:
     """Store a new object."""
     form = wanted_form(call.request)
     dry_run = is_dry_run(call.request)
     body = await read_document(call.request, call.context.settings)
-    decoded = _decode(call, body)
+    decoded = decode(call, body)
     stored = await call.store.create(decoded.object, dry_run=dry_run)
     return answer(show(call, stored, form), 201, headers=warnings_header(decoded.unknown))
 
@@ -71,10 +60,10 @@ async def update(call: Call) -> Response:
     form = wanted_form(call.request)
     dry_run = is_dry_run(call.request)
     body = await read_document(call.request, call.context.settings)
-    decoded = _decode(call, body)
+    decoded = decode(call, body)
 
     async def attempt(live: Resource) -> Resource:
-        obj = _with_owners(decoded.object, live)
+        obj = server_side.keeping_owners(decoded.object, live)
         if not obj.metadata.resource_version:
             obj = with_meta(obj, resource_version=live.metadata.resource_version)
         return await _write(call, obj, dry_run)
@@ -98,9 +87,9 @@ async def patch(call: Call) -> Response:
     async def attempt(live: Resource) -> Resource:
         patched = change(render(live), body)
         patches.check_version(live.metadata.resource_version, patched)
-        decoded = _decode(call, patched)
+        decoded = decode(call, patched)
         unknown[:] = decoded.unknown
-        obj = _with_owners(decoded.object, live)
+        obj = server_side.keeping_owners(decoded.object, live)
         version = live.metadata.resource_version
         return await _write(call, with_meta(obj, resource_version=version), dry_run)
 
@@ -118,12 +107,12 @@ async def apply(call: Call) -> Response:
         raise InvalidError(str(problem), problems=[problem])
     force = flag(call.request, "force")
     wanted = await read_document(call.request, call.context.settings)
-    unknown = _decode(call, wanted).unknown  # what is wrong in itself is wrong before any merge
+    unknown = decode(call, wanted).unknown  # what is wrong in itself is wrong before any merge
 
     async def make() -> Resource:
         merged = server_side.apply({}, wanted, manager=manager, owners={}, force=force)
-        obj = _decode(call, {**merged.document, **_identity(wanted)}).object
-        return await call.store.create(_owned(obj, merged.owners), dry_run=dry_run)
+        obj = decode(call, {**merged.document, **_identity(wanted)}).object
+        return await call.store.create(server_side.owned(obj, merged.owners), dry_run=dry_run)
 
     async def attempt(live: Resource) -> Resource:
         owners = server_side.read_owners(live.metadata.annotations)
@@ -131,7 +120,7 @@ async def apply(call: Call) -> Response:
         merged = server_side.apply(
             render(live), wanted, manager=manager, owners=owners, force=force
         )
-        obj = _owned(_decode(call, merged.document).object, merged.owners)
+        obj = server_side.owned(decode(call, merged.document).object, merged.owners)
         version = live.metadata.resource_version
         return await _write(call, with_meta(obj, resource_version=version), dry_run)
 
@@ -212,7 +201,7 @@ async def update_scale(call: Call) -> Response:
         patches.check_version(live.metadata.resource_version, document)
         replicas = _replicas(document)
         plain = patches.merge_patch(render(live), {"spec": {"replicas": replicas}})
-        obj = _with_owners(_decode(call, plain).object, live)
+        obj = server_side.keeping_owners(decode(call, plain).object, live)
         return await call.store.update(obj, dry_run=dry_run)
 
     return answer(scale(await _retried(call, attempt), info))
@@ -257,87 +246,6 @@ async def _write(call: Call, obj: Resource, dry_run: bool) -> Resource:
     if call.target.subresource == "status":
         return await call.store.update_status(obj, dry_run=dry_run)
     return await call.store.update(obj, dry_run=dry_run)
-
-
-def _decode(call: Call, body: Any) -> Decoded:
-    """Build the object that a body describes, and hold it against the path."""
-    info, target = call.target.info, call.target
-    if not isinstance(body, dict):
-        raise BadRequestError("the body is an object with apiVersion, kind, metadata and spec")
-    plain = cast("dict[str, Any]", body)
-    for field, wanted in (("apiVersion", info.cls.API_VERSION), ("kind", info.kind)):
-        if plain.get(field) not in (None, "", wanted):
-            text = f"{str(plain[field])[:80]!r} does not belong here: use {wanted}"
-            problem = FieldProblem(field, text)
-            raise InvalidError(str(problem), problems=[problem])
-    call.request.state.name = _said_name(plain)
-    plain = _translated(info.cls, plain)
-    unknown = codec.unknown_fields(info.cls, plain)
-    if unknown and (policy := field_validation(call.request)) != "Ignore":
-        if policy == "Strict":
-            fields = ", ".join(f'unknown field "{problem.path}"' for problem in unknown)
-            raise BadRequestError(f"strict decoding error: {fields}", problems=unknown)
-    else:
-        unknown = []
-    obj = codec.from_builtins(info.cls, codec.without_nulls(info.cls, plain))
-    meta = obj.metadata
-    if target.name and meta.name not in ("", target.name):
-        raise _mismatch("metadata.name", f"{meta.name[:80]!r} is not the name in the path")
-    namespace = target.namespace or ""
-    if meta.namespace not in ("", namespace):
-        raise _mismatch("metadata.namespace", f"{meta.namespace[:80]!r} is not the path's")
-    named = with_meta(obj, namespace=namespace, name=target.name or meta.name)
-    return Decoded(codec.typed(named), unknown)
-
-
-def _said_name(plain: dict[str, Any]) -> str:
-    """Give the name that a body gives its object, also where nothing else in it can be read."""
-    meta = plain.get("metadata")
-    said = cast("dict[str, Any]", meta) if isinstance(meta, dict) else {}
-    name = said.get("name") or said.get("generateName")
-    return name[:253] if isinstance(name, str) else ""
-
-
-def _translated(cls: type[Resource], plain: dict[str, Any]) -> dict[str, Any]:
-    """Take what Kubernetes' own kinds have for writers' convenience, and we do not keep."""
-    if cls is Namespace:
-        return {name: value for name, value in plain.items() if name != "spec"}
-    if cls is Secret and plain.get("type") == "":
-        plain = {name: value for name, value in plain.items() if name != "type"}
-    if cls is Secret and isinstance(texts := plain.get("stringData"), dict):
-        data = plain.get("data")
-        coded = {
-            name: base64.b64encode(text.encode()).decode() if isinstance(text, str) else text
-            for name, text in cast("dict[str, Any]", texts).items()
-        }
-        merged = {**(cast("dict[str, Any]", data) if isinstance(data, dict) else {}), **coded}
-        rest = {name: value for name, value in plain.items() if name != "stringData"}
-        return {**rest, "data": merged}
-    return plain
-
-
-def _mismatch(field: str, message: str) -> BadRequestError:
-    problem = FieldProblem(field, message)
-    return BadRequestError(str(problem), problems=[problem])
-
-
-def _with_owners(obj: Resource, live: Resource) -> Resource:
-    """Keep who owns which field: clients neither see nor send that annotation."""
-    kept = live.metadata.annotations.get(server_side.ANNOTATION)
-    annotations = {
-        key: value
-        for key, value in obj.metadata.annotations.items()
-        if key != server_side.ANNOTATION
-    }
-    if kept is not None:
-        annotations[server_side.ANNOTATION] = kept
-    return with_meta(obj, annotations=annotations)
-
-
-def _owned(obj: Resource, owners: server_side.Owners) -> Resource:
-    text = server_side.write_owners(owners)
-    annotations = {**obj.metadata.annotations, server_side.ANNOTATION: text}
-    return structs.replace(obj, metadata=structs.replace(obj.metadata, annotations=annotations))
 
 
 def _identity(wanted: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from paddock.app.environments import Environments
 from paddock.app.task_client import EnvdTasks
 from paddock.cache.census import Census
 from paddock.cache.provider import Provider
@@ -62,48 +63,52 @@ class Batches:
 
     def __init__(
         self,
+        *,
         provider: Provider,
         census: Census,
         seed: TokenSeed,
         clock: Clock,
         recorder: Recorder,
-    ) -> None:
-        self._provider = provider
-        self._census = census
-        self._seed = seed
-        self._clock = clock
-        self._recorder = recorder
-        self.allocator = Allocator(provider=provider, census=census, clock=clock, recorder=recorder)
-
-    def connect(
-        self, tasks: TaskRunner, *, is_alone: bool, profiles: Mapping[str, Profile]
+        environments: Environments,
+        tasks: TaskRunner,
+        profiles: Mapping[str, Profile],
+        is_alone: bool,
     ) -> None:
         """Make the controllers and tell them what wakes them."""
+        self._provider = provider
+        self._census = census
+        self.allocator = Allocator(
+            provider=provider,
+            census=census,
+            clock=clock,
+            recorder=recorder,
+            growth=environments.growth,
+            parting=Parting(provider, census, seed, clock) if is_alone else None,
+        )
         self.follower = Follower(tasks, self._gather)
-        self.assignment = Assignment(self._provider, self._census, self._clock, profiles)
         self.controller = BatchController(
-            provider=self._provider,
-            census=self._census,
-            assignment=self.assignment,
+            provider=provider,
+            census=census,
+            assignment=Assignment(
+                provider, census, clock, profiles, of_environment=environments.router.pool_for
+            ),
             follower=self.follower,
-            seed=self._seed,
-            clock=self._clock,
-            recorder=self._recorder,
+            seed=seed,
+            clock=clock,
+            recorder=recorder,
             is_alone=is_alone,
             on_gone=self.allocator.forget,
             most=self.allocator.most,
         )
-        if is_alone:
-            self.allocator.parting = Parting(self._provider, self._census, self._seed, self._clock)
         self._batch = Controller("batch", self.controller.reconcile, workers=8)
-        self._allocator = Controller("allocator", self.allocator.reconcile, workers=4)
-        self._batch.watches(self._provider.informer(BatchSandbox), own_key)
-        self._provider.informer(Sandbox).subscribe(self._sandbox_changed)
-        self._batch.watches(self._provider.informer(SandboxPool), self._batches_of)
-        self._allocator.watches(self._provider.informer(BatchSandbox), _pools_of)
-        self._allocator.watches(self._provider.informer(SandboxPool), own_key)
-        self._census.on_change(lambda pool: self._allocator.queue.add_after(pool, GATHER_SECONDS))
-        self.controllers = (self._batch, self._allocator)
+        allocator = Controller("allocator", self.allocator.reconcile, workers=4)
+        self._batch.watches(provider.informer(BatchSandbox), own_key)
+        provider.informer(Sandbox).subscribe(self._sandbox_changed)
+        self._batch.watches(provider.informer(SandboxPool), self._batches_of)
+        allocator.watches(provider.informer(BatchSandbox), _pools_of)
+        allocator.watches(provider.informer(SandboxPool), own_key)
+        census.on_change(lambda pool: allocator.queue.add_after(pool, GATHER_SECONDS))
+        self.controllers = (self._batch, allocator)
 
     def _gather(self, batch: Key) -> None:
         self._batch.queue.add_after(batch, GATHER_SECONDS)

@@ -102,12 +102,6 @@ class ControlPlane:
             self.shares = Apportioned(self.ledger, self.keyring, self.provider, self.clock)
             self.firsts = Firsts(store, self.provider, self.clock, self.ledger.account)
         allowance = self.shares or Allowance(self.ledger, self.keyring)
-        self.batches = Batches(self.provider, self.census, self.seed, self.clock, self.recorder)
-        self.batches.connect(
-            tasks or default_tasks(runtime, self.seed, self.clock),
-            is_alone=alone,
-            profiles=load_profiles(settings),
-        )
         self.federated = federating.federated(settings, self.seed, self.clock)
         self.environments = Environments(
             settings,
@@ -116,6 +110,17 @@ class ControlPlane:
             self.keyring,
             self.clock,
             self.federated.federation if self.federated else None,
+        )
+        self.batches = Batches(
+            provider=self.provider,
+            census=self.census,
+            seed=self.seed,
+            clock=self.clock,
+            recorder=self.recorder,
+            environments=self.environments,
+            tasks=tasks or default_tasks(runtime, self.seed, self.clock),
+            profiles=load_profiles(settings),
+            is_alone=alone,
         )
         limiter = build_limiter(settings, self.clock)
         self.manager = build_manager(

@@ -119,8 +119,6 @@ class Controllers:
                 claim.queue.add_after(key, BREATH_SECONDS)
 
         provider.informer(Sandbox).subscribe(follow)
-        batches.assignment.of_environment = environments.router.pool_for
-        batches.allocator.growth = environments.growth
         env = environments.controller(recorder, batches.allocator.supply)
         self._sandbox_queue = sandbox.queue
         self.all: tuple[Controller[Key], ...] = (

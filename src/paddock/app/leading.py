@@ -69,9 +69,17 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
             agent, close = await open_pod_agent(settings, store, seed, clock)
             stack.push_async_callback(close)
         recorder = Recorder(store, "paddock", clock=clock)
-        batches = Batches(provider, census, seed, clock, recorder)
-        batches.connect(
-            default_tasks(runtime, seed, clock), is_alone=False, profiles=load_profiles(settings)
+        environments = Environments(settings, provider, census, keyring, clock)
+        batches = Batches(
+            provider=provider,
+            census=census,
+            seed=seed,
+            clock=clock,
+            recorder=recorder,
+            environments=environments,
+            tasks=default_tasks(runtime, seed, clock),
+            profiles=load_profiles(settings),
+            is_alone=False,
         )
         controllers = Controllers(
             provider=provider,
@@ -81,7 +89,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
             clock=clock,
             recorder=recorder,
             batches=batches,
-            environments=Environments(settings, provider, census, keyring, clock),
+            environments=environments,
             gate=TeamGate(allowance, build_limiter(settings, clock)),
             fitting=build_fitting(settings, agent, provider),
         )

@@ -48,16 +48,23 @@ class Allocator:
     """Serves batches from pools."""
 
     def __init__(
-        self, *, provider: Provider, census: Census, clock: Clock, recorder: Recorder
+        self,
+        *,
+        provider: Provider,
+        census: Census,
+        clock: Clock,
+        recorder: Recorder,
+        growth: Growth,
+        parting: Parting | None,
     ) -> None:
+        """Serve from one census; `parting` is needless where claims are always written."""
         self._provider = provider
         self._census = census
         self._clock = clock
         self._recorder = recorder
         self._unmet: dict[Key, int] = {}
-        self.parting: Parting | None = None
-        """Unties what batches hold of a deleted pool; needless where claims are always written."""
-        self.growth: Growth = lambda _pool, _now: 0
+        self._growth = growth
+        self._parting = parting
         self._on_demand: list[Callable[[Key], None]] = []
         self._doubts: list[tuple[Key, list[Sandbox]]] = []
         self._told: set[Key] = set()
@@ -84,8 +91,8 @@ class Allocator:
         decision = self._decide(pool)
         self._ask(key, decision.unmet)
         self._tell_hopeless(pool, decision)
-        if self.parting is not None:
-            await self.parting.hold(pool, is_giving=bool(decision.grants))
+        if self._parting is not None:
+            await self._parting.hold(pool, is_giving=bool(decision.grants))
         served = 0
         for batch_key, count in decision.grants.items():
             served += await self._grant(pool, batch_key, count)
@@ -95,10 +102,10 @@ class Allocator:
         return Done(f"{served} given out" if served else "")
 
     async def _part(self, pool: SandboxPool) -> Result:
-        if self.parting is None:
+        if self._parting is None:
             return Done()
         await self._resolve_doubts()
-        untied = await self.parting.let_go(pool)
+        untied = await self._parting.let_go(pool)
         return Done(f"{untied} stay with their batches" if untied else "")
 
     def waiting(self, pool: Key) -> tuple[Waiting, ...]:
@@ -140,7 +147,7 @@ class Allocator:
         """Say how many sandboxes a pool may ever have; `None` where nothing bounds it."""
         if pool.spec.capacity is None:
             return None
-        growth = self.growth(pool, self._clock.now())
+        growth = self._growth(pool, self._clock.now())
         return None if growth is None else pool.spec.capacity.pool_max + growth
 
     def _tell_hopeless(self, pool: SandboxPool, decision: Allotment) -> None:

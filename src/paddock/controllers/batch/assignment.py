@@ -29,13 +29,15 @@ class Assignment:
         census: Census,
         clock: Clock,
         profiles: Mapping[str, Profile],
+        *,
+        of_environment: Callable[[Key], Key | None],
     ) -> None:
+        """Look in one cache; `of_environment` chooses an environment's pool, if there is such."""
         self._provider = provider
         self._census = census
         self._clock = clock
         self._profiles = profiles
-        self.of_environment: Callable[[Key], Key | None] = lambda _env: None
-        """Chooses the pool of an environment; `None` where there is no such environment."""
+        self._of_environment = of_environment
 
     def assigned(self, batch: BatchSandbox) -> tuple[BatchSandbox, bool]:
         """Give the batch with its pool, and whether it has one (or needs none)."""
@@ -57,7 +59,7 @@ class Assignment:
         name = batch.spec.pool_ref
         for namespace in (batch.metadata.namespace, SHARED_NAMESPACE):
             key = Key(namespace, name)
-            pool = self._provider.get(SandboxPool, self.of_environment(key) or key)
+            pool = self._provider.get(SandboxPool, self._of_environment(key) or key)
             if pool is None or pool.is_deleting:
                 continue
             status = structs.replace(batch.status, pool=_written(batch, pool.key))

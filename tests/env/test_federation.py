@@ -276,6 +276,14 @@ async def test_only_peers_with_the_seed_are_heard_and_only_once() -> None:
         assert (await a.api.get(path, headers=headers)).status_code == 401
 
 
+async def test_of_what_strangers_send_no_more_is_read_than_a_message_may_be_long() -> None:
+    async with clusters("a", "b") as (a, _b):
+        body = b"x" * (3 << 20)
+        refused = await a.api.post("/_federation/claims", content=body)
+        assert refused.status_code == 413
+        assert "is larger than" in refused.json()["message"]
+
+
 async def test_what_nobody_waits_for_any_more_is_ended() -> None:
     async with clusters("a", "b") as two:
         a, b = two

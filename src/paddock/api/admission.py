@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from paddock.kit.errors import InvalidError, PaddockError
+from paddock.api import bodies
+from paddock.kit.errors import PaddockError, TooLargeError
 from paddock.kit.logs import fields
 from paddock.resources import codec, validation
 from paddock.resources.meta import Resource
@@ -54,8 +55,9 @@ def create_app(checks: Sequence[Check] = ()) -> Starlette:
 
     async def validate(request: Request) -> Response:
         try:
-            review = msgspec.json.decode(await _body(request), type=_Review)
-        except (msgspec.DecodeError, RecursionError, InvalidError) as error:
+            body = await bodies.whole(request, MAX_BODY_BYTES)
+            review = msgspec.json.decode(body, type=_Review)
+        except (msgspec.DecodeError, RecursionError, TooLargeError) as error:
             return Response(f"this is no AdmissionReview: {error}", 400, media_type="text/plain")
         if review.request is None:
             return Response("an AdmissionReview has a request", 400, media_type="text/plain")
@@ -67,15 +69,6 @@ def create_app(checks: Sequence[Check] = ()) -> Starlette:
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     return Starlette(routes=[Route(PATH, validate, methods=["POST"])])
-
-
-async def _body(request: Request) -> bytes:
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MAX_BODY_BYTES:
-            raise InvalidError(f"it is larger than {MAX_BODY_BYTES} bytes")
-    return bytes(data)
 
 
 def review_of(request: _Request, checks: Sequence[Check]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paddock.api import federated_lists
+from paddock.api import bodies, federated_lists
 from paddock.api.e2b import query
 from paddock.api.errors import retry_after, status_of
 from paddock.api.internal import TOLD_AS_PROBLEMS
@@ -40,6 +40,8 @@ Application = ASGIApp
 CALLER = "paddock.caller"
 """Where a scope carries a caller whom another control plane has authenticated."""
 MAX_BODY_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 2 << 20
+"""Of one to a peer, which holds such a body in base64, and more around it."""
 CALL_SECONDS = 75.0
 _KEPT_HEADERS = frozenset(
     name.encode()
@@ -61,7 +63,8 @@ def create_app(
     """Make the application that answers other control planes."""
 
     async def heard(request: Request) -> bytes:
-        body = await request.body()
+        # Anybody may send one, and a signature is of the whole.
+        body = await bodies.whole(request, MAX_MESSAGE_BYTES)
         signer.check(request.headers.get(SIGNATURE, ""), request.method, request.url.path, body)
         return body
 
@@ -208,12 +211,7 @@ class Elsewhere:
 
     async def _pass_on(self, request: Request, *, sandbox_id: str) -> Response:
         caller = self._keyring.authenticate(request.headers.get("x-api-key"))
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                return Response(status_code=413)
-        call = _call(request, caller, bytes(body))
+        call = _call(request, caller, await bodies.whole(request, MAX_BODY_BYTES))
         return _as_response(await self._federation.pass_on(sandbox_id, call, patience=CALL_SECONDS))
 
 

@@ -8,8 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from paddock.api import bodies
 from paddock.api.e2b.convert import Shown
-from paddock.kit.errors import FieldProblem, InvalidError, TooLargeError
+from paddock.kit.errors import FieldProblem, InvalidError
 from paddock.manager.keys import Caller, Keyring
 from paddock.manager.service import Manager
 
@@ -55,15 +56,11 @@ def route(path: str, method: str, handler: Handler) -> Route:
 
 async def body(request: Request, kind: type[B], *, default: B | None = None) -> B:
     """Read a body; a bad one is an `InvalidError` with the field's path."""
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MAX_BODY_BYTES:
-            raise TooLargeError(f"the body is larger than {MAX_BODY_BYTES} bytes")
+    data = await bodies.whole(request, MAX_BODY_BYTES)
     if not data and default is not None:
         return default
     try:
-        return msgspec.json.decode(bytes(data), type=kind)
+        return msgspec.json.decode(data, type=kind)
     except UnicodeDecodeError as error:
         raise InvalidError("the body is not UTF-8") from error
     except RecursionError as error:

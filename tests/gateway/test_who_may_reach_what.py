@@ -90,6 +90,19 @@ async def test_ports_are_public_unless_traffic_is_private() -> None:
         assert "e2b-traffic-access-token" not in seen[0][1]
 
 
+async def test_private_traffic_is_let_in_through_another_clusters_gateway_too() -> None:
+    token = SEED.traffic_token("abc")
+    seen = []
+    async with rig() as home, rig() as paddock:
+        await home.upstream(recording(seen), traffic_token_hash=hashed(token))
+        away = route(traffic_token_hash=hashed(token), remote=f"127.0.0.1:{home.port}")
+        assert paddock.routes.put(away)
+        assert (await paddock.get()).status == 403
+        assert (await paddock.get("/?a=b", e2b_traffic_access_token=token)).status == 200
+        assert seen[0][0] == "GET /?a=b HTTP/1.1"
+        assert "e2b-traffic-access-token" not in seen[0][1]
+
+
 async def test_unknown_and_killed_sandboxes_look_the_same_down_to_the_byte() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, "killed")

@@ -345,10 +345,19 @@ def is_length(value: bytes) -> bool:
 
 
 def write_request(
-    head: RequestHead, *, target: str, host: str, client: str, scheme: str, trusted: bool
+    head: RequestHead,
+    *,
+    target: str,
+    host: str,
+    client: str,
+    scheme: str,
+    trusted: bool,
+    traffic_token: str | None = None,
 ) -> bytes:
-    """Write the head that the sandbox sees."""
+    """Write the head that the sandbox sees; another gateway sees the token that was shown here."""
     line = f"{head.method} {target} HTTP/1.1\r\n".encode("latin-1")
+    if traffic_token is not None:
+        line += f"E2b-Traffic-Access-Token: {traffic_token}\r\n".encode("latin-1")
     return line + write_lines(head, host=host, client=client, scheme=scheme, trusted=trusted)
 
 

@@ -147,10 +147,13 @@ class Sender:
         if route.remote is not None:
             # The other gateway is told by the path, the one way that needs no name of its own.
             target = f"/kruise/{route.id}/{where.port}{where.target}"
-            return self._head(exchange, target, route.remote)
+            token = exchange.head.traffic_token if route.traffic_token_hash else None
+            return self._head(exchange, target, route.remote, traffic_token=token)
         return self._head(exchange, where.target, _host(exchange.head, route, where.port))
 
-    def _head(self, exchange: Exchange, target: str, host: str) -> bytes:
+    def _head(
+        self, exchange: Exchange, target: str, host: str, *, traffic_token: str | None = None
+    ) -> bytes:
         client = exchange.client
         if not isinstance(client, ClientConnection):
             raise TypeError("only clients' own connections are sent on")
@@ -161,6 +164,7 @@ class Sender:
             client=client.peer,
             scheme=client.scheme,
             trusted=self._trusts or client.trusts_forwarded,
+            traffic_token=traffic_token,
         )
 
     # ---- to the API ----------------------------------------------------------------------

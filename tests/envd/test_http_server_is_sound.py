@@ -7,10 +7,12 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paddock.envd.config import Config
 from paddock.envd.environment import InitRequest
+from paddock.envd.metrics import Meter
 from paddock.envd.server import Envd
 from paddock.envd.spawner import DirectSpawner
 from tests.envd.rig import Rig, close_rig, frame, open_rig
@@ -195,6 +197,21 @@ async def test_metrics_are_numbers_that_make_sense(rig: Rig) -> None:
     assert 0 <= told["cpu_used_pct"] <= 100
     assert 0 < told["mem_used"] <= told["mem_total"]
     assert 0 < told["disk_used"] <= told["disk_total"]
+
+
+async def test_a_shared_disk_is_told_by_its_meter_or_not_at_all(tmp_path: Path) -> None:
+    count = tmp_path / "referenced"
+    count.write_text("4096\n")
+    config = Config(disk_total_bytes=1 << 20, disk_inherited_bytes=100)
+    with count.open() as meter:
+        counted = Meter(config, {"disk": meter.fileno()})
+
+        assert counted.read().disk_used == 4196
+        count.write_text("8192\n")
+        assert counted.read().disk_used == 8292
+    told = msgspec.to_builtins(Meter(config).read())
+    assert told["disk_total"] == 1 << 20
+    assert "disk_used" not in told
 
 
 async def test_the_ids_are_files_inside(rig: Rig) -> None:

@@ -14,7 +14,7 @@ import pytest
 from paddock.runtime.port import AgentConfig, Blueprint, Instance, Limits
 from tests.envd.rig import Stream, Wire, end, frame, output
 from tests.envd.test_the_e2b_sdk_is_content import sdk_python
-from tests.runtime.nodes import TestNode, envd_of
+from tests.runtime.nodes import TestNode, envd_of, eventually
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(240)]
 __all__ = ["sdk_python"]
@@ -149,6 +149,36 @@ async def test_metrics_are_the_sandbox_s_not_the_machine_s(box: Instance) -> Non
 
     assert told["mem_total"] == 512 << 20
     assert 35 << 20 < told["mem_used"] < 200 << 20
+
+
+async def test_metrics_count_what_the_sandbox_wrote_and_what_it_began_with(node: TestNode) -> None:
+    def plan(uid: str, **more: str) -> Blueprint:
+        agent = AgentConfig(access_token=TOKEN, sandbox_id=uid)
+        limits = Limits(disk_bytes=1 << 30)
+        return Blueprint(uid=uid, image="host", agent=agent, limits=limits, **more)
+
+    async def tells(box: Instance, least: int) -> bool:
+        await run(box, "sync")  # blocks are counted when the file system has written them
+        told = (await request(box, "GET", "/metrics")).json()
+        if "disk_used" not in told:
+            pytest.skip("nothing counts here what a sandbox writes")
+        usage = await node.runtime.usage(box.uid)
+        assert told["disk_total"] == usage.disk_total_bytes == 1 << 30
+        return told["disk_used"] == usage.disk_used_bytes >= least
+
+    try:
+        first = await node.runtime.create(plan("disk-1"))
+        await run(first, "head -c 20000000 /dev/urandom > ~/a")
+        await eventually(lambda: tells(first, 20_000_000), seconds=60)
+        await node.runtime.snapshot("disk-1", "disk-stored", memory=False, keep_running=True)
+        second = await node.runtime.create(plan("disk-2", checkpoint_id="disk-stored"))
+        await run(second, "head -c 5000000 /dev/urandom > ~/b")
+        await eventually(lambda: tells(second, 25_000_000), seconds=60)
+    finally:
+        for uid in ("disk-1", "disk-2"):
+            await node.runtime.destroy(uid)
+        await node.runtime.delete_checkpoint("disk-stored")
+        node.runtime.close()
 
 
 async def test_links_and_renames_that_race_with_calls_never_reach_outside(

@@ -40,6 +40,8 @@ class Config(Struct, frozen=True, kw_only=True):
     cpu_count: float | None = None
     memory_total_bytes: int | None = None
     disk_total_bytes: int | None = None
+    disk_inherited_bytes: int = 0
+    """What it began with, of a snapshot or a parent: used, and in no meter of its own."""
     idle_exit_seconds: float | None = None
     """End (exit status 0) after this long without requests, processes and watchers."""
     is_reserved: bool = False

@@ -1,14 +1,15 @@
-"""What a sandbox uses, for `GET /metrics`: from its cgroup where there is one, else from /proc.
+"""What a sandbox uses, for `GET /metrics`: by meters where there are any, else from /proc.
 
-cgroup directories are descriptors opened outside the sandbox, so what is read there is the
-kernel's word. Percentages are of one CPU times the CPUs allowed, since the last call.
+Meters are descriptors opened outside the sandbox, so what is read there is the kernel's word: the
+directories of its cgroup, and the count of its disk quota. Percentages are of one CPU times the
+CPUs allowed, since the last call.
 """
 
 import os
 import time
 from collections.abc import Mapping
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from paddock.envd.config import Config
 
@@ -26,17 +27,18 @@ class Metrics(Struct, frozen=True, kw_only=True):
     mem_cache: int
     mem_total_mib: int
     mem_used_mib: int
-    disk_used: int
+    disk_used: int | UnsetType = UNSET
+    """Not told where the sandbox shares a disk on which nobody counts what is its own."""
     disk_total: int
 
 
 class Meter:
     """Reads usage; remembers the last reading for percentages."""
 
-    def __init__(self, config: Config, cgroups: Mapping[str, int] | None = None) -> None:
+    def __init__(self, config: Config, meters: Mapping[str, int] | None = None) -> None:
         self._config = config
-        self._cgroups = cgroups or {}
-        """Directory descriptors: `cgroup` (v2), or `cgroup_memory` and `cgroup_cpu` (v1)."""
+        self._meters = meters or {}
+        """Directories `cgroup` (v2), or `cgroup_memory` and `cgroup_cpu` (v1); the file `disk`."""
         self._last = (time.monotonic(), self._cpu_seconds())
 
     def read(self) -> Metrics:
@@ -46,9 +48,7 @@ class Meter:
         cpus = self._config.cpu_count or os.cpu_count() or 1
         percent = 100 * (used - before) / max(now - then, 1e-3) / cpus
         total, memory, cache = self._memory()
-        disk = os.statvfs("/")
-        disk_total = self._config.disk_total_bytes or disk.f_blocks * disk.f_frsize
-        disk_free = disk.f_bavail * disk.f_frsize
+        disk_total, disk_used = self._disk()
         return Metrics(
             ts=int(time.time()),
             cpu_count=max(1, round(cpus)),
@@ -58,14 +58,14 @@ class Meter:
             mem_cache=cache,
             mem_total_mib=total // _MIB,
             mem_used_mib=memory // _MIB,
-            disk_used=max(disk_total - disk_free, 0),
+            disk_used=disk_used,
             disk_total=disk_total,
         )
 
     def _cpu_seconds(self) -> float:
-        if (fd := self._cgroups.get("cgroup")) is not None:
+        if (fd := self._meters.get("cgroup")) is not None:
             return _table(_read_at(fd, "cpu.stat")).get("usage_usec", 0) / 1e6
-        if (fd := self._cgroups.get("cgroup_cpu")) is not None:
+        if (fd := self._meters.get("cgroup_cpu")) is not None:
             return _number(_read_at(fd, "cpuacct.usage")) / 1e9
         fields = _read("/proc/stat").partition("\n")[0].split()[1:]
         ticks = [int(value) for value in fields if value.isdigit()]
@@ -73,16 +73,26 @@ class Meter:
         busy = sum(ticks[:3]) + sum(ticks[5:8])
         return busy / os.sysconf("SC_CLK_TCK")
 
+    def _disk(self) -> tuple[int, int | UnsetType]:
+        """Total and used."""
+        facts = os.statvfs("/")
+        size, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
+        limit = self._config.disk_total_bytes or size
+        if (fd := self._meters.get("disk")) is not None:
+            return limit, _number(_pread(fd)) + self._config.disk_inherited_bytes
+        # A bound that the file system does not know is on a part of it: what is in use is others'.
+        return limit, (size - free if size <= limit else UNSET)
+
     def _memory(self) -> tuple[int, int, int]:
         """Total, used without cache, cache."""
         host = _table(_read("/proc/meminfo").replace(":", ""))
         machine = host.get("MemTotal", 0) * 1024
         limit = self._config.memory_total_bytes
-        if (fd := self._cgroups.get("cgroup")) is not None:
+        if (fd := self._meters.get("cgroup")) is not None:
             limit = limit or _number(_read_at(fd, "memory.max"))
             used = _number(_read_at(fd, "memory.current"))
             cache = _table(_read_at(fd, "memory.stat")).get("file", 0)
-        elif (fd := self._cgroups.get("cgroup_memory")) is not None:
+        elif (fd := self._meters.get("cgroup_memory")) is not None:
             limit = limit or _number(_read_at(fd, "memory.limit_in_bytes"))
             used = _number(_read_at(fd, "memory.usage_in_bytes"))
             cache = _table(_read_at(fd, "memory.stat")).get("total_cache", 0)
@@ -107,6 +117,13 @@ def _read_at(directory: int, name: str) -> str:
     except OSError:
         return ""
     return _take(fd)
+
+
+def _pread(fd: int) -> str:
+    try:
+        return os.pread(fd, 64, 0).decode("ascii", "replace")
+    except OSError:
+        return ""
 
 
 def _take(fd: int) -> str:

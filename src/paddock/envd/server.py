@@ -70,7 +70,7 @@ class Envd:
         self,
         config: Config | None = None,
         spawner: Spawner | None = None,
-        cgroups: Mapping[str, int] | None = None,
+        meters: Mapping[str, int] | None = None,
     ) -> None:
         """Make one for a sandbox, or for one that `assign` names later."""
         config, spawner = config or Config(), spawner or DirectSpawner()
@@ -78,8 +78,8 @@ class Envd:
         self.environment = Environment(config)
         self.registry = Registry(spawner)
         self.watchers = Watchers()
-        self._cgroups = cgroups
-        self._meter = Meter(config, cgroups)
+        self._meters = meters
+        self._meter = Meter(config, meters)
         self._is_attached = False
         self._files = Files(self.environment)
         self._launcher = RegistryLauncher(self.registry, self.environment)
@@ -103,13 +103,13 @@ class Envd:
         }
 
     def assign(
-        self, config: Config, spawner: Spawner, cgroups: Mapping[str, int] | None = None
+        self, config: Config, spawner: Spawner, meters: Mapping[str, int] | None = None
     ) -> None:
         """Be for this sandbox from now on. To be called before `start`."""
         if config.tasks_dir != self.config.tasks_dir:
             self._task_files.move(config.tasks_dir)
         self.registry.assign(spawner)
-        self._cgroups = cgroups
+        self._meters = meters
         self._is_attached = False
         self.employ(config)
 
@@ -117,7 +117,7 @@ class Envd:
         """Serve somebody else of the sandbox we have; its tasks stay where they are."""
         self.config = config
         self.environment.assign(config)
-        self._meter = Meter(config, self._cgroups)
+        self._meter = Meter(config, self._meters)
 
     async def attach(self) -> int:
         """Find surviving processes and tasks; gives how many processes."""

@@ -7,7 +7,7 @@ or at once).
 One datagram is one request, JSON with descriptors by SCM_RIGHTS:
 
     {"op":"start","id":<any string>,"config":{…Config…},"fds":["listener","control","init","userns",
-     "mntns","netns","cgroup","cgroup_procs"]}
+     "mntns","netns","cgroup","disk","cgroup_procs"]}
 
 `fds` names the descriptors in the order they are attached; all but `listener` may be left out:
 
@@ -17,6 +17,7 @@ One datagram is one request, JSON with descriptors by SCM_RIGHTS:
     userns mntns netns   namespaces to join, in that order
     cgroup        directory descriptors of the sandbox's cgroup for `/metrics`: `cgroup` (v2), or
     cgroup_memory, cgroup_cpu      the v1 hierarchies
+    disk          a file for `/metrics` that says how many bytes the sandbox has written
     wait          instead of a listener: join, then wait on this SOCK_SEQPACKET socket for a `start`
                   with config, listener and control, and with init and the mount namespace where
                   those were not there yet; end with the socket
@@ -66,7 +67,7 @@ log = logging.getLogger(__name__)
 
 _MAX_REQUEST = 1 << 20
 _MAX_FDS = 64
-_CGROUPS = ("cgroup", "cgroup_memory", "cgroup_cpu")
+_METERS = ("cgroup", "cgroup_memory", "cgroup_cpu", "disk")
 _NAMESPACES = ("userns", "mntns", "netns")
 _QUIET_SECONDS = 0.03
 EXIT_LOST = 3
@@ -121,7 +122,7 @@ def _assign(envd: Envd, config: Config, fds: Mapping[str, int], end: "asyncio.Fu
         spawner = InitSpawner(socket.socket(fileno=fds["init"]), on_lost)
     else:
         spawner = DirectSpawner()
-    envd.assign(config, spawner, {k: fds[k] for k in _CGROUPS if k in fds})
+    envd.assign(config, spawner, {k: fds[k] for k in _METERS if k in fds})
 
 
 async def serve(

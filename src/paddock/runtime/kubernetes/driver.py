@@ -482,7 +482,7 @@ def read_usage(found: Any, now: datetime) -> Usage:
         memory_used_bytes=found["mem_used"],
         memory_total_bytes=found["mem_total"],
         memory_cache_bytes=found["mem_cache"],
-        disk_used_bytes=found["disk_used"],
+        disk_used_bytes=found.get("disk_used", 0),
         disk_total_bytes=found["disk_total"],
     )
 

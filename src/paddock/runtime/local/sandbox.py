@@ -195,6 +195,9 @@ class Sandbox:
             groups = self.machine.cgroups.directories(self.group) if "groups" in parts else {}
             for key, path in groups.items():
                 fds[key] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            meter = self.machine.storage.open_meter(self.home) if "groups" in parts else None
+            if meter is not None:
+                fds["disk"] = meter
             if "init" in parts:
                 fds["init"] = take_channel(pidfd).detach()
         except BaseException:
@@ -215,6 +218,7 @@ class Sandbox:
             cpu_count=limits.cpu_millis / 1000 if limits.cpu_millis else None,
             memory_total_bytes=limits.memory_bytes or None,
             disk_total_bytes=limits.disk_bytes or None,
+            disk_inherited_bytes=self.machine.storage.inherited_bytes(self.home),
             idle_exit_seconds=self.machine.settings.envd_idle_seconds,
             is_reserved=agent.is_reserved,
             has_one_id=self.machine.is_rootless,

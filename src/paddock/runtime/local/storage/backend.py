@@ -67,6 +67,10 @@ class Backend(Protocol):
         """Measure what the tree itself wrote."""
         ...
 
+    def open_meter(self, path: Path) -> int | None:
+        """Open a file that says so whenever it is read, where there is one."""
+        ...
+
     def flush(self, path: Path) -> None:
         """Write out what is dirty, so that a copy right after it is quick and whole."""
         ...

@@ -86,11 +86,20 @@ class BtrfsBackend:
 
     def used_bytes(self, path: Path) -> int:
         """Read what the quota group was charged with."""
-        group = self._sysfs / f"0_{btrfs_ioctl.subvolume_id(path)}"
         try:
-            return int((group / "referenced").read_text())
+            return int(self._meter(path).read_text())
         except (OSError, ValueError):
             return 0
+
+    def open_meter(self, path: Path) -> int | None:
+        """Open the quota group's count."""
+        try:
+            return os.open(self._meter(path), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+
+    def _meter(self, path: Path) -> Path:
+        return self._sysfs / f"0_{btrfs_ioctl.subvolume_id(path)}" / "referenced"
 
     def flush(self, path: Path) -> None:
         """Sync the file system, so that the next snapshot has little left to write."""

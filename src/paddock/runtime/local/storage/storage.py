@@ -145,6 +145,14 @@ class Storage:
         record = self._need(uid)
         return self._backend.used_bytes(self._tree(BOXES, uid)) + record.inherited_bytes
 
+    def open_meter(self, uid: str) -> int | None:
+        """Open a file that says what a box itself wrote, where there is one (see `Backend`)."""
+        return self._backend.open_meter(self._tree(BOXES, uid))
+
+    def inherited_bytes(self, uid: str) -> int:
+        """Tell what of a box is its origin's, and in no meter."""
+        return self._need(uid).inherited_bytes
+
     def checkpoint_bytes(self, checkpoint_id: str) -> int:
         """Measure a checkpoint: files and memory."""
         record = self._read(CHECKPOINTS, checkpoint_id)

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from paddock.app.gateway import _listen
 from paddock.gateway.client import ClientConnection
 from paddock.gateway.limits import Limits
+from paddock.kit.settings import Settings
 from tests.gateway.rig import OK, PATIENCE_SECONDS, Rig, get, read_request, rig
 from tests.runtime.nodes import eventually
 
@@ -127,6 +129,21 @@ async def test_one_that_never_reads_is_cut_off_in_the_end() -> None:
 
         await eventually(gone)
         flood.socket.close()
+
+
+async def test_one_that_vanished_without_a_word_is_noticed() -> None:
+    async with rig() as paddock:
+        (server,) = await _listen(Settings(port=0), paddock.gateway)
+        at = server.sockets[0].getsockname()
+        _, writer = await asyncio.open_connection(*at)
+        await eventually(lambda: paddock.gateway._clients)
+        (served,) = paddock.gateway._clients
+        assert served._transport is not None
+        opened = served._transport.get_extra_info("socket")
+        assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
+        writer.close()
+        server.close()
 
 
 async def test_a_head_that_was_refused_is_not_waited_for_any_longer() -> None:

@@ -20,7 +20,7 @@ from paddock.engine.informer import Filter
 from paddock.gateway.activity import Activity
 from paddock.gateway.client import ClientConnection
 from paddock.gateway.finding import Finder
-from paddock.gateway.limits import Behaviour, Limits
+from paddock.gateway.limits import NOTICED_GONE, Behaviour, Limits
 from paddock.gateway.peers import Desk, Gatekeeper, Peers
 from paddock.gateway.routes import Route, RouteTable
 from paddock.gateway.sending import Sender
@@ -121,7 +121,7 @@ async def _listen(settings: Settings, gateway: Gateway) -> list[asyncio.Server]:
     places = [(settings.host, settings.port, False)]
     if settings.tls_certificate:
         places.append(("127.0.0.1", settings.front_port, True))
-    return [
+    servers = [
         await loop.create_server(
             partial(ClientConnection, gateway, trusts_forwarded=trusts),
             host,
@@ -131,6 +131,11 @@ async def _listen(settings: Settings, gateway: Gateway) -> list[asyncio.Server]:
         )
         for host, port, trusts in places
     ]
+    for opened in (item for server in servers for item in server.sockets):
+        for option in NOTICED_GONE:
+            # Connections have from their listener what it was told.
+            opened.setsockopt(*option)
+    return servers
 
 
 def build(

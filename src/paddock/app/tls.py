@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.app.processes import Process
+from paddock.gateway.limits import NOTICED_GONE
 from paddock.kit.errors import FieldProblem, InvalidError
 from paddock.kit.settings import Settings
 
@@ -75,6 +76,10 @@ def configuration(settings: Settings) -> dict[str, Any]:
                     "name": "clients",
                     "address": _address(settings.tls_host, settings.tls_port),
                     "per_connection_buffer_limit_bytes": 256 * 1024,
+                    "socket_options": [
+                        {"level": level, "name": name, "int_value": value}
+                        for level, name, value in NOTICED_GONE
+                    ],
                     "filter_chains": [{"transport_socket": _tls(settings), "filters": [_http()]}],
                 }
             ],

@@ -1,6 +1,17 @@
 """What one gateway process may hold, and how long it waits."""
 
+import socket
+
 from msgspec import Struct
+
+NOTICED_GONE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+)
+"""Options of sockets that clients connect to, handed on to their connections: one that vanished
+without a word would hold an idle stream open for ever, and its sandbox awake."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):

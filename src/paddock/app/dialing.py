@@ -49,7 +49,8 @@ class LocalDialer:
 
     async def _connect_once(self, route: Route, port: int) -> socket.socket:
         if route.node is None:
-            opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            family = socket.AF_INET6 if ":" in (route.ip or "") else socket.AF_INET
+            opened = socket.socket(family, socket.SOCK_STREAM)
             return await _connected(opened, (route.ip or "", port))
         namespace = await self._namespace(route)
         try:

@@ -45,7 +45,7 @@ class TextFormatter(logging.Formatter):
         moment = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
         facts: dict[str, object] = getattr(record, _FIELDS, {})
         line = f"{moment}Z {record.levelname.lower():7} {record.name} {record.getMessage()}"
-        line += "".join(f" {key}={_plain(value)}" for key, value in facts.items())
+        line += "".join(f" {key}={_visible(_plain(value))}" for key, value in facts.items())
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
@@ -71,6 +71,13 @@ class JsonFormatter(logging.Formatter):
 
 def _plain(value: object) -> object:
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+
+
+def _visible(value: object) -> object:
+    """Write out what would end a line or steer a terminal: much of it comes from strangers."""
+    if not isinstance(value, str) or value.isprintable():
+        return value
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in value)
 
 
 def configure(*, level: str = "info", json: bool = False, stream: TextIO | None = None) -> None:

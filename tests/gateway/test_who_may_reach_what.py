@@ -33,6 +33,19 @@ async def test_envd_asks_for_the_sandboxes_token() -> None:
         assert answer.status == 200
 
 
+async def test_envd_is_asked_for_no_other_protocol_than_its_own() -> None:
+    seen = []
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMA"}
+    async with rig() as paddock:
+        await paddock.upstream(recording(seen), port=49983)
+        wire = await paddock.connect()
+        for _ in range(3):
+            wire.send(envd(x_access_token=TOKEN, **offer))
+            assert (await wire.answer()).status == 200
+        await wire.close()
+    assert not {"upgrade", "connection", "http2-settings"} & {*seen[0][1], *seen[2][1]}
+
+
 async def test_health_is_open_and_files_are_envds_to_judge() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, port=49983)

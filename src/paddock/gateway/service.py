@@ -11,11 +11,19 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from msgspec import structs
+
 from paddock.cache.states import State
 from paddock.gateway import access, addressing, replies, shortcuts
 from paddock.gateway.access import Denied, Pass
 from paddock.gateway.activity import Activity, Traffic
-from paddock.gateway.addressing import ENVD_PORT, Destination, Malformed, SignedFile
+from paddock.gateway.addressing import (
+    ENVD_PORT,
+    TASKS_PORT,
+    Destination,
+    Malformed,
+    SignedFile,
+)
 from paddock.gateway.client import ClientConnection
 from paddock.gateway.exchange import Exchange
 from paddock.gateway.finding import Finder
@@ -206,6 +214,10 @@ class Gateway:
 
     def _to_sandbox(self, exchange: Exchange, where: Destination) -> None:
         exchange.sandbox_id, exchange.port = where.sandbox_id, where.port
+        if where.port in (ENVD_PORT, TASKS_PORT) and exchange.head.upgrade is not None:
+            # envd speaks one protocol; whoever offers another is answered in this one.
+            head = exchange.head
+            exchange.head = structs.replace(head, upgrade=None, is_kept=head.is_keep_alive)
         route = self._routes.get(where.sandbox_id)
         if route is None:
             if self._finder.is_known_no(where.sandbox_id):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from paddock.api.kube.patches import json_patch, merge_patch
+from paddock.api.kube.patches import json_patch, merge_patch, strategic_patch
 from paddock.envd import connect, multipart, signature
 from paddock.gateway import addressing, answers, heads
 from paddock.kit.errors import InvalidError, PaddockError
@@ -41,7 +41,7 @@ def field_selector(data: bytes) -> None:
 
 
 def patches(data: bytes) -> None:
-    """Two JSON documents, one a line: a target and a patch of either kind."""
+    """Two JSON documents, one a line: a target and a patch of any kind."""
     first, _, second = data.partition(b"\n")
     try:
         target, patch = json.loads(first), json.loads(second)
@@ -51,9 +51,10 @@ def patches(data: bytes) -> None:
     merged = merge_patch(target, patch)
     assert json.dumps(target) == before, "a merge patch changed what it was given"
     assert merge_patch(merged, patch) == merged, "a merge patch twice is not the same as once"
-    with contextlib.suppress(PaddockError):
-        json_patch(target, patch)
-    assert json.dumps(target) == before, "a JSON patch changed what it was given"
+    for change in (json_patch, strategic_patch):
+        with contextlib.suppress(PaddockError):
+            change(target, patch)
+        assert json.dumps(target) == before, f"{change.__name__} changed what it was given"
 
 
 def request_head(data: bytes) -> None:

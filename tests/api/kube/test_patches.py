@@ -186,3 +186,15 @@ def test_a_strategic_patch_is_applied_or_refused(target, patch):
     with contextlib.suppress(InvalidError):
         strategic_patch(target, patch)
     assert target == before
+
+
+def test_copies_cannot_double_what_is_there_again_and_again():
+    doubling = [{"op": "copy", "from": "", "path": f"/{number}"} for number in range(60)]
+    with pytest.raises(InvalidError, match="copies at most"):
+        json_patch({"a": "b"}, doubling)
+
+
+def test_copies_cannot_nest_without_end():
+    nesting = [{"op": "copy", "from": "", "path": "/a" * 2**number} for number in range(1, 20)]
+    with pytest.raises(InvalidError, match="nested too deeply"):
+        json_patch({"a": {}}, nesting)

@@ -8,9 +8,13 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import msgspec
+
 from paddock.kit.errors import ConflictError, FieldProblem, InvalidError
 
 MAX_OPERATIONS = 10_000
+MAX_COPIED_BYTES = 3 * 1024 * 1024
+"""By all copies of one patch together: each could double what is there."""
 
 MERGE_KEYS: Mapping[str, str] = {
     "ownerReferences": "uid",
@@ -48,10 +52,24 @@ def json_patch(target: Any, operations: Any) -> Any:
     steps = cast("list[Any]", operations)
     if len(steps) > MAX_OPERATIONS:
         raise _refused("", f"a JSON patch has at most {MAX_OPERATIONS} operations")
-    document = copy.deepcopy(target)
+    document, copied = copy.deepcopy(target), 0
     for index, step in enumerate(steps):
-        document = _step(document, step, f"[{index}]")
+        where = f"[{index}]"
+        try:
+            copied += _copied_bytes(document, step, where)
+            if copied > MAX_COPIED_BYTES:
+                raise _refused(where, f"a patch copies at most {MAX_COPIED_BYTES} bytes")
+            document = _step(document, step, where)
+        except RecursionError as error:
+            raise _refused(where, "what it makes is nested too deeply") from error
     return document
+
+
+def _copied_bytes(document: Any, step: Any, where: str) -> int:
+    if not isinstance(step, dict) or cast("dict[str, Any]", step).get("op") != "copy":
+        return 0
+    source = _pointer(cast("dict[str, Any]", step), "from", where)
+    return len(msgspec.json.encode(_value_at(document, source, where)))
 
 
 def _step(document: Any, step: Any, where: str) -> Any:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import paddock
-from paddock.envd.initproto import take_channel
+from paddock.envd.initclient import take_channel
 from reporting import Report
 
 START = {"process": {"cmd": "/bin/true"}, "stdin": False}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paddock.app.probing import probe_envd
-from paddock.envd.spawner import DirectSpawner
+from paddock.envd.spawner_direct import DirectSpawner
 from paddock.resources.meta import ObjectMeta
 from paddock.resources.sandbox import Sandbox, SandboxAddress, SandboxStatus
 from paddock.resources.template import Probe

@@ -18,8 +18,9 @@ import pytest
 
 import paddock
 from paddock.envd import blocking
-from paddock.envd.initproto import take_channel
-from paddock.envd.spawner import DirectSpawner, InitSpawner
+from paddock.envd.initclient import take_channel
+from paddock.envd.spawner_direct import DirectSpawner
+from paddock.envd.spawner_init import InitSpawner
 from tests.envd.rig import Rig, close_rig, open_rig
 
 

@@ -15,7 +15,8 @@ import msgspec
 
 from paddock.envd.config import Config, Settings
 from paddock.envd.server import Envd
-from paddock.envd.spawner import DirectSpawner, Spawner
+from paddock.envd.spawner import Spawner
+from paddock.envd.spawner_direct import DirectSpawner
 
 USER_UID = 12345
 

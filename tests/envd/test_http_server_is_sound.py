@@ -14,7 +14,7 @@ from paddock.envd.config import Config
 from paddock.envd.environment import InitRequest
 from paddock.envd.metrics import Meter
 from paddock.envd.server import Envd
-from paddock.envd.spawner import DirectSpawner
+from paddock.envd.spawner_direct import DirectSpawner
 from tests.envd.rig import Rig, close_rig, frame, open_rig
 
 pytestmark = pytest.mark.timeout(120)

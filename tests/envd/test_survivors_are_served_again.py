@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paddock.envd import registry
-from paddock.envd.spawner import InitSpawner
+from paddock.envd.spawner_init import InitSpawner
 from tests.envd.conftest import Init
 from tests.envd.rig import Rig, end, open_rig, output
 

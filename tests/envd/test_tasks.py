@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from paddock.envd.config import Settings
-from paddock.envd.spawner import DirectSpawner, InitSpawner
+from paddock.envd.spawner_direct import DirectSpawner
+from paddock.envd.spawner_init import InitSpawner
 from tests.envd.conftest import Init
 from tests.envd.rig import Rig, close_rig, open_rig
 

@@ -12,7 +12,8 @@ import pytest
 
 from paddock.envd.config import Config, Settings
 from paddock.envd.server import Envd
-from paddock.envd.spawner import DirectSpawner, InitSpawner
+from paddock.envd.spawner_direct import DirectSpawner
+from paddock.envd.spawner_init import InitSpawner
 from tests.envd.rig import write_users
 
 SDK = Path(os.environ.get("PADDOCK_SDK_DIR", "/var/cache/paddock/sdk")) / "e2b-2.63.0"

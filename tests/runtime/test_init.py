@@ -10,17 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from paddock.envd.initclient import InitClient, close_all, take_channel
 from paddock.envd.initproto import (
     NODE_CHANNEL_FD,
-    InitClient,
     InitError,
     RecordFlags,
     Scope,
     SpawnFlags,
     SpawnRequest,
     Stage,
-    close_all,
-    take_channel,
 )
 from paddock.runtime.local.initbuild import compile_init
 from tests.runtime.nodes import eventually

@@ -15,7 +15,7 @@ import msgspec
 
 from paddock.envd.config import Config
 from paddock.envd.server import Envd
-from paddock.envd.spawner import DirectSpawner
+from paddock.envd.spawner_direct import DirectSpawner
 
 
 def _listen(options: argparse.Namespace) -> socket.socket:

@@ -67,7 +67,8 @@ class ProcessService:
                 command, config, request.tag, timeout=call.timeout
             )
         except SpawnError as error:
-            raise ConnectError(Code.INVALID_ARGUMENT, printable(str(error))) from error
+            code = Code.RESOURCE_EXHAUSTED if error.is_for_want else Code.INVALID_ARGUMENT
+            raise ConnectError(code, printable(str(error))) from error
         except SandboxGoneError as error:
             raise ConnectError(Code.UNAVAILABLE, f"the sandbox has ended: {error}") from error
         await self._follow(call, process, subscription, stream, is_starter=True)

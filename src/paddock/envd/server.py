@@ -25,7 +25,8 @@ from paddock.envd.metrics import Meter
 from paddock.envd.process_service import ProcessService
 from paddock.envd.registry import Registry
 from paddock.envd.signature import is_token
-from paddock.envd.spawner import DirectSpawner, Spawner
+from paddock.envd.spawner import Spawner
+from paddock.envd.spawner_direct import DirectSpawner
 from paddock.envd.tasks import Tasks
 from paddock.envd.tasks_files import TaskFiles
 from paddock.envd.tasks_http import TaskRoutes, is_task_path

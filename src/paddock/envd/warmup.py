@@ -21,7 +21,8 @@ from typing import TypeVar
 from paddock.envd import blocking, initproto, locality
 from paddock.envd.config import Config
 from paddock.envd.server import Envd
-from paddock.envd.spawner import DirectSpawner, InitSpawner
+from paddock.envd.spawner_direct import DirectSpawner
+from paddock.envd.spawner_init import InitSpawner
 
 log = logging.getLogger(__name__)
 

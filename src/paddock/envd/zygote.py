@@ -60,7 +60,8 @@ from paddock.envd import isolation
 from paddock.envd.config import Config
 from paddock.envd.locality import fill_holes
 from paddock.envd.server import Envd
-from paddock.envd.spawner import DirectSpawner, InitSpawner
+from paddock.envd.spawner_direct import DirectSpawner
+from paddock.envd.spawner_init import InitSpawner
 from paddock.envd.warmup import rehearse, warm_up
 
 log = logging.getLogger(__name__)

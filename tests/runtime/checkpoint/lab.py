@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paddock.envd.initproto import InitClient, Record, SpawnFlags, SpawnRequest, take_channel
+from paddock.envd.initclient import InitClient, take_channel
+from paddock.envd.initproto import Record, SpawnFlags, SpawnRequest
 from paddock.runtime.local import cgroups, initbuild
 from paddock.runtime.local.checkpoint import (
     Checkpointer,

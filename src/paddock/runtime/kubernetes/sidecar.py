@@ -25,7 +25,7 @@ from paddock.envd.config import Config, Settings
 from paddock.envd.exchange import Exchange
 from paddock.envd.http import Server
 from paddock.envd.server import Envd, respond_json, respond_problem
-from paddock.envd.spawner import DirectSpawner
+from paddock.envd.spawner_direct import DirectSpawner
 from paddock.kit import clock, tokens
 from paddock.runtime.kubernetes import entering, names
 from paddock.runtime.kubernetes.accounting import own_cgroups

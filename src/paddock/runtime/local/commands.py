@@ -13,16 +13,15 @@ from typing import Any
 
 from msgspec import Struct
 
+from paddock.envd.initclient import InitClient, take_channel
 from paddock.envd.initproto import (
     NODE_CHANNEL_FD,
     ChannelClosedError,
-    InitClient,
     Record,
     RecordFlags,
     Scope,
     SpawnFlags,
     SpawnRequest,
-    take_channel,
 )
 from paddock.kit.errors import InvalidError
 from paddock.runtime.local import syscalls

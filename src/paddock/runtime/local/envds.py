@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from paddock.envd.initproto import take_channel
+from paddock.envd.initclient import take_channel
 from paddock.kit.errors import PaddockError, UnavailableError
 from paddock.kit.logs import fields
 from paddock.runtime.local import rpc, state, wire

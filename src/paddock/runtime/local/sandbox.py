@@ -14,7 +14,7 @@ from msgspec import structs
 
 from paddock.envd.config import Config
 from paddock.envd.config import Settings as EnvdSettings
-from paddock.envd.initproto import take_channel
+from paddock.envd.initclient import take_channel
 from paddock.kit.clock import Clock
 from paddock.kit.errors import ConflictError
 from paddock.runtime.local import state

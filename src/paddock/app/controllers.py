@@ -71,7 +71,7 @@ class Controllers:
             clock=clock,
             recorder=recorder,
         )
-        provider.informer(Sandbox).subscribe(self._sandboxes.observe)
+        provider.informer(Sandbox).subscribe(self._sandboxes.news.observe)
         self.probing = Probing(prober or default_prober(runtime), write, clock, recorder)
         provider.informer(Sandbox).subscribe(self.probing.observe)
         pools = PoolController(
@@ -133,7 +133,7 @@ class Controllers:
             **{f"controller {item.name}": item.run() for item in self.all},
             "recorder": self._recorder.run(),
             "tasks of batches": self._batches.follower.run(),
-            "runtime events": self._sandboxes.follow_runtime(self._sandbox_queue),
+            "runtime events": self._sandboxes.news.follow(self._sandbox_queue),
             "clock": follow_clock(
                 self._clock, self._provider.informer(Sandbox), self._sandbox_queue
             ),

@@ -16,6 +16,7 @@ from paddock.controllers.claim import plan as steps
 from paddock.controllers.claim.ports import Fitting, Line
 from paddock.controllers.claim.source import Meant, Source
 from paddock.controllers.claim.standing import Held, held, standing_of, why_lost
+from paddock.controllers.claim.status import completed, is_over, progress, updated
 from paddock.controllers.claim.taking import Taker
 from paddock.engine.controller import After, Done, Gone, Result
 from paddock.engine.recorder import Recorder
@@ -26,24 +27,13 @@ from paddock.kit.errors import (
     PaddockError,
     UnsupportedError,
 )
-from paddock.resources.claim import ClaimedSandbox, ClaimPhase, SandboxClaim, SandboxClaimStatus
+from paddock.resources.claim import SandboxClaim, SandboxClaimStatus
 from paddock.resources.meta import (
-    Condition,
-    ConditionStatus,
     Key,
-    set_condition,
     with_meta,
 )
 from paddock.resources.sandbox import LABEL_CLAIM, LABEL_GIVEN_UP, Sandbox
 
-CONDITION_COMPLETED = "Completed"
-CONDITION_TIMED_OUT = "TimedOut"
-CONDITION_UPDATED = "InplaceUpdate"
-"""Whether warm sandboxes are given the image and size of the claim; if not, its reason says what
-happens instead."""
-REASON_IN_PLACE = "InPlace"
-REASON_MADE_ANEW = "MadeAnew"
-REASON_REFUSED = "Refused"
 RETRY_SECONDS = 2.0
 
 
@@ -87,7 +77,7 @@ class ClaimController:
         if sandbox is None or name is None or not self._provider.is_synced:
             return ()
         claim = self._provider.get(SandboxClaim, Key(sandbox.metadata.namespace, name))
-        if claim is None or _is_over(claim):
+        if claim is None or is_over(claim):
             return ()
         now = self._clock.now()
         before, after = (
@@ -98,7 +88,7 @@ class ClaimController:
     async def reconcile(self, key: Key) -> Result:
         """Bring one claim a step nearer to what is wanted."""
         claim = self._provider.get(SandboxClaim, key)
-        if claim is None or _is_over(claim):
+        if claim is None or is_over(claim):
             self._made_anew.discard(key)
             if self._line is not None:
                 self._line.forget(key)
@@ -155,14 +145,10 @@ class ClaimController:
         self, claim: SandboxClaim, status: SandboxClaimStatus, obstacle: str
     ) -> SandboxClaimStatus:
         """Show whether what is in stock is updated; where not, others are made so."""
-        if obstacle:
-            words = f"{obstacle}: sandboxes are made anew"
+        words = f"{obstacle}: sandboxes are made anew" if obstacle else ""
+        if words:
             self._recorder.normal(claim, "MadeAnew", words)
-            new = _condition(claim, CONDITION_UPDATED, REASON_MADE_ANEW, words, holds=False)
-        else:
-            new = _condition(claim, CONDITION_UPDATED, REASON_IN_PLACE, "")
-        found = set_condition(status.conditions, new, now=self._clock.now())
-        return structs.replace(status, conditions=found)
+        return updated(claim, status, words, now=self._clock.now())
 
     async def _take_in_turn(self, claim: SandboxClaim, env: Key, line: Line) -> Result:
         """Take what members of an environment have for this claim; wait in line for the rest."""
@@ -234,7 +220,7 @@ class ClaimController:
             self._line.forget(claim.key)
         if ready > claim.status.claimed_replicas:
             words = f"{ready} of {claim.spec.replicas} are ready"
-            await self._write(claim, structs.replace(_progress(claim, case.held), message=words))
+            await self._write(claim, structs.replace(progress(claim, case.held), message=words))
         seconds = (until - self._clock.now()).total_seconds()
         return After(max(seconds, 0.001), "waits for its sandboxes")
 
@@ -274,7 +260,7 @@ class ClaimController:
             given_up += 1
             self._recorder.warning(claim, "SandboxGivenUp", words)
             why = why or words
-        status = structs.replace(_progress(claim, case.held), message=f"{given_up} given up; {why}")
+        status = structs.replace(progress(claim, case.held), message=f"{given_up} given up; {why}")
         if step.is_failure and given_up:
             failures = status.failures + given_up
             pause = now + steps.pause_after(failures)
@@ -305,32 +291,13 @@ class ClaimController:
         self, claim: SandboxClaim, holding: Held, taken: int, problem: str = ""
     ) -> None:
         words = f"{taken} more claimed; {problem}" if problem else f"{taken} more claimed"
-        await self._write(claim, structs.replace(_progress(claim, holding), message=words))
+        await self._write(claim, structs.replace(progress(claim, holding), message=words))
 
     async def _complete(self, case: "_Case", end: steps.Complete) -> Result:
-        claim, now = case.claim, self._clock.now()
-        new = [_condition(claim, CONDITION_COMPLETED, end.reason, end.message)]
-        if end.timed_out:
-            reason = "ClaimTimeoutReached"
-            new.append(_condition(claim, CONDITION_TIMED_OUT, reason, end.message))
-        is_refused = end.reason == steps.UPDATE_REFUSED
-        if is_refused:
-            new.append(
-                _condition(claim, CONDITION_UPDATED, REASON_REFUSED, end.message, holds=False)
-            )
-        conditions = claim.status.conditions
-        for item in new:
-            conditions = set_condition(conditions, item, now=now)
-        status = structs.replace(
-            _progress(claim, case.held),
-            phase=ClaimPhase.COMPLETED,
-            message=end.message,
-            sandboxes=tuple(_named(sandbox) for sandbox in case.held.ready),
-            completion_time=now,
-            conditions=conditions,
-        )
+        claim = case.claim
+        status = completed(claim, case.held, end, now=self._clock.now())
         await self._write(claim, status)
-        if is_refused:
+        if end.reason == steps.UPDATE_REFUSED:
             self._recorder.warning(claim, steps.UPDATE_REFUSED, end.message)
         else:
             self._recorder.normal(claim, "ClaimCompleted", end.message)
@@ -342,38 +309,9 @@ class ClaimController:
             await self._provider.write.update_status(structs.replace(claim, status=seen))
 
 
-def _progress(claim: SandboxClaim, holding: Held) -> SandboxClaimStatus:
-    """Count what is ready; one more ends a row of failures."""
-    status, ready = claim.status, len(holding.ready)
-    if ready <= status.claimed_replicas:
-        return status
-    return structs.replace(status, claimed_replicas=ready, failures=0, backoff_until=None)
-
-
 def _problem(results: list[bool | BaseException] | list[BaseException | None]) -> str:
     """Give what went wrong first, in words; what is none of our errors is raised."""
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, PaddockError):
             raise result
     return next((item.message for item in results if isinstance(item, PaddockError)), "")
-
-
-def _is_over(claim: SandboxClaim) -> bool:
-    return claim.is_deleting or claim.status.phase is ClaimPhase.COMPLETED
-
-
-def _named(sandbox: Sandbox) -> ClaimedSandbox:
-    public = sandbox.spec.claim.sandbox_id if sandbox.spec.claim else ""
-    return ClaimedSandbox(name=sandbox.metadata.name, sandbox_id=public)
-
-
-def _condition(
-    claim: SandboxClaim, kind: str, reason: str, message: str, *, holds: bool = True
-) -> Condition:
-    return Condition(
-        type=kind,
-        status=ConditionStatus.TRUE if holds else ConditionStatus.FALSE,
-        reason=reason,
-        message=message,
-        observed_generation=claim.metadata.generation,
-    )

@@ -16,37 +16,20 @@ from msgspec import structs
 from paddock.cache.census import Census, Members, Standing, revision_of
 from paddock.cache.writes import Writer
 from paddock.controllers.pool import strategies
+from paddock.controllers.pool.children import child, revision
 from paddock.controllers.pool.plan import BACKOFF, Counts, PoolPlan, band, next_backoff, plan
-from paddock.controllers.pool.revision import revision
+from paddock.controllers.pool.status import computed, degraded
 from paddock.controllers.sandbox.templates import resolve
 from paddock.engine.controller import After, Done, Result
 from paddock.engine.informer import Informer
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.kit.errors import ConflictError, NotFoundError
-from paddock.resources.meta import (
-    Condition,
-    ConditionStatus,
-    Key,
-    ObjectMeta,
-    owner_reference,
-    set_condition,
-)
+from paddock.resources.meta import Key
 from paddock.resources.pool import SandboxPool, SandboxPoolStatus
-from paddock.resources.sandbox import (
-    FINALIZER_SANDBOX,
-    LABEL_CLAIMED,
-    LABEL_POOL,
-    LABEL_REVISION,
-    LABEL_TEMPLATE,
-    Phase,
-    Sandbox,
-    SandboxSpec,
-)
+from paddock.resources.sandbox import Phase, Sandbox
 from paddock.resources.template import SandboxTemplate, SandboxTemplateSpec
 
-CONDITION_AVAILABLE = "Available"
-CONDITION_DEGRADED = "Degraded"
 BREATH_SECONDS = 0.05
 """How long changes of a pool's members are gathered before it is looked at."""
 CALM_SECONDS = 0.5
@@ -216,7 +199,7 @@ class PoolController:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(decision.create):
                     tasks.create_task(
-                        self._write.create(_child(pool, template, current)),
+                        self._write.create(child(pool, template, current)),
                         name=f"create a sandbox of {pool.key}",
                     )
 
@@ -238,50 +221,15 @@ class PoolController:
     async def _report(
         self, pool: SandboxPool, status: SandboxPoolStatus, current: str, decision: PoolPlan
     ) -> None:
-        members = self._census.members(pool.key)
-        counts = self._count(pool, members, current)
-        idle = counts.creating + counts.available
-        conditions = set_condition(
-            status.conditions,
-            _condition(pool, CONDITION_AVAILABLE, "Stocked" if counts.available else "Empty"),
-            now=self._clock.now(),
-        )
-        loops = status.failures > 0
-        conditions = set_condition(
-            conditions,
-            _condition(
-                pool,
-                CONDITION_DEGRADED,
-                "CrashLooping" if loops else "AsExpected",
-                decision.reason if loops else "",
-            ),
-            now=self._clock.now(),
-        )
-        new = structs.replace(
-            status,
-            observed_generation=pool.metadata.generation,
-            replicas=idle,
-            available=counts.available,
-            creating=counts.creating,
-            allocated=counts.allocated,
-            total=idle + counts.allocated,
-            desired=decision.desired,
-            pending_requests=counts.supply,
-            revision=current,
-            updated=counts.creating_new + counts.available_new,
-            updated_available=counts.available_new,
-            selector=f"{LABEL_POOL}={pool.metadata.name},{LABEL_CLAIMED}=false",
-            conditions=conditions,
-        )
+        counts = self._count(pool, self._census.members(pool.key), current)
+        new = computed(pool, status, counts, decision, revision=current, now=self._clock.now())
         if new != pool.status:
             await self._write.update_status(structs.replace(pool, status=new))
 
     async def _degraded(self, pool: SandboxPool, reason: str, message: str) -> None:
-        new = _condition(pool, CONDITION_DEGRADED, reason, message)
-        conditions = set_condition(pool.status.conditions, new, now=self._clock.now())
-        if conditions != pool.status.conditions:
+        status = degraded(pool, reason, message, now=self._clock.now())
+        if status != pool.status:
             self._recorder.warning(pool, reason, message)
-            status = structs.replace(pool.status, conditions=conditions)
             await self._write.update_status(structs.replace(pool, status=status))
 
     def _again(self, pool: SandboxPool, key: Key, decision: PoolPlan) -> Result:
@@ -306,39 +254,3 @@ def _oldest_revision_first(items: dict[Key, Sandbox], current: str, count: int) 
         return []  # The usual case, at every change of the pool: nobody is looked at.
     newest_first = list(reversed(items.values()))
     return sorted(newest_first, key=lambda item: revision_of(item) == current)[:count]
-
-
-_FALSE = ("Empty", "AsExpected")
-
-
-def _condition(pool: SandboxPool, kind: str, reason: str, message: str = "") -> Condition:
-    return Condition(
-        type=kind,
-        status=ConditionStatus.FALSE if reason in _FALSE else ConditionStatus.TRUE,
-        reason=reason,
-        message=message,
-        observed_generation=pool.metadata.generation,
-    )
-
-
-def _child(pool: SandboxPool, template: SandboxTemplateSpec, current: str) -> Sandbox:
-    """Make a sandbox of this pool; what it is made of is frozen into it."""
-    name = pool.metadata.name
-    reference = pool.spec.template_ref
-    return Sandbox(
-        metadata=ObjectMeta(
-            generate_name=f"{name}-",
-            namespace=pool.metadata.namespace,
-            labels={
-                **pool.spec.labels,
-                LABEL_POOL: name,
-                LABEL_TEMPLATE: reference.name if reference else name,
-                LABEL_REVISION: current,
-                LABEL_CLAIMED: "false",
-            },
-            annotations=pool.spec.annotations,
-            finalizers=(FINALIZER_SANDBOX,),
-            owner_references=(owner_reference(pool),),
-        ),
-        spec=SandboxSpec(template=template),
-    )

@@ -4,12 +4,9 @@ Status is written once per transition. Deadlines are timers: the reconcile asks 
 again at the next one, and after a downtime finds out by itself what has become due.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
-from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 from msgspec import structs
 
@@ -17,12 +14,14 @@ from paddock.cache.checks import REASON_PAUSE_FAILED, REASON_PAUSE_UNSUPPORTED
 from paddock.cache.writes import Writer
 from paddock.controllers.patience import Patience
 from paddock.controllers.sandbox import plan as steps
-from paddock.controllers.sandbox.blueprint import agent_config, blueprint, egress
+from paddock.controllers.sandbox.applying import Applying
+from paddock.controllers.sandbox.blueprint import blueprint
 from paddock.controllers.sandbox.lifecycle import Trigger, move
+from paddock.controllers.sandbox.news import News
+from paddock.controllers.sandbox.status import moved, with_condition
 from paddock.controllers.sandbox.templates import TemplateSource
 from paddock.engine.controller import After, Done, Gone, Result
 from paddock.engine.informer import Informer
-from paddock.engine.queue import WorkQueue
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.kit.errors import (
@@ -32,15 +31,12 @@ from paddock.kit.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from paddock.kit.logs import fields
 from paddock.kit.tokens import TokenSeed
 from paddock.resources import deadlines
 from paddock.resources.meta import (
     Condition,
-    ConditionStatus,
     Key,
     is_true,
-    set_condition,
     with_meta,
 )
 from paddock.resources.pausing import strategy_for
@@ -50,17 +46,13 @@ from paddock.resources.sandbox import (
     FINALIZER_SANDBOX,
     Phase,
     Sandbox,
-    SandboxAddress,
     SandboxStatus,
 )
-from paddock.resources.template import NetworkPolicy, PauseStrategy
-from paddock.runtime.port import Instance, InstanceState, Runtime, RuntimeEvent
+from paddock.resources.template import PauseStrategy
+from paddock.runtime.port import Instance, Runtime
 
 log = logging.getLogger(__name__)
 
-_FRESH = timedelta(seconds=5)
-"""For so long after a start or a claim the runtime is not asked whether it runs: it says so
-unasked when it does not."""
 REASON_IMAGE = "ImageUpdating"
 """On the condition Ready (False): it is started anew from another image."""
 REASON_IMAGE_KEPT = "ImageUpdateRefused"
@@ -88,17 +80,12 @@ class SandboxController:
         self._seed = seed
         self._clock = clock
         self._recorder = recorder
-        self._networks: dict[str, NetworkPolicy] = {}
-        """The egress policy last put into force, by uid; forgotten ones are simply set again."""
         self._patience = Patience(clock)
-        self._started = clock.now()
-        self._configured: dict[str, str] = {}
-        """The lock of the claim that envd was last configured for, by uid."""
+        self._applying = Applying(templates, runtime, seed, clock)
         self._emptied: set[str] = set()
         """Those that are being reset and whose used life is destroyed, by uid."""
-        self._keys: dict[str, Key] = {}
-        self._doubtful: set[str] = set()
-        """Those of which the runtime said that something happened since it was last asked."""
+        self.news = News(sandboxes, runtime, clock)
+        """What the runtime says unasked; to be subscribed to the Sandbox informer and run."""
         self._perform: dict[
             type[steps.Step], Callable[[Any, Any, Instance | None], Awaitable[Result]]
         ]
@@ -123,64 +110,21 @@ class SandboxController:
         if sandbox is None:
             return Gone()
         uid = sandbox.metadata.uid
-        if uid not in self._doubtful and self._is_fresh(sandbox):
-            assumed = Instance(
-                uid=uid,
-                state=InstanceState.RUNNING,
-                incarnation=sandbox.status.incarnation,
-                image=sandbox.status.image,
-            )
+        assumed = self.news.assumed(sandbox)
+        if assumed is not None:
             step = steps.plan(sandbox, assumed, now=self._clock.now())
             if isinstance(step, steps.Rest):
                 return await self._rest(sandbox, step, assumed)
-        self._doubtful.discard(uid)
+        self.news.asked(uid)
         # What is to go goes, whatever it does now.
         instance = None if sandbox.is_deleting else await self._runtime.inspect(uid)
         step = steps.plan(sandbox, instance, now=self._clock.now())
         return await self._perform[type(step)](sandbox, step, instance)
 
-    def _is_fresh(self, sandbox: Sandbox) -> bool:
-        """Say whether the runtime just spoke of it: it started it, or handed it over."""
-        if sandbox.status.phase is not Phase.RUNNING:
-            return False
-        claim, started = sandbox.spec.claim, sandbox.status.started_at
-        newest = max(claim.claim_time if claim else self._started, started or self._started)
-        return self._started < newest > self._clock.now() - _FRESH
-
-    async def follow_runtime(self, queue: WorkQueue[Key]) -> None:
-        """Look again at every sandbox of which the runtime says that it changed unasked."""
-        while True:
-            try:
-                stream = cast("Any", self._runtime.watch())
-                async with aclosing(stream) as events:
-                    async for event in events:
-                        self._enqueue(queue, event)
-            except PaddockError as error:
-                log.warning("runtime events were cut off", extra=fields(error=error.message))
-            await asyncio.sleep(1)
-            # What happened while nobody listened is found by looking at everything once.
-            for sandbox in self._sandboxes.all():
-                self._doubtful.add(sandbox.metadata.uid)
-                queue.add(sandbox.key)
-
-    def _enqueue(self, queue: WorkQueue[Key], event: RuntimeEvent) -> None:
-        if (key := self._keys.get(event.uid)) is not None:
-            self._doubtful.add(event.uid)
-            queue.add(key)
-
-    def observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
-        """Remember which uid is which sandbox; subscribed to the Sandbox informer."""
-        if new is not None:
-            self._keys[new.metadata.uid] = new.key
-        elif old is not None:
-            self._keys.pop(old.metadata.uid, None)
-            self._doubtful.discard(old.metadata.uid)
-
     # ---- steps ---------------------------------------------------------------------------
 
     async def _rest(self, sandbox: Sandbox, step: steps.Rest, _instance: Instance | None) -> Result:
-        await self._apply_network(sandbox)
-        await self._apply_claim(sandbox)
+        await self._applying.apply(sandbox)
         if step.until is None:
             return Done()
         return After(max((step.until - self._clock.now()).total_seconds(), 0.001), step.because)
@@ -204,7 +148,7 @@ class SandboxController:
             return await self._fail(sandbox, steps.Fail(error.message), None)
         resources = sandbox.spec.resources or template.resources
         strategy = sandbox.spec.pause_strategy or template.pause_strategy
-        running = self._status(sandbox, Trigger.STARTED, instance)
+        running = self._moved(sandbox, Trigger.STARTED, instance)
         running = structs.replace(running, resources=resources, pause_strategy=strategy)
         await self._write.update_status(structs.replace(sandbox, status=running))
         return Done("started")
@@ -214,7 +158,7 @@ class SandboxController:
     ) -> Result:
         phase = sandbox.status.phase
         trigger = {Phase.PENDING: Trigger.STARTED, Phase.RUNNING: None}.get(phase, Trigger.RESUMED)
-        status = self._status(sandbox, trigger, instance)
+        status = self._moved(sandbox, trigger, instance)
         await self._write.update_status(structs.replace(sandbox, status=status))
         return Done("runs")
 
@@ -233,7 +177,7 @@ class SandboxController:
             raise
         except PaddockError as error:
             return await self._fail(current, steps.Fail(error.message), None)
-        status = self._status(current, None, instance)
+        status = self._moved(current, None, instance)
         await self._write.update_status(structs.replace(current, status=status))
         return After(0.001, "runs its new image")
 
@@ -241,7 +185,7 @@ class SandboxController:
         """Show that it answers nobody for a while."""
         if not is_true(sandbox.status.conditions, CONDITION_READY):
             return sandbox
-        conditions = self._condition(
+        conditions = self._with_condition(
             sandbox, CONDITION_READY, holds=False, reason=reason, text=text
         )
         status = structs.replace(sandbox.status, conditions=conditions)
@@ -268,7 +212,7 @@ class SandboxController:
                 raise
             return await self._refuse_pause(current, error)
         self._patience.forget(uid)
-        status = self._status(current, Trigger.PAUSED, instance)
+        status = self._moved(current, Trigger.PAUSED, instance)
         status = structs.replace(status, pause_strategy=strategy, paused_at=self._clock.now())
         await self._write.update_status(structs.replace(current, status=status))
         return After(0.001, f"paused: {strategy}")
@@ -278,7 +222,7 @@ class SandboxController:
         is_hopeless = isinstance(error, UnsupportedError)
         reason = REASON_PAUSE_UNSUPPORTED if is_hopeless else REASON_PAUSE_FAILED
         self._recorder.warning(sandbox, reason, error.message)
-        conditions = self._condition(
+        conditions = self._with_condition(
             sandbox, CONDITION_PAUSED, holds=False, reason=reason, text=error.message
         )
         # The condition goes first: whoever waits for the pause learns why it failed.
@@ -319,7 +263,7 @@ class SandboxController:
             return await self._fail(current, steps.Fail(error.message), None)
         current = await self._in_time(current)
         paused = current.status.phase in (Phase.PAUSED, Phase.RESUMING)
-        status = self._status(current, Trigger.RESUMED if paused else None, instance)
+        status = self._moved(current, Trigger.RESUMED if paused else None, instance)
         await self._write.update_status(structs.replace(current, status=status))
         return After(0.001, "resumed")
 
@@ -340,7 +284,7 @@ class SandboxController:
             observed_generation=sandbox.metadata.generation,
             phase=move(sandbox.status.phase, Trigger.FAILED),
             message=step.message,
-            conditions=self._condition(
+            conditions=self._with_condition(
                 sandbox, CONDITION_READY, holds=False, reason="Failed", text=step.message
             ),
         )
@@ -367,8 +311,7 @@ class SandboxController:
         current = await self._announce(sandbox, Phase.RUNNING, Trigger.RECYCLE_BEGAN)
         if uid not in self._emptied:
             # Once: what is made anew may take longer than one attempt, and must not go with it.
-            self._networks.pop(uid, None)
-            self._configured.pop(uid, None)
+            self._applying.forget(uid)
             await self._runtime.destroy(uid)
             self._emptied.add(uid)
         template = self._templates.of(current)
@@ -383,7 +326,7 @@ class SandboxController:
             self._emptied.discard(uid)
             return await self._fail(current, steps.Fail(error.message), None)
         self._emptied.discard(uid)
-        status = self._status(current, Trigger.RECYCLED, instance)
+        status = self._moved(current, Trigger.RECYCLED, instance)
         status = structs.replace(status, recycled_count=status.recycled_count + 1)
         written = await self._write.update_status(structs.replace(current, status=status))
         spec = structs.replace(written.spec, recycle=False)
@@ -391,95 +334,23 @@ class SandboxController:
         return Done("recycled")
 
     async def _destroy(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
-        self._networks.pop(sandbox.metadata.uid, None)
-        self._configured.pop(sandbox.metadata.uid, None)
+        self._applying.forget(sandbox.metadata.uid)
         self._emptied.discard(sandbox.metadata.uid)
         await self._runtime.destroy(sandbox.metadata.uid)
         left = tuple(name for name in sandbox.metadata.finalizers if name != FINALIZER_SANDBOX)
         await self._write.update(with_meta(sandbox, finalizers=left))
         return Done("destroyed")
 
-    async def _apply_network(self, sandbox: Sandbox) -> None:
-        """Put a changed egress policy into force."""
-        uid = sandbox.metadata.uid
-        policy = sandbox.spec.network
-        if policy is None and uid in self._networks:
-            # It was somebody's with rules of their own, and is its pool's again.
-            policy = self._templates.of(sandbox).network
-        if policy is None or sandbox.status.phase is not Phase.RUNNING:
-            return
-        if self._networks.get(uid) != policy:
-            await self._runtime.set_egress(uid, egress(policy))
-            self._networks[uid] = policy
-
-    async def _apply_claim(self, sandbox: Sandbox) -> None:
-        """Give envd its token and environment where nobody else does.
-
-        The API's claims (they have a key) configure envd themselves, before they answer; those
-        from before this process began may have been cut off between the two.
-        """
-        claim = sandbox.spec.claim
-        uid = sandbox.metadata.uid
-        if claim is None or sandbox.status.phase is not Phase.RUNNING:
-            return
-        if claim.key_id and claim.claim_time > self._started:
-            return
-        if self._configured.get(uid) != claim.lock:
-            config = agent_config(sandbox, self._templates.of(sandbox), self._seed)
-            await self._runtime.configure(uid, config)
-            self._configured[uid] = claim.lock
-
     # ---- status --------------------------------------------------------------------------
 
-    def _status(
+    def _moved(
         self, sandbox: Sandbox, trigger: Trigger | None, instance: Instance | None
     ) -> SandboxStatus:
-        old = sandbox.status
-        phase = move(old.phase, trigger) if trigger is not None else old.phase
-        runs = phase is Phase.RUNNING
-        at = instance.address if instance is not None else None
-        address = SandboxAddress(ip=at.ip, envd=at.envd, node=at.node) if at else old.address
-        reason = "Running" if runs else str(phase)
-        conditions = self._condition(sandbox, CONDITION_READY, holds=runs, reason=reason)
-        paused = phase is Phase.PAUSED
-        if paused or any(item.type == CONDITION_PAUSED for item in conditions):
-            conditions = set_condition(
-                conditions,
-                _condition(sandbox, CONDITION_PAUSED, holds=paused, reason=reason),
-                now=self._clock.now(),
-            )
-        return structs.replace(
-            old,
-            observed_generation=sandbox.metadata.generation,
-            phase=phase,
-            message="",
-            conditions=conditions,
-            runtime=self._runtime.name,
-            node_name=(instance.node_name or "") if instance else old.node_name,
-            address=address,
-            incarnation=instance.incarnation if instance else old.incarnation,
-            started_at=_started(old, instance),
-            image=instance.image if instance else old.image,
-        )
+        runtime = self._runtime.name
+        return moved(sandbox, trigger, instance, runtime=runtime, now=self._clock.now())
 
-    def _condition(
+    def _with_condition(
         self, sandbox: Sandbox, kind: str, *, holds: bool, reason: str, text: str = ""
     ) -> tuple[Condition, ...]:
-        new = _condition(sandbox, kind, holds=holds, reason=reason, text=text)
-        return set_condition(sandbox.status.conditions, new, now=self._clock.now())
-
-
-def _started(old: SandboxStatus, instance: Instance | None) -> datetime | None:
-    return old.started_at or (instance.started_at if instance else None)
-
-
-def _condition(
-    sandbox: Sandbox, kind: str, *, holds: bool, reason: str, text: str = ""
-) -> Condition:
-    return Condition(
-        type=kind,
-        status=ConditionStatus.TRUE if holds else ConditionStatus.FALSE,
-        reason=reason,
-        message=text,
-        observed_generation=sandbox.metadata.generation,
-    )
+        now = self._clock.now()
+        return with_condition(sandbox, kind, holds=holds, reason=reason, text=text, now=now)

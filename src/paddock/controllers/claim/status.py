@@ -1,0 +1,83 @@
+"""What is told of a SandboxClaim: its counts and conditions, as pure functions."""
+
+from datetime import datetime
+
+from msgspec import structs
+
+from paddock.controllers.claim.plan import UPDATE_REFUSED, Complete
+from paddock.controllers.claim.standing import Held
+from paddock.resources.claim import ClaimedSandbox, ClaimPhase, SandboxClaim, SandboxClaimStatus
+from paddock.resources.meta import Condition, ConditionStatus, set_condition
+from paddock.resources.sandbox import Sandbox
+
+CONDITION_COMPLETED = "Completed"
+CONDITION_TIMED_OUT = "TimedOut"
+CONDITION_UPDATED = "InplaceUpdate"
+"""Whether warm sandboxes are given the image and size of the claim; if not, its reason says what
+happens instead."""
+REASON_IN_PLACE = "InPlace"
+REASON_MADE_ANEW = "MadeAnew"
+REASON_REFUSED = "Refused"
+
+
+def is_over(claim: SandboxClaim) -> bool:
+    """Say whether nothing more is done for a claim."""
+    return claim.is_deleting or claim.status.phase is ClaimPhase.COMPLETED
+
+
+def progress(claim: SandboxClaim, holding: Held) -> SandboxClaimStatus:
+    """Count what is ready; one more ends a row of failures."""
+    status, ready = claim.status, len(holding.ready)
+    if ready <= status.claimed_replicas:
+        return status
+    return structs.replace(status, claimed_replicas=ready, failures=0, backoff_until=None)
+
+
+def updated(
+    claim: SandboxClaim, status: SandboxClaimStatus, why_not: str, *, now: datetime
+) -> SandboxClaimStatus:
+    """Show whether what is in stock is updated in place, or why others are made instead."""
+    if why_not:
+        new = _condition(claim, CONDITION_UPDATED, REASON_MADE_ANEW, why_not, holds=False)
+    else:
+        new = _condition(claim, CONDITION_UPDATED, REASON_IN_PLACE, "")
+    return structs.replace(status, conditions=set_condition(status.conditions, new, now=now))
+
+
+def completed(
+    claim: SandboxClaim, holding: Held, end: Complete, *, now: datetime
+) -> SandboxClaimStatus:
+    """Show how a claim ended, and what it got."""
+    new = [_condition(claim, CONDITION_COMPLETED, end.reason, end.message)]
+    if end.timed_out:
+        new.append(_condition(claim, CONDITION_TIMED_OUT, "ClaimTimeoutReached", end.message))
+    if end.reason == UPDATE_REFUSED:
+        new.append(_condition(claim, CONDITION_UPDATED, REASON_REFUSED, end.message, holds=False))
+    conditions = claim.status.conditions
+    for item in new:
+        conditions = set_condition(conditions, item, now=now)
+    return structs.replace(
+        progress(claim, holding),
+        phase=ClaimPhase.COMPLETED,
+        message=end.message,
+        sandboxes=tuple(_named(sandbox) for sandbox in holding.ready),
+        completion_time=now,
+        conditions=conditions,
+    )
+
+
+def _named(sandbox: Sandbox) -> ClaimedSandbox:
+    public = sandbox.spec.claim.sandbox_id if sandbox.spec.claim else ""
+    return ClaimedSandbox(name=sandbox.metadata.name, sandbox_id=public)
+
+
+def _condition(
+    claim: SandboxClaim, kind: str, reason: str, message: str, *, holds: bool = True
+) -> Condition:
+    return Condition(
+        type=kind,
+        status=ConditionStatus.TRUE if holds else ConditionStatus.FALSE,
+        reason=reason,
+        message=message,
+        observed_generation=claim.metadata.generation,
+    )

@@ -1,0 +1,69 @@
+"""What is told of a pool: its counts and conditions, as pure functions."""
+
+from datetime import datetime
+
+from msgspec import structs
+
+from paddock.controllers.pool.plan import Counts, PoolPlan
+from paddock.resources.meta import Condition, ConditionStatus, set_condition
+from paddock.resources.pool import SandboxPool, SandboxPoolStatus
+from paddock.resources.sandbox import LABEL_CLAIMED, LABEL_POOL
+
+CONDITION_AVAILABLE = "Available"
+CONDITION_DEGRADED = "Degraded"
+_FALSE = ("Empty", "AsExpected")
+
+
+def computed(
+    pool: SandboxPool,
+    status: SandboxPoolStatus,
+    counts: Counts,
+    decision: PoolPlan,
+    *,
+    revision: str,
+    now: datetime,
+) -> SandboxPoolStatus:
+    """Give the status that says what is there and what was decided."""
+    idle = counts.creating + counts.available
+    stocked = _condition(pool, CONDITION_AVAILABLE, "Stocked" if counts.available else "Empty")
+    loops = status.failures > 0
+    looping = _condition(
+        pool,
+        CONDITION_DEGRADED,
+        "CrashLooping" if loops else "AsExpected",
+        decision.reason if loops else "",
+    )
+    conditions = set_condition(status.conditions, stocked, now=now)
+    return structs.replace(
+        status,
+        observed_generation=pool.metadata.generation,
+        replicas=idle,
+        available=counts.available,
+        creating=counts.creating,
+        allocated=counts.allocated,
+        total=idle + counts.allocated,
+        desired=decision.desired,
+        pending_requests=counts.supply,
+        revision=revision,
+        updated=counts.creating_new + counts.available_new,
+        updated_available=counts.available_new,
+        selector=f"{LABEL_POOL}={pool.metadata.name},{LABEL_CLAIMED}=false",
+        conditions=set_condition(conditions, looping, now=now),
+    )
+
+
+def degraded(pool: SandboxPool, reason: str, message: str, *, now: datetime) -> SandboxPoolStatus:
+    """Give the status of a pool that cannot be looked after."""
+    new = _condition(pool, CONDITION_DEGRADED, reason, message)
+    conditions = set_condition(pool.status.conditions, new, now=now)
+    return structs.replace(pool.status, conditions=conditions)
+
+
+def _condition(pool: SandboxPool, kind: str, reason: str, message: str = "") -> Condition:
+    return Condition(
+        type=kind,
+        status=ConditionStatus.FALSE if reason in _FALSE else ConditionStatus.TRUE,
+        reason=reason,
+        message=message,
+        observed_generation=pool.metadata.generation,
+    )

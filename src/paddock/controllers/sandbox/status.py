@@ -1,0 +1,71 @@
+"""What is told of a sandbox after a transition, as pure functions."""
+
+from datetime import datetime
+
+from msgspec import structs
+
+from paddock.controllers.sandbox.lifecycle import Trigger, move
+from paddock.resources.meta import Condition, ConditionStatus, set_condition
+from paddock.resources.sandbox import (
+    CONDITION_PAUSED,
+    CONDITION_READY,
+    Phase,
+    Sandbox,
+    SandboxAddress,
+    SandboxStatus,
+)
+from paddock.runtime.port import Instance
+
+
+def moved(
+    sandbox: Sandbox,
+    trigger: Trigger | None,
+    instance: Instance | None,
+    *,
+    runtime: str,
+    now: datetime,
+) -> SandboxStatus:
+    """Give the status after a transition, if any, to what the runtime says of it."""
+    old = sandbox.status
+    phase = move(old.phase, trigger) if trigger is not None else old.phase
+    runs, paused = phase is Phase.RUNNING, phase is Phase.PAUSED
+    at = instance.address if instance is not None else None
+    address = SandboxAddress(ip=at.ip, envd=at.envd, node=at.node) if at else old.address
+    reason = "Running" if runs else str(phase)
+    conditions = with_condition(sandbox, CONDITION_READY, holds=runs, reason=reason, now=now)
+    if paused or any(item.type == CONDITION_PAUSED for item in conditions):
+        new = _condition(sandbox, CONDITION_PAUSED, holds=paused, reason=reason)
+        conditions = set_condition(conditions, new, now=now)
+    return structs.replace(
+        old,
+        observed_generation=sandbox.metadata.generation,
+        phase=phase,
+        message="",
+        conditions=conditions,
+        runtime=runtime,
+        node_name=(instance.node_name or "") if instance else old.node_name,
+        address=address,
+        incarnation=instance.incarnation if instance else old.incarnation,
+        started_at=old.started_at or (instance.started_at if instance else None),
+        image=instance.image if instance else old.image,
+    )
+
+
+def with_condition(
+    sandbox: Sandbox, kind: str, *, holds: bool, reason: str, text: str = "", now: datetime
+) -> tuple[Condition, ...]:
+    """Give the sandbox's conditions with one of them set."""
+    new = _condition(sandbox, kind, holds=holds, reason=reason, text=text)
+    return set_condition(sandbox.status.conditions, new, now=now)
+
+
+def _condition(
+    sandbox: Sandbox, kind: str, *, holds: bool, reason: str, text: str = ""
+) -> Condition:
+    return Condition(
+        type=kind,
+        status=ConditionStatus.TRUE if holds else ConditionStatus.FALSE,
+        reason=reason,
+        message=text,
+        observed_generation=sandbox.metadata.generation,
+    )

@@ -348,6 +348,20 @@ async def test_sandboxes_of_one_policy_share_a_networkpolicy_and_change_it_by_a_
     assert len(policy.spec["egress"]) == 1, "name servers only"
 
 
+async def test_many_that_need_a_policy_at_once_ask_for_it_once(world):
+    create, asked = world.cluster.create, []
+
+    async def slowly(obj):
+        asked.append(obj.KIND)
+        await asyncio.sleep(0)
+        return await create(obj)
+
+    world.cluster.create = slowly
+    await asyncio.gather(*(world.make(f"u{number}") for number in range(20)))
+    assert asked.count("NetworkPolicy") == 1
+    assert asked.count("Pod") == 20
+
+
 def policies_of(world):
     return {key.name for kind, key in world.cluster.objects if kind == "NetworkPolicy"}
 

@@ -66,8 +66,10 @@ class Policies:
             manifest = network_policy(policy, namespace, system_namespace=self._system)
             # One that is being collected right now must be gone before it is made anew.
             async with self._lock:
-                with contextlib.suppress(AlreadyExistsError):
-                    await self._cluster.create(manifest)
+                # Many wait here when a pool begins, and the first has made it for all.
+                if key not in self._needed:
+                    with contextlib.suppress(AlreadyExistsError):
+                        await self._cluster.create(manifest)
         self._needed[key] = self._clock.monotonic()
 
     async def run(self) -> None:

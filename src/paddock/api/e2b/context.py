@@ -1,7 +1,9 @@
 """What every handler of E2B's API shares: who calls, what body came, how answers look."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from starlette.requests import Request
@@ -10,10 +12,13 @@ from starlette.routing import Route
 
 from paddock.api import bodies
 from paddock.api.e2b.convert import Shown
-from paddock.kit.errors import FieldProblem, InvalidError
+from paddock.kit.errors import FieldProblem, InvalidError, PaddockError
+from paddock.kit.logs import fields
 from paddock.manager.keys import Caller, Keyring
 from paddock.manager.service import Manager
 
+calls = logging.getLogger("paddock.api.calls")
+"""Who changed what, for those who must answer for it."""
 MAX_BODY_BYTES = 1 << 20
 B = TypeVar("B")
 _json = msgspec.json.Encoder()
@@ -39,7 +44,10 @@ Handler = Callable[[Context, Request, Caller], Awaitable[Response]]
 
 
 def route(path: str, method: str, handler: Handler) -> Route:
-    """Make a route whose handler is told who calls; without a known key it is not reached."""
+    """Make a route whose handler is told who calls; without a known key it is not reached.
+
+    Every call that may change something is logged, with what it made (`request.state.made`).
+    """
 
     async def endpoint(request: Request) -> Response:
         context: Context = request.app.state.e2b
@@ -47,7 +55,28 @@ def route(path: str, method: str, handler: Handler) -> Route:
         if (sandbox_id := request.path_params.get("id")) is not None:
             # A shard of a batch becomes a sandbox like any other when it is first asked for.
             await context.manager.batches.reveal(sandbox_id.partition("-")[0], caller)
-        return await handler(context, request, caller)
+        if method == "GET":
+            return await handler(context, request, caller)
+        result = "broken off"
+        try:
+            response = await handler(context, request, caller)
+            result = "done"
+        except PaddockError as error:
+            result = error.reason
+            raise
+        finally:
+            # Nothing in this line is as a caller wrote it: nobody can write another's line.
+            facts = fields(
+                method=method,
+                path=quote(request.scope["path"], errors="replace"),
+                team=caller.team,
+                key=caller.key_id,
+                request=request.state.request_id,
+                result=result,
+                made=getattr(request.state, "made", "-"),
+            )
+            calls.info("called", extra=facts)
+        return response
 
     endpoint.__name__ = handler.__name__
     endpoint.__doc__ = handler.__doc__

@@ -99,6 +99,7 @@ async def create_key(context: Context, request: Request, caller: Caller) -> Resp
     key, plain = await context.keyring.create(
         name=wanted.name, team=team, role=wanted.role, quota=quota
     )
+    request.state.made = key.id
     return answer({**_shown(key), "key": plain}, 201)
 
 

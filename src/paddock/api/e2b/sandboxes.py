@@ -95,7 +95,9 @@ async def _create(context: Context, request: Request, caller: Caller, default: i
     sandbox = await context.manager.create(
         caller, new_sandbox(wanted, default_timeout=default, idempotency_key=key)
     )
-    return answer(context.shown.created(sandbox), 201)
+    created = context.shown.created(sandbox)
+    request.state.made = created.sandbox_id
+    return answer(created, 201)
 
 
 async def create_v2(context: Context, request: Request, caller: Caller) -> Response:

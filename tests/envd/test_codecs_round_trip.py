@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paddock.envd import messages as m
 from paddock.envd import proto
-from paddock.envd.connect import BinaryCodec, ConnectError, EnvelopeReader, JsonCodec, envelope
+from paddock.envd.connect_wire import BinaryCodec, ConnectError, EnvelopeReader, JsonCodec, envelope
 from paddock.envd.multipart import Data, MultipartError, MultipartParser, Part, PartEnd
 from paddock.envd.signature import BadSignatureError, sign, verify
 from tests.envd.rig import open_rig

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paddock.api.kube.patches import json_patch, merge_patch, strategic_patch
-from paddock.envd import connect, multipart, signature
+from paddock.envd import connect_wire, multipart, signature
 from paddock.gateway import addressing, answers, heads
 from paddock.kit.errors import InvalidError, PaddockError
 from paddock.resources.selectors import parse_fields, parse_labels
@@ -132,25 +132,25 @@ def signed_url(data: bytes) -> None:
 
 def connect_frames(data: bytes) -> None:
     """The same envelopes, however the stream is cut; a limit is a limit."""
-    whole, cut = connect.EnvelopeReader(limit=1000), connect.EnvelopeReader(limit=1000)
+    whole, cut = connect_wire.EnvelopeReader(limit=1000), connect_wire.EnvelopeReader(limit=1000)
     outcomes: list[object] = []
     for reader, pieces in ((whole, [data]), (cut, [data[i : i + 1] for i in range(len(data))])):
         found: list[tuple[int, bytes]] = []
         try:
             for piece in pieces:
                 found += reader.feed(piece)
-        except connect.ConnectError as error:
+        except connect_wire.ConnectError as error:
             outcomes.append(error.code)
             continue
         outcomes.append(found)
         assert all(len(message) <= 1000 for _, message in found)
         for flags, message in found:
-            assert connect.EnvelopeReader().feed(connect.envelope(message, flags)) == [
+            assert connect_wire.EnvelopeReader().feed(connect_wire.envelope(message, flags)) == [
                 (flags, message)
             ]
     assert outcomes[0] == outcomes[1]
-    with contextlib.suppress(connect.ConnectError):
-        assert len(connect.inflate(data, 1000)) <= 1000
+    with contextlib.suppress(connect_wire.ConnectError):
+        assert len(connect_wire.inflate(data, 1000)) <= 1000
 
 
 def form(data: bytes) -> None:

@@ -1,195 +1,38 @@
 """The Connect protocol over HTTP/1.1: unary, server-streaming and client-streaming calls.
 
-Framing, codecs (proto3 JSON and protobuf binary), errors, deadlines and end-of-stream frames.
-What the methods do is the services' business; who may call is `server`'s.
+Deadlines, errors and end-of-stream frames; how all of it is written is `connect_wire`'s. What the
+methods do is the services' business; who may call is `server`'s.
 """
 
 import asyncio
 import base64
 import binascii
 import logging
-import struct
-import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from enum import StrEnum
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from paddock.envd import proto
+from paddock.envd.connect_wire import (
+    COMPRESSED,
+    END,
+    MAX_MESSAGE,
+    STATUS,
+    STREAM,
+    UNARY,
+    Code,
+    Codec,
+    ConnectError,
+    EnvelopeReader,
+    envelope,
+    inflate,
+)
 from paddock.envd.exchange import BodyTooLargeError, ClientGoneError, Exchange
-from paddock.envd.messages import FIELDS, WatcherId, WatchRequest
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE = 64 << 20
 DEFAULT_KEEPALIVE_SECONDS = 90.0
-_HEAD = struct.Struct(">BI")
-_COMPRESSED, _END = 1, 2
-_SNAKE_PRONE: tuple[type[Struct], ...] = (WatchRequest, WatcherId)
-
-
-class Code(StrEnum):
-    """Connect's error codes."""
-
-    CANCELED = "canceled"
-    UNKNOWN = "unknown"
-    INVALID_ARGUMENT = "invalid_argument"
-    DEADLINE_EXCEEDED = "deadline_exceeded"
-    NOT_FOUND = "not_found"
-    ALREADY_EXISTS = "already_exists"
-    PERMISSION_DENIED = "permission_denied"
-    RESOURCE_EXHAUSTED = "resource_exhausted"
-    FAILED_PRECONDITION = "failed_precondition"
-    ABORTED = "aborted"
-    OUT_OF_RANGE = "out_of_range"
-    UNIMPLEMENTED = "unimplemented"
-    INTERNAL = "internal"
-    UNAVAILABLE = "unavailable"
-    DATA_LOSS = "data_loss"
-    UNAUTHENTICATED = "unauthenticated"
-
-
-STATUS: Mapping[Code, int] = {
-    Code.CANCELED: 499,
-    Code.UNKNOWN: 500,
-    Code.INVALID_ARGUMENT: 400,
-    Code.DEADLINE_EXCEEDED: 504,
-    Code.NOT_FOUND: 404,
-    Code.ALREADY_EXISTS: 409,
-    Code.PERMISSION_DENIED: 403,
-    Code.RESOURCE_EXHAUSTED: 429,
-    Code.FAILED_PRECONDITION: 400,
-    Code.ABORTED: 409,
-    Code.OUT_OF_RANGE: 400,
-    Code.UNIMPLEMENTED: 501,
-    Code.INTERNAL: 500,
-    Code.UNAVAILABLE: 503,
-    Code.DATA_LOSS: 500,
-    Code.UNAUTHENTICATED: 401,
-}
-
-
-class ConnectError(Exception):
-    """A refusal with a Connect code, told to the client as it is."""
-
-    def __init__(self, code: Code, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-    def to_json(self) -> bytes:
-        """Give the wire form of an error."""
-        return msgspec.json.encode({"code": self.code.value, "message": printable(self.message)})
-
-
-def printable(text: str) -> str:
-    """Make text valid Unicode: names in a sandbox are arbitrary bytes."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-# -- codecs ------------------------------------------------------------------------------------
-
-
-class JsonCodec:
-    """proto3 JSON."""
-
-    unary_type = "application/json"
-    stream_type = "application/connect+json"
-
-    def encode(self, message: Struct) -> bytes:
-        """Write a message."""
-        return msgspec.json.encode(message)
-
-    def decode(self, data: bytes, kind: type[Struct]) -> Struct:
-        """Read a message: fast if it is spelt the usual way, else forgivingly."""
-        if kind not in _SNAKE_PRONE:
-            try:
-                return msgspec.json.decode(data or b"{}", type=kind)
-            except msgspec.ValidationError:
-                pass
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise proto.DecodeError(str(error)) from error
-        return proto.from_json(data or b"{}", kind, FIELDS)
-
-
-class BinaryCodec:
-    """Protobuf binary."""
-
-    unary_type = "application/proto"
-    stream_type = "application/connect+proto"
-
-    def encode(self, message: Struct) -> bytes:
-        """Write a message."""
-        return proto.encode(message, FIELDS)
-
-    def decode(self, data: bytes, kind: type[Struct]) -> Struct:
-        """Read a message."""
-        return proto.decode(data, kind, FIELDS)
-
-
-Codec = JsonCodec | BinaryCodec
-_JSON, _BINARY = JsonCodec(), BinaryCodec()
-_UNARY: Mapping[str, Codec] = {c.unary_type: c for c in (_JSON, _BINARY)}
-_STREAM: Mapping[str, Codec] = {c.stream_type: c for c in (_JSON, _BINARY)}
-
-
-# -- envelopes ---------------------------------------------------------------------------------
-
-
-def envelope(payload: bytes, flags: int = 0) -> bytes:
-    """Frame a message of a stream."""
-    return _HEAD.pack(flags, len(payload)) + payload
-
-
-class EnvelopeReader:
-    """Cuts a byte stream into envelopes, however it is split."""
-
-    def __init__(self, limit: int = MAX_MESSAGE) -> None:
-        self._buffer = bytearray()
-        self._limit = limit
-
-    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Take bytes, give the envelopes that are whole now."""
-        self._buffer += data
-        found: list[tuple[int, bytes]] = []
-        position = 0
-        while len(self._buffer) - position >= _HEAD.size:
-            flags, length = _HEAD.unpack_from(self._buffer, position)
-            if length > self._limit:
-                raise ConnectError(
-                    Code.RESOURCE_EXHAUSTED, f"message of {length} bytes is larger than allowed"
-                )
-            end = position + _HEAD.size + length
-            if len(self._buffer) < end:
-                break
-            found.append((flags, bytes(self._buffer[position + _HEAD.size : end])))
-            position = end
-        del self._buffer[:position]
-        return found
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the stream may end here."""
-        return not self._buffer
-
-
-def inflate(data: bytes, limit: int = MAX_MESSAGE) -> bytes:
-    """Decompress a gzip message, bounded."""
-    try:
-        engine = zlib.decompressobj(wbits=31)
-        out = engine.decompress(data, limit)
-    except zlib.error as error:
-        raise ConnectError(Code.INVALID_ARGUMENT, f"message is not gzip: {error}") from error
-    if engine.unconsumed_tail:
-        raise ConnectError(Code.RESOURCE_EXHAUSTED, "compressed message is larger than allowed")
-    if not engine.eof:
-        raise ConnectError(Code.INVALID_ARGUMENT, "compressed message is truncated")
-    return out
-
-
-# -- calls -------------------------------------------------------------------------------------
 
 
 class Call:
@@ -249,7 +92,7 @@ class Stream:
 
     async def end(self, payload: bytes) -> None:
         """Send the end frame."""
-        await self._write(self._kept + envelope(payload, _END), is_last=True)
+        await self._write(self._kept + envelope(payload, END), is_last=True)
 
     async def _write(self, data: bytes, *, is_last: bool = False) -> None:
         # Not before there is something to say: some clients stop sending the request when the
@@ -289,9 +132,9 @@ async def serve(exchange: Exchange, method: Method) -> None:
         exchange.respond(405, headers=[("Allow", "POST")])
         return
     content_type = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
-    codec = (_UNARY if isinstance(method, Unary) else _STREAM).get(content_type)
+    codec = (UNARY if isinstance(method, Unary) else STREAM).get(content_type)
     if codec is None:
-        accepted = ", ".join(_UNARY if isinstance(method, Unary) else _STREAM)
+        accepted = ", ".join(UNARY if isinstance(method, Unary) else STREAM)
         exchange.respond(415, headers=[("Accept-Post", accepted)])
         return
     if isinstance(method, Unary):
@@ -380,9 +223,9 @@ async def _incoming(exchange: Exchange, kind: type[Struct], codec: Codec) -> Asy
     reader = EnvelopeReader()
     async for piece in exchange.body:
         for flags, payload in reader.feed(piece):
-            if flags & _END:
+            if flags & END:
                 return
-            yield _decode(payload, encoding if flags & _COMPRESSED else "identity", kind, codec)
+            yield _decode(payload, encoding if flags & COMPRESSED else "identity", kind, codec)
     if not reader.is_empty:
         raise ConnectError(Code.INVALID_ARGUMENT, "the request stream ends inside a message")
 
@@ -393,5 +236,5 @@ async def _first(exchange: Exchange, kind: type[Struct], codec: Codec) -> Struct
     reader = EnvelopeReader()
     while piece := await exchange.body.chunk():
         for flags, payload in reader.feed(piece):
-            return _decode(payload, encoding if flags & _COMPRESSED else "identity", kind, codec)
+            return _decode(payload, encoding if flags & COMPRESSED else "identity", kind, codec)
     raise ConnectError(Code.INVALID_ARGUMENT, "expected one message, got none")

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
-from paddock.envd.connect import printable
+from paddock.envd.connect_wire import printable
 from paddock.envd.messages import EntryInfo, FileType
 from paddock.envd.users import Users
 

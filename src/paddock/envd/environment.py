@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from paddock.envd import paths
 from paddock.envd.config import Config, Settings
-from paddock.envd.connect import Code, ConnectError, printable
+from paddock.envd.connect_wire import Code, ConnectError, printable
 from paddock.envd.users import User, Users
 
 

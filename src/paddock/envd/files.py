@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from paddock.envd import headers, paths, signature
 from paddock.envd.blocking import in_thread
-from paddock.envd.connect import ConnectError, printable
+from paddock.envd.connect_wire import ConnectError, printable
 from paddock.envd.environment import Environment
 from paddock.envd.exchange import BodyTooLargeError, Exchange
 from paddock.envd.multipart import (

@@ -15,16 +15,8 @@ from contextlib import contextmanager
 from paddock.envd import entries, fileops, paths
 from paddock.envd import messages as m
 from paddock.envd.blocking import in_thread
-from paddock.envd.connect import (
-    Call,
-    Code,
-    ConnectError,
-    Method,
-    ServerStream,
-    Stream,
-    Unary,
-    printable,
-)
+from paddock.envd.connect import Call, Method, ServerStream, Stream, Unary
+from paddock.envd.connect_wire import Code, ConnectError, printable
 from paddock.envd.environment import Environment
 from paddock.envd.watch import Event, Watcher, Watchers, WatchLimitError, is_network_mount
 

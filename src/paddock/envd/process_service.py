@@ -11,17 +11,8 @@ import stat
 from collections.abc import AsyncIterator, Mapping
 
 from paddock.envd import messages as m
-from paddock.envd.connect import (
-    Call,
-    ClientStream,
-    Code,
-    ConnectError,
-    Method,
-    ServerStream,
-    Stream,
-    Unary,
-    printable,
-)
+from paddock.envd.connect import Call, ClientStream, Method, ServerStream, Stream, Unary
+from paddock.envd.connect_wire import Code, ConnectError, printable
 from paddock.envd.environment import Environment
 from paddock.envd.processes import Process, StdinError, Subscription
 from paddock.envd.registry import Registry

@@ -15,7 +15,8 @@ import msgspec
 
 from paddock.envd import connect
 from paddock.envd.config import VERSION, Config
-from paddock.envd.connect import Code, ConnectError, Method
+from paddock.envd.connect import Method
+from paddock.envd.connect_wire import Code, ConnectError
 from paddock.envd.environment import Environment, InitRequest
 from paddock.envd.exchange import BodyTooLargeError, Exchange
 from paddock.envd.files import Files

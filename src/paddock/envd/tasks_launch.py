@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 
-from paddock.envd.connect import ConnectError
+from paddock.envd.connect_wire import ConnectError
 from paddock.envd.environment import Environment
 from paddock.envd.initproto import Scope
 from paddock.envd.messages import ProcessConfig

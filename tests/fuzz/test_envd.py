@@ -33,6 +33,7 @@ PLAIN = (
     *("/health", "/metrics", "/envs", "/files", "/init", "/status", "/nothing"),
     *("/tasks", "/getTasks", "/setTasks", "/tasks/x", "/tasks/x/output"),
 )
+POSTED = ("/init", "/setTasks")
 TYPES = (
     "application/json",
     "application/proto",
@@ -123,15 +124,16 @@ def test_no_request_is_an_error_of_envd(directory: Path) -> None:
             max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck)
         )
         @given(
-            method=st.sampled_from(["POST", "POST", "GET", "PUT", "DELETE", "OPTIONS"]),
+            other=st.sampled_from([None] * 12 + ["POST", "GET", "PUT", "DELETE", "OPTIONS"]),
             place=st.one_of(st.sampled_from(UNARY), st.sampled_from(PLAIN)),
             query=QUERIES,
             kind=st.sampled_from(TYPES),
             body=BODIES,
         )
-        @example("POST", UNARY[0], "", TYPES[0], b'{"path": "\\u0000"}')
-        @example("POST", UNARY[1], "", TYPES[0], b'{"path": "/etc/passwd", "depth": 4294967296}')
-        def fuzz(method: str, place: str, query: str, kind: str, body: bytes) -> None:
+        @example(None, UNARY[0], "", TYPES[0], b'{"path": "\\u0000"}')
+        @example(None, UNARY[1], "", TYPES[0], b'{"path": "/etc/passwd", "depth": 4294967296}')
+        def fuzz(other: str | None, place: str, query: str, kind: str, body: bytes) -> None:
+            method = other or ("POST" if place in (*UNARY, *POSTED) else "GET")
             if method in ("POST", "PUT", "DELETE") and place == "/files":
                 method = "GET"  # Writing would be outside of any sandbox.
             said = (method, place + query, kind, body[:80])

@@ -132,7 +132,7 @@ class Cluster:
                 yield
             finally:
                 server.close()
-                gateway.close_all()
+                gateway.clients.close()
                 await server.wait_closed()
 
     async def give(self, members: dict[str, EnvMember], group: ScalingGroup | None = None) -> None:

@@ -136,7 +136,7 @@ class Rig:
         self._stack.callback(server.close)
 
     async def close(self) -> None:
-        self.gateway.close_all()
+        self.gateway.clients.close()
         self.gateway._sender._pool.drop_older(-1)
         handlers = tuple(self._handlers)
         for task in handlers:

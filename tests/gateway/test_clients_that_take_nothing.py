@@ -35,8 +35,8 @@ class Flood:
     async def open(self) -> ClientConnection:
         loop = asyncio.get_running_loop()
         await loop.sock_connect(self.socket, ("127.0.0.1", self._paddock.port))
-        await eventually(lambda: self._paddock.gateway._clients)
-        (served,) = self._paddock.gateway._clients
+        await eventually(lambda: self._paddock.gateway.clients)
+        (served,) = self._paddock.gateway.clients
         return served
 
     def send(self) -> None:
@@ -125,7 +125,7 @@ async def test_one_that_never_reads_is_cut_off_in_the_end() -> None:
 
         def gone() -> bool:
             paddock.gateway.sweep()
-            return not paddock.gateway._clients
+            return not paddock.gateway.clients
 
         await eventually(gone)
         flood.socket.close()
@@ -136,8 +136,8 @@ async def test_one_that_vanished_without_a_word_is_noticed() -> None:
         (server,) = await _listen(Settings(port=0), paddock.gateway)
         at = server.sockets[0].getsockname()
         _, writer = await asyncio.open_connection(*at)
-        await eventually(lambda: paddock.gateway._clients)
-        (served,) = paddock.gateway._clients
+        await eventually(lambda: paddock.gateway.clients)
+        (served,) = paddock.gateway.clients
         assert served._transport is not None
         opened = served._transport.get_extra_info("socket")
         assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -150,7 +150,7 @@ async def test_a_head_that_was_refused_is_not_waited_for_any_longer() -> None:
     async with rig(Limits(head_seconds=0.0)) as paddock:
         wire = await paddock.connect()
         wire.send(b"GET / HTTP/1.1\r\nx: y")
-        await eventually(lambda: any(c.head_since for c in paddock.gateway._clients))
+        await eventually(lambda: any(c.head_since for c in paddock.gateway.clients))
         wire.send(b"z" * 70_000)
         status, _, _ = await wire.head()
         paddock.gateway.sweep()
@@ -161,8 +161,8 @@ async def test_a_head_that_was_refused_is_not_waited_for_any_longer() -> None:
 async def test_any_number_of_empty_lines_is_passed_over_at_once() -> None:
     async with rig() as paddock:
         wire = await paddock.connect()
-        await eventually(lambda: paddock.gateway._clients)
-        (served,) = paddock.gateway._clients
+        await eventually(lambda: paddock.gateway.clients)
+        (served,) = paddock.gateway.clients
         # Copied line by line, this would take many minutes.
         served.data_received(b"\r\n" * 2_000_000 + REFUSED)
         assert (await wire.answer()).status == 400

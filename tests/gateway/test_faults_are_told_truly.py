@@ -143,12 +143,12 @@ async def test_a_head_that_trickles_in_is_cut_off() -> None:
     async with rig(Limits(head_seconds=0.05)) as paddock:
         wire = await paddock.connect()
         wire.send(b"GET / HTTP/1.1\r\nx: y")
-        await eventually(lambda: any(c.head_since for c in paddock.gateway._clients))
+        await eventually(lambda: any(c.head_since for c in paddock.gateway.clients))
         wire.send(b"\r\nslow: 1")
 
         def cut() -> bool:
             paddock.gateway.sweep()
-            return not paddock.gateway._clients
+            return not paddock.gateway.clients
 
         await eventually(cut)
         assert b"408" in await wire.rest()
@@ -169,12 +169,12 @@ async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
 
         def only_one() -> bool:
             paddock.gateway.sweep()
-            return len(paddock.gateway._clients) == 1
+            return len(paddock.gateway.clients) == 1
 
         await eventually(only_one)
         assert await idle.rest() == b""
         paddock.gateway.sweep()
-        assert len(paddock.gateway._clients) == 1
+        assert len(paddock.gateway.clients) == 1
         await busy.close()
         await idle.close()
 
@@ -197,7 +197,7 @@ async def test_a_client_that_hangs_up_ends_its_request_in_the_sandbox() -> None:
         wire.reset()
         await asyncio.wait_for(ended.wait(), PATIENCE_SECONDS)
         assert paddock.activity.statuses == {499: 1}
-        assert not any(paddock.gateway._exchanges.values())
+        assert not any(paddock.gateway._lives.under_way.values())
 
 
 async def test_a_client_that_closes_its_half_still_gets_its_answer() -> None:
@@ -257,7 +257,7 @@ async def test_a_slow_reader_holds_the_sender_back_within_bounded_memory(directi
         await eventually(stalls)
         # Kernel buffers on four sockets, ours, the reader's limit: not the whole.
         assert moved < 30_000_000
-        for connection in (*paddock.gateway._clients,):
+        for connection in (*paddock.gateway.clients,):
             assert connection._transport.get_write_buffer_size() < 1_000_000
         if sending is not None:
             sending.cancel()
@@ -275,7 +275,7 @@ async def test_one_sandbox_may_not_take_more_than_its_share() -> None:
         wires = [await paddock.connect() for _ in range(2)]
         for wire in wires:
             wire.send(get())
-        await eventually(lambda: len(paddock.gateway._exchanges.get("uid-abc", ())) == 2)
+        await eventually(lambda: len(paddock.gateway._lives.under_way.get("uid-abc", ())) == 2)
         refused = await paddock.get()
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
         assert (await paddock.get(e2b_sandbox_id="xyz")).status == 200
@@ -293,7 +293,7 @@ async def test_more_connections_than_allowed_are_told_so() -> None:
         assert (await second.answer()).status == 503
         await second.close()
         await first.close()
-        await eventually(lambda: not paddock.gateway._clients)
+        await eventually(lambda: not paddock.gateway.clients)
         assert (await paddock.get()).status == 200
 
 
@@ -356,12 +356,12 @@ async def test_a_gateway_that_stops_lets_requests_under_way_be_answered() -> Non
         busy, idle = await paddock.connect(), await paddock.connect()
         busy.send(get())
         await asked.wait()
-        draining = asyncio.create_task(paddock.gateway.drain(PATIENCE_SECONDS))
+        draining = asyncio.create_task(paddock.gateway.clients.drain(PATIENCE_SECONDS))
         assert await idle.rest() == b""
         answers.set()
         assert (await busy.answer()).body == b"ok"
         assert await busy.rest() == b""
         await draining
-        assert not paddock.gateway._clients
+        assert not paddock.gateway.clients
         await busy.close()
         await idle.close()

@@ -221,7 +221,7 @@ async def test_the_limit_of_requests_holds_for_those_that_are_alike() -> None:
         await paddock.upstream(slow)
         await warm(paddock)
         waiting = [asyncio.create_task(paddock.get("/slow")) for _ in range(2)]
-        under_way = paddock.gateway._exchanges["uid-abc"]
+        under_way = paddock.gateway._lives.under_way["uid-abc"]
         await eventually(lambda: len(under_way) == 2)
         assert (await paddock.get("/a")).status == 429
         release.set()

@@ -110,7 +110,7 @@ async def test_a_large_body_is_not_gathered_while_its_sandbox_sleeps() -> None:
         size = 20_000_000
         wire.send(get(method="POST", content_length=str(size)) + b"x" * size)
         await eventually(lambda: paddock.activity.held == 1)
-        [exchange] = paddock.gateway._exchanges["uid-abc"]
+        [exchange] = paddock.gateway._lives.under_way["uid-abc"]
         await eventually(lambda: exchange.held_bytes > 64 * 1024)
         assert exchange.held_bytes < 1_000_000
         woken.set()

@@ -100,7 +100,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         await stop.wait()
         for server in servers:
             server.close()
-        await gateway.drain(DRAIN_SECONDS)
+        await gateway.clients.drain(DRAIN_SECONDS)
         for task in beside:
             task.cancel()
 

@@ -28,8 +28,29 @@ _RESET = struct.pack("ii", 1, 0)
 """Do not linger: closing sends a reset."""
 
 
+class Register(Protocol):
+    """Knows which connections there are."""
+
+    def add(self, client: "ClientConnection") -> bool:
+        """Take in a new connection; says whether there is room for it."""
+        ...
+
+    def remove(self, client: "ClientConnection") -> None:
+        """Take in that a connection is gone."""
+        ...
+
+    def refused(self, status: int) -> None:
+        """Take in that something was sent that is no request."""
+        ...
+
+
 class Service(Watcher, Protocol):
     """Decides what becomes of a request."""
+
+    @property
+    def clients(self) -> Register:
+        """Who is connected."""
+        ...
 
     def read(self, block: bytes) -> RequestHead:
         """Read a head; `BadHead` where that cannot be done in exactly one way."""
@@ -37,18 +58,6 @@ class Service(Watcher, Protocol):
 
     def dispatch(self, exchange: Exchange, client: "ClientConnection") -> None:
         """Send a request on, answer it, or hold it; never blocks."""
-        ...
-
-    def connected(self, client: "ClientConnection") -> bool:
-        """Take in a new connection; says whether there is room for it."""
-        ...
-
-    def disconnected(self, client: "ClientConnection") -> None:
-        """Take in that a connection is gone."""
-        ...
-
-    def refused(self, status: int) -> None:
-        """Take in that something was sent that is no request."""
         ...
 
     def now(self) -> float:
@@ -115,7 +124,7 @@ class ClientConnection(asyncio.Protocol):
         peer: tuple[str, int] | str | None = transport.get_extra_info("peername")
         self.peer = peer[0] if peer and not isinstance(peer, str) else "local"
         self.origin = f"{self.peer} {self.scheme} {self.trusts_forwarded}"
-        if not self._service.connected(self):
+        if not self._service.clients.add(self):
             self._transport.write(reply(503, "too many connections", retry_after_seconds=1))
             self.close()
 
@@ -173,7 +182,7 @@ class ClientConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._service.disconnected(self)
+        self._service.clients.remove(self)
         exchange, self._exchange = self._exchange, None
         self._buffer = b""
         if exchange is not None:
@@ -382,7 +391,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(400, message)
 
     def _refuse(self, status: int, message: str) -> None:
-        self._service.refused(status)
+        self._service.clients.refused(status)
         self.write(reply(status, message))
         self._linger()
 

@@ -3,7 +3,7 @@
 In order: whose it is (`addressing`), whether there is such a sandbox (`routes`), whether the
 caller may (`access`), whether it must be woken first (`holding`); then it is sent on, exactly
 once (`sending`). Where an idle upstream connection is at hand, all of that happens without a
-pause.
+pause. Clients are `connections`' business, and requests whose sandbox changes under them `lives`'.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from typing import Any
 from msgspec import structs
 
 from paddock.cache.states import State
-from paddock.gateway import access, addressing, replies, shortcuts
+from paddock.gateway import access, addressing, lives, replies, shortcuts
 from paddock.gateway.access import Denied, Pass
-from paddock.gateway.activity import Activity, Traffic
+from paddock.gateway.activity import Activity
 from paddock.gateway.addressing import (
     ENVD_PORT,
     TASKS_PORT,
@@ -25,11 +25,13 @@ from paddock.gateway.addressing import (
     SignedFile,
 )
 from paddock.gateway.client import ClientConnection
+from paddock.gateway.connections import Connections
 from paddock.gateway.exchange import Exchange
 from paddock.gateway.finding import Finder
 from paddock.gateway.heads import RequestHead, RequestReader
 from paddock.gateway.holding import Holds
 from paddock.gateway.limits import Behaviour, Limits
+from paddock.gateway.lives import Lives
 from paddock.gateway.routes import Route, RouteTable
 from paddock.gateway.sending import Sender
 from paddock.gateway.shortcuts import Shortcut
@@ -67,70 +69,29 @@ class Gateway:
         self._finder = finder
         self._sender = sender
         self._signatures = signatures
+        self._activity = activity
         self._tasks = tasks
         self._limits = limits
         self._behaviour = behaviour
         self._holds = Holds(waker, activity, limits)
-        self._clients: set[ClientConnection] = set()
-        self._exchanges: dict[str, set[Exchange]] = {}
-        """Under way, by sandbox uid."""
-        self.activity = activity
+        self.clients = Connections(activity, limits, clock.monotonic)
         self.now = clock.monotonic
         self.read = RequestReader().read
-        routes.on_change(self._route_changed)
-
-    # ---- connections ---------------------------------------------------------------------
-
-    def connected(self, client: ClientConnection) -> bool:
-        """Take in a new connection; says whether there is room for it."""
-        if len(self._clients) >= self._limits.connections:
-            self.refused(503)
-            return False
-        self._clients.add(client)
-        self.activity.connections += 1
-        return True
-
-    def disconnected(self, client: ClientConnection) -> None:
-        """Take in that a connection is gone."""
-        if client in self._clients:
-            self._clients.remove(client)
-            self.activity.connections -= 1
-
-    def refused(self, status: int) -> None:
-        """Take in that something was sent that is no request."""
-        self.activity.answered(status)
+        self._lives = Lives(
+            routes=routes,
+            sender=sender,
+            holds=self._holds,
+            activity=activity,
+            spawn=self._spawn,
+            now=clock.monotonic,
+            limits=limits,
+            behaviour=behaviour,
+        )
 
     def sweep(self) -> None:
-        """Close what has been idle, or slow with its head, for too long."""
-        now = self.now()
-        for client in tuple(self._clients):
-            since = client.head_since
-            if since is not None and now - since > self._limits.head_seconds:
-                self.refused(408)
-                client.write(replies.reply(408, "the request's head did not arrive in time"))
-                client.close()
-            elif client.is_idle:
-                if client.idle_since is None:
-                    client.idle_since = now
-                elif now - client.idle_since > self._limits.idle_seconds:
-                    # (One that never reads what it was sent is never done with closing.)
-                    client.abort() if client.is_closing else client.close()
+        """Close what has been idle for too long, on either side."""
+        self.clients.sweep()
         self._sender.sweep()
-
-    async def drain(self, seconds: float) -> None:
-        """Let requests under way be answered, for a while; then close every connection."""
-        until = self.now() + seconds
-        while self._clients and self.now() < until:
-            for client in tuple(self._clients):
-                if client.is_idle:
-                    client.close()
-            await asyncio.sleep(0.02)
-        self.close_all()
-
-    def close_all(self) -> None:
-        """Close every connection, once what it carries is sent."""
-        for client in tuple(self._clients):
-            client.close()
 
     # ---- requests ------------------------------------------------------------------------
 
@@ -172,7 +133,7 @@ class Gateway:
             return False
         exchange.sandbox_id = route.id
         exchange.port = shortcut.port
-        self._count(exchange, route, shortcut.traffic, under_way)
+        lives.count(exchange, route, shortcut.traffic, under_way)
         connection.serve(exchange, head.line + shortcut.lines)
         return True
 
@@ -261,38 +222,16 @@ class Gateway:
         if isinstance(verdict, Denied):
             exchange.fail(verdict.status, verdict.message)
         elif route.state is State.RUNNING:
-            if self._begin(exchange, route):
+            if self._lives.begin(exchange, route):
                 self._send(exchange, route, where, is_right_shown=verdict is Pass.AND_WAKE)
         elif self._may_wait(route, verdict, exchange, where):
-            if self._begin(exchange, route):
+            if self._lives.begin(exchange, route):
                 self._hold(exchange, route, where)
         elif is_confirmed or self._finder.is_known_no(where.sandbox_id):
             exchange.fail(502, replies.NOT_FOUND)
         else:
             # Perhaps it was resumed a moment ago and the news is under way.
             self._spawn(exchange, self._find(exchange, where), "find")
-
-    def _begin(self, exchange: Exchange, route: Route) -> bool:
-        under_way = self._exchanges.get(route.uid)
-        if under_way is None:
-            under_way = self._exchanges[route.uid] = set()
-        elif len(under_way) >= self._limits.requests_per_sandbox:
-            exchange.fail(429, "too many requests to this sandbox at once", retry_after_seconds=1)
-            return False
-        traffic = self.activity.traffic(route.uid, route.id)
-        self._count(exchange, route, traffic, under_way)
-        return True
-
-    @staticmethod
-    def _count(
-        exchange: Exchange, route: Route, traffic: Traffic, under_way: set[Exchange]
-    ) -> None:
-        exchange.route = route
-        exchange.traffic = traffic
-        under_way.add(exchange)
-        traffic.requests += 1
-        traffic.in_flight += 1
-        traffic.last_active = exchange.started
 
     def _send(
         self, exchange: Exchange, route: Route, where: Destination, *, is_right_shown: bool
@@ -304,7 +243,7 @@ class Gateway:
 
     async def _connect(self, exchange: Exchange, route: Route, where: Destination) -> None:
         await self._sender.connect(exchange, route, where)
-        self._catch_up(exchange, route)
+        self._lives.catch_up(exchange, route)
 
     def _keep_shortcut(self, exchange: Exchange, route: Route, where: Destination) -> None:
         head, client, traffic = exchange.head, exchange.client, exchange.traffic
@@ -320,7 +259,7 @@ class Gateway:
                 self._sender.lines(client, head, route, where.port),
                 self._sender.shelf(route, where.port),
                 traffic,
-                self._exchanges[route.uid],
+                self._lives.under_way[route.uid],
             )
 
     # ---- waking --------------------------------------------------------------------------
@@ -355,7 +294,7 @@ class Gateway:
     def ended(self, exchange: Exchange) -> None:
         """Take in that an exchange is over."""
         status = exchange.status or 499
-        statuses = self.activity.statuses
+        statuses = self._activity.statuses
         statuses[status] = statuses.get(status, 0) + 1
         if exchange.task is not None:
             task, exchange.task = exchange.task, None
@@ -364,19 +303,9 @@ class Gateway:
         route, traffic = exchange.route, exchange.traffic
         if route is None or traffic is None:
             return
-        under_way = self._exchanges.get(route.uid)
-        if under_way is not None:
-            under_way.discard(exchange)
-        finished = self.now()
-        traffic.in_flight -= 1
-        traffic.last_active = finished
-        traffic.seconds += finished - exchange.started
-        traffic.request_bytes += exchange.request_bytes
-        traffic.response_bytes += exchange.response_bytes
-        if status >= 500:
-            traffic.errors += 1
+        seconds = self._lives.end(exchange, route, traffic, status)
         if self._behaviour.logs_requests:
-            self._log(exchange, route, finished - exchange.started)
+            self._log(exchange, route, seconds)
 
     @staticmethod
     def _log(exchange: Exchange, route: Route, seconds: float) -> None:
@@ -402,7 +331,7 @@ class Gateway:
     async def _connect_again(self, exchange: Exchange) -> None:
         await self._sender.connect_again(exchange)
         if exchange.route is not None:
-            self._catch_up(exchange, exchange.route)
+            self._lives.catch_up(exchange, exchange.route)
 
     def _spawn(self, exchange: Exchange, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._tasks.create_task(self._guarded(exchange, work), name=name)
@@ -417,58 +346,6 @@ class Gateway:
             log.exception("request failed", extra=fields(sandbox=exchange.sandbox_id))
             exchange.fail(500, "internal error")
 
-    def _route_changed(self, old: Route | None, new: Route | None) -> None:
-        """Cut off what belongs to a life that is over."""
-        if old is None:
-            return
-        if new is None or new.uid != old.uid:
-            self._sender.drop(old.uid)
-            for exchange in tuple(self._exchanges.get(old.uid, ())):
-                if exchange.upstream is not None:
-                    exchange.abort()
-                else:
-                    exchange.fail(502, replies.NOT_FOUND)
-            self.activity.forget(old.uid)
-            self._exchanges.pop(old.uid, None)
-        elif new.incarnation != old.incarnation:
-            self._sender.drop(old.uid)
-            self._cut(old.uid, keep_young=False)
-        elif old.state is State.RUNNING and new.state in (State.PAUSING, State.PAUSED):
-            self._sender.drop(old.uid)
-            self._cut(old.uid, keep_young=self._behaviour.wakes and new.wakes)
-            self._carry_over(new)
-
-    def _cut(self, uid: str, *, keep_young: bool) -> None:
-        """Break off what a sandbox was sent, save requests that came while it was being paused."""
-        limit = self.now() - self._limits.pause_grace_seconds
-        for exchange in tuple(self._exchanges.get(uid, ())):
-            is_young = exchange.started >= limit and not _is_stream(exchange)
-            if exchange.upstream is not None and not (keep_young and is_young):
-                exchange.abort()
-
-    def _carry_over(self, route: Route) -> None:
-        """Wake a sandbox that was paused while requests were on their way into it."""
-        for exchange in tuple(self._exchanges.get(route.uid, ())):
-            if exchange.upstream is not None and exchange.task is None:
-                self._spawn(exchange, self._wait_for_life(exchange, route), "carry over")
-
-    def _catch_up(self, exchange: Exchange, route: Route) -> None:
-        """Do for one request what was done for all others while its connection was being made."""
-        current = self._routes.get(route.id)
-        if exchange.upstream is None or current is None or current.uid != route.uid:
-            return
-        if current.incarnation != route.incarnation:
-            exchange.abort()
-        elif current.state in (State.PAUSING, State.PAUSED):
-            if self._behaviour.wakes and current.wakes:
-                self._spawn(exchange, self._wait_for_life(exchange, current), "carry over")
-            else:
-                exchange.abort()
-
-    async def _wait_for_life(self, exchange: Exchange, route: Route) -> None:
-        await self._holds.until_running(exchange, route)
-        exchange.task = None
-
 
 def _address(head: RequestHead, method: str, target: str) -> addressing.Address:
     return addressing.parse(
@@ -479,13 +356,6 @@ def _address(head: RequestHead, method: str, target: str) -> addressing.Address:
         port_header=head.port,
         ingress_header=head.ingress,
     )
-
-
-def _is_stream(exchange: Exchange) -> bool:
-    """Say whether an answer is under way that has no foreseeable end."""
-    if exchange.is_tunnel:
-        return True
-    return exchange.response is not None and exchange.response.framing.length is None
 
 
 def _is_preflight(exchange: Exchange) -> bool:

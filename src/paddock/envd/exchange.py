@@ -50,6 +50,14 @@ class BodyTooLargeError(Exception):
     """The body is longer than the reader wanted to hold."""
 
 
+class RefusedError(Exception):
+    """An answer other than success, for the client to read."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class Body:
     """A request body as it arrives; one reader."""
 

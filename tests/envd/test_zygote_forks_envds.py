@@ -403,7 +403,7 @@ def test_the_zygote_imports_nothing_that_is_called_at_a_fork_before_it_can_forge
 
 def test_a_child_keeps_only_the_descriptors_it_was_given() -> None:
     script = (
-        "import os; from paddock.envd.zygote import _keep_only\n"
+        "import os; from paddock.envd.zygote_child import _keep_only\n"
         "a, b, c = os.open('/dev/null', 0), os.open('/dev/null', 0), os.open('/dev/null', 0)\n"
         "_keep_only({b}); print(sorted(map(int, os.listdir('/proc/self/fd')))[:5] , b)\n"
     )

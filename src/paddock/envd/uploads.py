@@ -1,7 +1,7 @@
 """Writing uploaded bytes to files: opened safely, owned by the user, in pieces, off the loop.
 
 A small file is written by exactly one system call (watchers count events). Which bytes go
-where is `files`' business.
+where is `receiving`'s business.
 """
 
 import os

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from paddock.gateway.answers import read_response
 from paddock.gateway.bodies import BadBody, ChunkedReader, chunk, last_chunk
-from paddock.gateway.heads import BadHead, read_request, write_request
+from paddock.gateway.forwarding import write_request
+from paddock.gateway.heads import BadHead, read_request
 
 HOST = b"Host: a\r\n"
 

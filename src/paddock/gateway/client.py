@@ -9,12 +9,13 @@ import asyncio
 import re
 import socket
 import struct
-from typing import Protocol, cast
+from typing import cast
 
 from paddock.gateway.bodies import BadBody, ChunkedReader
-from paddock.gateway.exchange import Because, Exchange, Watcher
-from paddock.gateway.heads import MAX_HEAD_BYTES, BadHead, RequestHead
+from paddock.gateway.exchange import Exchange
+from paddock.gateway.heads import MAX_HEAD_BYTES, BadHead
 from paddock.gateway.replies import reply
+from paddock.gateway.sides import Because, Service
 
 HALF_CLOSED_SECONDS = 10.0
 """A client that said it sends nothing more gets an answer this long; then it has hung up."""
@@ -26,43 +27,6 @@ _CARRIAGE_RETURN = 13
 _EMPTY_LINES = re.compile(rb"(?:\r\n)+")
 _RESET = struct.pack("ii", 1, 0)
 """Do not linger: closing sends a reset."""
-
-
-class Register(Protocol):
-    """Knows which connections there are."""
-
-    def add(self, client: "ClientConnection") -> bool:
-        """Take in a new connection; says whether there is room for it."""
-        ...
-
-    def remove(self, client: "ClientConnection") -> None:
-        """Take in that a connection is gone."""
-        ...
-
-    def refused(self, status: int) -> None:
-        """Take in that something was sent that is no request."""
-        ...
-
-
-class Service(Watcher, Protocol):
-    """Decides what becomes of a request."""
-
-    @property
-    def clients(self) -> Register:
-        """Who is connected."""
-        ...
-
-    def read(self, block: bytes) -> RequestHead:
-        """Read a head; `BadHead` where that cannot be done in exactly one way."""
-        ...
-
-    def dispatch(self, exchange: Exchange, client: "ClientConnection") -> None:
-        """Send a request on, answer it, or hold it; never blocks."""
-        ...
-
-    def now(self) -> float:
-        """Give monotonic time."""
-        ...
 
 
 class ClientConnection(asyncio.Protocol):

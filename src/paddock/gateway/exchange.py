@@ -2,10 +2,9 @@
 
 Bytes flow as they come; what one side cannot take pauses the other. A request is sent upstream
 exactly once: it is bound to one upstream connection and never repeated on another, save one that
-is safe to repeat and met a kept-alive connection that had just ended.
+is safe to repeat and met a kept-alive connection that had just ended. What it lies between is in
+`sides`.
 """
-
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -15,87 +14,12 @@ from paddock.gateway.bodies import chunk, last_chunk
 from paddock.gateway.heads import RequestHead
 from paddock.gateway.replies import reply
 from paddock.gateway.routes import Route
+from paddock.gateway.sides import Because, Client, Upstream, Watcher
 
 MAX_PENDING_BYTES = 64 * 1024
 """What is held of a body that nobody takes yet."""
 _WORTH_NO_COPY = 8 * 1024
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
-
-
-class Because:
-    """Why nothing is read from a side: bits, plain ones, since they are looked at all the time."""
-
-    HELD = 1
-    """Nobody takes the body yet."""
-    OTHER_SIDE_FULL = 2
-    PIPELINE_FULL = 4
-
-
-class Sink(Protocol):
-    """A side that bytes go to."""
-
-    def write(self, data: bytes) -> None:
-        """Send bytes."""
-        ...
-
-    def write_pieces(self, pieces: tuple[bytes, ...]) -> None:
-        """Send bytes that lie apart."""
-        ...
-
-    def pause(self, reason: int) -> None:
-        """Take no more from this side for now."""
-        ...
-
-    def resume(self, reason: int) -> None:
-        """Take from this side again, as far as this reason goes."""
-        ...
-
-    def abort(self) -> None:
-        """Cut it off, losing what is unsent."""
-        ...
-
-    def write_eof(self) -> None:
-        """Say that nothing more comes."""
-        ...
-
-    def close(self) -> None:
-        """Close once everything is sent."""
-        ...
-
-
-class Client(Sink, Protocol):
-    """The client's side of an exchange."""
-
-    pauses: int
-    """Reasons for which nothing is read from it now."""
-
-    def finished(self, exchange: "Exchange", *, keep_alive: bool) -> None:
-        """Go on with the next request, or close."""
-        ...
-
-    def tunnel(self, exchange: "Exchange") -> None:
-        """Pass bytes on as they are from now on."""
-        ...
-
-
-class Upstream(Sink, Protocol):
-    """The sandbox's side of an exchange."""
-
-    def done(self, *, reusable: bool) -> None:
-        """Give the connection back, or close it."""
-        ...
-
-
-class Watcher(Protocol):
-    """Hears what becomes of an exchange."""
-
-    def ended(self, exchange: "Exchange") -> None:
-        """Take in that it is over."""
-        ...
-
-    def again(self, exchange: "Exchange") -> None:
-        """Send it over another connection: the one it met had just ended."""
-        ...
 
 
 class Exchange(Struct, eq=False):

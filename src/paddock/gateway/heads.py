@@ -1,9 +1,10 @@
-"""Heads of requests: read strictly, once; what is sent on is written anew.
+"""Heads of requests: read strictly, and once.
 
 A proxy must never let two readers disagree about where a message ends, so whatever can be read
 in two ways is refused. Lines that concern neither this hop nor the gateway go on byte for byte.
 A client's requests differ in their first line and hardly in the others, so what those say is
-read once and kept. Answers are `answers`' business, bodies `bodies`'.
+read once and kept. What is sent on is `forwarding`'s business, answers are `answers`', bodies
+`bodies`'.
 """
 
 import re
@@ -342,43 +343,3 @@ def _request_framing(length: bytes | None, encoding: bytes | None, *, is_http_1_
 def is_length(value: bytes) -> bool:
     """Say whether this is one number, of a size that means something."""
     return _LENGTH.fullmatch(value.rstrip()) is not None
-
-
-def write_request(
-    head: RequestHead,
-    *,
-    target: str,
-    host: str,
-    client: str,
-    scheme: str,
-    trusted: bool,
-    traffic_token: str | None = None,
-) -> bytes:
-    """Write the head that the sandbox sees; another gateway sees the token that was shown here."""
-    line = f"{head.method} {target} HTTP/1.1\r\n".encode("latin-1")
-    if traffic_token is not None:
-        line += f"E2b-Traffic-Access-Token: {traffic_token}\r\n".encode("latin-1")
-    return line + write_lines(head, host=host, client=client, scheme=scheme, trusted=trusted)
-
-
-def write_lines(head: RequestHead, *, host: str, client: str, scheme: str, trusted: bool) -> bytes:
-    """Write everything after the first line of the head that the sandbox sees."""
-    forwarded = client.encode()
-    proto = scheme.encode()
-    if trusted:
-        if head.forwarded_for:
-            forwarded = head.forwarded_for + b", " + forwarded
-        proto = head.forwarded_proto or proto
-    hosts = f"Host: {host}\r\nX-Forwarded-Host: {head.host}\r\n".encode("latin-1")
-    end = b"\r\n"
-    if head.framing.is_chunked:
-        end = b"Transfer-Encoding: chunked\r\n\r\n"
-    if head.upgrade is not None:
-        end = b"Connection: Upgrade\r\nUpgrade: " + head.upgrade + b"\r\n" + end
-    return b"%b%bX-Forwarded-For: %b\r\nX-Forwarded-Proto: %b\r\n%b" % (
-        hosts,
-        head.passed,
-        forwarded,
-        proto,
-        end,
-    )

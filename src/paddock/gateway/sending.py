@@ -9,10 +9,12 @@ from paddock.gateway import replies
 from paddock.gateway.addressing import ENVD_PORT, TASKS_PORT, Destination
 from paddock.gateway.client import ClientConnection
 from paddock.gateway.exchange import Exchange
-from paddock.gateway.heads import RequestHead, write_lines, write_request
+from paddock.gateway.forwarding import write_lines, write_request
+from paddock.gateway.heads import RequestHead
 from paddock.gateway.limits import Behaviour, Limits
+from paddock.gateway.pooling import PoolKey, UpstreamPool
 from paddock.gateway.routes import Route, RouteTable
-from paddock.gateway.upstream import PoolKey, Shelf, UpstreamConnection, UpstreamPool
+from paddock.gateway.upstream import Shelf, UpstreamConnection
 from paddock.kit.clock import Clock
 from paddock.kit.errors import NotFoundError, UnavailableError
 from paddock.kit.logs import fields

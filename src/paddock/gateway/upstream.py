@@ -1,35 +1,27 @@
 """Connections to sandboxes (and to the API), kept alive between requests.
 
-Pools are keyed by a sandbox's incarnation: a connection of an earlier life is never used again,
-nor one on which anything came that nobody had asked for.
+One on which anything came that nobody had asked for is never used again. Which are whose is
+`pooling`'s business.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import cast
 
 from msgspec import structs
 
 from paddock.gateway.answers import ResponseHead, read_response
 from paddock.gateway.bodies import BadBody, ChunkedReader
-from paddock.gateway.exchange import Because, Exchange
+from paddock.gateway.exchange import Exchange
 from paddock.gateway.heads import MAX_HEAD_BYTES, BadHead
+from paddock.gateway.sides import Because
 
 IDLE_LIMIT = 64
-"""Idle connections kept for one key."""
+"""Idle connections kept on one shelf."""
 WRITE_BUFFER_BYTES = 128 * 1024
 
 
-class PoolKey(NamedTuple):
-    """Whose connections these are: one life of one sandbox, one port."""
-
-    uid: str
-    incarnation: int
-    port: int
-
-
 class Shelf:
-    """Idle connections of one key. One that was put away takes none back."""
+    """Idle connections that serve alike. One that was put away takes none back."""
 
     __slots__ = ("connections", "idle", "is_open")
 
@@ -322,43 +314,3 @@ class UpstreamConnection(asyncio.Protocol):
         if early:
             exchange.response_bytes += len(early)
             exchange.client.write(early)
-
-
-class UpstreamPool:
-    """Shelves by sandbox, life and port."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._shelves: dict[str, dict[PoolKey, Shelf]] = {}
-
-    def shelf(self, key: PoolKey) -> Shelf:
-        """Give the shelf of a key."""
-        of_sandbox = self._shelves.get(key.uid)
-        if of_sandbox is None:
-            of_sandbox = self._shelves[key.uid] = {}
-        found = of_sandbox.get(key)
-        if found is None:
-            found = of_sandbox[key] = Shelf()
-        return found
-
-    def drop(self, uid: str) -> None:
-        """Close every idle connection to a sandbox."""
-        for shelf in self._shelves.pop(uid, {}).values():
-            shelf.put_away()
-
-    def drop_older(self, seconds: float) -> None:
-        """Close connections that nobody has used for so long, and forget shelves without any."""
-        now = self._now()
-        for uid, of_sandbox in list(self._shelves.items()):
-            for key, shelf in list(of_sandbox.items()):
-                for connection in tuple(shelf.idle):
-                    if connection.idle_since is None:
-                        connection.idle_since = now
-                    if now - connection.idle_since >= seconds:
-                        shelf.idle.remove(connection)
-                        connection.close()
-                if not shelf.connections:
-                    shelf.put_away()
-                    del of_sandbox[key]
-            if not of_sandbox:
-                del self._shelves[uid]

@@ -15,9 +15,9 @@ from msgspec import structs
 
 from paddock.cache.census import Census, Members, Standing, revision_of
 from paddock.cache.writes import Writer
-from paddock.controllers.pool import strategies
+from paddock.controllers.pool import failing, strategies
 from paddock.controllers.pool.children import child, revision
-from paddock.controllers.pool.plan import BACKOFF, Counts, PoolPlan, band, next_backoff, plan
+from paddock.controllers.pool.plan import Counts, PoolPlan, band, plan
 from paddock.controllers.pool.status import computed, degraded
 from paddock.controllers.sandbox.templates import resolve
 from paddock.engine.controller import After, Done, Result
@@ -89,12 +89,12 @@ class PoolController:
             return Done(error.message)
         current = revision(template)
         members = self._census.members(key)
-        failures, status = await self._bury(pool, members)
+        status = await self._bury(pool, members, current)
         counts = self._count(pool, members, current)
         decision = plan(
             followed,
             counts,
-            failures=failures,
+            failures=status.failures,
             backoff_until=status.backoff_until,
             since_claim_seconds=self._since_claim(key, members),
             now=self._clock.now(),
@@ -149,11 +149,8 @@ class PoolController:
             self._claims[key] = (members.handed_out, at)
         return now - at
 
-    # ---- failures ------------------------------------------------------------------------
-
-    async def _bury(self, pool: SandboxPool, members: Members) -> tuple[int, SandboxPoolStatus]:
+    async def _bury(self, pool: SandboxPool, members: Members, current: str) -> SandboxPoolStatus:
         """Let go of what failed or is on its way out; count failed starts in a row."""
-        status = pool.status
         leaving = [
             item
             for item in members.leaving.values()
@@ -161,24 +158,11 @@ class PoolController:
         ]
         failed = [item for item in leaving if item.status.phase is Phase.FAILED]
         if failed:
-            failures = status.failures + len(failed)
-            until = next_backoff(failures, self._clock.now())
-            status = structs.replace(status, failures=failures, backoff_until=until)
             self._recorder.warning(pool, "SandboxFailed", failed[-1].status.message)
-        elif status.failures and self._has_recovered(status, members):
-            status = structs.replace(status, failures=0, backoff_until=None)
+        ready, now = members.available.values(), self._clock.now()
+        status = failing.told(pool.status, failed, ready, revision=current, now=now)
         await self._let_go(leaving)
-        return status.failures, status
-
-    @staticmethod
-    def _has_recovered(status: SandboxPoolStatus, members: Members) -> bool:
-        if status.backoff_until is None:
-            return True
-        failed_at = status.backoff_until - timedelta(seconds=BACKOFF.delay(status.failures))
-        return any(
-            item.status.started_at is not None and item.status.started_at > failed_at
-            for item in members.available.values()
-        )
+        return status
 
     # ---- acting --------------------------------------------------------------------------
 

@@ -7,17 +7,14 @@ slow start never makes the pool overshoot.
 """
 
 import math
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from msgspec import Struct, structs
 
-from paddock.kit.backoff import Backoff
 from paddock.resources.pool import Capacity, SandboxPoolSpec
 
 FIRST_BATCH = 16
 """A pool that nothing has yet come out of makes so many at once, then twice what has worked."""
-BACKOFF = Backoff(base_seconds=1.0, cap_seconds=300.0, jitter=0.0)
-"""After failed starts in a row."""
 UNBOUNDED = 1 << 31
 LULL_SECONDS = 2.0
 """So long after the last claim a pool is filled up in earnest: making sandboxes takes the
@@ -184,9 +181,3 @@ def _update(spec: SandboxPoolSpec, counts: Counts, desired: int) -> PoolPlan:
         replace_available=replace,
         reason=f"replacing {counts.creating_old + replace} of an earlier revision",
     )
-
-
-def next_backoff(failures: int, now: datetime) -> datetime | None:
-    """Give the instant before which nothing new is tried."""
-    wait = BACKOFF.delay(failures)
-    return now + timedelta(seconds=wait) if wait else None

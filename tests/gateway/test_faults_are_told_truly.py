@@ -6,7 +6,16 @@ import time
 import pytest
 
 from paddock.gateway.limits import Limits
-from tests.gateway.rig import OK, PATIENCE_SECONDS, get, read_request, recording, replying, rig
+from tests.gateway.rig import (
+    OK,
+    PATIENCE_SECONDS,
+    SEED,
+    get,
+    read_request,
+    recording,
+    replying,
+    rig,
+)
 from tests.runtime.nodes import eventually
 
 
@@ -279,6 +288,31 @@ async def test_one_sandbox_may_not_take_more_than_its_share() -> None:
         refused = await paddock.get()
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
         assert (await paddock.get(e2b_sandbox_id="xyz")).status == 200
+        for wire in wires:
+            await wire.close()
+
+
+async def test_a_crowd_at_a_public_port_does_not_shut_the_owner_out() -> None:
+    async def serve(reader, writer) -> None:
+        await read_request(reader)
+        await reader.read()
+
+    token = SEED.access_token("abc")
+    async with rig(Limits(requests_per_sandbox=2, requests_reserved=1)) as paddock:
+        await paddock.upstream(serve)
+        await paddock.upstream(OK, port=49983)
+        wires = [await paddock.connect() for _ in range(3)]
+        for wire in wires[:2]:
+            wire.send(get())
+        under_way = paddock.gateway._lives.under_way
+        await eventually(lambda: len(under_way.get("uid-abc", ())) == 2)
+        assert (await paddock.get("/health", e2b_sandbox_port="49983")).status == 429
+        owner = get("/envs", e2b_sandbox_port="49983", x_access_token=token)
+        for _ in range(3):
+            assert (await paddock.ask(owner)).status == 200
+        wires[2].send(get(x_access_token=token))
+        await eventually(lambda: len(under_way["uid-abc"]) == 3)
+        assert (await paddock.ask(owner)).status == 429
         for wire in wires:
             await wire.close()
 

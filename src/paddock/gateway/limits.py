@@ -19,6 +19,9 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     connections: int = 20_000
     requests_per_sandbox: int = 2_000
+    requests_reserved: int = 200
+    """Beyond these, for whoever shows the sandbox's own token: a crowd at a public port does not
+    shut its owner out."""
     held_requests: int = 1_000
     held_requests_per_sandbox: int = 256
     held_bytes: int = 32 * 1024 * 1024

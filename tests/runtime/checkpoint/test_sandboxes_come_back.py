@@ -76,6 +76,21 @@ while True:
 """
 
 
+FOLLOWER = """
+import ctypes, os, sys, time
+libc = ctypes.CDLL(None)
+open("/tmp/followed", "w").close()
+watch = libc.inotify_init1(0)
+for place in ("/tmp/followed", *sys.argv[1:]):
+    assert libc.inotify_add_watch(watch, place.encode(), 2) > 0, place
+open("/tmp/heard", "w").close()
+while event := os.read(watch, 4096):
+    if event[0] == 1:  # what it follows was written to
+        with open("/tmp/heard", "a") as file:
+            file.write(".")
+"""
+
+
 async def counting(guest: Guest) -> tuple[int, str]:
     """Wait until the counter moves; give it with the process's secret."""
     first = await read_when_there(guest, "/tmp/count")
@@ -238,6 +253,25 @@ async def test_what_watches_files_goes_on_watching_them(lab: Lab):
     for one in (guest, clone):
         first = await read_when_there(one, "/tmp/seen")
         await poll(lambda one=one, first=first: int(text(one, "/tmp/seen") or 0) > int(first) + 1)
+
+
+async def test_watched_may_be_single_files_and_what_belongs_to_the_system(lab: Lab):
+    """As by `tail -f`, browsers (/etc/resolv.conf, fonts) and those who wait for devices."""
+    guest = await lab.start("one")
+    places = ("/", "/etc/passwd", "/usr/lib", "/usr/bin/env", "/dev", "/dev/pts", "/proc", "/sys")
+    await guest.spawn("python3", "-c", FOLLOWER, *places)
+    await poll(lambda: guest.path("/tmp/heard").exists())
+    memory = lab.storage.checkpoint_memory("cp")
+    await lab.dump(
+        guest, memory, leave_running=True, at_rest=lambda: lab.storage.snapshot("one", "cp")
+    )
+    lab.storage.clone("cp", "two")
+
+    clone = await lab.restore("two", memory)
+
+    for one in (guest, clone):
+        one.path("/tmp/followed").write_text("something new")
+        await read_when_there(one, "/tmp/heard")
 
 
 async def test_connections_of_a_sandbox_to_itself_survive_its_own_restore(lab: Lab):

@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 _SECONDS = 120
 _DUMP_LOG = "dump.log"
-_OF_THE_SYSTEM = frozenset({"bin", "boot", "dev", "proc", "sbin", "sys", "usr", "var"})
-"""Top-level directories with many files, none of which people's programs watch."""
+_OF_THE_SYSTEM = ("dev", "var", "bin", "sbin", "lib", "usr", "boot", "proc", "sys")
+"""Top-level directories with many files that programs seldom watch, in the order to search them."""
 
 
 class Dump(Struct, frozen=True, kw_only=True):
@@ -271,8 +271,9 @@ def _explained(error: PaddockError, log_file: Path) -> PaddockError:
 def _places_of_watches(pid: int) -> list[str]:
     """Give the directories of a sandbox's root in which files may be watched.
 
-    They are searched only if some are; CRIU knows a few of the system's own by itself.
+    They are searched in this order, and only as far as something watched was not found before.
     """
     with os.scandir(f"/proc/{pid}/root") as entries:
         names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    return [f"/{n}" for n in names if n not in _OF_THE_SYSTEM and not n.startswith("lib")]
+    order = {name: number for number, name in enumerate(_OF_THE_SYSTEM, 1)}
+    return [f"/{name}" for name in sorted(names, key=lambda name: order.get(name, 0))]

@@ -477,6 +477,8 @@ static void clear_stage(void) {
 static int create_overlay(int overlay, unsigned long base, const char *layers, int is_volatile) {
     if (set_option(overlay, "source", "paddock") || set_option(overlay, "lowerdir", layers) ||
         set_option(overlay, "upperdir", "0/upper") || set_option(overlay, "workdir", "0/work") ||
+        /* Else files are told apart by another device than what watches them names: no name would be found for it. */
+        set_option(overlay, "xino", "on") ||
         (is_volatile && set_option(overlay, "volatile", NULL))) return -1;
     /* Overlayfs acts with its mounter's ids, and host root has none in a mapped upper. */
     setfsgid(base);

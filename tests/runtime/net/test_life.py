@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from paddock.kit.errors import ConflictError, InvalidError
+from paddock.kit.errors import ConflictError, InvalidError, UnavailableError
 from paddock.runtime.local.net import core, netns
 from paddock.runtime.local.net.fabric import Fabric, FabricSettings
 from paddock.runtime.local.net.nft import ProgramFirewall
@@ -326,6 +326,20 @@ async def test_a_range_the_machine_uses_is_refused(lab: Lab):
         await lab.open()
 
     lab.run(lab.host, "ip route del 10.213.128.0/20 dev up0")
+    await lab.open()
+
+
+async def test_who_comes_when_all_is_let_go_of_hears_it(lab: Lab):
+    await lab.sandbox(ONLY_WEB)
+    sweeping = asyncio.ensure_future(lab.fabric.release_all_unknown(()))
+    await asyncio.sleep(0)  # it has begun
+
+    await lab.fabric.close()
+
+    (outcome,) = await asyncio.gather(sweeping, return_exceptions=True)
+    assert isinstance(outcome, (tuple, UnavailableError))
+    with pytest.raises(UnavailableError, match="let go of"):
+        await lab.fabric.release_all_unknown(())
     await lab.open()
 
 

@@ -56,6 +56,7 @@ class Node:
         self.keeping = Keeping(self.sandboxes, self.pausing, self.abilities)
         self._service = Service(self._handlers(), self.spawn)
         self._is_closing = False
+        self._looking: asyncio.Task[None] | None = None
 
     def spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
         """Run something beside everything else; its errors are logged, not spread."""
@@ -70,12 +71,16 @@ class Node:
         await adoption.adopt(self.sandboxes)
         self._service.open(str(self._settings.socket_path))
         self.sandboxes.parking.fill()
-        self.spawn("look after sandboxes", self._look_after())
+        name = "look after sandboxes"
+        self._looking = self._tasks.create_task(self._guard(name, self._look_after()), name=name)
         log.info("node serves", extra=fields(socket=self._settings.socket_path))
 
     async def close(self, *, purge: bool) -> None:
         """Let go of everything."""
         self._service.close()
+        if self._looking is not None:  # it uses all that is let go of below
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
         await self.sandboxes.parking.close()
         if purge:
             # Who was being made when the first were ended is known by the time the last are.

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address
 from typing import ParamSpec, TypeVar
 
-from paddock.kit.errors import PaddockError
+from paddock.kit.errors import PaddockError, UnavailableError
 from paddock.kit.logs import fields
 from paddock.kit.tasks import background
 from paddock.runtime.local.net import links
@@ -45,6 +45,7 @@ class Fabric:
         self._remover = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fabric-remove")
         self._doomed: deque[int] = deque()
         self._running = contextlib.AsyncExitStack()
+        self._is_closed = False
 
     @classmethod
     async def open(cls, settings: FabricSettings, *, netns_fd: int | None = None) -> "Fabric":
@@ -131,9 +132,12 @@ class Fabric:
     async def close(self) -> None:
         """Stop resolving names and let go; sandboxes keep links and rules until the next `open`."""
         await self._running.aclose()
-        await asyncio.get_running_loop().run_in_executor(self._worker, self._core.close)
+        self._is_closed = True
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._worker, self._core.close)
         self._worker.shutdown(wait=False)
-        self._remover.shutdown(wait=False)
+        # What is still being removed could be somebody else's a moment later.
+        await loop.run_in_executor(None, self._remover.shutdown)
         if self._netns_fd is not None:
             os.close(self._netns_fd)
             self._netns_fd = None
@@ -173,6 +177,7 @@ class Fabric:
         # Removing links waits for the kernel, so attaching must not queue behind it, and all that
         # gather while one removal runs go together in the next.
         if indexes:
+            self._check_open()
             self._doomed.extend(indexes)
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._remover, self._delete_doomed)
@@ -186,5 +191,10 @@ class Fabric:
                 links.delete_links(channel, doomed, group=self._core.plan.group)
 
     async def _work(self, call: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> _T:
+        self._check_open()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._worker, lambda: call(*arguments, **named))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UnavailableError("the network of sandboxes was let go of")

@@ -20,7 +20,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,9 +29,8 @@ import msgspec
 from paddock.app import tls
 from paddock.app.secrets import Secrets
 from paddock.kit.settings import load
-from paddock.runtime.local.net.settings import FabricSettings
-from paddock.runtime.local.net.upstream import host_servers
 from tests import disks
+from tests.fabrics import usable_numbers
 from tests.leaks import note_node
 from tests.ports import free_ports
 from tests.runtime.nodes import eventually, traces
@@ -380,11 +378,7 @@ def _listener(path: Path) -> int | None:
 
 def _fabric_number() -> tuple[Any, int]:
     """A fabric number that no other installation on this machine uses, and its lock."""
-    servers = [ip_address(text) for text in host_servers()]
-    for number in _NUMBERS:
-        subnet = ip_network(FabricSettings.numbered(number, "").subnet)
-        if any(server in subnet for server in servers):
-            continue  # its network would hide it from the whole machine
+    for number in usable_numbers(_NUMBERS):
         lock = Path(f"/tmp/paddock-fabric-{number}.lock").open("w")  # noqa: SIM115 - held
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -26,13 +26,14 @@ from paddock.kit.errors import PaddockError
 from paddock.runtime.local.driver import LocalRuntime
 from paddock.runtime.local.state import StateDirectory
 from paddock.runtime.port import Blueprint
+from tests.fabrics import usable_numbers
 from tests.leaks import note_node
 
 ROOTLESS_ID = 12345
 
 
-_FIRST, _COUNT = 10, 30
-_numbers = itertools.cycle(range(_COUNT))
+_NUMBERS = usable_numbers(range(10, 40))
+_turns = itertools.cycle(range(len(_NUMBERS)))
 _in_use: dict[int, int] = {}
 """Numbers of ours, each with the lock that keeps other test runs on this machine away from it."""
 
@@ -45,8 +46,8 @@ def _lock_file(number: int) -> Path:
 def fabric_number() -> int:
     """A number for a fabric that no other node of the tests on this machine uses now."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-    for _ in range(_COUNT):
-        number = _FIRST + (int(worker) * 5 + next(_numbers)) % _COUNT
+    for _ in _NUMBERS:
+        number = _NUMBERS[(int(worker) * 5 + next(_turns)) % len(_NUMBERS)]
         lock = os.open(_lock_file(number), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +56,7 @@ def fabric_number() -> int:
             continue
         _in_use[number] = lock
         return number
-    pytest.fail(f"all {_COUNT} networks for tests on this machine are in use")
+    pytest.fail(f"all {len(_NUMBERS)} networks for tests on this machine are in use")
 
 
 def give_back(number: int) -> None:

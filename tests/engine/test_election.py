@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +14,7 @@ from paddock.kit.clock import LoopClock
 from paddock.kit.errors import UnavailableError
 from paddock.kit.tasks import background, cancel_and_wait
 from paddock.resources.builtin import Lease
-from paddock.resources.meta import Key
+from paddock.resources.meta import Key, with_meta
 from paddock.store.memory import MemoryStore
 
 pytestmark = pytest.mark.looptime
@@ -26,11 +27,13 @@ class Link:
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
+        self.calls = Counter[str]()
         self.is_cut = False
         self.seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls[name] += 1
             if self.is_cut:
                 raise UnavailableError("cut off")
             await asyncio.sleep(self.seconds)
@@ -79,6 +82,24 @@ async def test_one_of_many_leads_and_the_others_wait(lease_store: MemoryStore) -
     (leader,) = [c for c in crowd if c.elector.is_leader]
     assert {c.elector.leader for c in crowd} == {leader.elector.identity}
     await cancel_and_wait(*tasks)
+
+
+async def test_a_leader_renews_by_one_write_and_reads_only_what_somebody_else_wrote(
+    lease_store: MemoryStore,
+) -> None:
+    only = Candidate(lease_store, "only")
+    async with background(only.run(), name="only"):
+        await asyncio.sleep(10)
+        only.link.calls.clear()
+        await asyncio.sleep(120)
+        assert only.link.calls["update"] > 30
+        assert only.link.calls["get"] == 0
+        lease = await lease_store.get(Lease, KEY)
+        await lease_store.update(with_meta(lease, annotations={"note": "looked at"}))
+        await asyncio.sleep(30)
+        assert only.link.calls["get"] == 1
+        assert (await lease_store.get(Lease, KEY)).metadata.annotations == {"note": "looked at"}
+    assert only.reigns == 1
 
 
 async def test_a_leader_that_stops_gives_the_lease_up_and_the_next_leads_soon(

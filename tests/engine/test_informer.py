@@ -412,6 +412,25 @@ async def test_removing_the_last_finalizer_of_a_dying_object_is_its_deletion(
             await asyncio.sleep(1)
 
 
+async def test_an_end_that_is_answered_with_the_version_before_it_is_seen_at_once(
+    store: FaultyStore,
+) -> None:
+    """As API servers do, while the watch has told of newer objects already."""
+    async with running(store) as informer:
+        Ear(informer)
+        await store.create(secret("a", finalizers=("x/y",)))
+        dying = await store.delete(Secret, key("a"))
+        await store.create(secret("b"))
+        await settle()
+        store.delay = lambda: 5.0
+        await store.update(with_meta(dying, finalizers=()))
+        informer.observe(with_meta(dying, finalizers=()))
+        for _ in range(25):
+            assert informer.get(key("a")) is None
+            await asyncio.sleep(1)
+        assert len(informer._tombstones) == 0
+
+
 async def test_observing_after_the_watch_saw_the_deletion_makes_no_ghost(
     store: FaultyStore,
 ) -> None:

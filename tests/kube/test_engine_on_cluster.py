@@ -174,3 +174,24 @@ async def test_an_informer_pages_through_what_there_is_and_follows_what_happens(
         await store.update(moved)
         await until(lambda: len(mine()) == 23 and mine()["s00"] == changed)
     await store.close()
+
+
+async def test_whoever_ends_an_object_sees_it_no_more(
+    kube_cluster: ClusterInfo, kube_namespace: str
+) -> None:
+    """(The server answers with the version before the end, which the watch is long past.)"""
+    store = open_store(kube_cluster)
+    informer = Informer(store, Sandbox)
+    made = with_meta(sandbox(kube_namespace, "a"), finalizers=("paddock.dev/test",))
+    made = await store.create(made)
+    async with background(informer.run(), name="informer"):
+        await store.delete(Sandbox, made.key, uid=made.metadata.uid)
+        await store.create(sandbox(kube_namespace, "later"))
+        await until(lambda: informer.get(Key(kube_namespace, "later")) is not None)
+        dying = informer.get(made.key)
+        assert dying is not None
+        ended = await store.update(with_meta(dying, finalizers=()))
+        informer.observe(ended)
+        assert informer.get(made.key) is None
+        assert ended.metadata.resource_version == dying.metadata.resource_version
+    await store.close()

@@ -175,6 +175,10 @@ class Elector:
         return held
 
     async def _take_or_renew(self) -> bool:
+        # As it was left: if somebody else wrote it since, that is a conflict, and it is read then.
+        left = self._lease if self.is_leader else None
+        if left is not None and await self._write(left, is_mine=True):
+            return True
         try:
             lease = await self._store.get(Lease, self._key)
         except NotFoundError:

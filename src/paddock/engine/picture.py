@@ -20,7 +20,7 @@ from paddock.engine.versions import ordinal, version_of
 from paddock.kit import metrics
 from paddock.kit.clock import Clock
 from paddock.kit.logs import fields
-from paddock.resources.meta import Key, R
+from paddock.resources.meta import Key, R, Resource
 from paddock.resources.selectors import LabelSelector
 from paddock.store.port import Change, WatchEvent
 
@@ -124,6 +124,12 @@ class Picture(Generic[R]):
     def observe(self, obj: R) -> None:
         """Take in what a write of this process returned, ahead of the watch."""
         version = version_of(obj)
+        known = self._objects.get(obj.key)
+        is_last = known is not None and known.metadata.uid == obj.metadata.uid and _is_over(obj)
+        if is_last:
+            # An API server answers the write that ends an object with the version before it.
+            self.observe_deleted(obj)
+            return
         if version <= self._seen:
             # The watch has come past this write: what it said afterwards (perhaps: deleted)
             # is the newer truth.
@@ -219,3 +225,9 @@ class Picture(Generic[R]):
             # One bad handler must not blind the others, nor stop the picture.
             _HANDLER_ERRORS.labels(self.kind.KIND).inc()
             log.exception("informer handler failed", extra=fields(kind=self.kind.KIND))
+
+
+def _is_over(obj: Resource) -> bool:
+    """Say whether nothing keeps an object that was deleted; a pod has time left to end in."""
+    meta = obj.metadata
+    return obj.is_deleting and not meta.finalizers and not meta.deletion_grace_period_seconds

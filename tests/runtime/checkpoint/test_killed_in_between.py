@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paddock.runtime.local.checkpoint import is_whole
-from paddock.runtime.local.envds import has_ended
+from paddock.runtime.local.pidfds import has_ended
 from tests.runtime.checkpoint.lab import Guest, Lab, poll
 from tests.runtime.checkpoint.test_sandboxes_come_back import COUNTER, counting, text
 

@@ -16,10 +16,10 @@ from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
 from paddock.runtime.local import state
 from paddock.runtime.local.checkpoint import is_whole
-from paddock.runtime.local.machine import group_name
 from paddock.runtime.local.making import remove_groups
 from paddock.runtime.local.sandbox import Sandbox
 from paddock.runtime.local.sandboxes import UP, Sandboxes
+from paddock.runtime.local.slots import group_name
 from paddock.runtime.local.state import Phase, Record
 from paddock.runtime.port import InstanceState
 

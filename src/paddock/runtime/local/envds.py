@@ -10,29 +10,23 @@ import asyncio
 import contextlib
 import logging
 import os
-import select
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from paddock.envd.initclient import take_channel
-from paddock.kit.errors import PaddockError, UnavailableError
+from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
-from paddock.runtime.local import rpc, state, wire
+from paddock.runtime.local import pidfds, rpc, state
 from paddock.runtime.local.premises import INNER_DOOR, Sockets
 from paddock.runtime.local.wire import close_all
+from paddock.runtime.local.zygote import BrokenError, Waiter, Zygote
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 20.0
 _FAREWELL = 1.0
 """How long somebody who is refused may take to read why."""
 JOINED = ("userns", "mntns", "netns", "groups", "init")
@@ -41,195 +35,6 @@ UNMADE = ("mntns", "init")
 """What of that a sandbox that is still being made has not."""
 _BACK_OFF = (0.0, 0.05, 0.2, 1.0, 5.0)
 """Seconds to wait before the n-th start in a row that failed."""
-
-
-class BrokenError(UnavailableError):
-    """No envd can be started here, and trying again would not help."""
-
-
-class _Reply(Struct, frozen=True, kw_only=True):
-    id: str = ""
-    op: str
-    error: str = ""
-    pid: int = 0
-    status: int = 0
-
-
-_decoder = msgspec.json.Decoder(_Reply)
-
-
-class Waiter(Struct):
-    """An envd that has joined a sandbox and waits there to hear whom it serves."""
-
-    process: state.Process
-    pidfd: int
-    channel: socket.socket
-    """It ends with this."""
-    lacks: tuple[str, ...] = ()
-    """What it has not joined, as that was still being made."""
-
-    def close(self) -> None:
-        """Let it end, unless it has work."""
-        if self.pidfd >= 0:
-            _kill(self.pidfd)
-            self.pidfd = -1
-        self.channel.close()
-
-
-class Zygote:
-    """The process envds are forked from."""
-
-    def __init__(self, *, spares: int = 0) -> None:
-        self._spares = spares
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._waiting: dict[str, asyncio.Future[tuple[_Reply, list[int]]]] = {}
-        self._count = 0
-        self._last_word = ""
-        """Why it ended, where it could say so."""
-
-    @property
-    def pid(self) -> int | None:
-        """Which process it is, while there is one."""
-        return self._process.pid if self._process else None
-
-    def start(self) -> None:
-        """Start it if it is not there."""
-        if self._control is not None:
-            return
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "paddock.envd.zygote_start",
-                    "--fd",
-                    str(theirs.fileno()),
-                    "--spares",
-                    str(self._spares),
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                # Killed while it warms up, it leaves files: where the next node finds them.
-                env=os.environ | {"TMPDIR": tempfile.gettempdir()},
-            )
-        ours.setblocking(False)
-        self._control = ours
-        self._last_word = ""
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._readable)
-
-    async def fork(self, config: Mapping[str, object], fds: Mapping[str, int]) -> tuple[int, int]:
-        """Fork an envd with these descriptors, by name; gives its pid and a pidfd."""
-        self.start()
-        if self._control is None:
-            raise UnavailableError("the parent of envds does not run")
-        self._count += 1
-        ident = str(self._count)
-        request = {"op": "start", "id": ident, "config": config, "fds": list(fds)}
-        future: asyncio.Future[tuple[_Reply, list[int]]] = (
-            asyncio.get_running_loop().create_future()
-        )
-        self._waiting[ident] = future
-        try:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds.values()))]
-            self._control.sendmsg([msgspec.json.encode(request)], rights, socket.MSG_NOSIGNAL)
-            async with asyncio.timeout(_PATIENCE):
-                reply, got = await future
-        except OSError as problem:
-            # Not among those who are told: we know.
-            self._waiting.pop(ident, None)
-            if not isinstance(problem, (BlockingIOError, TimeoutError)):
-                self._lose()
-            raise UnavailableError(f"no envd could be started: {problem}") from problem
-        finally:
-            self._waiting.pop(ident, None)
-        if reply.op != "started" or len(got) != 1:
-            close_all(got)
-            raise UnavailableError(f"no envd could be started: {reply.error or reply.op}")
-        return reply.pid, got[0]
-
-    async def send_ahead(
-        self, fds: Mapping[str, int], lacks: tuple[str, ...] = ()
-    ) -> Waiter | None:
-        """Have an envd join a sandbox by these descriptors, and wait there."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        try:
-            with theirs:
-                pid, pidfd = await self.fork({}, {"wait": theirs.fileno(), **fds})
-        except BaseException:
-            ours.close()
-            raise
-        if (process := state.identify(pid)) is None:
-            os.close(pidfd)
-            ours.close()
-            return None
-        return Waiter(process, pidfd, ours, lacks)
-
-    def stop(self) -> None:
-        """End it; envds go on."""
-        self._lose()
-
-    def _readable(self) -> None:
-        if self._control is None:
-            return
-        try:
-            data, fds = wire.receive(self._control)
-        except BlockingIOError:
-            return
-        except OSError:  # it ended before it had read all that it was told
-            data, fds = self._hear_out()
-        if not data:
-            self._lose()
-            return
-        reply = _decoder.decode(data)
-        if reply.op == "broken":
-            self._last_word = reply.error
-            self._lose()
-            return
-        future = self._waiting.get(reply.id)
-        if reply.op == "exited" or future is None or future.done():
-            # Ends are seen through pidfds. One that nobody waits for any more must not serve.
-            if fds and reply.op == "started":
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(fds[0], signal.SIGKILL)
-            close_all(fds)
-            return
-        future.set_result((reply, fds))
-
-    def _hear_out(self) -> tuple[bytes, list[int]]:
-        """Read what it said itself, which the kernel gives after the error."""
-        try:
-            return wire.receive(self._control) if self._control else (b"", [])
-        except OSError:
-            return b"", []
-
-    def _lose(self) -> None:
-        if self._control is not None:
-            asyncio.get_running_loop().remove_reader(self._control.fileno())
-            self._control.close()
-            self._control = None
-        status = 0
-        if self._process is not None:
-            if self._process.poll() is None:
-                self._process.kill()
-            status = self._process.wait()
-            self._process = None
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(self._why_lost(status))
-
-    def _why_lost(self, status: int) -> UnavailableError:
-        """One that ended by itself would do so again; one that was killed would not."""
-        if status <= 0 and not self._last_word:
-            return UnavailableError("the parent of envds died", retry_after_seconds=0.1)
-        why = self._last_word or f"it ended with status {status}"
-        return BrokenError(
-            f"the parent of envds does not start: {why}",
-            hint="the node's log has more; mend the installation",
-        )
 
 
 class Door:
@@ -291,7 +96,7 @@ class Door:
                 self._listener = listener
                 self._watch(pidfd)
                 return
-            _kill(pidfd)
+            pidfds.kill(pidfd)
         self._listener = self._listener or rpc.listen(str(self._path))
         self._on_change(None)
         self._arm()
@@ -330,8 +135,8 @@ class Door:
             return
         pidfd = self._pidfd
         self._unwatch()
-        _kill(pidfd, close=False)
-        await wait_for_exit(pidfd)
+        pidfds.kill(pidfd, close=False)
+        await pidfds.wait_for_exit(pidfd)
         os.close(pidfd)
         self._arm()
 
@@ -342,7 +147,7 @@ class Door:
             pidfd = self._pidfd
             self._unwatch()
             if kill:
-                _kill(pidfd)
+                pidfds.kill(pidfd)
             else:
                 os.close(pidfd)
         if self._listener is not None:
@@ -374,7 +179,7 @@ class Door:
                 return
             pid, pidfd = await self._fork(self._listener)
             if not self._is_open:
-                _kill(pidfd)
+                pidfds.kill(pidfd)
                 return
             self._watch(pidfd)
             self._on_change(state.identify(pid))
@@ -446,32 +251,6 @@ class Door:
         if self._is_open:
             self._on_change(None)
             self._arm()
-
-
-def has_ended(pidfd: int) -> bool:
-    """Say whether a process has ended, reaped or not."""
-    watch = select.poll()
-    watch.register(pidfd, select.POLLIN)
-    return bool(watch.poll(0))
-
-
-async def wait_for_exit(pidfd: int, *, seconds: float = _PATIENCE) -> None:
-    """Wait until a process has ended."""
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    loop.add_reader(pidfd, lambda: None if ended.done() else ended.set_result(None))
-    try:
-        async with asyncio.timeout(seconds):
-            await ended
-    finally:
-        loop.remove_reader(pidfd)
-
-
-def _kill(pidfd: int, *, close: bool = True) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    if close:
-        os.close(pidfd)
 
 
 def _take_listener(pidfd: int, pid: int, name: str) -> socket.socket | None:

@@ -25,12 +25,14 @@ from paddock.kit.logs import fields
 from paddock.runtime.local import reserve, state
 from paddock.runtime.local.abilities import Abilities
 from paddock.runtime.local.checkpoint import Checkpointer, Dump, Ground, Restore, is_whole
+from paddock.runtime.local.identity import write_identity
 from paddock.runtime.local.launcher import MakeRoot
-from paddock.runtime.local.machine import group_name, open_workdir, write_identity
+from paddock.runtime.local.machine import open_workdir
 from paddock.runtime.local.making import check, host_name, set_hostname
 from paddock.runtime.local.pausing import Pausing
 from paddock.runtime.local.sandbox import Sandbox
 from paddock.runtime.local.sandboxes import UP, Sandboxes
+from paddock.runtime.local.slots import group_name
 from paddock.runtime.local.state import Phase, Record
 from paddock.runtime.port import Blueprint, Instance, InstanceState, StoredCheckpoint
 

@@ -21,25 +21,20 @@ from paddock.kit.errors import NotFoundError, PaddockError, UnavailableError
 from paddock.kit.logs import fields
 from paddock.runtime.local import hostimage, initbuild, syscalls
 from paddock.runtime.local.cgroups import Cgroups, Layout
-from paddock.runtime.local.envds import Zygote
 from paddock.runtime.local.images import Image
 from paddock.runtime.local.images.store import ImageStore
-from paddock.runtime.local.launcher import RANGE
 from paddock.runtime.local.launching import Launching
 from paddock.runtime.local.net import choosing
 from paddock.runtime.local.net.fabric import Fabric, FabricSettings
+from paddock.runtime.local.slots import Slots
 from paddock.runtime.local.state import StateDirectory
 from paddock.runtime.local.storage import Storage, open_storage
+from paddock.runtime.local.zygote import Zygote
 from paddock.runtime.port import Limits
 
 log = logging.getLogger(__name__)
 
 _SPARE_ENVDS = 4
-_FIRST_ID = 0x40000000
-_SLOTS = 3072
-_REGIONS = 15
-"""Nodes of one machine take different regions of ids, chosen by their state directory."""
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -62,47 +57,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     )
 
 
-class Slots:
-    """Numbers that name a running sandbox's ids and groups; none is used by two at once."""
-
-    def __init__(self, region: int) -> None:
-        self._first = _FIRST_ID + region * _SLOTS * RANGE
-        self._taken: set[int] = set()
-        self._last = -1
-
-    def take(self) -> int:
-        """Take a free one, round the circle, so that one rests before it is used again."""
-        if len(self._taken) >= _SLOTS:
-            raise UnavailableError(f"all {_SLOTS} places for sandboxes on this node are taken")
-        slot = (self._last + 1) % _SLOTS
-        while slot in self._taken:
-            slot = (slot + 1) % _SLOTS
-        self._last = slot
-        self._taken.add(slot)
-        return slot
-
-    def claim(self, slot: int) -> None:
-        """Take the one that an adopted sandbox has."""
-        self._taken.add(slot)
-
-    def free(self, slot: int) -> None:
-        """Give one back."""
-        self._taken.discard(slot)
-
-    def is_taken(self, slot: int) -> bool:
-        """Say whether somebody has it."""
-        return slot in self._taken
-
-    def base(self, slot: int) -> int:
-        """Give the first id of a slot's range."""
-        return self._first + slot * RANGE
-
-
-def group_name(slot: int) -> str:
-    """Name the groups of a slot."""
-    return f"s{slot}"
-
-
 class Machine:
     """Everything shared, opened once."""
 
@@ -112,7 +66,7 @@ class Machine:
         self.directories = StateDirectory(settings.state)
         node = hashlib.sha256(str(settings.state.absolute()).encode()).hexdigest()
         self.node_id = node[:8]
-        self.slots = Slots(int(node[8:16], 16) % _REGIONS)
+        self.slots = Slots(int(node[8:16], 16))
         layout = Layout(None, frozenset(), {}) if self.is_rootless else None
         self.cgroups = Cgroups(self.node_id, layout)
         self.zygote = Zygote(spares=_SPARE_ENVDS)
@@ -278,74 +232,3 @@ def open_workdir(machine: Machine, home: str) -> None:
     if box is not None:
         with contextlib.suppress(OSError):
             os.chmod(box.work / "work", 0o700)
-
-
-def write_identity(upper: Path, *, hostname: str, ip: str | None, resolv_conf: str | None) -> None:
-    """Write /etc/hostname, hosts and resolv.conf into a box, following nothing that is in it."""
-    files = {
-        "hostname": f"{hostname}\n",
-        "hosts": _hosts(hostname, ip),
-        "resolv.conf": resolv_conf or "# this sandbox has no network\n",
-    }
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    root = os.open(upper, flags)
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir("etc", dir_fd=root)
-            # The node's umask keeps its own files to itself; this directory is the sandbox's.
-            os.chmod("etc", 0o755, dir_fd=root)  # noqa: S103 - everybody inside reads it
-        try:
-            etc = os.open("etc", flags, dir_fd=root)
-        except OSError:  # the sandbox replaced its own /etc: it does without
-            return
-        try:
-            for name, text in files.items():
-                _replace(etc, name, text)
-        finally:
-            os.close(etc)
-    finally:
-        os.close(root)
-
-
-def rewrite_identity(upper: Path, *, hostname: str, ip: str | None) -> None:
-    """Give a box whose root is mounted, and in which nothing has run, another host name.
-
-    The files stay the same ones: overlayfs may have seen them.
-    """
-    texts = {
-        "hostname": f"{hostname}\n",
-        "hosts": _hosts(hostname, ip),
-    }
-    for name, text in texts.items():
-        fd = os.open(upper / "etc" / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            data = text.encode()
-            os.write(fd, data)
-            # Not emptied first: some file systems write such a file out when it is closed. Nor cut
-            # off without need, which takes longer than all the rest.
-            if os.fstat(fd).st_size > len(data):
-                os.ftruncate(fd, len(data))
-        finally:
-            os.close(fd)
-
-
-def _hosts(hostname: str, ip: str | None) -> str:
-    return (
-        "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
-        f"{ip or '127.0.1.1'} {hostname}\n"
-    )
-
-
-def _replace(directory: int, name: str, text: str) -> None:
-    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-        os.unlink(name, dir_fd=directory)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        fd = os.open(name, flags, 0o644, dir_fd=directory)
-    except FileExistsError:
-        return
-    try:
-        os.write(fd, text.encode())
-        os.fchmod(fd, 0o644)
-    finally:
-        os.close(fd)

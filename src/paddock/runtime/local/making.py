@@ -21,14 +21,18 @@ from paddock.kit.errors import (
     UnavailableError,
 )
 from paddock.runtime.local import hostimage, reserve, state, syscalls
-from paddock.runtime.local.envds import JOINED, UNMADE, Waiter, wait_for_exit
+from paddock.runtime.local.envds import JOINED, UNMADE
+from paddock.runtime.local.identity import write_identity
 from paddock.runtime.local.launcher import MakeRoot
 from paddock.runtime.local.launching import Skeleton
-from paddock.runtime.local.machine import Machine, group_name, write_identity
+from paddock.runtime.local.machine import Machine
+from paddock.runtime.local.pidfds import wait_for_exit
 from paddock.runtime.local.sandbox import Sandbox
 from paddock.runtime.local.skeleton import Launch
+from paddock.runtime.local.slots import group_name
 from paddock.runtime.local.storage import Box
 from paddock.runtime.local.wire import close_all
+from paddock.runtime.local.zygote import Waiter
 from paddock.runtime.port import Blueprint
 
 _OURS = frozenset({".paddock", "dev", "proc", "sys"})

@@ -20,12 +20,14 @@ from paddock.kit.clock import Clock
 from paddock.kit.errors import PaddockError, UnavailableError
 from paddock.kit.logs import fields
 from paddock.runtime.local import state
-from paddock.runtime.local.envds import Waiter, has_ended
 from paddock.runtime.local.launching import Skeleton
-from paddock.runtime.local.machine import Machine, group_name
+from paddock.runtime.local.machine import Machine
 from paddock.runtime.local.making import Made, Making, kill_and_wait, remove_groups
+from paddock.runtime.local.pidfds import has_ended
 from paddock.runtime.local.sandbox import Sandbox, Spawn
+from paddock.runtime.local.slots import group_name
 from paddock.runtime.local.state import Phase, Record
+from paddock.runtime.local.zygote import Waiter
 from paddock.runtime.port import Blueprint, InstanceState
 
 log = logging.getLogger(__name__)

@@ -19,12 +19,14 @@ from paddock.kit.clock import Clock
 from paddock.kit.errors import ConflictError
 from paddock.runtime.local import state
 from paddock.runtime.local.commands import Commands
-from paddock.runtime.local.envds import Door, Waiter
+from paddock.runtime.local.envds import Door
 from paddock.runtime.local.journal import Journal
-from paddock.runtime.local.machine import Machine, group_name
+from paddock.runtime.local.machine import Machine
 from paddock.runtime.local.premises import DOOR
+from paddock.runtime.local.slots import group_name
 from paddock.runtime.local.state import Phase, Record
 from paddock.runtime.local.wire import close_all
+from paddock.runtime.local.zygote import Waiter
 from paddock.runtime.port import Address, AgentConfig, Instance, InstanceState, Limits
 
 Spawn = Callable[[str, Coroutine[Any, Any, None]], None]

@@ -24,9 +24,9 @@ from paddock.kit.errors import (
 )
 from paddock.kit.logs import fields
 from paddock.runtime.local import control, reserve, state
-from paddock.runtime.local.envds import Waiter
+from paddock.runtime.local.identity import rewrite_identity
 from paddock.runtime.local.launching import Skeleton
-from paddock.runtime.local.machine import Machine, group_name, open_workdir, rewrite_identity
+from paddock.runtime.local.machine import Machine, open_workdir
 from paddock.runtime.local.making import (
     Making,
     Place,
@@ -38,8 +38,10 @@ from paddock.runtime.local.making import (
 )
 from paddock.runtime.local.parking import Kind, Parked, Parking
 from paddock.runtime.local.sandbox import Sandbox, Spawn
+from paddock.runtime.local.slots import group_name
 from paddock.runtime.local.state import Phase, Record
 from paddock.runtime.local.storage import Box
+from paddock.runtime.local.zygote import Waiter
 from paddock.runtime.port import (
     AgentConfig,
     Blueprint,

@@ -1,0 +1,36 @@
+"""Processes by their pidfds: whether one has ended, waiting for that, and killing."""
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+
+_PATIENCE = 20.0
+
+
+def has_ended(pidfd: int) -> bool:
+    """Say whether a process has ended, reaped or not."""
+    watch = select.poll()
+    watch.register(pidfd, select.POLLIN)
+    return bool(watch.poll(0))
+
+
+async def wait_for_exit(pidfd: int, *, seconds: float = _PATIENCE) -> None:
+    """Wait until a process has ended."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    loop.add_reader(pidfd, lambda: None if ended.done() else ended.set_result(None))
+    try:
+        async with asyncio.timeout(seconds):
+            await ended
+    finally:
+        loop.remove_reader(pidfd)
+
+
+def kill(pidfd: int, *, close: bool = True) -> None:
+    """Kill a process, dead or not, and let go of it."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    if close:
+        os.close(pidfd)

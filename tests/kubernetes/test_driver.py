@@ -31,9 +31,10 @@ from paddock.resources.pods import (
     VolumeClaimManifest,
 )
 from paddock.runtime.kubernetes import names
-from paddock.runtime.kubernetes.driver import CREATE_SECONDS, KubernetesRuntime
+from paddock.runtime.kubernetes.driver import KubernetesRuntime
 from paddock.runtime.kubernetes.nodes import Nodes
 from paddock.runtime.kubernetes.policies import IDLE_SECONDS
+from paddock.runtime.kubernetes.presence import CREATE_SECONDS
 from paddock.runtime.kubernetes.render import PodSettings
 from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, InstanceState, LogLine
 from paddock.store.port import Page

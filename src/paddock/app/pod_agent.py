@@ -20,8 +20,7 @@ from paddock.manager.requests import LogEntry, Sample
 from paddock.resources import quantity
 from paddock.resources.sandbox import Phase, Sandbox
 from paddock.resources.template import NetworkPolicy, Resources, SandboxTemplateSpec
-from paddock.runtime.kubernetes.driver import read_usage
-from paddock.runtime.kubernetes.envds import Envds
+from paddock.runtime.kubernetes.envds import Envds, read_usage
 from paddock.runtime.kubernetes.resizing import Resizer
 from paddock.store.kubernetes.backend import KubernetesStore
 

@@ -1,19 +1,15 @@
 """The `kubernetes` driver: performs sandbox operations as writes to a cluster and orders to envd.
 
-It keeps nothing of its own: what is, is read from pods and volume claims; what should be, from the
-blueprint. So any process that leads can go on where another stopped.
+It keeps nothing of its own: what is, is read from pods (`presence`) and volume claims; what should
+be, from the blueprint (`making`). So any process that leads can go on where another stopped.
 """
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
-from typing import Any
 
-from paddock.kit import tokens
 from paddock.kit.clock import Clock
 from paddock.kit.errors import (
-    AlreadyExistsError,
     ConflictError,
     DeadlineExceededError,
     InvalidError,
@@ -21,15 +17,17 @@ from paddock.kit.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from paddock.resources.meta import Key, Resource, with_meta
+from paddock.resources.meta import Resource, with_meta
 from paddock.resources.pods import Pod, VolumeClaim
 from paddock.runtime.kubernetes import names, reading
 from paddock.runtime.kubernetes.cluster import Asking, BlueprintOf, Claims, Cluster, Pods
-from paddock.runtime.kubernetes.envds import Envds
+from paddock.runtime.kubernetes.envds import Envds, read_usage
+from paddock.runtime.kubernetes.making import Making
 from paddock.runtime.kubernetes.nodes import Nodes
 from paddock.runtime.kubernetes.policies import Policies
+from paddock.runtime.kubernetes.presence import CREATE_SECONDS, Presence, instance_of
 from paddock.runtime.kubernetes.reimaging import ImageUpdates
-from paddock.runtime.kubernetes.render import PodSettings, render, volume_claims
+from paddock.runtime.kubernetes.render import PodSettings
 from paddock.runtime.port import (
     AgentConfig,
     Blueprint,
@@ -44,8 +42,6 @@ from paddock.runtime.port import (
     Usage,
 )
 
-CREATE_SECONDS = 20.0
-"""A worker waits so long for a pod; after that the queue comes back to it."""
 _NO_MEMORY = "pods cannot store their memory"
 _NO_UPDATE = "pods are not written to directly here"
 _NO_SNAPSHOT = "pods cannot store their files; pause with Stop and a volume claim keeps them"
@@ -74,12 +70,10 @@ class KubernetesRuntime:
         self._claims = claims
         self._envds = envds
         self._nodes = nodes
-        self._settings = settings
-        self._control_token = control_token
         self._blueprint_of = blueprint_of
         self._clock = clock
-        self._pods: dict[str, Pod] = {}
-        self._changed: dict[str, asyncio.Event] = {}
+        self._presence = Presence(pods)
+        self._making = Making(cluster, pods, settings, control_token)
         self.policies = Policies(
             cluster,
             pods,
@@ -87,8 +81,6 @@ class KubernetesRuntime:
             clock=clock,
             namespace=settings.namespace or None,
         )
-        self._watchers: set[asyncio.Queue[RuntimeEvent]] = set()
-        pods.subscribe(self._take)
 
     @property
     def name(self) -> str:
@@ -125,16 +117,16 @@ class KubernetesRuntime:
             raise UnsupportedError(
                 f"sandbox {blueprint.name} starts from a checkpoint: {_NO_MEMORY}"
             )
-        pod = self._pods.get(blueprint.uid)
+        pod = self._presence.get(blueprint.uid)
         if pod is None or pod.is_deleting:
             await self.policies.ensure(blueprint.egress, blueprint.namespace)
-            await self._ensure_claims(blueprint)
-            pod = await self._create_pod(blueprint, incarnation=1)
-        return await self._until_answering(blueprint.uid)
+            await self._making.claims(blueprint)
+            pod = await self._making.pod(blueprint, incarnation=1)
+        return await self._presence.until_answering(blueprint.uid)
 
     async def start(self, uid: str) -> Instance:
         """Wait for the ready command; the sidecar runs both commands by itself."""
-        pod = self._pod(uid)
+        pod = self._presence.pod(uid)
         wanted = self._blueprint_of(uid)
         allowed = wanted.ready_timeout_seconds if wanted is not None else CREATE_SECONDS
         # A long ready command must not hold a worker; the pod's age is what counts.
@@ -144,7 +136,7 @@ class KubernetesRuntime:
             uid, pod.status.pod_ip, seconds=seconds, former=former
         )
         if problem is not None:
-            if trouble := reading.daemon_trouble(self._pods.get(uid, pod)):
+            if trouble := reading.daemon_trouble(self._presence.get(uid) or pod):
                 problem = f"{problem}; {trouble}"
             began = reading.began(pod) or self._clock.now()
             if (self._clock.now() - began).total_seconds() >= allowed + CREATE_SECONDS:
@@ -152,127 +144,39 @@ class KubernetesRuntime:
             raise UnavailableError(problem, retry_after_seconds=1.0)
         if wanted is not None:
             await self._envds.configure(uid, pod.status.pod_ip, wanted.agent)
-        return self._instance(uid, self._pod(uid))
+        return instance_of(uid, self._presence.pod(uid))
 
     async def configure(self, uid: str, agent: AgentConfig) -> None:
-        await self._envds.configure(uid, self._pod(uid).status.pod_ip, agent)
+        await self._envds.configure(uid, self._presence.pod(uid).status.pod_ip, agent)
 
     async def update_image(self, uid: str, image: str) -> Instance:
         if self._images is None:
             raise UnsupportedError(f"sandbox {uid} keeps its image: {_NO_UPDATE}")
-        pod = self._pod(uid)
+        pod = self._presence.pod(uid)
         if reading.image(pod) != image:
-            if self._instance(uid, pod).state is not InstanceState.RUNNING:
+            if instance_of(uid, pod).state is not InstanceState.RUNNING:
                 raise ConflictError(f"sandbox {uid} does not run: its image stays for now")
             main = await self._envds.main_of(pod.status.pod_ip)
             pod = await self._images.begin(pod, image, main=main)
             self._picture.observe(pod)
         try:
-            await self._until_answering(uid)
+            await self._presence.until_answering(uid)
         except InvalidError as error:
             why = await self._images.why_not(pod)
             raise InvalidError(f"{error.message}: {why}" if why else error.message) from error
         return await self.start(uid)
 
-    async def _create_pod(self, blueprint: Blueprint, *, incarnation: int) -> Pod:
-        manifest = render(
-            blueprint,
-            self._settings,
-            control_hash=tokens.hashed(self._control_token(blueprint.uid)),
-            incarnation=incarnation,
-        )
-        try:
-            made = await self._cluster.create(manifest)
-        except AlreadyExistsError:
-            return await self._adopt(blueprint)
-        # What the server answered is shown until the watch has caught up.
-        pod = Pod(metadata=made.metadata)
-        self._picture.observe(pod)
-        return pod
-
-    async def _adopt(self, blueprint: Blueprint) -> Pod:
-        """Take over a pod of this name if it was made for this very sandbox."""
-        try:
-            pod = await self._cluster.get(Pod, Key(blueprint.namespace, blueprint.name))
-        except NotFoundError as error:
-            # Not the sandbox is missing: what stood in its way is.
-            raise UnavailableError(
-                f"an earlier pod {blueprint.name} has just gone", retry_after_seconds=0.1
-            ) from error
-        if not reading.is_owned(pod, blueprint.uid):
-            if pod.is_deleting:
-                raise UnavailableError(
-                    f"an earlier pod {blueprint.name} is still ending", retry_after_seconds=0.5
-                )
-            raise InvalidError(
-                f"a pod named {blueprint.name} is there and does not belong to this sandbox",
-                hint="delete that pod, or name the sandbox differently",
-            )
-        if pod.is_deleting:
-            raise UnavailableError(
-                f"the former pod of sandbox {blueprint.name} is still ending",
-                retry_after_seconds=0.5,
-            )
-        self._picture.observe(pod)
-        return pod
-
-    async def _ensure_claims(self, blueprint: Blueprint) -> None:
-        for manifest in volume_claims(blueprint):
-            if await self._create_once(manifest):
-                continue
-            try:
-                claim = await self._cluster.get(VolumeClaim, manifest.key)
-            except NotFoundError as error:
-                raise UnavailableError(
-                    f"an earlier volume claim {manifest.metadata.name} has just gone",
-                    retry_after_seconds=0.1,
-                ) from error
-            if not reading.is_owned(claim, blueprint.uid):
-                raise InvalidError(
-                    f"a volume claim named {manifest.metadata.name} is there and does not belong "
-                    f"to sandbox {blueprint.name}",
-                    hint="delete that claim, or name the sandbox differently",
-                )
-
-    async def _create_once(self, obj: Resource) -> bool:
-        try:
-            await self._cluster.create(obj)
-        except AlreadyExistsError:
-            return False
-        return True
-
-    async def _until_answering(self, uid: str) -> Instance:
-        """Wait for the pod to run, as the watch tells; raise why it does not."""
-        reason = "its pod has not been seen yet"
-        try:
-            async with asyncio.timeout(CREATE_SECONDS):
-                while True:
-                    changed = self._changed.setdefault(uid, asyncio.Event())
-                    changed.clear()
-                    if (pod := self._pods.get(uid)) is not None:
-                        instance = self._instance(uid, pod)
-                        if instance.state is InstanceState.FAILED:
-                            raise InvalidError(instance.reason or "its pod failed")
-                        if instance.state is InstanceState.RUNNING:
-                            return instance
-                        reason = instance.reason or reason
-                    await changed.wait()
-        except TimeoutError as error:
-            raise UnavailableError(f"sandbox {uid} {reason}", retry_after_seconds=1.0) from error
-        finally:
-            self._changed.pop(uid, None)
-
     # ---- pausing -------------------------------------------------------------------------
 
     async def freeze(self, uid: str) -> Instance:
-        pod = self._pod(uid)
+        pod = self._presence.pod(uid)
         await self._nodes.freeze(pod, frozen=True)
-        return self._instance(uid, await self._mark_frozen(pod, frozen=True))
+        return instance_of(uid, await self._mark_frozen(pod, frozen=True))
 
     async def thaw(self, uid: str) -> Instance:
-        pod = self._pod(uid)
+        pod = self._presence.pod(uid)
         await self._nodes.freeze(pod, frozen=False)
-        return self._instance(uid, await self._mark_frozen(pod, frozen=False))
+        return instance_of(uid, await self._mark_frozen(pod, frozen=False))
 
     async def _mark_frozen(self, pod: Pod, *, frozen: bool) -> Pod:
         if (names.ANNOTATION_FROZEN in pod.metadata.annotations) is frozen:
@@ -306,7 +210,7 @@ class KubernetesRuntime:
                 f"sandbox {uid} has no volume: stopping it would lose its files",
                 hint="give its template volumeClaimTemplates, or pause with Freeze",
             )
-        pod = self._pods.get(uid)
+        pod = self._presence.get(uid)
         life = reading.incarnation(pod) if pod is not None else _stopped_life(claims) or 1
         # The mark goes first: from here on a missing pod is a pause and not a loss.
         for claim in claims:
@@ -321,9 +225,9 @@ class KubernetesRuntime:
         return Instance(uid=uid, state=InstanceState.STOPPED, incarnation=life)
 
     async def restore(self, uid: str) -> Instance:
-        pod = self._pods.get(uid)
+        pod = self._presence.get(uid)
         if pod is not None and not pod.is_deleting:
-            instance = self._instance(uid, pod)
+            instance = instance_of(uid, pod)
             if instance.state is InstanceState.FROZEN:
                 raise ConflictError(f"sandbox {uid} is frozen: thaw it instead of restoring it")
         else:
@@ -332,8 +236,8 @@ class KubernetesRuntime:
             if life is None or blueprint is None:
                 raise NotFoundError(f"no stopped sandbox {uid} is known")
             await self.policies.ensure(blueprint.egress, blueprint.namespace)
-            await self._create_pod(blueprint, incarnation=life + 1)
-        await self._until_answering(uid)
+            await self._making.pod(blueprint, incarnation=life + 1)
+        await self._presence.until_answering(uid)
         return await self.start(uid)
 
     async def hibernate(self, uid: str) -> Instance:
@@ -356,7 +260,7 @@ class KubernetesRuntime:
     # ---- ending --------------------------------------------------------------------------
 
     async def destroy(self, uid: str) -> None:
-        if (pod := self._pods.get(uid)) is not None:
+        if (pod := self._presence.get(uid)) is not None:
             if not pod.is_deleting:
                 await self._delete(pod)
             if names.ANNOTATION_FROZEN in pod.metadata.annotations:
@@ -379,16 +283,16 @@ class KubernetesRuntime:
     # ---- looking -------------------------------------------------------------------------
 
     async def inspect(self, uid: str) -> Instance | None:
-        pod = self._pods.get(uid)
+        pod = self._presence.get(uid)
         if pod is not None and not pod.is_deleting:
-            return self._instance(uid, pod)
+            return instance_of(uid, pod)
         life = _stopped_life(self._claims.by_index("uid", uid))
         if life is not None:
             return Instance(uid=uid, state=InstanceState.STOPPED, incarnation=life)
-        return None if pod is None else self._instance(uid, pod)
+        return None if pod is None else instance_of(uid, pod)
 
     async def instances(self) -> tuple[Instance, ...]:
-        found = {uid: self._instance(uid, pod) for uid, pod in self._pods.items()}
+        found = {uid: instance_of(uid, pod) for uid, pod in self._presence.all().items()}
         for claim in self._claims.all():
             uid = claim.metadata.labels.get(names.LABEL_UID, "")
             life = _stopped_life((claim,))
@@ -397,7 +301,7 @@ class KubernetesRuntime:
         return tuple(found.values())
 
     async def set_egress(self, uid: str, policy: EgressPolicy) -> None:
-        pod = self._pod(uid)
+        pod = self._presence.pod(uid)
         await self.policies.ensure(policy, pod.metadata.namespace)
         wanted = self.policies.name(policy)
         if pod.metadata.labels.get(names.LABEL_EGRESS) != wanted:
@@ -406,85 +310,26 @@ class KubernetesRuntime:
             await self._write(with_meta(current, labels=labels))
 
     async def usage(self, uid: str) -> Usage:
-        pod = self._pod(uid)
+        pod = self._presence.pod(uid)
         found = await self._envds.metrics(uid, pod.status.pod_ip)
         return read_usage(found, self._clock.now())
 
     async def logs(
         self, uid: str, *, since: datetime | None = None, limit: int = 1000
     ) -> tuple[LogLine, ...]:
-        pod = self._pod(uid)
+        pod = self._presence.pod(uid)
         if names.ANNOTATION_FROZEN in pod.metadata.annotations:
             raise ConflictError(f"sandbox {uid} is frozen, and its daemon with it: thaw it first")
         return await self._envds.logs(uid, pod.status.pod_ip, since=since, limit=limit)
 
-    async def watch(self) -> AsyncIterator[RuntimeEvent]:
-        events: asyncio.Queue[RuntimeEvent] = asyncio.Queue()
-        self._watchers.add(events)
-        try:
-            while True:
-                yield await events.get()
-        finally:
-            self._watchers.discard(events)
-
-    # ---- how -----------------------------------------------------------------------------
-
-    def _take(self, old: Pod | None, new: Pod | None) -> None:
-        """Take in a change of the picture."""
-        pod = new or old
-        uid = pod.metadata.labels.get(names.LABEL_UID, "") if pod is not None else ""
-        # A label can be put on any pod; the owner reference says whose it is.
-        if pod is None or not uid or not reading.is_owned(pod, uid):
-            return
-        before = self._pods.get(uid)
-        if new is not None:
-            self._pods[uid] = new
-        elif before is not None and before.metadata.uid == pod.metadata.uid:
-            del self._pods[uid]
-        if (changed := self._changed.get(uid)) is not None:
-            changed.set()
-        self._tell(uid, before, new)
-
-    def _tell(self, uid: str, before: Pod | None, after: Pod | None) -> None:
-        was = self._instance(uid, before).state if before is not None else None
-        now = self._instance(uid, after) if after is not None else None
-        state = now.state if now is not None else InstanceState.FAILED
-        if state is was:
-            return
-        reason = now.reason if now is not None else "its pod is gone"
-        event = RuntimeEvent(uid=uid, state=state, reason=reason)
-        for watcher in self._watchers:
-            watcher.put_nowait(event)
-
-    def _pod(self, uid: str) -> Pod:
-        pod = self._pods.get(uid)
-        if pod is None:
-            raise NotFoundError(f"sandbox {uid} has no pod")
-        return pod
-
-    def _instance(self, uid: str, pod: Pod) -> Instance:
-        return reading.read(pod, uid).instance
+    def watch(self) -> AsyncIterator[RuntimeEvent]:
+        return self._presence.watch()
 
 
 def _stopped_life(claims: tuple[VolumeClaim, ...]) -> int | None:
     marks = [claim.metadata.annotations.get(names.ANNOTATION_STOPPED, "") for claim in claims]
     lives = [int(mark) for mark in marks if mark.isdigit()]
     return max(lives) if lives and len(lives) == len(claims) else None
-
-
-def read_usage(found: Any, now: datetime) -> Usage:
-    """Read what envd says of its sandbox."""
-    return Usage(
-        at=now,
-        cpu_count=found["cpu_count"],
-        cpu_used_percent=found["cpu_used_pct"],
-        cpu_seconds=0.0,
-        memory_used_bytes=found["mem_used"],
-        memory_total_bytes=found["mem_total"],
-        memory_cache_bytes=found["mem_cache"],
-        disk_used_bytes=found.get("disk_used", 0),
-        disk_total_bytes=found["disk_total"],
-    )
 
 
 _: type[Runtime] = KubernetesRuntime

@@ -15,7 +15,7 @@ import msgspec
 
 from paddock.kit.errors import UnavailableError
 from paddock.runtime.kubernetes import names
-from paddock.runtime.port import AgentConfig, LogLine
+from paddock.runtime.port import AgentConfig, LogLine, Usage
 
 _SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
@@ -131,3 +131,18 @@ class Envds:
         """Hang up."""
         if self._opened is not None:
             await self._opened.close()
+
+
+def read_usage(found: Any, now: datetime) -> Usage:
+    """Read what envd says of its sandbox."""
+    return Usage(
+        at=now,
+        cpu_count=found["cpu_count"],
+        cpu_used_percent=found["cpu_used_pct"],
+        cpu_seconds=0.0,
+        memory_used_bytes=found["mem_used"],
+        memory_total_bytes=found["mem_total"],
+        memory_cache_bytes=found["mem_cache"],
+        disk_used_bytes=found.get("disk_used", 0),
+        disk_total_bytes=found["disk_total"],
+    )

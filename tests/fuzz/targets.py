@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paddock.api.kube.patches import json_patch, merge_patch, strategic_patch
 from paddock.envd import connect_wire, multipart, signature
-from paddock.gateway import addressing, answers, heads
+from paddock.gateway import addressing, answers, forwarding, heads
 from paddock.kit.errors import InvalidError, PaddockError
 from paddock.resources.selectors import parse_fields, parse_labels
 
@@ -65,7 +65,7 @@ def request_head(data: bytes) -> None:
         is_theirs = 400 <= problem.status < 500 or problem.status == 501
         assert is_theirs, problem  # noqa: PT017 - not about an exception of a test
         return
-    written = heads.write_request(
+    written = forwarding.write_request(
         head, target=head.target, host="inside", client="10.0.0.1", scheme="http", trusted=False
     )
     block, end, rest = written.partition(b"\r\n\r\n")

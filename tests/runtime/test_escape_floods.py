@@ -136,6 +136,29 @@ END"""
     assert "exhausted True" in (await holding).out
 
 
+async def test_who_watches_with_very_many_leaves_others_theirs(box):
+    """The kernel counts them for whoever made the namespaces: for all sandboxes together."""
+    instance, neighbour = await box(), await box()
+    open_many = """
+import ctypes, os
+def watches(count):
+    return [ctypes.CDLL(None).inotify_init1(0) for _ in range(count)]
+"""
+    script = f"""{PYTHON} - <<'END'
+{open_many}
+import time
+held = watches(300)
+open('/tmp/held', 'w').close()
+{UNTIL_ENOUGH}
+print('held', min(held) > 0)
+END"""
+    greedy = asyncio.ensure_future(run(instance, script, timeout=100))
+    await eventually(lambda: succeeds(instance, "test -e /tmp/held"), seconds=60)
+    assert await succeeds(neighbour, f"{PYTHON} -c '{open_many}assert watches(1)[0] > 0'")
+    await run(instance, "touch /tmp/enough")
+    assert (await greedy).out == "held True\n"
+
+
 async def test_running_out_of_terminals_leaves_some_to_others(box):
     instance, neighbour = await box(), await box()
     script = f"""{PYTHON} - <<'END'

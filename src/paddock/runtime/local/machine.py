@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from paddock.kit.errors import NotFoundError, PaddockError, UnavailableError
 from paddock.kit.logs import fields
-from paddock.runtime.local import hostimage, initbuild, syscalls
+from paddock.runtime.local import commons, hostimage, initbuild, syscalls
 from paddock.runtime.local.cgroups import Cgroups, Layout
 from paddock.runtime.local.images import Image
 from paddock.runtime.local.images.store import ImageStore
@@ -95,6 +95,8 @@ class Machine:
         await self.work(initbuild.ensure_launcher, self._cache)
         if self.cgroups.is_usable:
             self.cgroups.prepare()
+        if not self.is_rootless:
+            await self.work(commons.widen)
         self._storage = await self.work(
             lambda: open_storage(self.settings.state / "storage", backend=self.settings.storage)
         )

@@ -1,0 +1,33 @@
+"""Which limits of the kernel, shared by all sandboxes, a node raises."""
+
+from pathlib import Path
+
+from paddock.runtime.local import commons
+
+
+def settings(directory: Path, **values: str) -> Path:
+    for name, value in values.items():
+        path = directory / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(value)
+    return directory
+
+
+def test_what_is_too_low_for_many_is_raised_and_the_rest_left(tmp_path):
+    given = settings(
+        tmp_path,
+        fs__inotify__max_user_instances="128\n",
+        fs__inotify__max_user_watches="999999999\n",
+        kernel__pid_max="32768\n",
+    )
+
+    raised = commons.widen(given)
+
+    assert set(raised) == {"fs/inotify/max_user_instances", "kernel/pid_max"}
+    assert int((given / "fs/inotify/max_user_instances").read_text()) >= 100_000
+    assert (given / "fs/inotify/max_user_watches").read_text() == "999999999\n"
+    assert commons.widen(given) == {}
+
+
+def test_a_machine_without_them_is_taken_as_it_is(tmp_path):
+    assert commons.widen(tmp_path) == {}

@@ -47,6 +47,27 @@ async def test_a_created_sandbox_is_read_back_at_once_everywhere() -> None:
         assert (await world.http.get("/v2/sandboxes")).json() == []
 
 
+async def test_log_entries_are_read_from_either_end() -> None:
+    async with paddock() as world:
+        path = f"/v2/sandboxes/{(await create(world))['sandboxID']}/logs"
+
+        async def told(query: str) -> list[str]:
+            answer = await world.http.get(f"{path}?{query}")
+            assert answer.status_code == 200, answer.text
+            return [entry["message"].partition(" ")[0] for entry in answer.json()["logs"]]
+
+        first, *_, last = await told("")
+        assert {first, last} == {"started", "handed"}
+        assert await told("limit=1") == [first]
+        assert await told(f"limit=1&search={last}&level=info") == [last]
+        assert await told("limit=1&direction=backward") == [last]
+        assert await told("direction=backward&cursor=1000") == []
+        assert await told("direction=forward&cursor=99999999999999") == []
+        refused = await world.http.get(f"{path}?level=loud")
+        assert refused.status_code == 400
+        assert "level" in refused.json()["message"]
+
+
 async def test_pages_end_without_a_token_and_bad_tokens_are_refused() -> None:
     async with paddock() as world:
         made = []

@@ -38,6 +38,8 @@ CLIENT_ID = "6532622b"
 NEVER = datetime(1, 1, 1, tzinfo=UTC)
 """What a sandbox without an end shows as its end."""
 DEFAULT_DISK_BYTES = 10 << 30
+LEVELS = ("debug", "info", "warn", "error")
+"""Of log entries, rising."""
 
 
 class Shown:
@@ -214,7 +216,7 @@ def logs_v2(
     entries: Sequence[LogEntry], *, level: str | None, search: str | None
 ) -> list[dict[str, object]]:
     """Show log entries at or above a level that hold a text."""
-    floor = _LEVELS.index(level) if level in _LEVELS else 0
+    floor = 0 if level is None else LEVELS.index(level)
     return [
         _log_entry(entry)
         for entry in entries
@@ -222,17 +224,14 @@ def logs_v2(
     ]
 
 
-_LEVELS = ("debug", "info", "warn", "error")
-
-
 def _level(name: str) -> int:
-    return _LEVELS.index(name) if name in _LEVELS else 1
+    return LEVELS.index(name) if name in LEVELS else 1
 
 
 def _log_entry(entry: LogEntry) -> dict[str, object]:
     return {
         "timestamp": entry.at,
         "message": entry.message,
-        "level": entry.level if entry.level in _LEVELS else "info",
+        "level": entry.level if entry.level in LEVELS else "info",
         "fields": dict(entry.fields),
     }

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from paddock import __version__
 from paddock.api.e2b import batch, keys, sandboxes, schemas, templates, unsupported
 from paddock.api.e2b.context import answer
+from paddock.api.e2b.convert import LEVELS
 
 PREFIX = "/kruise/api"
 """Everything is served below this, too."""
@@ -95,7 +96,7 @@ _QUERIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "cursor": {"type": "integer"},
         "limit": {"type": "integer"},
         "direction": {"type": "string", "enum": ["forward", "backward"]},
-        "level": _TEXT,
+        "level": {"type": "string", "enum": [*LEVELS]},
         "search": _TEXT,
     },
     "snapshots": {

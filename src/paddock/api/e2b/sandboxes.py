@@ -1,5 +1,6 @@
 """Routes of sandboxes: create, look, extend, pause, wake, kill, fork."""
 
+import math
 import re
 
 from starlette.requests import Request
@@ -28,6 +29,7 @@ from paddock.resources.template import NetworkPolicy
 
 V1_TIMEOUT_SECONDS = 15
 """What a v1 body without a timeout means."""
+MAX_LOGS = 1000
 _IDEMPOTENCY_KEY = re.compile(r"^[a-zA-Z0-9_-]{1,255}$")
 
 
@@ -285,7 +287,7 @@ async def logs_v1(context: Context, request: Request, caller: Caller) -> Respons
     """Show log lines (older form: each line is JSON)."""
     params = request.query_params
     start = query.number(params, "start", default=0, low=0, high=10**14)
-    limit = query.number(params, "limit", default=1000, low=1, high=1000)
+    limit = query.number(params, "limit", default=MAX_LOGS, low=1, high=MAX_LOGS)
     entries = await context.manager.logs(
         caller, request.path_params["id"], since_unix_millis=start or None, limit=limit
     )
@@ -293,18 +295,26 @@ async def logs_v1(context: Context, request: Request, caller: Caller) -> Respons
 
 
 async def logs_v2(context: Context, request: Request, caller: Caller) -> Response:
-    """Show log entries."""
+    """Show log entries from a moment on, or those before it, the newest first."""
     params = request.query_params
     cursor = query.number(params, "cursor", default=0, low=0, high=10**14)
-    limit = query.number(params, "limit", default=1000, low=1, high=1000)
+    limit = query.number(params, "limit", default=MAX_LOGS, low=1, high=MAX_LOGS)
+    level = params.get("level") or None
+    if level is not None and level not in convert.LEVELS:
+        raise _invalid("level", f"{level!r} is none of {', '.join(convert.LEVELS)}")
     direction = params.get("direction") or "forward"
     if direction not in ("forward", "backward"):
         raise _invalid("direction", f"{direction!r} is neither forward nor backward")
+    is_back = direction == "backward"
+    since = None if is_back else cursor or None
     entries = await context.manager.logs(
-        caller, request.path_params["id"], since_unix_millis=cursor or None, limit=limit
+        caller, request.path_params["id"], since_unix_millis=since, limit=MAX_LOGS
     )
-    chosen = convert.logs_v2(entries, level=params.get("level"), search=params.get("search"))
-    return answer({"logs": chosen if direction == "forward" else chosen[::-1]})
+    if is_back:
+        until = cursor / 1000 if cursor else math.inf
+        entries = [entry for entry in reversed(entries) if entry.at.timestamp() <= until]
+    chosen = convert.logs_v2(entries, level=level, search=params.get("search"))
+    return answer({"logs": chosen[:limit]})
 
 
 ROUTES = (

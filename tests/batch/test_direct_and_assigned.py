@@ -129,6 +129,23 @@ async def test_a_direct_batch_that_cannot_start_backs_off_and_says_why() -> None
         assert batches.get("b").status.message == ""
 
 
+async def test_a_direct_batch_whose_template_is_mended_is_tried_at_once() -> None:
+    async with batching() as (world, batches):
+        real = world.runtime.create
+
+        async def refuse(blueprint: Blueprint) -> Instance:
+            if blueprint.image == "nonesuch":
+                raise InvalidError("there is no image")
+            return await real(blueprint)
+
+        world.runtime.create = refuse
+        await batches.create(batch("b", 2, template=SandboxTemplateSpec(image="nonesuch")))
+        await asyncio.sleep(600)
+        await batches.change("b", template=SandboxTemplateSpec(image="base"))
+        await world.until(lambda: batches.get("b").status.ready == 2, seconds=5)
+        assert batches.get("b").status.message == ""
+
+
 async def test_a_batch_whose_pool_comes_late_does_not_go_on_saying_that_there_is_none() -> None:
     async with batching() as (world, batches):
         await batches.create(batch("b", 2, pool_ref="late"))

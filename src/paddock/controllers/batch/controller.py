@@ -127,7 +127,7 @@ class BatchController:
         sandboxes = found(current, self._provider)
         if not batch.spec.pool_ref:
             ready = {shard for shard, item in sandboxes.items() if shards.is_ready(item)}
-            current = _with_status(current, message=self._setbacks.told(batch.key, ready))
+            current = _with_status(current, message=self._setbacks.told(batch, ready))
         pool = self._assignment.pool_of(current)
         most = self._most(pool) if pool is not None else None
         status = computed(current, sandboxes, self._clock, most=most)
@@ -228,7 +228,7 @@ class BatchController:
             if sandbox is not None and sandbox.status.phase in (Phase.FAILED, Phase.SUCCEEDED):
                 doomed.append(sandbox)
                 if not batch.spec.pool_ref:
-                    self._setbacks.note(batch.key, item.shard, why, self._clock.now())
+                    self._setbacks.note(batch, item.shard, why, self._clock.now())
             if item.shard not in shards.released_shards(batch):
                 self._recorder.warning(batch, "ShardLost", f"shard {item.shard}: {why}")
         if not changes:
@@ -282,8 +282,7 @@ class BatchController:
             return batch, None
         now = self._clock.now()
         waits = {
-            shard: self._setbacks.wait(batch.key, shard, now)
-            for shard in shards.missing_shards(batch)
+            shard: self._setbacks.wait(batch, shard, now) for shard in shards.missing_shards(batch)
         }
         due = [shard for shard, seconds in waits.items() if not seconds]
         made: dict[int, Sandbox] = {}

@@ -1,7 +1,8 @@
 """Shards whose own sandboxes fail again and again: how long each waits before the next one.
 
-The first failure costs nothing; every further one doubles the wait. Kept in memory: after a
-restart each such shard is tried once more, which does no harm.
+The first failure costs nothing; every further one doubles the wait. Whoever changes the batch
+gets another try at once. Kept in memory: after a restart each such shard is tried once more, which
+does no harm.
 """
 
 from collections.abc import Collection
@@ -10,6 +11,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from paddock.kit.backoff import Backoff
+from paddock.resources.batch import BatchSandbox
 from paddock.resources.meta import Key
 
 _BACKOFF = Backoff(base_seconds=1.0, cap_seconds=300.0, jitter=0.0)
@@ -20,6 +22,8 @@ FORGIVEN = timedelta(seconds=2 * _BACKOFF.cap_seconds)
 class Setback(Struct, frozen=True):
     """What is remembered of one shard."""
 
+    generation: int
+    """Of the batch, when it failed."""
     count: int
     at: datetime
     why: str
@@ -36,26 +40,26 @@ class Setbacks:
     def __init__(self) -> None:
         self._known: dict[Key, dict[int, Setback]] = {}
 
-    def note(self, batch: Key, shard: int, why: str, now: datetime) -> None:
+    def note(self, batch: BatchSandbox, shard: int, why: str, now: datetime) -> None:
         """Remember that a shard's sandbox failed."""
-        shards = self._known.setdefault(batch, {})
-        old = shards.get(shard)
+        old = self._of(batch, shard)
         before = old.count if old is not None and now - old.at < FORGIVEN else 0
-        shards[shard] = Setback(before + 1, now, why)
+        new = Setback(batch.metadata.generation, before + 1, now, why)
+        self._known.setdefault(batch.key, {})[shard] = new
 
-    def wait(self, batch: Key, shard: int, now: datetime) -> float:
+    def wait(self, batch: BatchSandbox, shard: int, now: datetime) -> float:
         """Say how long a shard still waits; 0 where it may be made now."""
-        known = self._known.get(batch, {}).get(shard)
+        known = self._of(batch, shard)
         if known is None:
             return 0.0
         return max(known.seconds - (now - known.at).total_seconds(), 0.0)
 
-    def told(self, batch: Key, ready: Collection[int]) -> str:
+    def told(self, batch: BatchSandbox, ready: Collection[int]) -> str:
         """Say for people which shards fail, and why; empty where none of them does."""
         failing = {
             shard: item
-            for shard, item in self._known.get(batch, {}).items()
-            if item.count > 1 and shard not in ready
+            for shard in self._known.get(batch.key, ())
+            if shard not in ready and (item := self._of(batch, shard)) and item.count > 1
         }
         if not failing:
             return ""
@@ -63,6 +67,11 @@ class Setbacks:
         text = f"shard {shard} failed {worst.count} times, the last time because {worst.why}"
         others = f" (and {len(failing) - 1} more)" if len(failing) > 1 else ""
         return f"{text}; it is made again {worst.seconds:g} s after that{others}"
+
+    def _of(self, batch: BatchSandbox, shard: int) -> Setback | None:
+        """Give what counts of a shard's past: none of it where the batch was changed since."""
+        known = self._known.get(batch.key, {}).get(shard)
+        return known if known and known.generation == batch.metadata.generation else None
 
     def forget(self, batch: Key) -> None:
         """Drop what is remembered of a batch."""

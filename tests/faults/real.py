@@ -20,6 +20,7 @@ from paddock.runtime.local.driver import LocalRuntime
 from paddock.runtime.port import Instance
 from tests.faults.clients import Action, Clients
 from tests.installation import Box, Installation
+from tests.runtime.nodes import eventually, traces
 
 MARK = "/home/user/mine"
 CLIENTS = 3
@@ -228,6 +229,30 @@ async def uid_of(paddock: Installation, box: Box) -> str:
 async def envd_of(paddock: Installation, box: Box) -> int:
     """The envd of one sandbox: others may be about to go, with the sandboxes they belong to."""
     return (await facts(paddock))["envds"][await uid_of(paddock, box)]
+
+
+async def only_what_is_parked_is_left(paddock: Installation) -> None:
+    """End everything through the front door: the kernel has then what the node says it parked."""
+    pool = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxpools/base"
+    none = {"spec": {"replicas": 0}}
+    await paddock.kube("PATCH", pool, none, kind="application/merge-patch+json")
+    found: dict[str, Any] = {}
+
+    async def holds() -> bool:
+        for item in await paddock.api("GET", "/v2/sandboxes?limit=100"):
+            with contextlib.suppress(AssertionError):  # Its time may be over just now.
+                await paddock.api("DELETE", f"/sandboxes/{item['sandboxID']}")
+        said, kernel = await facts(paddock), traces(paddock.node_state, paddock._number)
+        slots = {path.rsplit("/", 1)[1] for path in kernel["groups"]}
+        found.update(instances=await instances(paddock), kernel=kernel, node=said)
+        counts = (len(slots), len(kernel["processes"]), len(kernel["links"]))
+        wanted = (said["parked"], said["parked"], said["parked_whole"])
+        return not found["instances"] and counts == wanted
+
+    try:
+        await eventually(holds, seconds=180, pause=0.5)
+    except AssertionError as error:
+        raise AssertionError(f"something stays in the kernel: {found}") from error
 
 
 class Harm:

@@ -29,6 +29,7 @@ from tests.faults.real import (
     facts,
     instances,
     make_small_template,
+    only_what_is_parked_is_left,
     pid_of,
     uid_of,
 )
@@ -72,6 +73,7 @@ async def _storm(dice: random.Random, seconds: float, kills: int, seed: int) -> 
         assert not violations, "\n".join((said, *violations))
         await settled(paddock)
         await nothing_is_left(paddock)
+        await only_what_is_parked_is_left(paddock)
 
 
 @pytest.mark.asyncio(loop_scope="module")

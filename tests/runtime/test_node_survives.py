@@ -11,7 +11,8 @@ import pytest
 
 from paddock.kit.errors import PaddockError, UnavailableError
 from paddock.runtime.local.state import start_ticks
-from paddock.runtime.port import AgentConfig, Blueprint, InstanceState
+from paddock.runtime.port import AgentConfig, Blueprint, InstanceState, Limits
+from tests.runtime.contract import first_event_of
 from tests.runtime.inside import begin, health, run
 from tests.runtime.nodes import TestNode, envd_of, eventually, home, traces
 
@@ -30,6 +31,14 @@ async def prepare(self, *given, **named):
         raise launching.LaunchError("the launcher died while it worked")
     return made
 launching.Launching.prepare = prepare
+"""
+STUMBLE_ONCE = """
+from paddock.runtime.local.cgroups import Cgroups
+real = Cgroups.oom_kills
+def stumble(self, name):
+    Cgroups.oom_kills = real
+    raise OSError(5, "the first look fails")
+Cgroups.oom_kills = stumble
 """
 BREAK_ENVDS = """
 import sys
@@ -146,6 +155,23 @@ async def test_what_a_dying_launcher_had_cloned_is_gone_when_its_failure_is_told
             await node.runtime.create(blueprint("a"))
         assert traces(node.state, node.number)["groups"] == []
         assert await health(await node.runtime.create(blueprint("a"))) == 204
+    finally:
+        await node.stop()
+
+
+async def test_a_node_that_could_not_look_once_looks_again():
+    node = TestNode("--parked", "0")
+    node.prelude = STUMBLE_ONCE
+    await node.start()
+    try:
+        instance = await node.runtime.create(blueprint("a", limits=Limits(memory_bytes=64 << 20)))
+        await eventually(lambda: "the first look fails" in node.log.read_text(), seconds=60)
+        events = node.runtime.watch()
+        seen = asyncio.ensure_future(first_event_of("a", events))
+        await asyncio.sleep(0)  # it has asked by now
+        await run(instance, "/usr/bin/python3 -c 'x = bytearray(512 << 20)'")
+        assert "memory" in (await asyncio.wait_for(seen, 60)).reason
+        await events.aclose()
     finally:
         await node.stop()
 

@@ -9,7 +9,6 @@ and removes what stays between runs; `--purge` (uninstalling) does so at once.
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import resource
@@ -71,8 +70,7 @@ class Node:
         await adoption.adopt(self.sandboxes)
         self._service.open(str(self._settings.socket_path))
         self.sandboxes.parking.fill()
-        name = "look after sandboxes"
-        self._looking = self._tasks.create_task(self._guard(name, self._look_after()), name=name)
+        self._looking = self._tasks.create_task(self._look_after(), name="look after sandboxes")
         log.info("node serves", extra=fields(socket=self._settings.socket_path))
 
     async def close(self, *, purge: bool) -> None:
@@ -167,14 +165,16 @@ class Node:
         last_sweep = clock.system().monotonic()
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            for sandbox in list(self.sandboxes.known.values()):
-                if sandbox.record.state is InstanceState.RUNNING:
-                    self._look_for_memory_kills(sandbox)
-                    await asyncio.sleep(0)  # there may be hundreds
+            await self._guard("look at memory", self._look_at_memory())
             if clock.system().monotonic() - last_sweep > _SWEEP_SECONDS:
                 last_sweep = clock.system().monotonic()
-                with contextlib.suppress(PaddockError):
-                    await adoption.sweep(self.sandboxes)
+                await self._guard("sweep", adoption.sweep(self.sandboxes))
+
+    async def _look_at_memory(self) -> None:
+        for sandbox in list(self.sandboxes.known.values()):
+            if sandbox.record.state is InstanceState.RUNNING:
+                self._look_for_memory_kills(sandbox)
+                await asyncio.sleep(0)  # there may be hundreds
 
     def _look_for_memory_kills(self, sandbox: Sandbox) -> None:
         kills = self.machine.cgroups.oom_kills(sandbox.group)

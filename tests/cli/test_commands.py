@@ -209,6 +209,8 @@ def test_a_sandbox_rests_is_resumed_and_forked(cli: Cli, box: str) -> None:
 def test_a_sandboxes_log_tells_its_life(cli: Cli, box: str) -> None:
     assert f"handed out as {box}" in cli("sandbox", "logs", box)
     assert {"timestamp", "level", "message"} <= set(cli.json("sandbox", "logs", box)[0])
+    [latest] = cli.json("sandbox", "logs", "--limit", "1", box)
+    assert latest in cli.json("sandbox", "logs", box)[1:]
 
 
 def test_a_terminal_is_a_terminal(cli: Cli, box: str) -> None:

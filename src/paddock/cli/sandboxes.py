@@ -127,7 +127,8 @@ def list_sandboxes(
 @with_place
 def sandbox_logs(place: Place, output: Output, sandbox_id: str, limit: int) -> None:
     """Show what happened in a sandbox."""
-    entries = place.e2b.call("GET", f"/v2{path_of(sandbox_id)}/logs?limit={limit}")["logs"]
+    path = f"/v2{path_of(sandbox_id)}/logs?direction=backward&limit={limit}"
+    entries = place.e2b.call("GET", path)["logs"][::-1]
     if output.is_json:
         output.data(entries)
         return

@@ -158,7 +158,6 @@ async def test_metrics_count_what_the_sandbox_wrote_and_what_it_began_with(node:
         return Blueprint(uid=uid, image="host", agent=agent, limits=limits, **more)
 
     async def tells(box: Instance, least: int) -> bool:
-        await run(box, "sync")  # blocks are counted when the file system has written them
         told = (await request(box, "GET", "/metrics")).json()
         if "disk_used" not in told:
             pytest.skip("nothing counts here what a sandbox writes")
@@ -166,18 +165,23 @@ async def test_metrics_count_what_the_sandbox_wrote_and_what_it_began_with(node:
         assert told["disk_total"] == usage.disk_total_bytes == 1 << 30
         return told["disk_used"] == usage.disk_used_bytes >= least
 
+    async def store(box: Instance) -> None:
+        """Blocks are counted when they are written out, as they are for a snapshot."""
+        await node.runtime.snapshot(box.uid, f"{box.uid}-stored", memory=False, keep_running=True)
+
     try:
         first = await node.runtime.create(plan("disk-1"))
         await run(first, "head -c 20000000 /dev/urandom > ~/a")
-        await eventually(lambda: tells(first, 20_000_000), seconds=60)
-        await node.runtime.snapshot("disk-1", "disk-stored", memory=False, keep_running=True)
-        second = await node.runtime.create(plan("disk-2", checkpoint_id="disk-stored"))
+        await store(first)
+        await eventually(lambda: tells(first, 20_000_000), seconds=90)
+        second = await node.runtime.create(plan("disk-2", checkpoint_id="disk-1-stored"))
         await run(second, "head -c 5000000 /dev/urandom > ~/b")
-        await eventually(lambda: tells(second, 25_000_000), seconds=60)
+        await store(second)
+        await eventually(lambda: tells(second, 25_000_000), seconds=90)
     finally:
         for uid in ("disk-1", "disk-2"):
             await node.runtime.destroy(uid)
-        await node.runtime.delete_checkpoint("disk-stored")
+            await node.runtime.delete_checkpoint(f"{uid}-stored")
         node.runtime.close()
 
 

@@ -19,6 +19,7 @@ Below the HTTP edge there are no status codes; `paddock.api` maps these once.
 """
 
 from collections.abc import Sequence
+from typing import Self
 
 import msgspec
 
@@ -56,6 +57,12 @@ class InvalidError(PaddockError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.problems = tuple(problems)
+
+    @classmethod
+    def at(cls, path: str, message: str, *, hint: str | None = None) -> Self:
+        """Say what is wrong with one field."""
+        problem = FieldProblem(path, message)
+        return cls(str(problem), problems=[problem], hint=hint)
 
 
 class TooLargeError(InvalidError):

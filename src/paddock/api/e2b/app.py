@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paddock.api.e2b import batch, keys, openapi, sandboxes, templates, unsupported
+from paddock.api.e2b import batch, keys, openapi, readings, sandboxes, templates, unsupported
 from paddock.api.e2b.context import Context, answer
 from paddock.api.e2b.convert import Shown
 from paddock.api.e2b.schemas import ErrorBody
@@ -102,6 +102,7 @@ def routes() -> Sequence[BaseRoute]:
         Route("/health", health),
         Route("/openapi.json", openapi.serve),
         *batch.ROUTES,
+        *readings.ROUTES,
         *sandboxes.ROUTES,
         *unsupported.ROUTES,
         *templates.ROUTES,

@@ -7,10 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock.api.e2b.context import Context, answer, body, route
-from paddock.api.e2b.sandboxes import new_sandbox
+from paddock.api.e2b.requested import new_sandbox
 from paddock.api.e2b.schemas import CreateBody, SandboxBody
 from paddock.api.errors import status_of
-from paddock.kit.errors import FieldProblem, InvalidError
+from paddock.kit.errors import InvalidError
 from paddock.manager.batches import Made
 from paddock.manager.keys import Caller
 from paddock.manager.requests import DEFAULT_TIMEOUT_SECONDS
@@ -52,8 +52,8 @@ async def create_batch(context: Context, request: Request, caller: Caller) -> Re
     wanted = await body(request, BatchBody)
     key = request.headers.get("idempotency-key", "")
     if key and not _IDEMPOTENCY_KEY.match(key):
-        problem = FieldProblem("Idempotency-Key", "up to 240 letters, digits, dashes, underscores")
-        raise InvalidError(str(problem), problems=[problem])
+        message = "up to 240 letters, digits, dashes, underscores"
+        raise InvalidError.at("Idempotency-Key", message)
     asked = new_sandbox(wanted, default_timeout=DEFAULT_TIMEOUT_SECONDS, idempotency_key=key)
     made = await context.manager.batches.create_many(caller, asked, wanted.count)
     created = sum(1 for item in made if item.sandbox is not None)

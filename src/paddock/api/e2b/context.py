@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from paddock.api import bodies
 from paddock.api.e2b.convert import Shown
-from paddock.kit.errors import FieldProblem, InvalidError, PaddockError
+from paddock.kit.errors import InvalidError, PaddockError
 from paddock.kit.logs import fields
 from paddock.manager.keys import Caller, Keyring
 from paddock.manager.service import Manager
@@ -97,8 +97,7 @@ async def body(request: Request, kind: type[B], *, default: B | None = None) -> 
     except msgspec.DecodeError as error:
         message, _, where = str(error).partition(" - at `")
         path = where.rstrip("`").removeprefix("$").removeprefix(".")
-        problem = FieldProblem(path, message)
-        raise InvalidError(str(problem), problems=[problem]) from error
+        raise InvalidError.at(path, message) from error
 
 
 def answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import structs
 
-from paddock.kit.errors import FieldProblem, InvalidError
+from paddock.kit.errors import InvalidError
 from paddock.manager.requests import NewSandbox
 from paddock.resources import quantity, syntax
 from paddock.resources.sandbox import IdlePause
@@ -56,8 +56,7 @@ def apply_extensions(request: NewSandbox) -> NewSandbox:
 
 
 def _bad(key: str, message: str) -> InvalidError:
-    problem = FieldProblem(f"metadata[{key}]", message)
-    return InvalidError(str(problem), problems=[problem])
+    return InvalidError.at(f"metadata[{key}]", message)
 
 
 def _seconds(key: str, value: str) -> int:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock.api.e2b.context import Context, answer, body, nothing, route
-from paddock.kit.errors import FieldProblem, ForbiddenError, InvalidError, NotFoundError
+from paddock.kit.errors import ForbiddenError, InvalidError, NotFoundError
 from paddock.manager.keys import ApiKey, Caller, Role
 from paddock.manager.quota import Quota
 
@@ -38,8 +38,7 @@ def _checked(quota: Quota | None) -> Quota | None:
     """Refuse limits that nothing could keep to; none at all is said by leaving a limit out."""
     for number, item in enumerate(quota.limits if quota else ()):
         if item.limit < 0:
-            problem = FieldProblem(f"quota.limits[{number}].limit", "must be at least 0")
-            raise InvalidError(str(problem), problems=[problem])
+            raise InvalidError.at(f"quota.limits[{number}].limit", "must be at least 0")
     return quota
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from paddock import __version__
-from paddock.api.e2b import batch, keys, sandboxes, schemas, templates, unsupported
+from paddock.api.e2b import batch, keys, readings, sandboxes, schemas, templates, unsupported
 from paddock.api.e2b.context import answer
 from paddock.api.e2b.convert import LEVELS
 
@@ -110,6 +110,7 @@ _QUERIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 def _routes() -> Iterator[Route]:
     yield from batch.ROUTES
+    yield from readings.ROUTES
     yield from sandboxes.ROUTES
     yield from unsupported.ROUTES
     yield from templates.ROUTES

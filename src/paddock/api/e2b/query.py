@@ -4,18 +4,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from urllib.parse import unquote
 
-from paddock.kit.errors import FieldProblem, InvalidError
+from paddock.kit.errors import InvalidError
 from paddock.manager.requests import SandboxFilter
 
 MAX_LIMIT = 100
 _MILLISECONDS = 10**11
 """A number of this size counts milliseconds: as seconds it would be the year 5138."""
 STATES = frozenset({"running", "paused"})
-
-
-def _bad(field: str, message: str) -> InvalidError:
-    problem = FieldProblem(field, message)
-    return InvalidError(str(problem), problems=[problem])
 
 
 def metadata_filter(text: str) -> Mapping[str, str]:
@@ -30,7 +25,7 @@ def metadata_filter(text: str) -> Mapping[str, str]:
             continue
         key, separator, value = part.partition("=")
         if not separator:
-            raise _bad("metadata", f"{part!r} is not key=value")
+            raise InvalidError.at("metadata", f"{part!r} is not key=value")
         pairs[unquote(unquote(key))] = unquote(unquote(value))
     return pairs
 
@@ -41,7 +36,9 @@ def sandbox_filter(query: Mapping[str, str]) -> SandboxFilter:
     if text := query.get("state"):
         states = frozenset(part.strip() for part in text.split(","))
         if unknown := states - STATES:
-            raise _bad("state", f"{', '.join(sorted(unknown))!r} is neither running nor paused")
+            raise InvalidError.at(
+                "state", f"{', '.join(sorted(unknown))!r} is neither running nor paused"
+            )
     return SandboxFilter(
         states=states,
         metadata=metadata_filter(query.get("metadata", "")),
@@ -58,9 +55,9 @@ def moment(text: str | None, field: str) -> datetime | None:
         # A plus sign in a query string reads as a blank.
         when = datetime.fromisoformat(text.replace(" ", "+"))
     except ValueError as error:
-        raise _bad(field, f"{text!r} is not an RFC 3339 time") from error
+        raise InvalidError.at(field, f"{text!r} is not an RFC 3339 time") from error
     if when.tzinfo is None:
-        raise _bad(field, f"{text!r} has no time zone")
+        raise InvalidError.at(field, f"{text!r} has no time zone")
     return when
 
 
@@ -71,9 +68,9 @@ def number(query: Mapping[str, str], field: str, *, default: int, low: int, high
         return default
     digits = text.removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 18:
-        raise _bad(field, f"{text!r} is not a number")
+        raise InvalidError.at(field, f"{text!r} is not a number")
     if not low <= int(text) <= high:
-        raise _bad(field, f"{text} is not between {low} and {high}")
+        raise InvalidError.at(field, f"{text} is not between {low} and {high}")
     return int(text)
 
 
@@ -87,5 +84,5 @@ def is_ascending(query: Mapping[str, str]) -> bool:
     """Read the order of a list; newest first unless asked otherwise."""
     order = query.get("order") or "desc"
     if order not in ("asc", "desc"):
-        raise _bad("order", f"{order!r} is neither asc nor desc")
+        raise InvalidError.at("order", f"{order!r} is neither asc nor desc")
     return order == "asc"

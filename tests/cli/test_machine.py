@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -119,7 +120,7 @@ def running() -> Generator[Machine]:
 def test_where_nothing_runs_every_command_says_so(machine: Machine) -> None:
     before = machine.run("status")
     assert before.returncode == 1
-    assert "no answer" in before.stdout
+    assert "problem    it does not run; `paddock up` starts it\n" in before.stdout
     assert machine("down") == "Paddock does not run here\n"
     assert machine("down", "--purge") == "there is nothing to purge\n"
     assert machine.run("logs").stderr.startswith("error: there is no log of 'control'")
@@ -132,7 +133,11 @@ def test_up_tells_how_it_goes_and_how_to_use_it(running: Machine) -> None:
     assert lines[:3] == ["starting node", "starting control", "starting gateway-0"]
     assert any(line.startswith("warming sandboxes: ") for line in lines)
     assert any(line.startswith("  export E2B_API_KEY=e2b_") for line in lines)
-    assert "stop with `paddock down`" in running.started.stderr
+    [address] = [line for line in lines if line.startswith("  export E2B_API_URL=")]
+    assert address.endswith(f" E2B_DOMAIN=localhost:{running.environment['PADDOCK_PORT']}")
+    # The command is said so that any shell finds it.
+    [said] = re.findall(r"stop with `(.*paddock) down`", running.started.stderr)
+    assert shutil.which(said, path=running.environment["PATH"])
 
 
 def test_status_and_logs_tell_of_what_runs(running: Machine) -> None:

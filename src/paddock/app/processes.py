@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from paddock.kit.backoff import Backoff
@@ -29,8 +29,17 @@ _TAIL_BYTES = 8192
 class Process:
     """One child that should always run."""
 
-    def __init__(self, name: str, command: Sequence[str], *, log_file: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log_file: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
+        self.environment = environment or {}
+        """What it is told beside our own environment."""
         self._command = tuple(command)
         self._log_file = log_file
         self._child: asyncio.subprocess.Process | None = None
@@ -87,6 +96,7 @@ class Process:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                env={**os.environ, **self.environment},
                 # Its own group: Ctrl-C at the terminal is ours to pass on, in order.
                 process_group=0,
             )

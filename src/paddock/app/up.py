@@ -21,7 +21,7 @@ from paddock.app.secrets import Secrets, load_or_create
 from paddock.app.warming import Warmth
 from paddock.kit import pidfile
 from paddock.kit.errors import ConflictError
-from paddock.kit.settings import Settings
+from paddock.kit.settings import PREFIX, Settings
 from paddock.kit.tasks import background
 
 START_SECONDS = 60.0
@@ -66,7 +66,10 @@ class Installation:
         count = settings.gateways or os.cpu_count() or 1
         self.gateways = tuple(
             Process(
-                f"gateway-{number}", [*role, "gateway"], log_file=logs / f"gateway-{number}.log"
+                f"gateway-{number}",
+                [*role, "gateway"],
+                log_file=logs / f"gateway-{number}.log",
+                environment=_admin_port(settings, number),
             )
             for number in range(count)
         )
@@ -92,6 +95,11 @@ class Installation:
         ]
         if self.tls is not None:
             places.append(("TLS", settings.tls_host, settings.tls_port, "PADDOCK_TLS_PORT"))
+        if settings.admin_port:
+            places += [
+                (f"metrics of {gateway.name}", settings.admin_host, port, "PADDOCK_ADMIN_PORT")
+                for port, gateway in enumerate(self.gateways, settings.admin_port)
+            ]
         for what, host, port, choice in places:
             if _listens(host, port):
                 return ConflictError(
@@ -187,6 +195,13 @@ class Installation:
                 await task
 
         stack.push_async_callback(end)
+
+
+def _admin_port(settings: Settings, number: int) -> dict[str, str]:
+    """Give each gateway of a machine an admin port of its own: they cannot share one."""
+    if not settings.admin_port:
+        return {}
+    return {f"{PREFIX}ADMIN_PORT": str(settings.admin_port + number)}
 
 
 def _answers(path: str) -> bool:

@@ -45,7 +45,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     admin_host: str = "127.0.0.1"
     """Address of `admin_port`."""
     admin_port: Port = 0
-    """Where each gateway serves metrics and hears from peers; 0 is any free port."""
+    """Where each gateway serves metrics and hears from peers; 0 is any free port. Of several on one
+    machine the first has this one, the second the next, and so on."""
     peers: str = ""
     """Gateways: their admin URLs, separated by commas; or `dns:NAME:PORT` or
     `kubernetes:NAMESPACE/SERVICE:PORT`, looked up anew every few seconds. Gateways tell each other

@@ -1,0 +1,30 @@
+"""What `paddock up` starts, and what each process is told."""
+
+import asyncio
+from pathlib import Path
+
+from paddock.app.processes import Process
+from paddock.app.up import Installation
+from paddock.kit.settings import Settings
+
+
+def test_gateways_of_one_machine_have_admin_ports_of_their_own(tmp_path: Path) -> None:
+    def told(admin_port: int) -> list[str | None]:
+        settings = Settings(state_dir=str(tmp_path), gateways=3, admin_port=admin_port)
+        gateways = Installation(settings).gateways
+        return [gateway.environment.get("PADDOCK_ADMIN_PORT") for gateway in gateways]
+
+    assert told(9100) == ["9100", "9101", "9102"]
+    assert told(0) == [None, None, None]
+
+
+async def test_a_process_is_told_what_it_alone_is_to_know(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "it.log"
+    command = ["sh", "-c", "echo $ITS_OWN $HOME; exec sleep 1000"]
+    process = Process("it", command, log_file=log, environment={"ITS_OWN": "secret"})
+    running = asyncio.create_task(process.keep_running())
+    while not (log.exists() and log.read_text()):
+        await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert log.read_text().startswith("secret /")

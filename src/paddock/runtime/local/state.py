@@ -11,6 +11,7 @@ can finish or undo.
 """
 
 import contextlib
+import errno
 import functools
 import os
 import re
@@ -209,7 +210,9 @@ def _write(path: str, data: bytes) -> None:
     # What is left of a longer record behind it does no harm: the size says where this one ends.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, data)
+        # What fits is written when a disk runs full in the middle, and nobody is told.
+        if os.write(fd, data) < len(data):
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {path}")
     finally:
         os.close(fd)
 

@@ -1,0 +1,64 @@
+"""A full disk under a node: nothing lost is taken for written, and sandboxes can be ended."""
+
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from paddock.runtime.local.state import Record, StateDirectory
+from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, InstanceState
+from tests.disks import small_disk
+from tests.runtime.inside import run
+from tests.runtime.nodes import TestNode
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
+
+
+def fill(directory: Path) -> None:
+    """Take the last byte there is."""
+    with (directory / "ballast").open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+
+
+async def test_sandboxes_on_a_full_disk_can_be_ended(tmp_path):
+    with small_disk(tmp_path / "disk", "64m") as disk:
+        node = TestNode("--storage", "plain", state=str(disk / "n"))
+        await node.start()
+        try:
+            for uid in ("one", "two"):
+                instance = await node.runtime.create(Blueprint(uid=uid, image="host"))
+            assert (await run(instance, "echo there")).out == "there\n"
+            fill(disk)
+            for uid in ("one", "two"):
+                await node.runtime.destroy(uid)
+                assert await node.runtime.inspect(uid) is None
+            (disk / "ballast").unlink()
+            await node.runtime.create(Blueprint(uid="three", image="host"))
+        finally:
+            await node.stop()
+
+
+def test_a_record_that_does_not_fit_is_refused_and_the_last_one_stays(tmp_path):
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        directories = StateDirectory(disk / "n")
+        directories.prepare()
+        small = Record(
+            uid="one", blueprint=Blueprint(uid="one", image="host"), state=InstanceState.CREATING,
+            slot=1, agent=AgentConfig(), egress=EgressPolicy(),
+        )  # fmt: skip
+        for state in (InstanceState.CREATING, InstanceState.RUNNING):
+            directories.write(structs.replace(small, state=state))
+        fill(disk)
+        large = Blueprint(uid="one", image="host", env={"LONG": "x" * 6000})
+
+        with pytest.raises(OSError, match="No space left"):
+            directories.write(structs.replace(small, blueprint=large))
+
+        ((_, kept),) = directories.read_all()
+        assert kept is not None
+        assert (kept.state, kept.blueprint.env) == (InstanceState.RUNNING, {})

@@ -5,11 +5,14 @@ import random
 
 from paddock.kit.tasks import background
 from paddock.manager.quota import Dimension, Limit, Quota, Scope
+from paddock.manager.requests import NewSandbox
+from paddock.resources.sandbox import Sandbox
 from tests.faults.broken import ROUGH
 from tests.faults.invariants import Audit, hold
 from tests.faults.storm import Storm
 from tests.faults.virtual import Trace
 from tests.faults.worlds import FaultyWorld, faulty_world
+from tests.scenario.paddock import CALLER
 
 MOST = 16
 KILLS = 4
@@ -65,7 +68,27 @@ async def leaders(seed: int, trace: Trace) -> None:
         assert world.kills >= 1
 
 
-SCENARIOS = {"storm": storm, "jumps": jumps, "leaders": leaders}
+async def rush(seed: int, trace: Trace) -> None:
+    """Clients of two control planes want the same stock at the same instant, and more than it."""
+    async with faulty_world(seed, trace, planes=2, pool_size=12) as world:
+        audit = Audit(world, most_claimed=None)
+        async with background(audit.follow(), name="audit"):
+            await asyncio.sleep(5)
+            made = await asyncio.gather(
+                *(
+                    world.planes[number % 2].manager.create(CALLER, NewSandbox(template="base"))
+                    for number in range(20)
+                )
+            )
+            await asyncio.sleep(5)
+        assert not audit.violations, audit.violations
+        assert len({sandbox.metadata.uid for sandbox in made}) == len(made)
+        for sandbox in made:
+            stored = await world.store.get(Sandbox, sandbox.key)
+            assert stored.spec.claim == sandbox.spec.claim, "it was given to somebody else"
+
+
+SCENARIOS = {"storm": storm, "jumps": jumps, "leaders": leaders, "rush": rush}
 
 
 async def _trouble(

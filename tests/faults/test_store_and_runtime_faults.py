@@ -42,6 +42,11 @@ def test_leaders_change_in_the_middle_and_nothing_is_done_twice(seed: int) -> No
     replayable(seed, scenarios.leaders)
 
 
+@pytest.mark.parametrize("seed", seeds(5))
+def test_control_planes_that_want_the_same_stock_at_once_share_no_sandbox(seed: int) -> None:
+    replayable(seed, scenarios.rush)
+
+
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS)
 def test_a_seed_replays_the_same_run_in_another_process(scenario: str) -> None:
     # Other addresses, other hashes of strings: nothing may depend on either.

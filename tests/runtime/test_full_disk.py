@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from paddock.runtime.local.net.records import Record as NetworkRecord
+from paddock.runtime.local.net.records import Records
 from paddock.runtime.local.state import Record, StateDirectory
 from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, InstanceState
 from tests.disks import small_disk
@@ -62,3 +64,22 @@ def test_a_record_that_does_not_fit_is_refused_and_the_last_one_stays(tmp_path):
         ((_, kept),) = directories.read_all()
         assert kept is not None
         assert (kept.state, kept.blueprint.env) == (InstanceState.RUNNING, {})
+
+
+def test_a_network_record_that_did_not_fit_leaves_nothing_behind(tmp_path):
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        records = Records(str(disk / "net"))
+        records.load()
+        first = NetworkRecord(uid="one", slot=1, policy=EgressPolicy(), marks=(1,))
+        records.save(first)
+        fill(disk)
+
+        with pytest.raises(OSError, match="No space left"):
+            records.save(structs.replace(first, marks=(2,)))
+
+        assert Records(str(disk / "net")).load() == ({"one": first}, [])
+        (disk / "ballast").unlink()
+        records.save(structs.replace(first, marks=(3,)))
+        assert len(list((disk / "net").iterdir())) == 1
+        records.forget("one")
+        assert list((disk / "net").iterdir()) == []

@@ -5,6 +5,7 @@ without a link, never the other way round. They need not survive a crash
 of the machine, which takes the links with it, so nothing is synced.
 """
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -65,11 +66,18 @@ class Records:
         """Write one record."""
         uid = record.uid
         old = self._path(uid) if uid in self._versions else None
-        self._versions[uid] = self._versions.get(uid, 0) + 1
-        path = self._path(uid)
-        with open(f"{path}.new", "wb") as file:
-            file.write(msgspec.json.encode(record))
-        os.rename(f"{path}.new", path)
+        version = self._versions.get(uid, 0) + 1
+        path = self._directory / _name(uid, version)
+        new = f"{path}.new"
+        try:
+            with open(new, "wb") as file:
+                file.write(msgspec.json.encode(record))
+        except OSError:  # the disk is full
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(new)
+            raise
+        os.rename(new, path)
+        self._versions[uid] = version
         if old is not None:
             old.unlink(missing_ok=True)
 
@@ -80,12 +88,16 @@ class Records:
             del self._versions[uid]
 
     def _path(self, uid: str) -> Path:
-        return self._directory / f"{uid}@{self._versions[uid]}{_SUFFIX}"
+        return self._directory / _name(uid, self._versions[uid])
 
 
 def is_uid(text: str) -> bool:
     """Say whether a text can be a sandbox's uid: a file's name and a link's alias."""
     return _UID.fullmatch(text) is not None
+
+
+def _name(uid: str, version: int) -> str:
+    return f"{uid}@{version}{_SUFFIX}"
 
 
 def _version(name: str) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from paddock.cli import reference
 from paddock.controllers.sandbox.lifecycle import TRANSITIONS
 from paddock.kit import settings as settings_module
 from paddock.kit.settings import PREFIX, Settings
@@ -84,7 +85,11 @@ def _attribute_docstrings(source: str, name: str) -> dict[str, str]:
     return found
 
 
-PAGES = {"lifecycle.md": lifecycle, "reference/settings.md": settings}
+PAGES = {
+    "lifecycle.md": lifecycle,
+    "reference/settings.md": settings,
+    "reference/cli.md": reference.page,
+}
 
 
 def main() -> int:

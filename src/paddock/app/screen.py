@@ -22,7 +22,7 @@ notes = Console(stderr=True, highlight=False)
 HOW = """
 [bold]Paddock is up[/] at {url}   (stop with {stop}; sandboxes are kept)
 
-  export E2B_API_URL={url} E2B_SANDBOX_URL={url} E2B_DOMAIN={domain}
+  export E2B_API_URL={url} E2B_SANDBOX_URL={url}{domain}
   export E2B_API_KEY={key}
 
   python -c 'from e2b import Sandbox; print(Sandbox.create().commands.run("echo hello").stdout)'
@@ -88,11 +88,12 @@ def _tell(settings: Settings, secrets: Secrets, *, as_json: bool, pid: int | Non
         sys.stdout.flush()
     else:
         paddock = _command()
+        # Clients put sandboxes' names in front of it, which goes with no address in numbers.
+        domain = settings.domain or (f"{host}:{settings.port}" if host == "localhost" else "")
         told = HOW.format(
             url=url,
             key=secrets.api_key,
-            # Clients make sandboxes' host names of it: `8000-ID.localhost:3000`.
-            domain=settings.domain or f"{host}:{settings.port}",
+            domain=f" E2B_DOMAIN={domain}" if domain else "",
             stop=f"`{paddock} down`" if pid else "Ctrl-C",
             paddock=paddock,
         )

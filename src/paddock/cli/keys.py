@@ -5,6 +5,7 @@ import click
 from paddock.cli.context import with_place
 from paddock.cli.output import Output
 from paddock.cli.place import Place
+from paddock.cli.words import examples
 
 
 @click.group()
@@ -34,10 +35,16 @@ def list_keys(place: Place, output: Output) -> None:
     )
 
 
-@keys.command("create")
+@keys.command("create", epilog=examples("paddock keys create ci --team research"))
 @click.argument("name")
 @click.option("--team", help="The team it acts for.  [default: your own]")
-@click.option("--role", type=click.Choice(["member", "reader", "admin"]), default="member")
+@click.option(
+    "--role",
+    type=click.Choice(["member", "reader", "admin"]),
+    default="member",
+    show_default=True,
+    help="Readers look, members use their team's sandboxes, admins everything.",
+)
 @with_place
 def create_key(place: Place, output: Output, name: str, team: str | None, role: str) -> None:
     """Make a key; it is shown this once."""

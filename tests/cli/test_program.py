@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import click
 import pytest
@@ -63,6 +64,14 @@ def test_a_batch_of_nothing_is_not_waited_for(option: str) -> None:
     done = CliRunner().invoke(program, ["batch", "run", option, "0", "true"])
     assert done.exit_code == 2
     assert option in done.output
+
+
+def test_a_place_for_logs_that_cannot_be_is_told_before_anything_is_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    place = str(tmp_path / "file" / "logs")
+    done = CliRunner().invoke(program, ["batch", "run", "--logs", place, "true"])
+    assert done.exit_code == 1
+    assert done.stderr == f"error: {place}: Not a directory\n"
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ def run(place: Place, output: Output, command: tuple[str, ...], **wanted: Any) -
     """
     if wanted["release"] and wanted["logs"]:
         raise InvalidError("--logs needs the sandboxes: leave --release out")
+    if wanted["logs"] is not None:
+        wanted["logs"].mkdir(parents=True, exist_ok=True)  # where it cannot be, nothing is run
     name = wanted["name"] or f"run-{ids.name_suffix(8)}"
     namespace: str = wanted["namespace"]
     place.kube.call("POST", path(namespace), manifest(name, command, wanted))

@@ -84,6 +84,13 @@ class Program(click.Group):
             sys.exit(1)
         except KeyboardInterrupt:
             sys.exit(130)
+        except BrokenPipeError:
+            raise  # whoever read our output has had enough, and click ends quietly
+        except OSError as error:
+            from paddock.cli.output import fail
+
+            fail(f"{error.filename or 'the output'}: {error.strerror or error}")
+            sys.exit(1)
 
 
 @click.group(cls=Program, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

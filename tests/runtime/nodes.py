@@ -254,7 +254,7 @@ def home(node: TestNode, uid: str) -> str:
 
 
 def traces(state: Path, number: int) -> dict[str, list[str]]:
-    """What the kernel holds of a node and its sandboxes: mounts, groups, links, processes."""
+    """What is held of a node and its sandboxes: mounts, groups, links, processes, addresses."""
     node_id = hashlib.sha256(str(state.absolute()).encode()).hexdigest()[:8]
     mounted = Path("/sys/fs/cgroup")
     groups = [
@@ -270,7 +270,14 @@ def traces(state: Path, number: int) -> dict[str, list[str]]:
         for line in Path("/proc/self/mountinfo").read_text().splitlines()
         if line.split()[4].startswith(str(state))
     ]
-    return {"groups": groups, "links": links, "mounts": mounts, "processes": inits(node_id)}
+    addresses = {path.name.partition("@")[0] for path in (state / "net").glob("*.json")}
+    return {
+        "groups": groups,
+        "links": links,
+        "mounts": mounts,
+        "processes": inits(node_id),
+        "addresses": sorted(addresses),
+    }
 
 
 def inits(node_id: str) -> list[str]:

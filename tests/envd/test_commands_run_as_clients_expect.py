@@ -4,12 +4,15 @@ import asyncio
 import base64
 import json
 import os
+import resource
 import time
 from pathlib import Path
 
 import pytest
 
 from paddock.envd import registry
+from paddock.envd.spawner import Command, SpawnError
+from paddock.envd.spawner_direct import DirectSpawner
 from tests.envd.rig import USER_UID, Rig, end, frame, output
 
 pytestmark = pytest.mark.timeout(120)
@@ -104,6 +107,25 @@ async def test_a_missing_program_is_an_invalid_argument(rig: Rig) -> None:
     stream.close()
 
     assert events[-1]["$end"]["error"]["code"] == "invalid_argument"
+
+
+async def test_a_command_for_which_there_are_no_descriptors_left_costs_none() -> None:
+    """Where envd forks by itself, as in pods."""
+    command = Command(argv=("/bin/true",), env={}, cwd="/", uid=0, gid=0)
+    held = set(Path("/proc/self/fd").iterdir())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spawner = DirectSpawner(switch_user=False)
+    first = os.dup(0)  # the lowest that is free
+    os.close(first)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first + 3, limits[1]))
+    try:
+        with pytest.raises(SpawnError) as refused:
+            await spawner.spawn(command, lambda status: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert refused.value.is_for_want
+    assert set(Path("/proc/self/fd").iterdir()) <= held
 
 
 async def test_kill_ends_the_stream_although_a_grandchild_holds_the_pipe(rig: Rig) -> None:

@@ -8,7 +8,7 @@ import signal
 import struct
 import subprocess
 import termios
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 
 from paddock.envd.initproto import Scope
 from paddock.envd.spawner import (
@@ -69,23 +69,27 @@ class DirectSpawner:
 
     async def spawn(self, command: Command, on_exit: OnExit) -> Child:
         """Fork and exec here, in a session of its own."""
-        mine, theirs = _streams(command)
+        try:
+            mine, theirs = _streams(command)
+        except OSError as error:
+            raise SpawnError(f"cannot run {command.argv[0]!r}: {error}", error.errno) from error
         uid, gid, groups = command.uid, command.gid, list(command.groups)
         try:
-            popen = subprocess.Popen(  # noqa: ASYNC220 - vfork and exec, no waiting
-                command.argv,
-                stdin=theirs[0],
-                stdout=theirs[1],
-                stderr=theirs[2],
-                cwd=command.cwd,
-                env=command.env,
-                start_new_session=True,
-                umask=0o022,
-                preexec_fn=_own_terminal if command.pty_size else None,
-                user=uid if self._switch_user else None,
-                group=gid if self._switch_user else None,
-                extra_groups=groups if self._switch_user else None,
-            )
+            with _expendable():
+                popen = subprocess.Popen(  # noqa: ASYNC220 - vfork and exec, no waiting
+                    command.argv,
+                    stdin=theirs[0],
+                    stdout=theirs[1],
+                    stderr=theirs[2],
+                    cwd=command.cwd,
+                    env=command.env,
+                    start_new_session=True,
+                    umask=0o022,
+                    preexec_fn=_own_terminal if command.pty_size else None,
+                    user=uid if self._switch_user else None,
+                    group=gid if self._switch_user else None,
+                    extra_groups=groups if self._switch_user else None,
+                )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             _close(fd for fd in mine.values() if fd is not None)
             number = error.errno if isinstance(error, OSError) else None
@@ -93,7 +97,6 @@ class DirectSpawner:
         finally:
             _close(set(theirs))
         popen.returncode = 0  # the object must not wait: we do, by pidfd
-        _make_expendable(popen.pid)
         outputs = {k: fd for k, fd in mine.items() if fd is not None and k != "stdin"}
         child = _DirectChild(popen.pid, outputs)
         child.stdin = mine["stdin"]
@@ -126,14 +129,28 @@ class DirectSpawner:
 
 def _streams(command: Command) -> tuple[dict[str, int | None], tuple[int, int, int]]:
     """Give our ends by name, and the three the command gets."""
+    opened: list[int] = []
+    try:
+        return _opened(command, opened)
+    except OSError:
+        _close(opened)
+        raise
+
+
+def _opened(
+    command: Command, opened: list[int]
+) -> tuple[dict[str, int | None], tuple[int, int, int]]:
     if command.pty_size is not None:
         columns, rows = command.pty_size
         master, slave = os.openpty()
+        opened += (master, slave)
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         os.set_blocking(master, False)
         return {"stdin": None, "pty": master}, (slave, slave, slave)
     out_read, out_write = os.pipe()
+    opened += (out_read, out_write)
     error_read, error_write = os.pipe()
+    opened += (error_read, error_write)
     mine: dict[str, int | None] = {"stdin": None, "stdout": out_read, "stderr": error_read}
     if command.has_stdin:
         theirs_in, mine["stdin"] = os.pipe()
@@ -145,14 +162,26 @@ def _streams(command: Command) -> tuple[dict[str, int | None], tuple[int, int, i
     return mine, (theirs_in, out_write, error_write)
 
 
-def _make_expendable(pid: int) -> None:
-    """Out of memory, a command goes before us, however expendable we are ourselves."""
-    with (
-        contextlib.suppress(OSError),
-        open("/proc/self/oom_score_adj") as ours,
-        open(f"/proc/{pid}/oom_score_adj", "w") as file,
-    ):
-        file.write(str(min(int(ours.read()) + OOM_SCORE_ADJ, _MOST_EXPENDABLE)))
+@contextlib.contextmanager
+def _expendable() -> Generator[None]:
+    """Out of memory, what is forked here goes before us, however expendable we are ourselves.
+
+    We take the higher score for that moment: a child that got it later could have forked by then.
+    """
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # no /proc, or one to read only
+        yield
+        return
+    try:
+        own = int(os.read(fd, 16))
+        os.pwrite(fd, b"%d" % min(own + OOM_SCORE_ADJ, _MOST_EXPENDABLE), 0)
+        try:
+            yield
+        finally:
+            os.pwrite(fd, b"%d" % own, 0)
+    finally:
+        os.close(fd)
 
 
 def _own_terminal() -> None:

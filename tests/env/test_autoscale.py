@@ -247,6 +247,19 @@ def test_groups_grow_by_priority_and_spill_over() -> None:
     assert b.target == 3
 
 
+def test_what_only_one_member_can_serve_lets_that_one_grow_whatever_its_siblings_have() -> None:
+    members = (
+        Member(name="a", replicas=6, idle=6),
+        Member(name="b", replicas=2, running=2, up_priority=9, queue=4),
+        Member(name="c", replicas=1, running=1, maximum=1, queue=3),
+    )
+    group = Group(policy=ScalingGroup(), members=members, now=NOW, queue=8)
+    assert assign(group) == {"a": 1, "b": 4, "c": 3}
+    a, b, c = decide(group)
+    assert (a.target, c.target) == (6, 1)
+    assert b.target >= 6
+
+
 def test_a_saturated_sibling_does_not_hold_back_the_others() -> None:
     members = (
         Member(name="a", replicas=1, running=1, state=AutoscalingState(saturated_until=ago(-9))),
@@ -373,6 +386,7 @@ members = st.builds(
     maximum=st.one_of(st.none(), st.integers(5, 30)),
     up_priority=st.integers(0, 2),
     down_priority=st.integers(0, 2),
+    queue=st.integers(0, 20),
 )
 
 
@@ -383,6 +397,7 @@ members = st.builds(
     st.integers(0, 100),
 )
 def test_a_group_never_grows_beyond_its_maximum(policy, found, queue) -> None:
+    queue += sum(item.queue for item in found)
     group = Group(policy=policy, members=tuple(found), now=NOW, queue=queue)
     decisions = decide(group)
     assert sum(assign(group).values()) == (queue if found else 0)

@@ -167,9 +167,16 @@ class Router:
             there = tuple(structs.replace(item, idle=0) for item in there)
         return choose_federated((*here, *there))
 
-    def pool_for(self, env: Key) -> Key | None:
-        """Give the member that a batch should be served by; `None` where there is none."""
-        best = choose(self.candidates(env))
+    def pool_for(self, env: Key, wanted: int, at_once: int) -> Key | None:
+        """Give the member that a batch should be served by; `None` where there is none.
+
+        One serves all of it: best one with room for the whole, or for what it wants at once.
+        """
+        found = self.candidates(env)
+        large_enough = (
+            choose(item for item in found if item.room >= count) for count in (wanted, at_once)
+        )
+        best = next(filter(None, large_enough), None) or choose(found)
         return best.pool if best is not None else None
 
     def refusal(self, env: Key, group: str, ahead: int) -> Exception | None:

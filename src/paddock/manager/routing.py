@@ -50,6 +50,12 @@ class Candidate(Struct, frozen=True, kw_only=True):
         """Whether it may have more."""
         return not self.is_saturated and (self.headroom is None or self.headroom > 0)
 
+    @property
+    def room(self) -> int:
+        """How many sandboxes it may give out in all before any comes back."""
+        more = _UNBOUNDED if self.headroom is None else self.headroom
+        return self.idle + self.pending + (0 if self.is_saturated else more)
+
 
 def candidate(
     member: MemberSnapshot,

@@ -30,9 +30,13 @@ class Assignment:
         clock: Clock,
         profiles: Mapping[str, Profile],
         *,
-        of_environment: Callable[[Key], Key | None],
+        of_environment: Callable[[Key, int, int], Key | None],
     ) -> None:
-        """Look in one cache; `of_environment` chooses an environment's pool, if there is such."""
+        """Look in one cache.
+
+        `of_environment` chooses an environment's pool, if there is such, for so many sandboxes, of
+        which so many are wanted at once.
+        """
         self._provider = provider
         self._census = census
         self._clock = clock
@@ -56,10 +60,12 @@ class Assignment:
         return self._said(batch, holds=True, reason="PoolChosen", text=text), True
 
     def _named(self, batch: BatchSandbox) -> tuple[BatchSandbox, bool]:
-        name = batch.spec.pool_ref
+        name, wanted = batch.spec.pool_ref, batch.spec.replicas
+        at_once = batch.spec.min_available or 0
         for namespace in (batch.metadata.namespace, SHARED_NAMESPACE):
             key = Key(namespace, name)
-            pool = self._provider.get(SandboxPool, self._of_environment(key) or key)
+            key = self._of_environment(key, wanted, at_once) or key
+            pool = self._provider.get(SandboxPool, key)
             if pool is None or pool.is_deleting:
                 continue
             status = structs.replace(batch.status, pool=_written(batch, pool.key))

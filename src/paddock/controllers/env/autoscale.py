@@ -46,6 +46,8 @@ class Member(Struct, frozen=True, kw_only=True):
     running: int = 0
     idle_ages: tuple[float, ...] = ()
     """Seconds that each idle one has been so, oldest first."""
+    queue: int = 0
+    """What waits for a sandbox of this member and no other; the group's queue counts it too."""
     minimum: int = 0
     maximum: int | None = None
     priority: int = 0
@@ -133,19 +135,21 @@ def decide(group: Group) -> tuple[Decision, ...]:
 
 
 def assign(group: Group) -> dict[str, int]:
-    """Say which waiting claims each member counts: first who has some, then who can grow."""
-    left = group.queue
-    assigned = dict.fromkeys((member.name for member in group.members), 0)
+    """Say which waiting claims each member counts: its own, then who has some, then can grow."""
+    assigned = {member.name: member.queue for member in group.members}
+    left = max(group.queue - sum(assigned.values()), 0)
     in_order = sorted(group.members, key=_grows_first)
     for member in in_order:
-        take = min(left, member.coming)
+        take = min(left, max(member.coming - member.queue, 0))
         assigned[member.name] += take
         left -= take
-    room = _group_room(group, sum(member.size for member in group.members))
+    grown = {member.name: max(member.queue - member.coming, 0) for member in group.members}
+    size = sum(member.size + grown[member.name] for member in group.members)
+    room = _group_room(group, size)
     for member in in_order:
         if not _may_grow(group, member):
             continue
-        take = min(left, _member_room(member), room)
+        take = min(left, max(_member_room(member) - grown[member.name], 0), room)
         assigned[member.name] += take
         left -= take
         room -= take

@@ -78,7 +78,7 @@ class Scaler:
                 whither.setdefault(case.member.config.scaling_group, []).append(case)
         queues = share_out(groups, waiting, now)
         for name, members in groups.items():
-            # Batches ask their pool, not the environment.
+            # Batches ask their pool, not the environment: no other member can serve them.
             queues[name] += sum(self._supply(case.key) for case in members)
         for name, members in groups.items():
             policy = members[0].group
@@ -106,6 +106,7 @@ class Scaler:
             idle=case.idle,
             running=case.running,
             idle_ages=_ages(self._census.members(case.key), now),
+            queue=self._supply(case.key),
             minimum=config.min_replicas,
             maximum=config.max_replicas,
             priority=config.priority,

@@ -154,6 +154,8 @@ async def test_a_head_that_trickles_in_is_cut_off() -> None:
         wire.send(b"GET / HTTP/1.1\r\nx: y")
         await eventually(lambda: any(c.head_since for c in paddock.gateway.clients))
         wire.send(b"\r\nslow: 1")
+        # Bytes that nobody read would make a reset of the end.
+        await eventually(lambda: any(b"slow" in c._buffer for c in paddock.gateway.clients))
 
         def cut() -> bool:
             paddock.gateway.sweep()

@@ -234,7 +234,8 @@ class KubeCluster:
             f"--client-ca-file={authority.path}",
             f"--token-auth-file={tokens}",
             "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=NodeRestriction",
+            # The second is off in most clusters, and on in some that people have.
+            "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={public_key}",
             f"--service-account-signing-key-file={private_key}",

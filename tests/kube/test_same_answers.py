@@ -175,3 +175,30 @@ def test_both_answer_alike(kube_cluster: ClusterInfo, kube_namespace: str, ours:
         if not _agree(mine, theirs):
             differences.append(f"{number} {step.method} {step.path}: {mine} but {theirs}")
     assert not differences, "\n".join(differences)
+
+
+def test_a_member_that_its_owner_says_nothing_of_any_more_goes_with_what_controllers_wrote(
+    kube_cluster: ClusterInfo, kube_namespace: str, ours: Server
+):
+    def env(*members: str) -> dict[str, Any]:
+        said = {name: {"config": {"maxReplicas": 3}} for name in members}
+        return {
+            "apiVersion": "paddock.dev/v1alpha1",
+            "kind": "SandboxEnv",
+            "metadata": {"name": "e"},
+            "spec": {"templateRef": {"name": "t"}, "clusters": {"local": {"members": said}}},
+        }
+
+    place = f"{ROOT}/sandboxenvs/e"
+    grown = {"spec": {"clusters": {"local": {"members": {"b": {"replicas": 5}}}}}}
+    for step, left in (
+        (Step("PATCH", f"{place}?fieldManager=owner", env("a", "b"), APPLY), {"a", "b"}),
+        (Step("PATCH", f"{place}?fieldManager=paddock", grown, MERGE), {"a", "b"}),
+        (Step("PATCH", f"{place}?fieldManager=owner", env("a"), APPLY), {"a"}),
+    ):
+        theirs = send(
+            kube_cluster.server, step, kube_namespace, TOKENS["admin"], kube_cluster.ca_file
+        )
+        mine = send(ours.url, step, "default")
+        for answer in (mine, theirs):
+            assert set(answer.spec["clusters"]["local"]["members"]) == left

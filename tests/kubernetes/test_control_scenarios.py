@@ -16,9 +16,11 @@ from paddock.kit.errors import ConflictError, QuotaExceededError
 from paddock.kit.tasks import background
 from paddock.manager.quota import Dimension, Limit, Quota, Scope
 from paddock.manager.requests import NewSandbox
-from paddock.resources.sandbox import Phase, Sandbox
+from paddock.resources.env import SandboxEnv, ScalingGroup
+from paddock.resources.sandbox import LABEL_POOL, Phase, Sandbox
 from paddock.resources.template import PauseStrategy
 from paddock.store.port import Change
+from tests.env.make import environment, member
 from tests.kube.cluster import KubeCluster
 from tests.kubernetes.adopting import Hurried, scenarios
 from tests.kubernetes.installation import Installation
@@ -242,6 +244,24 @@ async def test_a_storm_on_both_replicas_never_exceeds_a_quota_and_all_of_it_can_
                         await world.manager.create(CALLER, wanted)
             assert watched.most == 10
     finally:
+        await world.end()
+
+
+async def test_a_claim_that_waits_with_a_replica_makes_its_environment_grow(
+    world: ClusterWorld,
+) -> None:
+    """(Who leads is another process: it hears of the claim through the environment's status.)"""
+    await world.begin(pool_size=0)
+    env = environment({"one": member()}, group=ScalingGroup())
+    try:
+        await world.provider.write.create(env)
+        async with asyncio.timeout(LEAST_PATIENCE_SECONDS):
+            while not (await world.store.get(SandboxEnv, env.key)).status.clusters:
+                await asyncio.sleep(0.1)
+        box = await world.manager.create(CALLER, NewSandbox(template=env.metadata.name))
+        assert box.metadata.labels[LABEL_POOL] == "agents-one"
+    finally:
+        await world.store.delete(SandboxEnv, env.key)
         await world.end()
 
 

@@ -154,6 +154,7 @@ async def test_only_those_whom_the_policies_name_reach_pods(deployed: Deployed) 
     closed = {
         "what gateways tell each other": (addresses["gateway"], 3002),
         "the API, past the gateways": (addresses["api"], 3001),
+        "what the leader tells of itself": (addresses["controllers"], 3001),
         "the agent that freezes": (addresses["node"], 49985),
         "a sandbox, past the gateways": (idle["status"]["address"]["ip"], 49983),
     }

@@ -194,6 +194,9 @@ ALLOWED = {
         ("watch", "sandboxes"),
         ("update", "sandboxes"),
         ("delete", "sandboxes"),
+        ("update", "sandboxenvs/status"),
+        ("update", "sandboxpools/finalizers"),
+        ("update", "sandboxtemplates"),
         ("create", "secrets/paddock-system"),
         ("get", "secrets/paddock-system"),
         ("get", "pods/resize"),
@@ -204,11 +207,14 @@ ALLOWED = {
         ("watch", "sandboxes"),
         ("update", "sandboxes"),
         ("delete", "sandboxes"),
+        ("create", "sandboxenvs"),
+        ("update", "sandboxenvs/status"),
+        ("update", "sandboxpools/finalizers"),
         ("get", "pods"),
         ("create", "pods"),
         ("delete", "pods"),
         ("patch", "pods"),
-        ("list", "events"),
+        ("create", "events"),
         ("delete", "networkpolicies"),
         ("get", "secrets/paddock-system"),
         ("create", "persistentvolumeclaims"),
@@ -216,13 +222,16 @@ ALLOWED = {
         ("patch", "pods/resize"),
     },
 }
-SUBRESOURCES = ("exec", "resize")
+SUBRESOURCES = ("exec", "resize", "status", "finalizers")
 ASKED = sorted(
     {item for allowed in ALLOWED.values() for item in allowed}
     | {
         ("get", "secrets"),
         ("create", "secrets"),
         ("get", "nodes"),
+        ("list", "events"),
+        ("create", "sandboxtemplates"),
+        ("delete", "sandboxenvs"),
         ("create", "clusterrolebindings"),
         ("create", "pods/exec"),
         ("update", "pods"),
@@ -374,6 +383,47 @@ def test_the_chart_lints_and_says_what_paddock_kube_says(helm: str) -> None:
             by_name = {one["name"]: one for one in theirs.pop("env")}
             assert by_name == {one["name"]: one for one in mine["env"]}, key
             assert theirs == {name: value for name, value in mine.items() if name != "env"}, key
+
+
+def test_where_roles_run_says_nothing_of_the_nodes_that_freeze_sandboxes(helm: str) -> None:
+    chosen = "node.enabled=true,nodeSelector.pool=system,node.nodeSelector.pool=sandboxes"
+    text = run_helm(helm, None, "template", "paddock", str(CHART), "--set", chosen)
+    found = {
+        item["metadata"]["name"]: item["spec"]["template"]["spec"]["nodeSelector"]["pool"]
+        for item in yaml.safe_load_all(text)
+        if item and item["kind"] in ("Deployment", "DaemonSet")
+    }
+    assert found.pop("paddock-node") == "sandboxes"
+    assert set(found.values()) == {"system"}
+    text = run_helm(helm, None, "template", "p", str(CHART), "--set", chosen.rpartition(",")[0])
+    [node] = [item for item in yaml.safe_load_all(text) if item and item["kind"] == "DaemonSet"]
+    assert "nodeSelector" not in node["spec"]["template"]["spec"]
+
+
+def test_roles_are_at_home_where_pods_are_restricted(
+    kube_cluster: ClusterInfo, kube_namespace: str
+) -> None:
+    """(The agents that freeze are not: they write to the host's cgroups.)"""
+    profile = "pod-security.kubernetes.io/warn=restricted"
+    kubectl(kube_cluster, "label", "namespace", kube_namespace, profile)
+    warned = set[str]()
+    for item in manifests(KubeOptions(namespace=kube_namespace, has_node=True)):
+        if item["kind"] not in ("Deployment", "DaemonSet"):
+            continue
+        done = subprocess.run(
+            [
+                *(kube_cluster.kubectl, f"--kubeconfig={kube_cluster.kubeconfig}"),
+                *("create", "--dry-run=server", "-f", "-"),
+            ],
+            input=json.dumps(item),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        if "would violate PodSecurity" in done.stderr:
+            warned.add(item["metadata"]["name"])
+    assert warned == {"paddock-node"}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,10 @@ def service(
 
 
 def policies(options: KubeOptions) -> list[Manifest]:
-    """Close Paddock's own pods: clients reach gateways, gateways and replicas reach the API."""
+    """Close Paddock's own pods: clients reach gateways, and everything else is among themselves.
+
+    (A node's own probes are let in by every network.)
+    """
     friends: list[Manifest] = [{"podSelector": {"matchLabels": labels()}}]
     if options.monitoring:
         there = {"kubernetes.io/metadata.name": options.monitoring}
@@ -41,7 +44,7 @@ def policies(options: KubeOptions) -> list[Manifest]:
         api.append({"ports": [{"port": WEBHOOK_PORT}]})
     return [
         policy(options, "api", api),
-        policy(options, "controllers", [{"ports": [{"port": 3001}]}]),
+        policy(options, "controllers", [{"from": friends, "ports": [{"port": 3001}]}]),
         policy(
             options,
             "gateway",

@@ -8,7 +8,6 @@ from paddock.cli.kube_options import KubeOptions, Manifest, meta
 
 GROUP = "paddock.dev"
 READ = ("get", "list", "watch")
-WRITE = ("create", "update", "delete")
 
 
 def _rule(group: str, resources: str, *verbs: str) -> Manifest:
@@ -23,18 +22,26 @@ CLUSTER_RULES: dict[str, list[Manifest]] = {
             "sandboxtemplates",
             *READ,
         ),
-        _rule(GROUP, "sandboxes sandboxpools checkpoints", *WRITE),
-        _rule(GROUP, "sandboxclaims batchsandboxes sandboxenvs", "update", "delete"),
+        _rule(GROUP, "sandboxes sandboxpools", "create", "update", "delete"),
+        _rule(GROUP, "checkpoints batchsandboxes", "update", "delete"),
+        _rule(GROUP, "sandboxclaims", "delete"),
+        _rule(GROUP, "sandboxenvs", "create", "update"),
         _rule(
             GROUP,
             "sandboxes/status sandboxpools/status sandboxclaims/status checkpoints/status "
             "batchsandboxes/status sandboxenvs/status",
             "update",
         ),
+        # Some clusters ask for this of whoever makes what its owner's deletion waits for.
+        _rule(
+            GROUP,
+            "sandboxpools/finalizers batchsandboxes/finalizers sandboxenvs/finalizers",
+            "update",
+        ),
         _rule("", "pods persistentvolumeclaims", *READ, "create", "patch", "delete"),
         _rule("", "pods/resize", "get", "patch"),
         _rule("networking.k8s.io", "networkpolicies", "get", "list", "create", "delete"),
-        _rule("", "events", "get", "list", "create", "patch"),
+        _rule("", "events", "get", "create", "patch"),
     ],
     "api": [
         _rule(
@@ -43,8 +50,13 @@ CLUSTER_RULES: dict[str, list[Manifest]] = {
             "sandboxtemplates",
             *READ,
         ),
-        _rule(GROUP, "sandboxes checkpoints sandboxtemplates batchsandboxes", *WRITE),
-        _rule(GROUP, "sandboxes/status", "update"),
+        _rule(GROUP, "sandboxes", "create", "update", "delete"),
+        _rule(GROUP, "checkpoints", "create", "delete"),
+        _rule(GROUP, "sandboxtemplates", "update", "delete"),
+        # Whoever leads reads of an environment how many claims wait with each replica.
+        _rule(GROUP, "sandboxes/status sandboxenvs/status", "update"),
+        # What is killed may go back to its pool, whose deletion waits for it again then.
+        _rule(GROUP, "sandboxpools/finalizers", "update"),
         _rule("", "pods/resize", "get", "patch"),
     ],
     "gateway": [_rule(GROUP, "sandboxes", *READ)],
@@ -54,13 +66,13 @@ CLUSTER_RULES: dict[str, list[Manifest]] = {
 OWN_RULES: dict[str, list[Manifest]] = {
     "controllers": [
         # Who leads, shares of quotas, and the sweeping of old idempotency keys.
-        _rule("coordination.k8s.io", "leases", *READ, "create", "patch", "delete"),
+        _rule("coordination.k8s.io", "leases", *READ, "create", "update", "delete"),
         _rule("", "secrets", *READ),
     ],
     "api": [
         _rule("", "secrets", *READ, "create", "patch", "delete"),
         # Shares of quotas, and who is first with an idempotency key.
-        _rule("coordination.k8s.io", "leases", *READ, "create", "patch", "delete"),
+        _rule("coordination.k8s.io", "leases", *READ, "create", "update", "delete"),
     ],
 }
 """What each role may do in Paddock's own namespace."""

@@ -49,6 +49,9 @@ _PORTS = {
     "node": [("orders", 49985)],
 }
 PROBED = {"controllers": 3001, "api": 3001, "gateway": 3002, "node": 49985}
+_BEHIND_SERVICES = ("api", "gateway")
+_STAYS_SECONDS = 5
+"""A pod that is to end is still sent connections until every node has heard of it."""
 _REQUESTS = {
     "controllers": {"cpu": "200m", "memory": "256Mi"},
     "api": {"cpu": "200m", "memory": "256Mi"},
@@ -60,7 +63,7 @@ _REQUESTS = {
 def _container(options: KubeOptions, component: str) -> Manifest:
     probed = PROBED[component]
     ready = "/healthz" if component == "node" else "/readyz"
-    return {
+    container: Manifest = {
         "name": component,
         "image": options.image,
         "args": [component],
@@ -82,6 +85,10 @@ def _container(options: KubeOptions, component: str) -> Manifest:
         },
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }
+    if component in _BEHIND_SERVICES:
+        stay = {"command": ["sleep", str(_STAYS_SECONDS)]}
+        container["lifecycle"] = {"preStop": {"exec": stay}}
+    return container
 
 
 def deployment(options: KubeOptions, component: str) -> Manifest:

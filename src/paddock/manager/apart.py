@@ -5,6 +5,7 @@ so that the autoscaler, which runs elsewhere, counts them too.
 """
 
 import asyncio
+import logging
 from datetime import datetime, timedelta
 
 from msgspec import structs
@@ -13,9 +14,12 @@ from paddock.cache.environments import Board, EnvSnapshot, MemberSnapshot
 from paddock.cache.provider import Provider
 from paddock.kit.clock import Clock
 from paddock.kit.errors import NotFoundError, PaddockError
+from paddock.kit.logs import fields
 from paddock.manager.router import Router
 from paddock.resources.env import MemberState, ObservedQueue, SandboxEnv, SandboxEnvStatus
 from paddock.resources.meta import Key
+
+log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.1
 REFRESH_SECONDS = 10.0
@@ -75,8 +79,12 @@ class Apart:
                     await self._tell(env)
                 except NotFoundError:
                     self._told.pop(env, None)
-                except PaddockError:
+                except PaddockError as error:
                     # The store is away for a moment: said again with the next change or refresh.
+                    log.warning(
+                        "waiting claims could not be told of",
+                        extra=fields(env=env, cause=str(error)),
+                    )
                     self._told.setdefault(env, self._clock.now())
 
     async def _tell(self, env: Key) -> None:

@@ -78,13 +78,17 @@ livenessProbe:
   periodSeconds: 10
   failureThreshold: 6
 resources: {{ (get .root.Values .role).resources | toJson }}
+{{- if or (eq .role "api") (eq .role "gateway") }}
+# A pod that is to end is still sent connections until every node has heard of it.
+lifecycle: {preStop: {exec: {command: [sleep, "5"]}}}
+{{- end }}
 {{- end }}
 
 {{- define "paddock.placing" -}}
-{{- with .Values.imagePullSecrets }}
+{{- with .root.Values.imagePullSecrets }}
 imagePullSecrets: {{ toJson . }}
 {{- end }}
-{{- with .Values.nodeSelector }}
+{{- with .nodeSelector }}
 nodeSelector: {{ toJson . }}
 {{- end }}
 {{- end }}

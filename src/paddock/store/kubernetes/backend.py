@@ -153,7 +153,7 @@ class KubernetesStore:
         """Write metadata and spec by compare-and-swap."""
         kind = type(obj)
         semantics.check_names_version(obj)
-        if paths.is_ours(kind):
+        if paths.is_written_whole(kind):
             return await self._write(obj, "PUT", "", bodies.update_body(obj), JSON, dry_run)
         return await self._patch(obj, "", dry_run)
 
@@ -163,7 +163,7 @@ class KubernetesStore:
         semantics.check_names_version(obj)
         if not semantics.has_status(kind):
             raise NotFoundError(f"{kind.KIND} has no status to write")
-        if paths.is_ours(kind):
+        if paths.is_written_whole(kind):
             return await self._write(obj, "PUT", "/status", bodies.status_body(obj), JSON, dry_run)
         return await self._patch(obj, "/status", dry_run)
 

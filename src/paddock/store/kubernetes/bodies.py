@@ -78,7 +78,7 @@ def create_body(obj: Resource) -> bytes:
 
 
 def update_body(obj: Resource) -> bytes:
-    """Write metadata and spec of one of our objects, as a whole.
+    """Write metadata and spec of an object that we know as a whole.
 
     What a program named is applied by nobody, so nobody needs to know which fields are whose. Of
     these the server is told to stop keeping account, which is half of the object and of the work.

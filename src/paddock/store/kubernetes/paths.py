@@ -3,12 +3,13 @@
 from urllib.parse import quote
 
 from paddock.kit.errors import FieldProblem, InvalidError
+from paddock.resources.builtin import Lease
 from paddock.resources.meta import GROUP, Key, Resource
 
 
-def is_ours(kind: type[Resource]) -> bool:
-    """Say whether the kind is defined by our CRDs, not by the cluster."""
-    return kind.API_VERSION.startswith(GROUP + "/")
+def is_written_whole(kind: type[Resource]) -> bool:
+    """Say whether we know everything in objects of a kind: our own, and the Leases that we hold."""
+    return kind is Lease or kind.API_VERSION.startswith(GROUP + "/")
 
 
 def collection_path(kind: type[Resource], namespace: str | None) -> str:

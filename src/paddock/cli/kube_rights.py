@@ -41,7 +41,8 @@ CLUSTER_RULES: dict[str, list[Manifest]] = {
         _rule("", "pods persistentvolumeclaims", *READ, "create", "patch", "delete"),
         _rule("", "pods/resize", "get", "patch"),
         _rule("networking.k8s.io", "networkpolicies", "get", "list", "create", "delete"),
-        _rule("", "events", "get", "create", "patch"),
+        # Listed, because they alone say why a kubelet could not have an image.
+        _rule("", "events", "get", "list", "create", "patch"),
     ],
     "api": [
         _rule(

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
+from paddock.controllers.batch.simulated import SimulatedTasks
 from paddock.resources.batch import (
     BatchSandbox,
     BatchSandboxSpec,
@@ -96,3 +97,6 @@ async def batching() -> AsyncGenerator[tuple[World, Batches]]:
     """A world without pools of its own, and what tests do with its batches."""
     async with paddock(pool_size=0) as world:
         yield world, Batches(world)
+        runner = world.plane.batches.follower._runner
+        assert isinstance(runner, SimulatedTasks)
+        runner.close()

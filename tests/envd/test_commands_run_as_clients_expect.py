@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import resource
+import signal as signals
 import time
 from pathlib import Path
 
@@ -190,6 +191,26 @@ async def test_a_signal_from_anywhere_is_told_in_its_words(
     assert told["exitCode"] == -1
     assert "exited" not in told
     assert told["status"] == told["error"] == f"signal: {words}"
+
+
+async def test_a_command_hears_signals_that_its_envd_was_started_to_ignore() -> None:
+    """Where envd forks by itself, and was started by `nohup` or the like."""
+    ended = asyncio.get_running_loop().create_future()
+    before = signals.signal(signals.SIGHUP, signals.SIG_IGN)
+    try:
+        spawner = DirectSpawner(switch_user=False)
+        command = Command(
+            argv=("/bin/sh", "-c", "kill -HUP $$; exit 3"), env={}, cwd="/", uid=0, gid=0
+        )
+        child = await spawner.spawn(command, ended.set_result)
+        os.kill(os.getpid(), signals.SIGHUP)  # It goes on ignoring them itself.
+        status = await ended
+        for descriptor in child.outputs.values():
+            os.close(descriptor)
+    finally:
+        signals.signal(signals.SIGHUP, before)
+
+    assert status.signal == signals.SIGHUP
 
 
 async def test_signalling_nobody_is_not_found(rig: Rig) -> None:

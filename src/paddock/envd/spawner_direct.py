@@ -8,7 +8,9 @@ import signal
 import struct
 import subprocess
 import termios
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
+from types import FrameType
 
 from paddock.envd.initproto import Scope
 from paddock.envd.spawner import (
@@ -24,6 +26,7 @@ from paddock.envd.spawner import (
 from paddock.envd.tasks_tree import kill_all, members, signal_all
 
 _MOST_EXPENDABLE = 1000
+_PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class _DirectChild:
@@ -62,6 +65,7 @@ class DirectSpawner:
     def __init__(self, *, switch_user: bool = True) -> None:
         self._switch_user = switch_user and os.geteuid() == 0
         self._watched: set[int] = set()
+        _ignore_no_more_than_we_must()
 
     async def attach(self, on_exit: Callable[[int], OnExit]) -> list[Survivor]:
         """Children of an earlier process cannot be found again."""
@@ -160,6 +164,23 @@ def _opened(
         if fd is not None:
             os.set_blocking(fd, False)
     return mine, (theirs_in, out_write, error_write)
+
+
+def _ignore_no_more_than_we_must() -> None:
+    """Let commands be reached by every signal, also where we were told to ignore some (`nohup`).
+
+    What is ignored stays so in whatever is executed; a handler of ours does not.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return  # Only there can handlers be set.
+    for number in signal.valid_signals():
+        # Python itself ignores two more, and gives them back to what it starts.
+        if signal.getsignal(number) is signal.SIG_IGN and number not in _PYTHONS_OWN:
+            signal.signal(number, _go_on)
+
+
+def _go_on(_number: int, _frame: FrameType | None) -> None:
+    """Be no more moved by a signal than if it were ignored."""
 
 
 @contextlib.contextmanager

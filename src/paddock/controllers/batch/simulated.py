@@ -52,6 +52,11 @@ class SimulatedTasks:
             yield tuple(self._reports[uid].values())
             await event.wait()
 
+    def close(self) -> None:
+        """End what still runs: in memory it would outlive the sandboxes that are gone."""
+        for task in tuple(self._running.values()):
+            task.cancel()
+
     def _reach(self, sandbox: Sandbox) -> str:
         uid = sandbox.metadata.uid
         if uid in self.unreachable:

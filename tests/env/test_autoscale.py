@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -34,6 +34,9 @@ NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 def ago(seconds: float) -> datetime:
     return NOW - timedelta(seconds=seconds)
+
+
+SATURATED = AutoscalingState(saturated_until=ago(-9))
 
 
 def one(group: ScalingGroup | None = None, *, queue: int = 0, **member) -> Decision:
@@ -260,9 +263,21 @@ def test_what_only_one_member_can_serve_lets_that_one_grow_whatever_its_siblings
     assert b.target >= 6
 
 
+@pytest.mark.parametrize("state", [{"maximum": 10}, {"state": SATURATED}])
+def test_what_waits_for_a_member_that_cannot_grow_takes_no_room_from_its_siblings(state) -> None:
+    members = (
+        Member(name="a", replicas=10, running=10, queue=90, **state),
+        Member(name="b", replicas=0),
+    )
+    group = Group(policy=ScalingGroup(max_replicas=50), members=members, now=NOW, queue=95)
+    a, b = decide(group)
+    assert a.target == 10
+    assert b.target >= 5
+
+
 def test_a_saturated_sibling_does_not_hold_back_the_others() -> None:
     members = (
-        Member(name="a", replicas=1, running=1, state=AutoscalingState(saturated_until=ago(-9))),
+        Member(name="a", replicas=1, running=1, state=SATURATED),
         Member(name="b", replicas=0, up_priority=9),
     )
     a, b = decide(Group(policy=ScalingGroup(), members=members, now=NOW, queue=2))
@@ -409,3 +424,21 @@ def test_a_group_never_grows_beyond_its_maximum(policy, found, queue) -> None:
         assert decision.sentence or decision.action is Action.HOLD
         if item.maximum is not None:
             assert decision.target <= max(item.maximum, item.running)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    groups,
+    st.lists(members, min_size=1, max_size=5, unique_by=lambda item: item.name),
+    st.integers(1, 100),
+)
+def test_a_group_with_room_grows_for_whoever_would_take_any_of_it(policy, found, queue) -> None:
+    """Whatever else waits for single members: these may be full, and wait for ever."""
+    own = sum(item.queue for item in found)
+    group = Group(policy=policy, members=tuple(found), now=NOW, queue=queue + own)
+    limit, size = policy.max_replicas, sum(item.size for item in found)
+    assume(limit is None or size < limit)
+    rooms = [1 if item.maximum is None else item.maximum - item.size for item in found]
+    assume(min(rooms) >= 0 and any(rooms))  # Where a limit was lowered, others let some go.
+    assume(queue > sum(max(item.coming - item.queue, 0) for item in found))
+    assert sum(item.target for item in decide(group)) > sum(item.replicas for item in found)

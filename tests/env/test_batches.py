@@ -2,10 +2,13 @@
 
 import pytest
 
+from paddock.manager.requests import NewSandbox
 from paddock.resources.env import ScalingGroup
 from paddock.resources.meta import condition
+from paddock.resources.sandbox import LABEL_POOL
 from tests.batch.make import batch, batching
 from tests.env.make import environment, idle, member
+from tests.scenario.paddock import CALLER
 
 pytestmark = pytest.mark.looptime
 
@@ -58,3 +61,15 @@ async def test_a_gang_that_its_environment_can_never_hold_is_told_and_holds_nobo
         await batches.create(batch("small", 5, pool_ref="agents"))
         await batches.ready("small")
         assert not batches.held("gang")
+
+
+async def test_a_batch_that_waits_for_a_full_member_keeps_no_claim_from_its_siblings() -> None:
+    async with batching() as (world, batches):
+        members = {"first": member(max_replicas=4), "second": member(max_replicas=4, priority=1)}
+        group = ScalingGroup(min_replicas=1, max_replicas=8)
+        await batches.create(environment(members, group=group))
+        await idle(world, "agents-first", 1)
+        await batches.create(batch("b", 40, pool_ref="agents"))
+        await world.until(lambda: len(batches.held("b")) == 4, seconds=120)
+        box = await world.manager.create(CALLER, NewSandbox(template="agents"))
+        assert box.metadata.labels[LABEL_POOL] == "agents-second"

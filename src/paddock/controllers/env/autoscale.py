@@ -143,7 +143,7 @@ def assign(group: Group) -> dict[str, int]:
         take = min(left, max(member.coming - member.queue, 0))
         assigned[member.name] += take
         left -= take
-    grown = {member.name: max(member.queue - member.coming, 0) for member in group.members}
+    grown = {member.name: _grown_for_its_own(group, member) for member in group.members}
     size = sum(member.size + grown[member.name] for member in group.members)
     room = _group_room(group, size)
     for member in in_order:
@@ -348,6 +348,12 @@ def _hold(member: Member, state: AutoscalingState, why: str) -> Decision:
 def _may_grow(group: Group, member: Member) -> bool:
     until = member.state.saturated_until
     return _member_room(member) > 0 and (until is None or until <= group.now)
+
+
+def _grown_for_its_own(group: Group, member: Member) -> int:
+    """Say how much it grows for what waits for it alone: not beyond itself, nor while refused."""
+    wanted = max(member.queue - member.coming, 0)
+    return min(wanted, _member_room(member)) if _may_grow(group, member) else 0
 
 
 def _member_room(member: Member) -> int:

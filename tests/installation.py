@@ -81,7 +81,8 @@ class Installation:
     # ---- life ----------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        self.http = aiohttp.ClientSession()
+        # As many connections as a test wants: it is the other side that is under test.
+        self.http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         try:
             if self._store_disk_mb:
                 self._mount_store()

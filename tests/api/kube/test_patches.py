@@ -194,6 +194,16 @@ def test_copies_cannot_double_what_is_there_again_and_again():
         json_patch({"a": "b"}, doubling)
 
 
+def test_no_patch_nests_more_deeply_than_a_body_may():
+    """Far from the end of the stack, too: what is stored once must be read by everybody."""
+    deep = {}
+    for _ in range(150):
+        deep = {"a": deep}
+    json_patch(deep, [{"op": "add", "path": "/a" * 150, "value": 1}])
+    with pytest.raises(InvalidError, match="200 levels"):
+        json_patch(deep, [{"op": "add", "path": "/a" * 150, "value": deep}])
+
+
 def test_copies_cannot_nest_without_end():
     nesting = [{"op": "copy", "from": "", "path": "/a" * 2**number} for number in range(1, 20)]
     with pytest.raises(InvalidError, match="nested too deeply"):

@@ -10,11 +10,13 @@ from typing import Any, cast
 
 import msgspec
 
+from paddock.api.kube.depth import MAX_DEPTH, is_too_deep
 from paddock.kit.errors import ConflictError, FieldProblem, InvalidError
 
 MAX_OPERATIONS = 10_000
 MAX_COPIED_BYTES = 3 * 1024 * 1024
 """By all copies of one patch together: each could double what is there."""
+_TOO_DEEP = f"what it makes is nested too deeply: {MAX_DEPTH} levels are the most"
 
 MERGE_KEYS: Mapping[str, str] = {
     "ownerReferences": "uid",
@@ -52,16 +54,19 @@ def json_patch(target: Any, operations: Any) -> Any:
     steps = cast("list[Any]", operations)
     if len(steps) > MAX_OPERATIONS:
         raise _refused("", f"a JSON patch has at most {MAX_OPERATIONS} operations")
-    document, copied = copy.deepcopy(target), 0
-    for index, step in enumerate(steps):
-        where = f"[{index}]"
-        try:
+    document, copied, where = target, 0, ""
+    try:
+        document = copy.deepcopy(target)
+        for index, step in enumerate(steps):
+            where = f"[{index}]"
             copied += _copied_bytes(document, step, where)
             if copied > MAX_COPIED_BYTES:
                 raise _refused(where, f"a patch copies at most {MAX_COPIED_BYTES} bytes")
             document = _step(document, step, where)
-        except RecursionError as error:
-            raise _refused(where, "what it makes is nested too deeply") from error
+    except RecursionError as error:
+        raise _refused(where, _TOO_DEEP) from error
+    if is_too_deep(document):
+        raise _refused("", _TOO_DEEP)
     return document
 
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from paddock.api.kube import protobuf_bodies
+from paddock.api.kube.depth import MAX_DEPTH, is_too_deep
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.api.kube.status import BadRequestError, UnsupportedMediaTypeError
 from paddock.kit.errors import FieldProblem, InvalidError, TooLargeError
@@ -23,7 +24,6 @@ _DRAINED_BYTES = 32 << 20
 """How much of an oversized body is read and dropped, so that the client hears our answer."""
 _JSON_TYPES = {"", "application/json", "*/*"}
 _YAML_TYPES = {"application/yaml", "application/apply-patch+yaml"}
-_MAX_DEPTH = 200
 
 
 class Accepted(Struct, frozen=True):
@@ -161,8 +161,8 @@ def parse(data: bytes, *, is_yaml: bool = False, max_yaml_bytes: int = 1 << 20) 
         if not is_yaml:
             raise BadRequestError(f"the body is not JSON: {error}") from error
         document = _parse_yaml(data, max_yaml_bytes)
-    if _is_too_deep(document, _MAX_DEPTH):
-        raise BadRequestError(f"the body is nested more than {_MAX_DEPTH} levels deep")
+    if is_too_deep(document):
+        raise BadRequestError(f"the body is nested more than {MAX_DEPTH} levels deep")
     return document
 
 
@@ -187,13 +187,13 @@ def _parse_yaml(data: bytes, limit: int) -> Any:
         document: Any = yaml.load(data, _PlainLoader)  # noqa: S506 - derived from the safe loader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadRequestError(f"the body is not YAML: {error}") from error
-    return _checked(document, _MAX_DEPTH)
+    return _checked(document, MAX_DEPTH)
 
 
 def _checked(value: Any, depth: int) -> Any:
     """Refuse what YAML can say and JSON cannot."""
     if depth == 0:
-        raise BadRequestError(f"the body is nested more than {_MAX_DEPTH} levels deep")
+        raise BadRequestError(f"the body is nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, dict):
         items = cast("dict[Any, Any]", value)
         if not all(isinstance(key, str) for key in items):
@@ -206,25 +206,6 @@ def _checked(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     raise BadRequestError(f"the body holds a {type(value).__name__}, which JSON does not know")
-
-
-def _is_too_deep(value: Any, depth: int) -> bool:
-    level: list[Any] = [value]
-    for _ in range(depth):
-        level = [
-            child
-            for item in level
-            if isinstance(item, (dict, list))
-            for child in (
-                cast("dict[str, Any]", item).values()
-                if isinstance(item, dict)
-                else cast("list[Any]", item)
-            )
-            if isinstance(child, (dict, list))
-        ]
-        if not level:
-            return False
-    return True
 
 
 def _bad(field: str, message: str) -> BadRequestError:

@@ -154,7 +154,7 @@ async def main() -> None:
     for size, subject in subjects.items():
         for name, samples in subject.times.items():
             report.spread(f"{name}_{size}", samples)
-            report.figure(f"{name}_us_{size}", min(samples) * 1e6)
+            report.figure(f"{name}_us_{size}", min(samples) * 1e6, f"best of {len(samples):,}")
     for name in subjects[large].times:
         report.ratio(f"{name}_{large}_to_{SMALL}", f"{name}_us_{large}", f"{name}_us_{SMALL}")
     report.ratio("get_by_index_to_dictionary", f"get_by_index_us_{large}", f"dictionary_us_{large}")

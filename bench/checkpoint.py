@@ -97,10 +97,12 @@ async def measure(report: Report, runtime: LocalRuntime, rounds: int, forks: int
     report.spread("restore", restore)
     report.spread("store", store)
     report.spread(f"fork_{forks}", fork)
-    report.figure("fork_success", 1 - len(failed) / (forks * len(fork)))
+    report.figure("fork_success", 1 - len(failed) / (forks * len(fork)), f"of {forks * len(fork)}")
     for reason in failed[:1]:
         report.note(f"a fork failed: {reason}")
-    report.figure("fork_each_ms", sum(fork) / len(fork) / forks * 1e3)
+    report.figure(
+        "fork_each_ms", sum(fork) / len(fork) / forks * 1e3, f"mean of {forks * len(fork)}"
+    )
     for name in ("hibernate", "restore", "store"):
         report.against(name, ("fork_exec", "copy_30mb"))
 

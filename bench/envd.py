@@ -244,7 +244,7 @@ def forks(report: Report, zygote: Zygote, directory: Path, count: int) -> None:
     report.spread("fork_to_answer", times(fork_and_answer, count))
     pids = [zygote.reply() for _ in range(count)]
     pss = [proportional_kib(pid) for pid in pids]
-    report.figure("pss_per_envd_mb", statistics.mean(pss) / 1024)
+    report.figure("pss_per_envd_mb", statistics.mean(pss) / 1024, f"mean of {len(pss)}")
     report.figure("zygote_pss_mb", proportional_kib(zygote.process.pid) / 1024)
 
 
@@ -260,8 +260,8 @@ def commands(report: Report, target: Path, count: int) -> None:
 
 def throughput(report: Report, target: Path, megabytes: int) -> None:
     for name, move in (("upload", upload), ("upload_form", upload_form), ("download", download)):
-        report.figure(f"{name}_mb_s", max(move(target, megabytes) for _ in range(3)))
-    report.figure("copy_mb_s", max(copy_speed(target.parent) for _ in range(3)))
+        report.figure(f"{name}_mb_s", max(move(target, megabytes) for _ in range(3)), "best of 3")
+    report.figure("copy_mb_s", max(copy_speed(target.parent) for _ in range(3)), "best of 3")
     for name in ("upload", "upload_form", "download"):
         report.ratio(f"{name}_to_copy", f"{name}_mb_s", "copy_mb_s")
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
+TAIL = "_at_p99"
+"""Ends the name of a ratio of two p99s."""
 BEGIN, END = "<!-- figures: python bench/figures.py --write -->", "<!-- end of figures -->"
 
 
@@ -25,17 +27,15 @@ class Row(NamedTuple):
     suite: str
     figure: str
     unit: str = "ms"
-    ratio: str = ""
-    """The name of the ratio that is told beside it."""
-    beside: str = ""
-    """What that ratio is to."""
+    beside: tuple[tuple[str, str], ...] = ()
+    """The names of the ratios that are told beside it, each with what it is to."""
 
 
 ROWS = (
     Row("`Sandbox.create()` to the first command's output: E2B's SDK, warm pool, one by one",
-        "claim", "sequential", ratio="sequential_to_podman", beside="`podman run`"),
+        "claim", "sequential", beside=(("sequential_to_podman", "`podman run`"),)),
     Row("the same with the asynchronous SDK, on a pool of 20 that is filled up meanwhile",
-        "tti", "sequential_total", ratio="sequential_to_podman", beside="`podman run`"),
+        "tti", "sequential_total", beside=(("sequential_to_podman", "`podman run`"),)),
     Row("the same, Poisson arrivals for 60 s", "tti", "poisson_total"),
     Row("the same, 100 at once on a pool of 110", "tti", "burst_100_total"),
     Row("100 at once on a pool of 20: those for whom it was empty", "tti",
@@ -43,36 +43,36 @@ ROWS = (
     Row("100 at once on a pool of 110, until the last has answered", "claim", "burst_wall_s",
         unit="s"),
     Row("cold start (no pool) to the first command's output", "cold", "cold_total",
-        ratio="cold_to_bwrap", beside="bubblewrap"),
+        beside=(("cold_to_bwrap", "bubblewrap"), ("cold_to_podman", "`podman run`"))),
     Row("cold create alone", "cold", "cold_create",
-        ratio="cold_create_to_opensandbox_create", beside="OpenSandbox's server on podman"),
+        beside=(("cold_create_to_opensandbox_create", "OpenSandbox's server on podman"),)),
     Row("pause by freezing", "pause_wake", "freeze_pause",
-        ratio="freeze_pause_to_podman", beside="`podman pause`"),
+        beside=(("freeze_pause_to_podman", "`podman pause`"),)),
     Row("a request that wakes a frozen sandbox", "pause_wake", "freeze_wake_by_request",
-        ratio="freeze_wake_to_running", beside="one that runs"),
+        beside=(("freeze_wake_to_running", "one that runs"),)),
     Row("a request that wakes a hibernated sandbox", "pause_wake", "hibernate_wake_by_request"),
     Row("clone of a live 30 MB sandbox to its first command", "hibernate_fork",
-        "clone_to_first_command", ratio="clone_to_copy_30mb", beside="copying 30 MB"),
+        "clone_to_first_command", beside=(("clone_to_copy_30mb", "copying 30 MB"),)),
     Row("fork, each of 50", "hibernate_fork", "fork_each_ms"),
     Row("idle sandbox in the pool", "density", "pooled_mb_each", unit="MB",
-        ratio="pooled_to_podman_sleep", beside="`sleep` in podman"),
+        beside=(("pooled_to_podman_sleep", "`sleep` in podman"),)),
     Row("100 warm sandboxes delivered as one batch", "batch", "real_deliver_100"),
     Row("a task in each of 100 sandboxes of a batch", "batch", "real_tasks_100",
-        ratio="real_task_to_podman", beside="`podman run true`, each"),
+        beside=(("real_task_to_podman", "`podman run true`, each"),)),
     Row("a request through the gateway, 1,000 a second", "gateway", "paddock_calm",
-        ratio="calm_to_nginx", beside="nginx"),
+        beside=(("calm_to_nginx", "nginx"), ("calm_to_haproxy", "HAProxy"))),
     Row("requests through one gateway on one core", "gateway", "paddock_rps", unit="per second",
-        ratio="rps_to_haproxy", beside="HAProxy"),
+        beside=(("rps_to_nginx", "nginx"), ("rps_to_haproxy", "HAProxy"))),
     Row("bytes through one gateway", "gateway", "paddock_stream_mb_per_s", unit="MB/s",
-        ratio="stream_mb_per_s_to_direct", beside="no proxy"),
+        beside=(("stream_mb_per_s_to_direct", "no proxy"), ("stream_mb_per_s_to_nginx", "nginx"))),
     Row("durable compare-and-swap, 64 writers", "store", "cas_64_writers"),
     Row("the same, together", "store", "cas_64_writers_per_second", unit="per second",
-        ratio="cas_64_writers_per_second_to_sqlite", beside="SQLite, a transaction each"),
+        beside=(("cas_64_writers_per_second_to_sqlite", "SQLite, a transaction each"),)),
     Row("create among 100,000 sandboxes (simulated runtime)", "scale", "create_100000",
-        ratio="create_100000_to_1000", beside="among 1,000"),
+        beside=(("create_100000_to_1000", "among 1,000"),)),
     Row("a command inside, by envd alone", "envd", "command",
-        ratio="command_to_bare_exec", beside="fork and exec"),
-    Row("network of a sandbox", "net", "attach", ratio="attach_to_attach_by_ip", beside="`ip`"),
+        beside=(("command_to_bare_exec", "fork and exec"),)),
+    Row("network of a sandbox", "net", "attach", beside=(("attach_to_attach_by_ip", "`ip`"),)),
 )  # fmt: skip
 
 
@@ -96,11 +96,21 @@ def line(row: Row) -> str | None:
         if value.get("success", 1) != 1:
             cells[-1] += f" ({value['success']:.1%})"
     else:
-        cells = [spoken(value), "", ""]
-    ratio = result["ratios"].get(row.ratio)
-    beside = f"{spoken(ratio, digits=2)} times {row.beside}" if ratio else ""
+        cells = [spoken(value), "", result.get("how", {}).get(row.figure, "")]
     made = f"[{row.suite}.py](bench/{row.suite}.py), [{result['commit']}]({_kept(row.suite)})"
-    return f"| {row.what} | {row.unit} | {' | '.join(cells)} | {beside} | {made} |"
+    return f"| {row.what} | {row.unit} | {' | '.join(cells)} | {_beside(row, result)} | {made} |"
+
+
+def _beside(row: Row, result: dict[str, Any]) -> str:
+    """Write the ratios that a result has: of the medians, and of the tails where it has them."""
+    ratios: dict[str, float] = result["ratios"]
+    said: list[str] = []
+    for name, other in row.beside:
+        if name in ratios:
+            tail = ratios.get(f"{name}{TAIL}")
+            more = f" (p99: {spoken(tail, digits=2)})" if tail else ""
+            said.append(f"{spoken(ratios[name], digits=2)} times {other}{more}")
+    return ", ".join(said)
 
 
 def spoken(value: float, *, digits: int = 3) -> str:
@@ -124,7 +134,8 @@ def table() -> str:
     machine = measured["machine"]
     where = f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']:g} GB"
     head = [
-        f"On {where}, by the client's clock; the script in the last column makes it anew.",
+        f"On {where}, by the client's clock; the script in the last column makes it anew. A figure",
+        "that is no series has no p99: in place of n stands what it is.",
         "",
         "| | unit | p50 | p99 | n | beside it | made by |",
         "|---|---|---|---|---|---|---|",

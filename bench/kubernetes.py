@@ -129,7 +129,7 @@ async def lives(report: Report, plane: ControlPlane, stock: int) -> None:
         await plane.manager.kill(CALLER, claim.sandbox_id if claim else "")
     await stocked(plane, stock)
     report.spread("claim_alone", took)
-    report.figure("writes_per_life", (writes() - before) / LIVES)
+    report.figure("writes_per_life", (writes() - before) / LIVES, f"mean of {LIVES}")
 
 
 async def race(report: Report, plane: ControlPlane, raw: RawWriters, stock: int) -> None:
@@ -154,7 +154,9 @@ async def race(report: Report, plane: ControlPlane, raw: RawWriters, stock: int)
         for turn in (claim, write) if number % 2 else (write, claim):
             await turn()
             await asyncio.sleep(0.1)
-    report.figure("writes_per_claim", written / max(len(claiming.took), 1))
+    report.figure(
+        "writes_per_claim", written / max(len(claiming.took), 1), f"mean of {len(claiming.took):,}"
+    )
     claiming.tell(report, rate="claims_per_s")
     bare.tell(report, rate="ceiling_writes_per_s")
     report.ratio("claims_to_ceiling", "claims_per_s", "ceiling_writes_per_s")

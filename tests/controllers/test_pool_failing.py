@@ -9,7 +9,14 @@ from paddock.controllers.pool.failing import told
 from paddock.kit.errors import InvalidError
 from paddock.resources.meta import Key, ObjectMeta
 from paddock.resources.pool import SandboxPool, SandboxPoolStatus
-from paddock.resources.sandbox import LABEL_REVISION, Phase, Sandbox, SandboxSpec, SandboxStatus
+from paddock.resources.sandbox import (
+    ANNOTATION_AFTER_FAILURES,
+    LABEL_REVISION,
+    Phase,
+    Sandbox,
+    SandboxSpec,
+    SandboxStatus,
+)
 from paddock.resources.template import SandboxTemplate
 from paddock.runtime.simulated import Operation
 from tests.scenario.paddock import World, paddock
@@ -22,10 +29,13 @@ def later(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def sandbox(*, created: float, started: float | None = None, revision: str = "a") -> Sandbox:
+def sandbox(*, after: int = 0, started: float | None = None, revision: str = "a") -> Sandbox:
+    """One that was tried after so many failures."""
     return Sandbox(
         metadata=ObjectMeta(
-            name="s", creation_timestamp=later(created), labels={LABEL_REVISION: revision}
+            name="s",
+            labels={LABEL_REVISION: revision},
+            annotations={ANNOTATION_AFTER_FAILURES: str(after)} if after else {},
         ),
         spec=SandboxSpec(),
         status=SandboxStatus(
@@ -39,7 +49,7 @@ def after(status: SandboxPoolStatus, *failed: Sandbox, at: float) -> SandboxPool
 
 
 def test_those_that_are_tried_together_count_once_however_many_they_are() -> None:
-    many = [sandbox(created=0) for _ in range(2000)]
+    many = [sandbox() for _ in range(2000)]
     status = after(FRESH, *many[:1000], at=1)
     assert (status.failures, status.backoff_until) == (1, later(2))
     assert after(status, *many[1000:], at=1.5) == status
@@ -47,8 +57,8 @@ def test_those_that_are_tried_together_count_once_however_many_they_are() -> Non
 
 def test_each_failed_try_doubles_the_wait_up_to_a_limit() -> None:
     status, waits, now = FRESH, [], 0.0
-    for _ in range(12):
-        status = after(status, sandbox(created=now), at=now + 0.5)
+    for number in range(12):
+        status = after(status, sandbox(after=number), at=now + 0.5)
         assert status.backoff_until is not None
         waits.append((status.backoff_until - later(now + 0.5)).total_seconds())
         now += 0.5 + waits[-1]
@@ -56,20 +66,33 @@ def test_each_failed_try_doubles_the_wait_up_to_a_limit() -> None:
 
 
 def test_what_ran_for_a_while_and_is_lost_was_no_failed_start() -> None:
-    assert after(FRESH, sandbox(created=0, started=1), at=61) == FRESH
-    assert after(FRESH, sandbox(created=0, started=1), at=60).failures == 1
+    assert after(FRESH, sandbox(started=1), at=61) == FRESH
+    assert after(FRESH, sandbox(started=1), at=60).failures == 1
 
 
 def test_one_that_starts_after_a_failure_ends_the_row_and_an_older_one_does_not() -> None:
-    status = after(FRESH, sandbox(created=0), at=5)
-    older, newer = sandbox(created=0, started=4), sandbox(created=6, started=7)
+    status = after(FRESH, sandbox(), at=5)
+    older, newer, slower = sandbox(started=4), sandbox(after=1, started=7), sandbox(started=6)
     assert told(status, (), [older], revision="a", now=later(8)) == status
     assert told(status, (), [older, newer], revision="a", now=later(8)) == FRESH
+    assert told(status, (), [older, slower], revision="a", now=later(8)) == FRESH
+
+
+@pytest.mark.parametrize("ahead", [-3600, 3600])
+def test_the_clock_of_another_machine_makes_no_failure_more_or_less(ahead: float) -> None:
+    born = later(ahead)
+    tried = [
+        structs.replace(item, metadata=structs.replace(item.metadata, creation_timestamp=born))
+        for item in (sandbox(), sandbox(), sandbox(after=1))
+    ]
+    first = after(FRESH, tried[0], at=1)
+    assert after(first, tried[1], at=1.5) == first
+    assert after(first, tried[2], at=3).failures == 2
 
 
 def test_another_template_is_tried_at_once() -> None:
-    status = after(FRESH, sandbox(created=0), at=1)
-    mended = told(status, [sandbox(created=0)], (), revision="b", now=later(1.5))
+    status = after(FRESH, sandbox(), at=1)
+    mended = told(status, [sandbox()], (), revision="b", now=later(1.5))
     assert mended == structs.replace(FRESH, failures=0, backoff_until=None)
 
 

@@ -29,6 +29,8 @@ LABEL_EVICT = "paddock.dev/evict"
 LABEL_GIVEN_UP = "paddock.dev/given-up"
 """On what a claim could not hand over and was told to keep: somebody wants to look at it."""
 LABEL_TEAM = "paddock.dev/team"
+ANNOTATION_AFTER_FAILURES = "paddock.dev/after-failures"
+"""On what a pool makes: after how many failed starts in a row it was tried, if there were any."""
 FINALIZER_SANDBOX = "paddock.dev/sandbox"
 
 CONDITION_READY = "Ready"

@@ -8,6 +8,7 @@ from msgspec import structs
 from paddock.resources.meta import ObjectMeta, owner_reference
 from paddock.resources.pool import SandboxPool
 from paddock.resources.sandbox import (
+    ANNOTATION_AFTER_FAILURES,
     FINALIZER_SANDBOX,
     LABEL_CLAIMED,
     LABEL_POOL,
@@ -30,6 +31,8 @@ def child(pool: SandboxPool, template: SandboxTemplateSpec, current: str) -> San
     """Make a sandbox of this pool; what it is made of is frozen into it."""
     name = pool.metadata.name
     reference = pool.spec.template_ref
+    after = pool.status.failures
+    told = {ANNOTATION_AFTER_FAILURES: str(after)} if after else {}
     return Sandbox(
         metadata=ObjectMeta(
             generate_name=f"{name}-",
@@ -41,7 +44,7 @@ def child(pool: SandboxPool, template: SandboxTemplateSpec, current: str) -> San
                 LABEL_REVISION: current,
                 LABEL_CLAIMED: "false",
             },
-            annotations=pool.spec.annotations,
+            annotations={**pool.spec.annotations, **told},
             finalizers=(FINALIZER_SANDBOX,),
             owner_references=(owner_reference(pool),),
         ),

@@ -90,6 +90,7 @@ class PoolController:
         current = revision(template)
         members = self._census.members(key)
         status = await self._bury(pool, members, current)
+        tried = structs.replace(pool, status=status)
         counts = self._count(pool, members, current)
         decision = plan(
             followed,
@@ -102,7 +103,7 @@ class PoolController:
         self._enough.pop(key, None)
         if decision.yields:
             self._enough[key] = band(followed, counts.allocated).buffer_min // 2
-        await self._act(pool, template, current, decision)
+        await self._act(tried, template, current, decision)
         await self._report(pool, status, current, decision)
         return self._again(pool, key, decision)
 

@@ -2,9 +2,13 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from paddock.app.processes import Process
 from paddock.app.up import Installation
+from paddock.kit.errors import InvalidError
 from paddock.kit.settings import Settings
 
 
@@ -16,6 +20,22 @@ def test_gateways_of_one_machine_have_admin_ports_of_their_own(tmp_path: Path) -
 
     assert told(9100) == ["9100", "9101", "9102"]
     assert told(0) == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("ports", "told"),
+    [
+        ({"admin_port": 65535}, "port 65536, the one for metrics of gateway-1, is beyond 65535"),
+        ({"admin_port": 2999}, "port 3000 is the one for clients and for metrics of gateway-1"),
+        ({"api_port": 3000, "host": "0.0.0.0"}, "port 3000 is the one for the control plane and"),
+    ],
+)
+async def test_ports_that_cannot_be_had_are_refused_by_name(
+    tmp_path: Path, ports: dict[str, Any], told: str
+) -> None:
+    settings = Settings(state_dir=str(tmp_path), gateways=2, **ports)
+    with pytest.raises(InvalidError, match=told):
+        await Installation(settings).refuse_if_taken()
 
 
 async def test_a_process_is_told_what_it_alone_is_to_know(tmp_path: Path) -> None:

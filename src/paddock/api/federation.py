@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paddock.api import bodies, federated_lists
 from paddock.api.e2b import query
+from paddock.api.e2b.context import logged
 from paddock.api.errors import retry_after, status_of
 from paddock.api.internal import TOLD_AS_PROBLEMS
 from paddock.kit.errors import NotFoundError, PaddockError
@@ -211,8 +212,13 @@ class Elsewhere:
 
     async def _pass_on(self, request: Request, *, sandbox_id: str) -> Response:
         caller = self._keyring.authenticate(request.headers.get("x-api-key"))
-        call = _call(request, caller, await bodies.whole(request, MAX_BODY_BYTES))
-        return _as_response(await self._federation.pass_on(sandbox_id, call, patience=CALL_SECONDS))
+        # The other side is told the team alone: which of its keys this was is known here.
+        with logged(request, caller):
+            call = _call(request, caller, await bodies.whole(request, MAX_BODY_BYTES))
+            reply = await self._federation.pass_on(sandbox_id, call, patience=CALL_SECONDS)
+            if reply.status >= 400:
+                request.state.result = f"status {reply.status}"
+        return _as_response(reply)
 
 
 def _call(request: Request, caller: Caller, body: bytes) -> ForwardedCall:

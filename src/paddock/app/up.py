@@ -20,7 +20,7 @@ from paddock.app.processes import PATIENT_TRIES, TRIES, Process, wait_until
 from paddock.app.secrets import Secrets, load_or_create
 from paddock.app.warming import Warmth
 from paddock.kit import pidfile
-from paddock.kit.errors import ConflictError
+from paddock.kit.errors import ConflictError, InvalidError
 from paddock.kit.settings import PREFIX, Settings
 from paddock.kit.tasks import background
 
@@ -28,6 +28,8 @@ START_SECONDS = 60.0
 LOG_LOOK_SECONDS = 60.0
 _LOOK_SECONDS, _LAST_LOOKS = 0.1, 200
 """How often, and how many times more, addresses are looked at that a killed predecessor had."""
+_LAST_PORT = 65535
+_EVERYWHERE = {"", "0.0.0.0", "::"}  # noqa: S104 - compared, not bound
 Say = Callable[[str], None]
 
 
@@ -80,6 +82,7 @@ class Installation:
 
         `after_a_kill` of our predecessor its processes still end, and are waited for.
         """
+        self._check_ports()
         looks = _LAST_LOOKS if after_a_kill else 0
         while (problem := self._taken()) is not None:
             if not looks:
@@ -87,7 +90,8 @@ class Installation:
             looks -= 1
             await asyncio.sleep(_LOOK_SECONDS)
 
-    def _taken(self) -> ConflictError | None:
+    def _places(self) -> list[tuple[str, str, int, str]]:
+        """Give every address that we are about to have: whose, host, port, how it is chosen."""
         settings = self.settings
         places = [
             ("the control plane", settings.api_host, settings.api_port, "PADDOCK_API_PORT"),
@@ -95,12 +99,31 @@ class Installation:
         ]
         if self.tls is not None:
             places.append(("TLS", settings.tls_host, settings.tls_port, "PADDOCK_TLS_PORT"))
+            places.append(
+                ("TLS to reach gateways", "127.0.0.1", settings.front_port, "PADDOCK_FRONT_PORT")
+            )
         if settings.admin_port:
             places += [
                 (f"metrics of {gateway.name}", settings.admin_host, port, "PADDOCK_ADMIN_PORT")
                 for port, gateway in enumerate(self.gateways, settings.admin_port)
             ]
-        for what, host, port, choice in places:
+        return places
+
+    def _check_ports(self) -> None:
+        """Refuse ports that there are not, and one for two purposes: counting up may lead there."""
+        known: list[tuple[str, str, int]] = []
+        for what, host, port, choice in self._places():
+            if port > _LAST_PORT:
+                message = f"port {port}, the one for {what}, is beyond {_LAST_PORT}"
+                raise InvalidError(message, hint=f"choose a lower one with {choice}")
+            for other, its_host, its_port in known:
+                if port == its_port and (host == its_host or {host, its_host} & _EVERYWHERE):
+                    message = f"port {port} is the one for {other} and for {what}"
+                    raise InvalidError(message, hint=f"choose another with {choice}")
+            known.append((what, host, port))
+
+    def _taken(self) -> ConflictError | None:
+        for what, host, port, choice in self._places():
             if _listens(host, port):
                 return ConflictError(
                     f"something listens on {host}:{port} already, the address for {what}",

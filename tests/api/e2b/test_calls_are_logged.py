@@ -27,3 +27,17 @@ async def test_every_change_is_logged_with_its_caller_and_outcome(
     assert {line["team"] for line in lines} == {"default"}
     assert all(line["key"] for line in lines)
     assert lines[1]["request"] == "mine"
+
+
+async def test_whatever_a_call_made_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="paddock.api.calls")
+    async with paddock(pool_size=0) as world:
+        body = {"templateID": "base", "count": 2}
+        batch = (await world.http.post("/v2/sandboxes:batch", json=body)).json()["results"]
+        boxes = [item["sandbox"]["sandboxID"] for item in batch]
+        forked = await world.http.post(f"/sandboxes/{boxes[0]}/fork", json={"count": 2})
+        clones = [item["sandbox"]["sandboxID"] for item in forked.json()]
+        stored = await world.http.post(f"/sandboxes/{boxes[0]}/snapshots", json={})
+    lines = [item.paddock_fields for item in caplog.records if item.name == "paddock.api.calls"]
+    made = [",".join(boxes), ",".join(clones), stored.json()["snapshotID"]]
+    assert [line["made"] for line in lines] == made

@@ -1,6 +1,7 @@
 """E2B's API as clients see it: statuses, bodies, headers, paging, keys, quotas, extensions."""
 
 import asyncio
+from datetime import datetime, timedelta
 from urllib.parse import quote
 
 import pytest
@@ -10,6 +11,7 @@ from paddock.resources.builtin import Secret
 from paddock.resources.meta import ObjectMeta
 from paddock.resources.sandbox import Sandbox
 from paddock.resources.template import PauseStrategy, SandboxTemplate, SandboxTemplateSpec
+from paddock.runtime.port import LogLine
 from tests.scenario.paddock import SECRETS, World, paddock
 
 pytestmark = pytest.mark.looptime
@@ -66,6 +68,27 @@ async def test_log_entries_are_read_from_either_end() -> None:
         refused = await world.http.get(f"{path}?level=loud")
         assert refused.status_code == 400
         assert "level" in refused.json()["message"]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+async def test_every_kept_log_entry_is_found_page_by_page(direction: str) -> None:
+    async with paddock() as world:
+        path = f"/v2/sandboxes/{(await create(world))['sandboxID']}/logs?direction={direction}"
+        (box,) = (item for item in world.provider.all(Sandbox) if item.spec.claim)
+        now, step = world.plane.clock.now(), 1 if direction == "forward" else -1
+        lines = [
+            LogLine(at=now + timedelta(seconds=n), level="info", message=f"said {n}")
+            for n in range(1, 3001)
+        ]
+        world.runtime._logs[box.metadata.uid] = lines
+        found: list[str] = []
+        page = (await world.http.get(f"{path}&search=said")).json()["logs"]
+        while page:
+            found += [entry["message"] for entry in page]
+            at = datetime.fromisoformat(page[-1]["timestamp"]).timestamp()
+            cursor = int(at * 1000) + step
+            page = (await world.http.get(f"{path}&search=said&cursor={cursor}")).json()["logs"]
+        assert found == [line.message for line in lines][::step]
 
 
 async def test_pages_end_without_a_token_and_bad_tokens_are_refused() -> None:

@@ -56,9 +56,10 @@ async def create_batch(context: Context, request: Request, caller: Caller) -> Re
         raise InvalidError.at("Idempotency-Key", message)
     asked = new_sandbox(wanted, default_timeout=DEFAULT_TIMEOUT_SECONDS, idempotency_key=key)
     made = await context.manager.batches.create_many(caller, asked, wanted.count)
-    created = sum(1 for item in made if item.sandbox is not None)
     results = tuple(_shown(context, item) for item in made)
-    return answer(BatchAnswer(wanted.count, created, results), 201)
+    ids = [result.sandbox.sandbox_id for result in results if result.sandbox is not None]
+    request.state.made = ",".join(ids)
+    return answer(BatchAnswer(wanted.count, len(ids), results), 201)
 
 
 def _shown(context: Context, item: Made) -> BatchResult:

@@ -1,7 +1,8 @@
 """What every handler of E2B's API shares: who calls, what body came, how answers look."""
 
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -43,11 +44,39 @@ class Context:
 Handler = Callable[[Context, Request, Caller], Awaitable[Response]]
 
 
-def route(path: str, method: str, handler: Handler) -> Route:
-    """Make a route whose handler is told who calls; without a known key it is not reached.
+@contextlib.contextmanager
+def logged(request: Request, caller: Caller) -> Generator[None]:
+    """Log a call that may change something: who, what, how it ended, what it made.
 
-    Every call that may change something is logged, with what it made (`request.state.made`).
+    What was made is in `request.state.made`; who ends a call without raising says how in
+    `request.state.result`.
     """
+    if request.method in ("GET", "HEAD"):
+        yield
+        return
+    result = "broken off"
+    try:
+        yield
+        result = getattr(request.state, "result", "done")
+    except PaddockError as error:
+        result = error.reason
+        raise
+    finally:
+        # Nothing in this line is as a caller wrote it: nobody can write another's line.
+        facts = fields(
+            method=request.method,
+            path=quote(request.scope["path"], errors="replace"),
+            team=caller.team,
+            key=caller.key_id,
+            request=getattr(request.state, "request_id", "-"),
+            result=result,
+            made=getattr(request.state, "made", "") or "-",
+        )
+        calls.info("called", extra=facts)
+
+
+def route(path: str, method: str, handler: Handler) -> Route:
+    """Make a route whose handler is told who calls; without a known key it is not reached."""
 
     async def endpoint(request: Request) -> Response:
         context: Context = request.app.state.e2b
@@ -55,28 +84,8 @@ def route(path: str, method: str, handler: Handler) -> Route:
         if (sandbox_id := request.path_params.get("id")) is not None:
             # A shard of a batch becomes a sandbox like any other when it is first asked for.
             await context.manager.batches.reveal(sandbox_id.partition("-")[0], caller)
-        if method == "GET":
+        with logged(request, caller):
             return await handler(context, request, caller)
-        result = "broken off"
-        try:
-            response = await handler(context, request, caller)
-            result = "done"
-        except PaddockError as error:
-            result = error.reason
-            raise
-        finally:
-            # Nothing in this line is as a caller wrote it: nobody can write another's line.
-            facts = fields(
-                method=method,
-                path=quote(request.scope["path"], errors="replace"),
-                team=caller.team,
-                key=caller.key_id,
-                request=request.state.request_id,
-                result=result,
-                made=getattr(request.state, "made", "-"),
-            )
-            calls.info("called", extra=facts)
-        return response
 
     endpoint.__name__ = handler.__name__
     endpoint.__doc__ = handler.__doc__

@@ -11,6 +11,8 @@ from paddock.kit.errors import InvalidError, PaddockError
 from paddock.manager.keys import Caller
 
 MAX_LOGS = 1000
+KEPT_LOGS = 20_000
+"""More than any runtime keeps: an entry is left out by who asks, not by how many came after it."""
 
 
 async def metrics(context: Context, request: Request, caller: Caller) -> Response:
@@ -66,7 +68,7 @@ async def logs_v2(context: Context, request: Request, caller: Caller) -> Respons
     is_back = direction == "backward"
     since = None if is_back else cursor or None
     entries = await context.manager.logs(
-        caller, request.path_params["id"], since_unix_millis=since, limit=MAX_LOGS
+        caller, request.path_params["id"], since_unix_millis=since, limit=KEPT_LOGS
     )
     if is_back:
         until = cursor / 1000 if cursor else math.inf

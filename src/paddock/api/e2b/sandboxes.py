@@ -171,12 +171,15 @@ async def fork(context: Context, request: Request, caller: Caller) -> Response:
         count=wanted.count,
         timeout_seconds=V1_TIMEOUT_SECONDS if wanted.timeout is None else wanted.timeout,
     )
+    made = [
+        context.shown.created(result.sandbox) if result.sandbox is not None else None
+        for result in results
+    ]
+    request.state.made = ",".join(item.sandbox_id for item in made if item is not None)
     return answer(
         [
-            {"sandbox": context.shown.created(result.sandbox)}
-            if result.sandbox is not None
-            else {"error": _refusal(result.error)}
-            for result in results
+            {"sandbox": item} if item is not None else {"error": _refusal(result.error)}
+            for item, result in zip(made, results, strict=True)
         ],
         201,
     )
@@ -194,7 +197,9 @@ async def snapshot(context: Context, request: Request, caller: Caller) -> Respon
     checkpoint = await context.manager.snapshot(
         caller, request.path_params["id"], name=wanted.name, memory=wanted.memory is not False
     )
-    return answer(convert.snapshot(checkpoint), 201)
+    shown = convert.snapshot(checkpoint)
+    request.state.made = shown.snapshot_id
+    return answer(shown, 201)
 
 
 ROUTES = (

@@ -57,14 +57,16 @@ def execute(
     text = command[0] if len(command) == 1 else shlex.join(command)
     shell = _shell(place, sandbox_id, user)
     events = shell.start(text, env=pairs(env, "--env"), cwd=cwd, has_stdin=has_stdin)
-    pid = int(next(events)["start"]["pid"])
-    if has_stdin:
-        _feed(shell, pid)
+    pid = 0
     try:
+        pid = int(next(events)["start"]["pid"])
+        if has_stdin:
+            _feed(shell, pid)
         code = _pass_on(events, output)
     except KeyboardInterrupt:
         with suppress(PaddockError):  # it may have ended by itself
-            shell.end(pid)
+            # Who is interrupted before it is said what was started waits for that first.
+            shell.end(pid or int(next(events)["start"]["pid"]))
         raise
     sys.exit(code)
 

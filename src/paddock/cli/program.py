@@ -64,7 +64,8 @@ class Program(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find what is called; where there is no such command, one that looks like it is named."""
-        if args[0] not in COMMANDS and (similar := get_close_matches(args[0], COMMANDS, n=1)):
+        similar = get_close_matches(args[0], COMMANDS, n=1) if args[0] not in COMMANDS else ()
+        if similar and not ctx.resilient_parsing:  # Completion goes on past what is misspelt.
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{similar[0]}'?")
         return super().resolve_command(ctx, args)
 

@@ -1,4 +1,4 @@
-"""From what is wanted to what is admitted: renders each case and asks admission where it differs.
+"""From what is wanted to what is admitted: sizes rendered pools, asks admission where they differ.
 
 Nothing is written here. A refusal is remembered in the case's state, so that a pool which may not
 grow is left in peace until its saturation time is over.

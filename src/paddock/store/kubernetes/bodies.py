@@ -1,8 +1,8 @@
 """What is sent: structs to bytes, nothing between.
 
 Our own kinds are written whole (PUT): their schema is ours, and a status write carries the status
-alone. Of the cluster's kinds we know a part, so their updates say what changed within that part
-(merge patch) and leave the rest as it is.
+alone. So are leases, of which we know everything. Of the cluster's other kinds we know a part, so
+their updates say what changed within that part (merge patch) and leave the rest as it is.
 """
 
 from collections.abc import Mapping

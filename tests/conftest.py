@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import random
 import signal
 import tempfile
 
 import hypothesis
 
 from tests import leaks
+from tests.fuzz import effort
 from tests.kube.fixtures import kube_cluster, kube_namespace
 
 __all__ = ["kube_cluster", "kube_namespace"]
@@ -25,13 +27,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.umask(0o022)
 
 # How long an example takes says how busy the machine is, not whether the property holds. Every run
-# of a commit meets the same examples, and so says the same of it; `--hypothesis-seed` draws others.
-hypothesis.settings.register_profile(
-    "paddock",
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
+# of a commit meets the same examples, and so says the same of it; those who ask get others.
+for name, is_repeated in (("paddock", True), ("paddock, drawn anew", False)):
+    hypothesis.settings.register_profile(
+        name,
+        deadline=None,
+        database=None,
+        derandomize=is_repeated,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
 hypothesis.settings.load_profile("paddock")
 
 
@@ -45,13 +49,39 @@ def pytest_configure(config) -> None:
     if not is_worker and len(os.fsencode(tempfile.gettempdir())) > LONGEST_PLACE:
         os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
     config.pluginmanager.register(leaks.Watch(config), "leaks")
+    _draw_examples(config.option)
+
+
+def _draw_examples(option) -> None:
+    """Draw other examples than CI's where more of them, or a seed, are asked for."""
+    effort.times = max(option.fuzz_examples, 1)
+    if option.hypothesis_seed is None and effort.times > 1:
+        # Chosen here, so that the same ones can be asked for again.
+        option.hypothesis_seed = str(random.SystemRandom().randrange(1 << 32))
+    effort.seed = option.hypothesis_seed
+    if effort.seed is not None:
+        # The seed of hypothesis is of no effect on what is repeated in every run.
+        hypothesis.settings.load_profile("paddock, drawn anew")
+
+
+def pytest_report_header() -> str | None:
+    """Say how the same examples are drawn again."""
+    if effort.seed is None:
+        return None
+    return f"fuzz: --fuzz-examples={effort.times} --hypothesis-seed={effort.seed}"
 
 
 def pytest_addoption(parser) -> None:
-    """How long and how hard the suites of faults and load try; the defaults suit CI."""
+    """How long and how hard the suites of faults, load and fuzz try; the defaults suit CI."""
     parser.addoption("--faults-minutes", default="0.4", help="length of the storm of real kills")
     parser.addoption("--faults-kills", default="0", help="real kills, instead of a length")
     parser.addoption("--faults-seeds", default="50", help="seeds of the faults on virtual time")
     parser.addoption("--faults-seed", default="1", help="seed of the choices on real time")
     parser.addoption("--load-minutes", default="0.25", help="length of the churn under load")
     parser.addoption("--load-sandboxes", default="60", help="real sandboxes at once")
+    parser.addoption(
+        "--fuzz-examples",
+        type=int,
+        default=1,
+        help="how many times as many generated inputs; other ones in each run",
+    )

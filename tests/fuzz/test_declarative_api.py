@@ -22,8 +22,8 @@ from paddock.api.kube.openapi import document_v3
 from paddock.api.kube.scheme import GROUP_VERSIONS
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.store.memory import MemoryStore
+from tests.fuzz import effort
 
-EXAMPLES = 4
 TOKEN = "correct-horse"
 URL = "http://testserver"
 NAMES = {"namespace": ["default"], "name": ["x", "nobody"]}
@@ -104,7 +104,7 @@ class Asked:
         there = {**self._examples.get(kind, {}), "metadata": {"name": "x"}}
 
         @settings(
-            max_examples=EXAMPLES,
+            max_examples=effort.examples(4),
             deadline=None,
             database=None,
             phases=[Phase.generate],
@@ -130,7 +130,7 @@ class Asked:
         ask()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(effort.seconds(120))
 @pytest.mark.parametrize(("group", "version"), GROUP_VERSIONS)
 def test_no_request_by_the_document_is_answered_with_a_server_error(
     group: str, version: str

@@ -1,14 +1,13 @@
 """Any bytes into every reader of what strangers send: no crash, nothing read in two ways.
 
-Where atheris is installed, `python -m tests.fuzz.test_parsers TARGET` fuzzes one by coverage.
+`by_coverage` fuzzes one of them as long as one likes.
 """
-
-import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz import effort
 from tests.fuzz.targets import CORPUS, TARGETS
 
 SEEDS = {
@@ -40,11 +39,14 @@ def test_what_was_found_once_is_read_as_it_should(name: str, path) -> None:
     TARGETS[name](path.read_bytes())
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(effort.seconds(180))
 @pytest.mark.parametrize("name", TARGETS)
 def test_any_input_is_read_or_refused(name: str) -> None:
     @settings(
-        max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=effort.examples(250),
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
     )
     @given(inputs(name))
     def fuzz(data: bytes) -> None:
@@ -55,10 +57,3 @@ def test_any_input_is_read_or_refused(name: str) -> None:
 
 def test_every_target_has_a_corpus() -> None:
     assert all(SEEDS.values()), [name for name, seeds in SEEDS.items() if not seeds]
-
-
-if __name__ == "__main__":
-    import atheris
-
-    atheris.Setup([sys.argv[0], str(CORPUS / sys.argv[1])], TARGETS[sys.argv[1]])
-    atheris.Fuzz()

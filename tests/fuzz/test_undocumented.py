@@ -31,6 +31,7 @@ from paddock.kit.clock import SystemClock
 from paddock.kit.settings import Settings
 from paddock.kit.tokens import TokenSeed
 from paddock.manager.federal import SIGNATURE, Signer
+from tests.fuzz import effort
 from tests.scenario.paddock import SECRETS, paddock
 
 KEYS = (
@@ -161,7 +162,7 @@ SERVERS = {
 }  # fmt: skip
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(effort.seconds(120))
 @pytest.mark.parametrize("name", SERVERS)
 def test_no_request_is_an_error_of_a_server_without_a_document(name: str) -> None:
     opened, requests, headers = SERVERS[name]
@@ -171,7 +172,10 @@ def test_no_request_is_an_error_of_a_server_without_a_document(name: str) -> Non
         ask = runner.run(stack.enter_async_context(opened()))
 
         @settings(
-            max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+            max_examples=effort.examples(200),
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
         )
         @given(
             request=st.sampled_from(requests),

@@ -3,7 +3,7 @@
 What a sandbox sees is recorded behind both. Where the gateway lets a request through that nginx
 refuses, or where both let it through and a sandbox sees something else, that is a disagreement.
 (That the gateway refuses more than nginx does is its purpose.) Two sandboxes are called in turn:
-no byte of one may be seen by the other. The seed is fixed; a run is repeatable.
+no byte of one may be seen by the other. The seed is fixed, unless another is asked for.
 """
 
 import asyncio
@@ -19,12 +19,13 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.fuzz import effort
 from tests.gateway.rig import rig
 from tests.ports import free_ports
 from tests.runtime.nodes import eventually
 
 CORPUS = Path(__file__).with_name("corpus") / "smuggling.txt"
-ROUNDS = 250
+ROUNDS = effort.examples(250)
 
 
 class Strict:
@@ -189,9 +190,9 @@ def generated(source: random.Random) -> bytes:
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(effort.seconds(300))
 async def test_no_request_is_understood_otherwise_behind_the_gateway_than_behind_nginx() -> None:
-    source = random.Random(20260)
+    source = effort.source(20260)
     cases = corpus() + [generated(source) for _ in range(ROUNDS)]
     one, two, reference = Strict(), Strict(), Strict()
     async with rig() as paddock:
@@ -230,13 +231,13 @@ async def test_no_request_is_understood_otherwise_behind_the_gateway_than_behind
             )
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(effort.seconds(180))
 async def test_noise_never_ends_the_gateway_nor_reaches_a_sandbox() -> None:
-    source = random.Random(7)
+    source = effort.source(7)
     upstream = Strict()
     async with rig() as paddock:
         await paddock.upstream(upstream, "boxone")
-        for _ in range(10):
+        for _ in range(effort.examples(10)):
             await asyncio.gather(
                 *(
                     exchange(paddock.port, source.randbytes(source.randint(1, 400)), [])

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -20,40 +21,88 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import CheckContext
+from schemathesis.config import SchemathesisConfig
 
 from paddock.api.e2b.openapi import PREFIX, document
+from tests.fuzz import effort
 from tests.ports import free_port
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(effort.seconds(120))
 """Its first test waits for a process to start."""
 
-SCHEMA = schemathesis.openapi.from_dict(document())
+SCHEMA = schemathesis.openapi.from_dict(
+    document(), config=SchemathesisConfig(seed=effort.source(1).getrandbits(64))
+)
 NOT_OFFERED = 501
-FORKS = 3
-_turn = itertools.count()
+NEVER_OFFERED = {
+    f"{method.upper()} {path}"
+    for path, operations in document()["paths"].items()
+    for method, operation in operations.items()
+    if not any(status.startswith("2") for status in operation["responses"])
+}
+MANY = 3
 
 
 class Server:
-    """A control plane of its own, and a sandbox in it."""
+    """A control plane of its own, and some of everything in it."""
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, *, key: str, token: str) -> None:
         self.url = url
         self.http = httpx.Client(base_url=url, headers={"X-API-Key": key}, timeout=60)
-        self.session = requests.Session()
-        self.sandbox_id = ""
+        self.session, self.stranger = requests.Session(), requests.Session()
+        self.session.headers["X-API-Key"] = key
+        self._token = token
+        self._names = itertools.count()
+        self._sandbox = self._template = self._snapshot = self._key = ""
 
     def close(self) -> None:
         self.http.close()
         self.session.close()
+        self.stranger.close()
 
-    def live_id(self) -> str:
-        """The id of a sandbox that is there."""
-        if self.sandbox_id and self.http.get(f"/sandboxes/{self.sandbox_id}").status_code == 200:
-            return self.sandbox_id
-        made = self.http.post("/v2/sandboxes", json={"templateID": "base", "timeout": 3600})
+    def sandbox(self, *, paused: bool = False) -> str:
+        """Give the id of a sandbox that is there, and runs unless it is to be paused."""
+        if not self._sandbox or self.http.get(f"/sandboxes/{self._sandbox}").is_error:
+            self._sandbox = self._made("/v2/sandboxes", templateID="base", timeout=3600)[
+                "sandboxID"
+            ]
+        doing = ("pause", {}) if paused else ("connect", {"timeout": 3600})
+        self.http.post(f"/sandboxes/{self._sandbox}/{doing[0]}", json=doing[1])
+        return self._sandbox
+
+    def template(self) -> str:
+        """Give the name of a template that is there, in which no pool has any interest."""
+        if not self._template or self.http.get(f"/templates/{self._template}").is_error:
+            self._template = f"template{next(self._names)}"
+            made = self.http.post(
+                "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxtemplates",
+                headers={"Authorization": f"Bearer {self._token}"},
+                json={"metadata": {"name": self._template}, "spec": {}},
+            )
+            assert made.status_code == 201, made.text
+        return self._template
+
+    def snapshot(self) -> str:
+        """Give the id of a snapshot that is there."""
+        listed = self.http.get("/snapshots").json()
+        if self._snapshot not in {item["snapshotID"] for item in listed}:
+            self._snapshot = self._made(f"/sandboxes/{self.sandbox()}/snapshots")["snapshotID"]
+        return self._snapshot
+
+    def key(self) -> str:
+        """Give the id of an API key that is there; it is not the one that is used here."""
+        if self._key not in {item["id"] for item in self.http.get("/api-keys").json()}:
+            self._key = self._made("/api-keys", name="x", teamName=OTHERS)["id"]
+        return self._key
+
+    def _made(self, path: str, **body: object) -> dict[str, str]:
+        made = self.http.post(path, json=body)
         assert made.status_code == 201, made.text
-        self.sandbox_id = made.json()["sandboxID"]
-        return self.sandbox_id
+        return made.json()
+
+
+OTHERS = "others"
+"""A team whose quota may become anything."""
 
 
 @pytest.fixture(scope="module")
@@ -92,40 +141,106 @@ def _connected(url: str, home: Path, process: subprocess.Popen[bytes], log: Path
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
     secrets = msgspec.json.decode((home / "state" / "secrets.json").read_bytes())
-    return Server(url, secrets["api_key"])
+    return Server(url, key=secrets["api_key"], token=secrets["token"])
 
 
-def no_crash(_context: CheckContext, response: schemathesis.Response, _case: object) -> None:
-    if response.status_code < 400:
-        return
-    body = response.json()
-    assert body["code"] == response.status_code
-    assert body["message"]
-    assert response.status_code < 500 or response.status_code == NOT_OFFERED, body
+class Asked:
+    """What one operation was asked, and answered."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.operation = ""
+        self.turns = itertools.count()
+        self.answered = Counter[int]()
+
+    def check(
+        self, _context: CheckContext, response: schemathesis.Response, case: schemathesis.Case
+    ) -> None:
+        self.answered[response.status_code] += 1
+        self.operation = case.operation.label
+        if response.status_code < 400:
+            assert self.operation not in NEVER_OFFERED
+            return
+        body = response.json()
+        assert body["code"] == response.status_code
+        assert body["message"]
+        assert response.status_code < 500 or response.status_code == NOT_OFFERED, body
+        if response.status_code == NOT_OFFERED and self.operation not in NEVER_OFFERED:
+            # Neither the request as such nor something that this runtime lacks.
+            assert " not offered" in body["message"], body
+            assert str(NOT_OFFERED) in case.operation.definition.raw["responses"]
+
+    def find_something(self, case: schemathesis.Case) -> None:
+        """Let a request be about what is there: made up ids are nobody's."""
+        place, values = case.path, case.path_parameters
+        if "/sandboxes/{id}" in place:
+            values["id"] = self.server.sandbox(paused=place.endswith("/resume"))
+        elif "/api-keys/{id}" in place:
+            values["id"] = self.server.key()
+        elif place == "/teams/{name}":
+            values["name"] = OTHERS
+        elif place.endswith("/templates/{id}"):
+            is_kept = case.method != "DELETE" or next(self.turns) % 2
+            values["id"] = self.server.template() if is_kept else self.server.snapshot()
+        elif "alias" in values:
+            values["alias"] = self.server.template()
+        for name in {"sandboxID", "sandbox_ids"} & case.query.keys():
+            case.query[name] = self.server.sandbox()
+        if isinstance(case.body, dict):
+            self._fill(case.body)
+
+    def _fill(self, body: dict[str, object]) -> None:
+        if "teamName" in body:
+            body["teamName"] = OTHERS
+        if "templateID" in body:
+            body["templateID"] = self.server.template()
+            # What is not offered is refused before anything else is looked at.
+            for name in ("iam", "volumeMounts", "network"):
+                body.pop(name, None)
+        if isinstance(count := body.get("count"), int):
+            body["count"] = count % MANY + 1
+
+    def forget(self, response: schemathesis.Response) -> None:
+        """End what was made, for there will be many."""
+        if response.status_code != 201:
+            return
+        found = response.json()
+        for item in found if isinstance(found, list) else found.get("results", [found]):
+            made = item.get("sandbox", item)
+            if made and "sandboxID" in made:
+                self.server.http.delete(f"/sandboxes/{made['sandboxID']}")
+
+
+@pytest.fixture
+def asked(server: Server) -> Generator[Asked]:
+    asked = Asked(server)
+    yield asked
+    # Who is never let in, or never finds anything there, has tried nothing.
+    is_done = any(200 <= status < 300 for status in asked.answered)
+    assert is_done or asked.operation in NEVER_OFFERED, (asked.operation, asked.answered)
 
 
 @SCHEMA.parametrize()
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-def test_no_request_breaks_the_server(case: schemathesis.Case, server: Server) -> None:
-    turn = next(_turn)
-    if "id" in case.path_parameters and "/sandboxes/" in case.path and turn // 2 % 2:
-        case.path_parameters["id"] = server.live_id()
-    if case.path.endswith("/fork") and isinstance(case.body, dict) and "count" in case.body:
+@settings(max_examples=effort.examples(8), deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_request_breaks_the_server(case: schemathesis.Case, asked: Asked) -> None:
+    turn = next(asked.turns)
+    # Made up keys let nobody in: they are for every eighth request.
+    if turn % 8:
+        case.headers.pop("X-API-Key", None)
+    if turn // 2 % 2:
+        asked.find_something(case)
+    if isinstance(case.body, dict) and "count" in case.body:
         # As many as are allowed would be many: that is another test's business.
-        case.body["count"] = min(case.body["count"], FORKS) if _is_number(case) else 0
-    headers = {"X-API-Key": server.http.headers["X-API-Key"]}
-    case.call_and_validate(
+        wanted = case.body["count"]
+        case.body["count"] = min(wanted, MANY) if isinstance(wanted, int) else 0
+    response = case.call_and_validate(
         # Every second request goes to the document's other server.
-        base_url=server.url + (PREFIX if turn % 2 else ""),
-        headers=headers,
-        checks=[no_crash],
-        session=server.session,
+        base_url=asked.server.url + (PREFIX if turn % 2 else ""),
+        checks=[asked.check],
+        session=asked.server.session if turn % 8 else asked.server.stranger,
         timeout=60,
     )
-
-
-def _is_number(case: schemathesis.Case) -> bool:
-    return isinstance(case.body["count"], int)
+    asked.forget(response)
 
 
 def test_the_served_document_names_both_places_and_both_serve_it(server: Server) -> None:

@@ -28,7 +28,6 @@ _ERRORS = {
     "413": "the body is too large",
     "422": "the request is well formed and cannot be done",
     "429": "a quota is used up, or too many at once",
-    "501": "not offered; the message says what to do instead",
     "503": "cannot be done now",
     "504": "it took longer than allowed",
 }
@@ -76,6 +75,12 @@ _ANSWERS: Mapping[str, tuple[int, Any]] = {
     "delete_template": (204, None),
     "create_key": (201, dict[str, Any]),
     "revoke_key": (204, None),
+}
+_NOT_OFFERED = "refuse"
+"""What `unsupported` calls all of its handlers."""
+_PARTLY_OFFERED = {
+    *("create_v2", "create_v1", "create_batch", "network"),  # some fields are not
+    *("pause", "snapshot", "fork"),  # not by every runtime
 }
 _TEXT = {"type": "string"}
 _QUERIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -152,8 +157,12 @@ def _operation(item: Route, shape_of: Mapping[str, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {
         status: {"description": text, "content": error} for status, text in _ERRORS.items()
     }
+    if name == _NOT_OFFERED or name in _PARTLY_OFFERED:
+        text = "not offered; the message says what, and what to do instead"
+        responses["501"] = {"description": text, "content": error}
     status, kind = _ANSWERS.get(name, (200, None))
-    responses[str(status)] = {"description": "done"}
+    if name != _NOT_OFFERED:
+        responses[str(status)] = {"description": "done"}
     if kind is not None:
         content = {"application/json": {"schema": shape_of[str(kind)]}}
         responses[str(status)]["content"] = content

@@ -1,14 +1,19 @@
 """`paddock bench` runs what is asked for, one after the other, whatever becomes of each."""
 
 import json
+import os
+import shutil
+import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from paddock.cli import bench
+from paddock.cli import suites
 from paddock.cli.program import program
 
+ROOT = Path(__file__).parents[2]
 GOOD = """
 print("working")
 print('{"bench": "%s", "commit": "abc", "figures": {"one": 1}, "ratios": {}, "missing": {}}')
@@ -23,7 +28,10 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (place / "alpha.py").write_text(GOOD % "alpha")
     (place / "broken.py").write_text('# "bench": nothing\nraise SystemExit("no such kernel")\n')
     (place / "tti.py").write_text(GOOD % "tti")
-    monkeypatch.setattr(bench, "_directory", lambda: place)
+    shutil.copy(ROOT / "bench" / suites.LEFTOVERS, place)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(suites, "directory", lambda: place)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return place
 
 
@@ -60,13 +68,44 @@ def test_a_failing_suite_keeps_its_earlier_result(checkout: Path) -> None:
 
 
 def test_a_suite_that_hangs_is_cut_off(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "SUITE_SECONDS", 0.2)
+    monkeypatch.setattr(suites, "SUITE_SECONDS", 0.2)
     (checkout / "broken.py").write_text('# "bench": nothing\nimport time\ntime.sleep(600)\n')
 
     result = run("broken")
 
     assert result.exit_code == 1
     assert "took more than 0.2 s" in " ".join(result.output.split())
+
+
+LEAKS = """
+import subprocess, tempfile
+tempfile.mkdtemp(prefix="forgotten-")
+print(subprocess.Popen(["sleep", "639"], start_new_session=True).pid)
+"""
+
+
+def test_a_suite_that_leaves_something_behind_fails_and_what_it_left_is_named(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suites, "LEFT_SECONDS", 0.2)
+    (checkout / "alpha.py").write_text(LEAKS + GOOD % "alpha")
+
+    result = run("alpha")
+
+    pid = int((checkout / "results" / "alpha.log").read_text().split()[0])
+    os.kill(pid, signal.SIGKILL)
+    said = "".join(result.output.split())
+    assert result.exit_code == 1
+    assert f"process{pid}sleep639" in said
+    assert "/forgotten-" in said
+    assert not (checkout / "results" / "alpha.json").exists()
+
+
+def test_the_temporary_files_of_a_suite_that_leaves_nothing_are_gone(
+    checkout: Path, tmp_path: Path
+) -> None:
+    assert run("alpha").exit_code == 0
+    assert not list(tmp_path.glob("pb*"))
 
 
 def test_looks_are_kept_apart_from_results(checkout: Path) -> None:

@@ -1,0 +1,37 @@
+"""Says what a suite has left on the machine, a line for each; `paddock bench` runs it after each.
+
+    python bench/leftovers.py DIRECTORY SECONDS
+
+The directory was the suite's own for temporary files, and is the mark in the environment of all
+that it started. The look is that of the tests: processes, mounts, loop devices, control groups,
+links, files. The kernel is given so many seconds to finish. A directory in which nothing is left
+is removed.
+"""
+
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from tests.leaks import Machine
+
+
+def left_after(machine: Machine, seconds: float) -> list[str]:
+    """Look until nothing is left, or time is over."""
+    deadline = time.monotonic() + seconds
+    while (found := machine.left()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def main() -> None:
+    place, seconds = Path(sys.argv[1]), float(sys.argv[2])
+    machine = Machine(place, place)
+    for line in left_after(machine, seconds):
+        print(line.removesuffix(", by no test"))
+    if machine.is_bare:
+        shutil.rmtree(place)
+
+
+if __name__ == "__main__":
+    main()

@@ -47,13 +47,20 @@ def rootfs() -> Path | None:
     return max(found, key=lambda path: path.parent.stat().st_mtime, default=None)
 
 
-def image(program: str) -> Path:
+def program(name: str) -> str:
+    """Find a program on the path, or where `scripts/install-rivals` has put it."""
+    found = shutil.which(name) or shutil.which(name, path=CACHE / "rivals" / "bin")
+    if found is None:
+        raise AbsentError("not installed: scripts/install-rivals")
+    return found
+
+
+def image(name: str) -> Path:
     """Give our base image, if a program that shall use it is here."""
     found = rootfs()
     if found is None:
         raise AbsentError("there is no base image; `paddock up` makes it")
-    if shutil.which(program) is None:
-        raise AbsentError("not installed")
+    program(name)
     return found
 
 

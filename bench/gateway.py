@@ -1,34 +1,47 @@
 """The gateway beside nginx, HAProxy and Envoy, in front of the same upstream.
 
-    python bench/gateway.py [--quick] [--seconds 5] [--only PART] [--no-sandboxes]
+    python bench/gateway.py [--quick] [--seconds 20] [--only PART] [--no-sandboxes]
 
-One run: load and upstream on one core, the proxy on the other. `..._full` is the latency with 64
-connections that ask as fast as they can, `..._calm` that of 1,000 requests a second; the floor
-(`direct`) is the upstream without a proxy. What proxies do writes nothing; waking a sandbox does.
-Needs nginx (it is the upstream), wrk, and root for sandboxes; best on an idle machine.
+One run: load and upstream on one core, the proxies on the other, called in turn, so that whatever
+else the machine does hits all of them alike. `..._full` is the latency with 64 connections that ask
+as fast as they can (`..._full_256` with 256), `..._calm` that of 1,000 requests a second,
+`..._stream` that of 16 MB over 8 connections; the floor (`direct`) is the upstream without a proxy.
+What proxies do writes nothing; waking a sandbox does. Needs nginx (it is the upstream), wrk, and
+root for sandboxes; best on an idle machine.
 """
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import resource
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 from counting import writes
+from floors import AbsentError
+from gateway_load import (
+    LOAD_CORE,
+    PARTS,
+    PROXY_CORE,
+    Slice,
+    Target,
+    calm,
+    cpu_seconds,
+    lua,
+    process,
+    take,
+    wrk,
+)
 from gateway_parts import ROUTES, SEED, route, sandbox_id
-from gateway_rivals import envoy, haproxy, nginx
+from gateway_rivals import envoy, forwarding, haproxy, nginx
 from reporting import ROOT, Report
 
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
@@ -39,201 +52,119 @@ from tests.ports import free_ports  # noqa: E402
 from paddock.gateway.peers import Peers  # noqa: E402
 from paddock.kit import clock as clocks  # noqa: E402
 
-LOAD_CORE, PROXY_CORE = "0", str((os.cpu_count() or 1) - 1)
-CALLED = 64
-STREAM_MB = 64
+STREAM_MB = 16
+TURNS = 5
+RIVALS = ("direct", "nginx", "haproxy", "envoy")
+ROUTES_BEFORE, ROUTES_TOLD = 20, 100
+"""Routes that are told before any is timed, and those that are."""
 _, MOST_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 IDLE_SOCKETS = min(10_000, (MOST_FILES - 400) // 2)
 """A gateway needs two descriptors for each; where fewer are allowed, the rest is reckoned."""
-PARTS = str(Path(__file__).with_name("gateway_parts.py"))
 
 
-@contextlib.contextmanager
-def process(command: list[str], port: int | None, core: str) -> Iterator[subprocess.Popen[bytes]]:
-    started = subprocess.Popen(
-        ["taskset", "-c", core, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    assert started.stderr is not None
-    try:
-        deadline = time.monotonic() + 20
-        while port is not None:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            if started.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{command[0]} did not start: {started.stderr.read()[-500:]!r}")
-            time.sleep(0.05)
-        yield started
-    finally:
-        started.send_signal(signal.SIGTERM)
-        try:
-            started.wait(10)
-        except subprocess.TimeoutExpired:
-            started.kill()
-            started.wait()
-        started.stderr.close()
-
-
-def lua(directory: Path, path: str, *, is_unique: bool = False) -> Path:
-    """A load that calls 64 sandboxes in turn, with their tokens; perhaps never twice alike."""
-    tokens = ",".join(
-        f'{{"{sandbox_id(n)}","{SEED.access_token(sandbox_id(n))}"}}' for n in range(CALLED)
-    )
-    script = directory / f"load{path.replace('/', '-')}{is_unique}.lua"
-    one = "return made[at]"
-    if is_unique:
-        one = 'n = n + 1; return (made[at]:gsub("GET /", "GET /" .. n, 1))'
-    script.write_text(f"""
-local who, made, at, n = {{{tokens}}}, {{}}, 0, 0
-init = function()
-  for i, it in ipairs(who) do
-    made[i] = wrk.format("GET", "{path}", {{["E2b-Sandbox-Id"]=it[1],
-      ["E2b-Sandbox-Port"]="49983", ["X-Access-Token"]=it[2], ["Host"]="localhost"}})
-  end
-end
-request = function() at = at % #made + 1; {one} end
-done = function(summary, latency, _)
-  local bad = summary.errors
-  io.write(string.format(
-    '{{"seconds":%.6f,"requests":%d,"bytes":%d,"failed":%d,"p50":%d,"p95":%d,"p99":%d,"max":%d}}\\n',
-    summary.duration / 1e6, summary.requests, summary.bytes,
-    bad.connect + bad.read + bad.write + bad.status + bad.timeout,
-    latency:percentile(50), latency:percentile(95), latency:percentile(99), latency.max))
-end
-""")
-    return script
-
-
-def wrk(port: int, script: Path, *, connections: int, seconds: float) -> dict[str, float]:
-    """Ask as fast as it goes; gives the rates, and the latency in microseconds."""
-    text = subprocess.run(
-        ["taskset", "-c", LOAD_CORE, "wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s",
-         "-s", str(script), f"http://127.0.0.1:{port}"],
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
-    found: dict[str, float] = json.loads(text.splitlines()[-1])
-    found["rps"] = found["requests"] / found["seconds"]
-    found["mb_per_s"] = found["bytes"] / found["seconds"] / 1e6
-    return found
-
-
-def take_wrk(report: Report, name: str, found: dict[str, float]) -> None:
-    """Take in a series of which only the summary is known."""
-    tried = int(found["requests"])
-    summary = {"n": tried, "success": round(1 - found["failed"] / max(tried, 1), 4)}
-    summary |= {f"{key}_ms": found[key] / 1e3 for key in ("p50", "p95", "p99", "max")}
-    report.figures[name] = summary
-    report.note(f"{name}: {summary}")
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def tree(pid: int) -> list[int]:
-    found = [pid]
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        found += tree(int(child))
-    return found
-
-
-def steady(port: int, seconds: float) -> tuple[list[float], int]:
-    """Latency at a rate far from saturation, over 64 connections."""
-    name = sandbox_id(0)
-    request = (
-        f"GET / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {name}\r\n"
-        f"E2b-Sandbox-Port: 49983\r\nX-Access-Token: {SEED.access_token(name)}\r\n\r\n"
-    )
-    done = subprocess.run(
-        ["taskset", "-c", LOAD_CORE, sys.executable, PARTS, "load", str(port), "1000",
-         f"{seconds:g}", request],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    found = json.loads(done.stdout)
-    return found["samples"], found["failed"]
+def ours(port: int, admin_port: int, upstream: int) -> list[str]:
+    return [sys.executable, PARTS, "serve", str(port), str(admin_port), str(upstream)]
 
 
 def proxies(report: Report, directory: Path, seconds: float) -> None:
-    upstream, port, admin_port = free_ports(3)
+    """Put the same loads on all of them in turn."""
+    upstream, admin_port, *ports = free_ports(6)
     big = directory / "www"
     big.mkdir(mode=0o755)
-    directory.chmod(0o755)
     (big / "big").write_bytes(os.urandom(1 << 20) * STREAM_MB)
     # The owner may be root only here; its worker must read the file.
     serving = nginx(
         directory, upstream,
         f"|||location / {{ return 200 'ok'; }} location /big {{ root {big}; }}", "upstream",
     )  # fmt: skip
-    small, large = lua(directory, "/"), lua(directory, "/big")
-    kept = f"upstream u {{ server 127.0.0.1:{upstream}; keepalive 512; "
-    kept += "keepalive_requests 1000000000; }"
-    passing = "location / { proxy_pass http://u; proxy_http_version 1.1; "
-    passing += 'proxy_set_header Connection ""; proxy_buffering off; }'
-    commands: dict[str, list[str] | None] = {
-        "direct": None,
-        "paddock": [sys.executable, PARTS, "serve", str(port), str(admin_port), str(upstream)],
-        "haproxy": haproxy(directory, port, upstream) if shutil.which("haproxy") else [],
-        "nginx": nginx(directory, port, f"{kept}|||{passing}", "proxy"),
-        "envoy": envoy(directory, port, upstream) or [],
+    starts: dict[str, Callable[[int], list[str]]] = {
+        "paddock": lambda port: ours(port, admin_port, upstream),
+        "haproxy": lambda port: haproxy(directory, port, upstream),
+        "nginx": lambda port: forwarding(directory, port, upstream),
+        "envoy": lambda port: envoy(directory, port, upstream),
     }
-    with process(serving, upstream, LOAD_CORE):
-        for name, command in commands.items():
-            if command == []:
-                report.absent(name, "not installed")
-                continue
-            context = (
-                contextlib.nullcontext() if command is None else process(command, port, PROXY_CORE)
-            )
-            with context as running:
-                at = upstream if command is None else port
-                wrk(at, small, connections=64, seconds=min(seconds, 2))
-                before = sum(map(cpu_seconds, tree(running.pid))) if running else 0.0
-                found = wrk(at, small, connections=64, seconds=seconds)
-                take_wrk(report, f"{name}_full", found)
-                report.figure(f"{name}_rps", found["rps"])
-                if running:
-                    used = sum(map(cpu_seconds, tree(running.pid))) - before
-                    micros = used / max(found["requests"], 1) * 1e6
-                    report.figure(f"{name}_us_cpu_per_request", micros)
-                many = wrk(at, small, connections=256, seconds=seconds)
-                report.figure(f"{name}_rps_256", many["rps"])
-                calm, failed = steady(at, seconds)
-                report.spread(f"{name}_calm", calm, failed=failed)
-                streamed = wrk(at, large, connections=8, seconds=seconds)
-                report.figure(f"{name}_stream_mb_per_s", streamed["mb_per_s"])
-    for other in ("direct", "nginx", "haproxy", "envoy"):
-        for what in ("rps", "stream_mb_per_s", "calm", "full"):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(process(serving, upstream, LOAD_CORE))
+        targets = {"direct": Target(upstream, None)}
+        for (name, start), port in zip(starts.items(), ports, strict=True):
+            try:
+                running = stack.enter_context(process(start(port), port, PROXY_CORE))
+            except AbsentError as error:
+                report.absent(name, str(error))
+            else:
+                targets[name] = Target(port, running)
+        in_turn(report, directory, targets, seconds)
+    for other in RIVALS:
+        for what in ("rps", "rps_256", "stream_mb_per_s", "calm", "full"):
             report.ratio(f"{what}_to_{other}", f"paddock_{what}", f"{other}_{what}")
+        for what in ("calm", "full"):
+            name = f"{what}_to_{other}_at_p99"
+            report.ratio(name, f"paddock_{what}", f"{other}_{what}", key="p99_ms")
+
+
+def in_turn(report: Report, directory: Path, targets: dict[str, Target], seconds: float) -> None:
+    small, large = lua(directory, "/"), lua(directory, "/big")
+    turns = 1 if report.is_quick else TURNS
+    each = seconds / turns
+    half = max(1, round(each / 2))
+    quiet: dict[str, list[float]] = defaultdict(list)
+    failed: dict[str, int] = defaultdict(int)
+    busy: dict[str, dict[str, list[Slice]]] = {name: defaultdict(list) for name in targets}
+    used: dict[str, float] = defaultdict(float)
+    for target in targets.values():
+        wrk(target.port, small, connections=64, seconds=half)
+    for number in range(turns):
+        report.note(f"turn {number + 1} of {turns}")
+        for name, target in targets.items() if number % 2 == 0 else reversed(targets.items()):
+            samples, wrong = calm(target.port, each)
+            quiet[name] += samples
+            failed[name] += wrong
+            before = cpu_seconds(target)
+            busy[name]["full"].append(wrk(target.port, small, connections=64, seconds=half))
+            used[name] += cpu_seconds(target) - before
+            many = wrk(target.port, small, connections=256, seconds=half)
+            busy[name]["full_256"].append(many)
+            busy[name]["stream"].append(wrk(target.port, large, connections=8, seconds=half))
+    how = f"median of {turns} runs of {half} s"
+    for name, target in targets.items():
+        is_ours = name == "paddock"
+        report.spread(f"{name}_calm", quiet[name], failed=failed[name], is_ours=is_ours)
+        for what, slices in busy[name].items():
+            take(report, f"{name}_{what}", slices, is_ours=is_ours)
+        full, many, streamed = busy[name].values()
+        report.figure(f"{name}_rps", median(one.rps for one in full), how)
+        report.figure(f"{name}_rps_256", median(one.rps for one in many), how)
+        report.figure(f"{name}_stream_mb_per_s", median(one.mb_per_s for one in streamed), how)
+        if target.running:
+            answers = sum(one.answers for one in full)
+            cost = used[name] / max(answers, 1) * 1e6
+            report.figure(f"{name}_us_cpu_per_request", cost, f"mean of {answers:,}")
 
 
 def pairwise(report: Report, directory: Path, rounds: int) -> None:
-    """Ours and HAProxy in turn, a second each: what the machine does besides hits both alike."""
+    """Ours and HAProxy in turn, a second each, with heads that are alike and that never are."""
     upstream, port, admin_port, other = free_ports(4)
     serving = nginx(directory, upstream, "|||location / { return 200 'ok'; }", "pairwise")
-    ours_command = [sys.executable, PARTS, "serve", str(port), str(admin_port), str(upstream)]
     with (
         process(serving, upstream, LOAD_CORE),
-        process(ours_command, port, PROXY_CORE) as ours,
-        process(haproxy(directory, other, upstream), other, PROXY_CORE) as theirs,
+        process(ours(port, admin_port, upstream), port, PROXY_CORE) as us,
+        process(haproxy(directory, other, upstream), other, PROXY_CORE) as them,
     ):
 
-        def slice_of(
-            running: subprocess.Popen[bytes], at: int, script: Path
-        ) -> tuple[float, float]:
-            before = sum(map(cpu_seconds, tree(running.pid)))
-            rps = wrk(at, script, connections=64, seconds=1)["rps"]
-            return rps, (sum(map(cpu_seconds, tree(running.pid))) - before) / rps
+        def slice_of(target: Target, script: Path) -> tuple[float, float]:
+            before = cpu_seconds(target)
+            rps = wrk(target.port, script, connections=64, seconds=1).rps
+            return rps, (cpu_seconds(target) - before) / rps
 
         for name, is_unique in (("alike", False), ("unique", True)):
             script = lua(directory, "/", is_unique=is_unique)
-            slice_of(ours, port, script)
-            slice_of(theirs, other, script)
+            both = (Target(port, us), Target(other, them))
+            for target in both:
+                slice_of(target, script)
             rates, costs = [], []
             for _ in range(rounds):
                 (our_rps, our_cpu), (their_rps, their_cpu) = (
-                    slice_of(ours, port, script),
-                    slice_of(theirs, other, script),
+                    slice_of(target, script) for target in both
                 )
                 rates.append(our_rps / their_rps)
                 costs.append(their_cpu / our_cpu)
@@ -245,10 +176,9 @@ def pairwise(report: Report, directory: Path, rounds: int) -> None:
 async def idle_sockets(report: Report) -> None:
     """Memory of a gateway with 10,000 WebSockets on which nothing happens."""
     port, admin_port, upstream = free_ports(3)
-    serving = [sys.executable, PARTS, "serve", str(port), str(admin_port), str(upstream)]
     with (
         process([sys.executable, PARTS, "sockets", str(upstream)], upstream, LOAD_CORE),
-        process(serving, port, PROXY_CORE) as gateway,
+        process(ours(port, admin_port, upstream), port, PROXY_CORE) as gateway,
     ):
         request = (
             f"GET / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {sandbox_id(0)}\r\n"
@@ -273,8 +203,8 @@ async def idle_sockets(report: Report) -> None:
         each = (held - before) / len(opened)
         report.figure("idle_sockets", len(opened))
         report.figure("idle_sockets_rss_mb", held)
-        report.figure("idle_socket_kb_each", each * 1024)
-        report.figure("rss_mb_at_10000_idle_sockets", before + each * 10_000)
+        report.figure("idle_socket_kb_each", each * 1024, f"mean of {len(opened):,}")
+        report.figure("rss_mb_at_10000_idle_sockets", before + each * 10_000, "reckoned")
 
 
 def rss_mb(pid: int) -> float:
@@ -288,28 +218,30 @@ async def route_update(report: Report) -> None:
     """From the moment a route is told to the first answer over it."""
     port, admin_port, upstream = free_ports(3)
     samples: list[float] = []
-    serving = [sys.executable, PARTS, "serve", str(port), str(admin_port), str(upstream)]
     with (
         process([sys.executable, PARTS, "sockets", str(upstream)], upstream, LOAD_CORE),
-        process(serving, port, PROXY_CORE),
+        process(ours(port, admin_port, upstream), port, PROXY_CORE),
     ):
         peers = Peers(SEED, clocks.system())
         peers.set([f"http://127.0.0.1:{admin_port}"])
-        for number in range(120):
+        for number in range(ROUTES_BEFORE + ROUTES_TOLD):
             new = ROUTES + 1 + number
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            started = time.perf_counter()
-            assert await peers.tell([route(new)]) == 1
-            samples.append(time.perf_counter() - started)
-            writer.write(
-                f"GET / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {sandbox_id(new)}\r\n"
-                f"E2b-Sandbox-Port: {upstream}\r\n"
-                "Connection: Upgrade\r\nUpgrade: x\r\n\r\n".encode()
-            )
-            assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
-            writer.transport.abort()
+            with report.trying("telling a route"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                started = time.perf_counter()
+                assert await peers.tell([route(new)]) == 1
+                took = time.perf_counter() - started
+                writer.write(
+                    f"GET / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {sandbox_id(new)}\r\n"
+                    f"E2b-Sandbox-Port: {upstream}\r\n"
+                    "Connection: Upgrade\r\nUpgrade: x\r\n\r\n".encode()
+                )
+                assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+                writer.transport.abort()
+                if number >= ROUTES_BEFORE:
+                    samples.append(took)
         peers.close()
-    report.spread("route_update", samples[20:])
+    report.spread("route_update", samples, failed=ROUTES_TOLD - len(samples))
 
 
 SERVER = """
@@ -339,16 +271,17 @@ async def waking(report: Report, rounds: int) -> None:
             before = await writes(paddock)
             for _ in range(rounds):
                 for samples, pauses in ((awake, False), (asleep, True)):
-                    if pauses:
-                        await paddock.api("POST", f"/sandboxes/{box.id}/pause")
-                    started = time.perf_counter()
-                    status, _ = await paddock.call(box, 8000)
-                    assert status == 200
-                    samples.append(time.perf_counter() - started)
+                    with report.trying(f"a request, {strategy}"):
+                        if pauses:
+                            await paddock.api("POST", f"/sandboxes/{box.id}/pause")
+                        started = time.perf_counter()
+                        status, _ = await paddock.call(box, 8000)
+                        assert status == 200
+                        samples.append(time.perf_counter() - started)
             label = strategy.lower()
             report.writes(f"{label}_pause_and_wake", await writes(paddock) - before, rounds)
-            report.spread(f"{label}_awake", awake)
-            report.spread(f"{label}_asleep", asleep)
+            report.spread(f"{label}_awake", awake, failed=rounds - len(awake))
+            report.spread(f"{label}_asleep", asleep, failed=rounds - len(asleep))
             report.ratio(f"{label}_asleep_to_awake", f"{label}_asleep", f"{label}_awake")
             await paddock.api("DELETE", f"/sandboxes/{box.id}")
 
@@ -364,7 +297,7 @@ async def set_strategy(paddock: Installation, sandbox: str, strategy: str) -> No
 
 
 def options(parser: ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--seconds", type=float, default=20, help="of calm load, each")
     parser.add_argument("--only", choices=("proxies", "sockets", "routes", "wake"))
     parser.add_argument("--no-sandboxes", action="store_true")
 
@@ -377,21 +310,22 @@ def main() -> None:
     if not given.only and not report.is_quick:
         parts += ["sockets"] if given.no_sandboxes else ["sockets", "wake"]
     resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_FILES, MOST_FILES))
-    for program in ("nginx", "wrk"):
-        if shutil.which(program) is None:
-            raise SystemExit(f"this needs {program}: apt-get install {program}")
-    directory = Path(tempfile.mkdtemp(prefix="pdbench", dir="/tmp"))
+    for needed in ("nginx", "wrk"):
+        if shutil.which(needed) is None:
+            raise SystemExit(f"this needs {needed}: scripts/install-rivals")
+    directory = Path(tempfile.mkdtemp(prefix="pdbench"))
+    directory.chmod(0o755)
     try:
         if "proxies" in parts:
             proxies(report, directory, seconds)
-            if shutil.which("haproxy"):
+            with contextlib.suppress(AbsentError):  # That it is absent was said.
                 pairwise(report, directory, 1 if report.is_quick else 6)
         if "sockets" in parts:
             asyncio.run(idle_sockets(report))
         if "routes" in parts:
             asyncio.run(route_update(report))
         if "wake" in parts:
-            asyncio.run(waking(report, 15))
+            asyncio.run(waking(report, 30))
     finally:
         shutil.rmtree(directory)
     report.finish()

@@ -179,6 +179,7 @@ class Caller(asyncio.Protocol):
 
 async def load(port: int, rate: float, seconds: float, request: bytes) -> tuple[list[float], int]:
     """Ask over 64 connections in turn, so many times a second; gives also what went wrong."""
+    gc.disable()  # Its pauses would be counted to whom it asks.
     loop = asyncio.get_running_loop()
     samples: list[float] = []
     callers: list[Caller] = []

@@ -1,14 +1,14 @@
 """How nginx, HAProxy and Envoy are told to do what the gateway does, on one core each.
 
-Each function writes a configuration and gives the command. HAProxy looks sandboxes up in a table
-of the same size and refuses calls without a token; nginx and Envoy only forward, which is less.
+Each function writes a configuration and gives the command; `AbsentError` where it is not installed.
+HAProxy looks sandboxes up in a table of the same size and refuses calls without a token; nginx and
+Envoy only forward, which is less.
 """
 
 import json
-import shutil
-import sys
 from pathlib import Path
 
+from floors import program
 from gateway_parts import ROUTES, sandbox_id
 
 
@@ -24,7 +24,16 @@ http {{
   {location.partition("|||")[0]}
   server {{ listen 127.0.0.1:{port} backlog=4096; {location.partition("|||")[2]} }}
 }}""")
-    return ["nginx", "-c", str(config), "-e", "/dev/null"]
+    return [program("nginx"), "-c", str(config), "-e", "/dev/null"]
+
+
+def forwarding(directory: Path, port: int, upstream: int) -> list[str]:
+    """nginx as a proxy that keeps its connections."""
+    kept = f"upstream u {{ server 127.0.0.1:{upstream}; keepalive 512; "
+    kept += "keepalive_requests 1000000000; }"
+    passing = "location / { proxy_pass http://u; proxy_http_version 1.1; "
+    passing += 'proxy_set_header Connection ""; proxy_buffering off; }'
+    return nginx(directory, port, f"{kept}|||{passing}", "proxy")
 
 
 def haproxy(directory: Path, port: int, upstream: int) -> list[str]:
@@ -53,13 +62,10 @@ backend out
   http-request set-dst-port int({upstream})
   server any 0.0.0.0:0
 """)
-    return ["haproxy", "-db", "-f", str(config)]
+    return [program("haproxy"), "-db", "-f", str(config)]
 
 
-def envoy(directory: Path, port: int, upstream: int) -> list[str] | None:
-    found = shutil.which("envoy") or shutil.which("envoy", path=str(Path(sys.executable).parent))
-    if found is None:
-        return None
+def envoy(directory: Path, port: int, upstream: int) -> list[str]:
     config = directory / "envoy.json"
     address = {"socket_address": {"address": "127.0.0.1", "port_value": upstream}}
     http = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
@@ -92,5 +98,5 @@ def envoy(directory: Path, port: int, upstream: int) -> list[str] | None:
                 {"lb_endpoints": [{"endpoint": {"address": address}}]}]},
         }],
     }}))  # fmt: skip
-    return [found, "-c", str(config), "--concurrency", "1", "--log-level", "off",
+    return [program("envoy"), "-c", str(config), "--concurrency", "1", "--log-level", "off",
             "--disable-hot-restart"]  # fmt: skip

@@ -3,8 +3,7 @@
 What is measured is `POST /v1/sandboxes` to the answer that the sandbox runs: it is set against our
 own create, which ends as early, never against a command's output. The daemon that it puts into
 sandboxes comes as an image from a registry; a stand-in that only sleeps takes its place, which
-costs it nothing. The server is `pip install opensandbox-server`, best into an environment of its
-own; `OPENSANDBOX_SERVER` names the program if it is not on the path.
+costs it nothing. `scripts/install-rivals` installs the server; `OPENSANDBOX_SERVER` names another.
 
     python bench/opensandbox.py [COUNT]
 """
@@ -12,7 +11,6 @@ own; `OPENSANDBOX_SERVER` names the program if it is not on the path.
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -24,7 +22,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from floors import HIDE_UNIFIED, AbsentError, image, rootfs
+from floors import HIDE_UNIFIED, AbsentError, image, program, rootfs
 
 if TYPE_CHECKING:
     from reporting import Report
@@ -123,19 +121,14 @@ def measure(report: "Report", count: int) -> None:
 @contextlib.contextmanager
 def serving(report: "Report | None" = None) -> Generator[Server]:
     """Start it on podman's socket; `AbsentError` where it cannot be."""
-    named = os.environ.get("OPENSANDBOX_SERVER", "opensandbox-server")
-    server = shutil.which(named)
-    if server is None:
-        raise AbsentError(
-            "not installed: `pip install opensandbox-server` (or OPENSANDBOX_SERVER=PATH)"
-        )
+    server = program(os.environ.get("OPENSANDBOX_SERVER", "opensandbox-server"))
     if report is not None and report.is_quick:
         raise AbsentError("left out of a quick look: it takes half a minute to set up")
-    for program in ("podman", "crun", "iptables"):
+    for needed in ("podman", "crun", "iptables"):
         try:
-            image(program)
+            image(needed)
         except AbsentError as error:
-            raise AbsentError(f"it needs {program}: {error}") from None
+            raise AbsentError(f"it needs {needed}: {error}") from None
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paddock-opensandbox-")))
         try:

@@ -138,12 +138,14 @@ class Report:
         except Exception as error:
             self.note(f"{what} failed: {error!r:.300}")
 
-    def spread(self, name: str, samples: list[float] | None, *, failed: int = 0) -> None:
-        """Take in one series; `None` is an alternative that is not here."""
-        if samples is None:
-            self.absent(name, "not installed")
-            return
+    def spread(
+        self, name: str, samples: list[float], *, failed: int = 0, is_ours: bool = True
+    ) -> None:
+        """Take in one series; an alternative of which nothing went well is not compared with."""
         if not samples and not failed:
+            return
+        if not samples and not is_ours:
+            self.absent(name, f"all of {failed} tries failed")
             return
         if not samples:
             self._hopeless.append(name)

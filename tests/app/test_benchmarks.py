@@ -79,6 +79,17 @@ def test_a_series_of_which_nothing_went_well_fails_the_suite(report: reporting.R
         report.finish()
 
 
+def test_an_alternative_of_which_nothing_went_well_is_missing_and_fails_nothing(
+    report: reporting.Report, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report.spread("ours", [0.001])
+    report.spread("theirs", [], failed=3, is_ours=False)
+
+    _, result = finished(report, capsys)
+
+    assert result["missing"] == {"theirs": "all of 3 tries failed"}
+
+
 def test_a_single_figure_says_what_it_is(
     report: reporting.Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,14 +121,16 @@ def test_what_is_not_installed_is_said_and_never_a_ratio(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(floors, "rootfs", lambda: Path("/"))
-    monkeypatch.setattr(floors.shutil, "which", lambda _: None)
+    monkeypatch.setattr(floors.shutil, "which", lambda _, path=None: None)
     report.spread("ours", [0.001, 0.002])
 
     floors.measure(report, 3)
     report.against("ours", floors.ALTERNATIVES)
     table, result = finished(report, capsys)
 
-    assert result["missing"] == dict.fromkeys(floors.ALTERNATIVES, "not installed")
+    assert result["missing"] == dict.fromkeys(
+        floors.ALTERNATIVES, "not installed: scripts/install-rivals"
+    )
     assert result["ratios"] == {}
     assert table.count("not installed") == len(floors.ALTERNATIVES)
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import signal
 import subprocess
 from pathlib import Path
@@ -48,6 +49,15 @@ class Inside:
         client = InitClient(take_channel(self.pidfd, fd=fd), on_exit=self.ended.put_nowait)
         self._clients.append(client)
         return client
+
+    def states(self) -> list[str]:
+        """What processes are there besides init, as /proc says it."""
+        found = []
+        for path in Path(f"/proc/{self.pid}/root/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if path.name.isdigit() and path.name != "1":
+                    found.append((path / "stat").read_text().rpartition(")")[2].split()[0])
+        return found
 
     def close(self) -> None:
         for client in self._clients:
@@ -188,18 +198,61 @@ for _ in range(3):
 async def test_what_forks_all_the_time_cannot_outrun_a_kill(inside):
     client = await inside.client()
     await client.attach()
-    spec = SpawnRequest(id=1, argv=["python3", "-c", RUNNERS], env=ENV)
-    record = await client.spawn(spec)
-    await inside.ended.get()  # it left three behind, each of them another process every moment
-    processes = Path(f"/proc/{inside.pid}/root/proc")
+    for number in range(1, 11):
+        spec = SpawnRequest(id=number, argv=["python3", "-c", RUNNERS], env=ENV)
+        record = await client.spawn(spec)
+        await inside.ended.get()  # it left three behind, each of them another process every moment
+        await eventually(inside.states)
+        await client.signal(number, signal.SIGKILL, Scope.TREE)
+        await eventually(lambda: not inside.states())
+        close_all(record.fds)
 
-    def are_left() -> bool:
-        return any(path.name.isdigit() and path.name != "1" for path in processes.iterdir())
 
-    await eventually(are_left)
-    await client.signal(1, signal.SIGKILL, Scope.TREE)
-    await eventually(lambda: not are_left())
+STRAYING = """
+import os, time
+for _ in range(2):
+    if not os.fork():
+        while True:
+            child = os.fork()
+            if not child:
+                if not os.fork():
+                    time.sleep(0.001)
+                    os.setsid()
+                    time.sleep(0.1)
+                    os._exit(0)
+                time.sleep(0.002)
+                os._exit(0)
+            os.waitpid(child, 0)
+time.sleep(60)
+"""
+
+
+async def test_what_strays_while_it_is_killed_is_not_left_standing_still(inside):
+    client = await inside.client()
+    await client.attach()
+    for number in range(1, 11):
+        spec = SpawnRequest(id=number, argv=["python3", "-c", STRAYING], env=ENV)
+        record = await client.spawn(spec)
+        await eventually(lambda: len(inside.states()) > 8)
+        await client.signal(number, signal.SIGKILL, Scope.TREE)
+        await inside.ended.get()
+        # Who had strayed before ends by itself; who was stopped would not.
+        await eventually(lambda: not inside.states())
+        close_all(record.fds)
+
+
+@pytest.mark.parametrize("room", [0, 1], ids=["for nothing", "for the list of processes"])
+async def test_a_kill_goes_as_far_as_it_can_without_descriptors(inside, room):
+    client = await inside.client()
+    await client.attach()
+    record = await client.spawn(SpawnRequest(id=1, argv=["sh", "-c", "sleep 60; true"], env=ENV))
     close_all(record.fds)
+    taken = {int(path.name) for path in Path(f"/proc/{inside.pid}/fd").iterdir()}
+    free = next(number for number in range(100) if number not in taken)
+    resource.prlimit(inside.pid, resource.RLIMIT_NOFILE, (free + room, 4096))
+    assert await client.signal(1, signal.SIGKILL, Scope.TREE) == 1
+    await inside.ended.get()
+    await eventually(lambda: not inside.states())
 
 
 async def test_terminals_have_a_size_and_the_user_owns_them(inside):

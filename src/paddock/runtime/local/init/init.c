@@ -436,83 +436,127 @@ static void do_spawn(struct channel *c, const struct header *q, uint8_t *body, s
 
 /* ---- signals ---- */
 
-struct seen { pid_t pid, ppid, sid; int hit; };
+enum { STOPPED = 1, SENT };                            /* what one of a tree was told */
 
+/* What was hit once stays hit, whatever session and parent it has since; what is gone still names its session. */
+struct seen { pid_t pid, ppid, sid; unsigned long long start; uint8_t hit, told, gone; };
+struct sight { struct seen *all; int count, room; };   /* ordered by pid, as /proc is */
+
+/* 1, or 0 where there is no such process any more, or a negative errno where nobody can say. */
 static int read_stat(const char *name, struct seen *s) {
     char path[64], buf[512];
     snprintf(path, sizeof path, "/proc/%s/stat", name);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return 0;
+    if (fd < 0) return errno == ENOENT || errno == ESRCH ? 0 : -errno;
     ssize_t n = read(fd, buf, sizeof buf - 1);
     close(fd);
     if (n <= 0) return 0;
     buf[n] = 0;
     char *after = strrchr(buf, ')');         /* the name may hold anything, parentheses too */
-    char state;
-    int pgid;
+    memset(s, 0, sizeof *s);
     s->pid = atoi(name);
-    s->hit = 0;
-    return after && sscanf(after + 1, " %c %d %d %d", &state, &s->ppid, &pgid, &s->sid) == 4;
+    return after && sscanf(after + 1, " %*c %d %*d %d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+                           &s->ppid, &s->sid, &s->start) == 3;
 }
 
-/* Find all processes and mark those that now belong to a tree; the array is the caller's. To `stop` those of the
- * session at sight catches also what forks and ends all the time. */
-static int look_at_tree(pid_t root, int root_alive, int stop, struct seen **found) {
+static int by_pid(const void *a, const void *b) {
+    return ((const struct seen *)a)->pid - ((const struct seen *)b)->pid;
+}
+
+static struct seen *seen_as(const struct sight *s, pid_t pid) {
+    struct seen key = { .pid = pid };
+    return s->count ? bsearch(&key, s->all, s->count, sizeof key, by_pid) : NULL;
+}
+
+static int make_room(struct sight *s, int wanted) {
+    if (wanted <= s->room) return 1;
+    struct seen *more = realloc(s->all, 2 * wanted * sizeof *more);
+    if (!more) return 0;
+    s->all = more;
+    s->room = 2 * wanted;
+    return 1;
+}
+
+/* Every session in a tree was begun by one of the tree, so whoever has a leader that was hit is of it too. */
+static int is_of_tree(const struct sight *s, const struct seen *it, pid_t root, int root_alive) {
+    if (it->pid == 1) return 0;
+    if (it->sid == root || (it->pid == root && root_alive)) return 1;
+    const struct seen *parent = seen_as(s, it->ppid), *leader = seen_as(s, it->sid);
+    return (parent && parent->hit && !parent->gone) || (leader && leader->hit);
+}
+
+/* Keep those of an earlier look whose numbers come before `pid`. */
+static void carry_over(struct sight *now, const struct sight *before, int *at, pid_t pid, int gone) {
+    for (; *at < before->count && before->all[*at].pid < pid; ++*at) {
+        if (!before->all[*at].hit) continue;
+        now->all[now->count] = before->all[*at];
+        now->all[now->count++].gone |= gone;
+    }
+}
+
+/* Find all processes, and mark those that belong to a tree now or did before. To `stop` those of the session at sight
+ * catches also what forks and ends all the time. A look that fails half way says so, and forgets nobody. */
+static int look_at_tree(pid_t root, int root_alive, int stop, struct sight *sight) {
     DIR *dir = opendir("/proc");
     if (!dir) return -errno;
-    struct seen *all = NULL;
-    int count = 0, room = 0;
+    struct sight now = { 0 }, before = *sight;
+    int result = 0, at = 0;
     for (struct dirent *e; (e = readdir(dir));) {
+        struct seen it;
         if (e->d_name[0] < '1' || e->d_name[0] > '9') continue;
-        if (count == room) {
-            struct seen *more = realloc(all, (room = room ? room * 2 : 64) * sizeof *all);
-            if (!more) break;
-            all = more;
+        if (!make_room(&now, now.count + 1 + before.count - at)) { result = -ENOMEM; break; }
+        if ((result = read_stat(e->d_name, &it)) < 0) break;
+        if (!result) continue;
+        result = 0;
+        if (stop && it.sid == root && it.pid != 1) kill(it.pid, SIGSTOP);
+        carry_over(&now, &before, &at, it.pid, 1);
+        if (at < before.count && before.all[at].pid == it.pid) {
+            struct seen *old = &before.all[at++];    /* its number is given anew only when its session is gone, too */
+            if (old->start == it.start) { it.hit = old->hit; it.told = old->told; }
         }
-        if (!read_stat(e->d_name, &all[count])) continue;
-        if (stop && all[count].sid == root) kill(all[count].pid, SIGSTOP);
-        count++;
+        now.all[now.count++] = it;
     }
     closedir(dir);
+    if (!now.room) return result;
+    carry_over(&now, &before, &at, INT32_MAX, !result);
     for (int changed = 1; changed;) {
         changed = 0;
-        for (int i = 0; i < count; i++) {
-            if (all[i].hit || all[i].pid == 1) continue;
-            int hit = all[i].sid == root || (all[i].pid == root && root_alive);
-            for (int j = 0; !hit && j < count; j++) hit = all[j].hit && all[i].ppid == all[j].pid;
-            if (hit) { all[i].hit = changed = 1; }
-        }
+        for (int i = 0; i < now.count; i++)
+            if (!now.all[i].hit && is_of_tree(&now, &now.all[i], root, root_alive)) now.all[i].hit = changed = 1;
     }
-    *found = all;
-    return count;
+    free(before.all);
+    *sight = now;
+    return result;
 }
 
-static int was_hit(const struct seen *all, int count, pid_t pid) {
-    for (int i = 0; i < count; i++) if (all[i].pid == pid) return all[i].hit;
-    return 0;
+/* Tell those of a tree who were not told as much before; how many there were. */
+static int tell_tree(struct sight *sight, int what, int signo, int *heard) {
+    int told = 0;
+    for (int i = 0; i < sight->count; i++) {
+        struct seen *it = &sight->all[i];
+        if (!it->hit || it->gone || it->told >= what) continue;
+        it->told = what;
+        told++;
+        if (kill(it->pid, signo) == 0) ++*heard;
+    }
+    return told;
 }
 
+/* What forks all the time would outrun a kill; what stands still does not. A fork that has begun comes to its end in
+ * spite of SIGSTOP, though, and only SIGKILL forbids it: whoever was killed may have left a child just before. So the
+ * end is a look after the kill that finds nobody new. Where no look is possible, those who are known are killed. */
 static int signal_tree(pid_t root, int root_alive, int signo) {
-    struct seen *all = NULL, *before = NULL;
-    int count, earlier = 0, hits = 0, fresh = 1;
-    /* What forks all the time would outrun a kill; what stands still does not. */
-    for (int pass = 0; fresh && pass < MAX_PASSES; pass++, earlier = count) {
-        free(before);
-        before = all;
-        all = NULL;
-        if ((count = look_at_tree(root, root_alive, signo == SIGKILL, &all)) < 0) { free(before); return count; }
-        fresh = 0;
-        for (int i = 0; i < count; i++)
-            if (signo == SIGKILL && all[i].hit && !was_hit(before, earlier, all[i].pid)) {
-                kill(all[i].pid, SIGSTOP);
-                fresh = 1;
-            }
+    struct sight sight = { 0 };
+    int hits = 0, stopped = 0, error = 0, kills = signo == SIGKILL;
+    for (int pass = 0; ; pass++) {
+        error = look_at_tree(root, root_alive, kills, &sight);
+        int last = error || !kills || pass == MAX_PASSES;
+        if (!last && tell_tree(&sight, STOPPED, SIGSTOP, &stopped)) continue;
+        if (!tell_tree(&sight, SENT, signo, &hits) || last) break;
     }
-    for (int i = 0; i < count; i++)
-        if (all[i].hit && kill(all[i].pid, signo) == 0) hits++;
-    free(before);
-    free(all);
-    return hits ? hits : -ESRCH;
+    if (error && !hits && kill(-root, signo) == 0) hits = 1;    /* its group needs no look */
+    free(sight.all);
+    return hits ? hits : error ? error : -ESRCH;
 }
 
 static void do_signal(struct channel *c, const struct header *q, const uint8_t *body, size_t size) {

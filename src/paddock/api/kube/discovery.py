@@ -9,6 +9,7 @@ from typing import Any
 from paddock import __version__
 from paddock.api.kube.scheme import (
     GROUP_VERSIONS,
+    SCALE_KIND,
     SUBRESOURCE_VERBS,
     VERBS,
     categories,
@@ -19,7 +20,6 @@ from paddock.resources.registry import KindInfo
 
 SPOKEN_MINOR = "33"
 """The minor version of Kubernetes whose conventions we follow; clients choose features by it."""
-_SCALE_KIND = {"group": "autoscaling", "version": "v1", "kind": "Scale"}
 
 
 def version() -> dict[str, str]:
@@ -125,7 +125,7 @@ def _sub_entry(info: KindInfo, name: str) -> dict[str, Any]:
         "kind": info.kind,
         "verbs": list(SUBRESOURCE_VERBS),
     }
-    return entry | _SCALE_KIND if name == "scale" else entry
+    return entry | SCALE_KIND if name == "scale" else entry
 
 
 def _aggregated_entry(info: KindInfo) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _aggregated_entry(info: KindInfo) -> dict[str, Any]:
         entry["subresources"] = [
             {
                 "subresource": part,
-                "responseKind": _SCALE_KIND if part == "scale" else kind,
+                "responseKind": SCALE_KIND if part == "scale" else kind,
                 "verbs": list(SUBRESOURCE_VERBS),
             }
             for part in parts

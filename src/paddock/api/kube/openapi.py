@@ -1,4 +1,4 @@
-"""OpenAPI documents: what `kubectl explain` shows and what clients check bodies and options with.
+"""OpenAPI documents: what `kubectl explain` shows, and what clients are made from and check with.
 
 Version 3 has one document per group version, named with a hash so that clients keep it.
 Version 2 is one document, which older clients read in its binary form (`openapi_binary`).
@@ -16,39 +16,33 @@ from starlette.responses import Response
 from paddock import __version__
 from paddock.api.kube.context import answer
 from paddock.api.kube.openapi_binary import encode_document
-from paddock.api.kube.scheme import (
-    GROUP_VERSIONS,
-    base_path,
-    group_version,
-    kind_reference,
-    subresources,
+from paddock.api.kube.openapi_paths import (
+    GVK,
+    META,
+    in_version_2,
+    paths,
+    schema_name,
+    shared_schemas,
 )
+from paddock.api.kube.scheme import GROUP_VERSIONS, base_path, kind_reference
 from paddock.kit.errors import NotFoundError
 from paddock.resources.meta import ObjectMeta
 from paddock.resources.registry import ALL, KindInfo
 from paddock.resources.schema import schema_of_kind, schema_of_struct
 
-_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 _LIST_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta"
 _BINARY = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 _BINARY_NAMES = (_BINARY, "application/com.github.proto-openapi.spec.v2@v1.0+protobuf")
 """Clients ask by the second name too, but cannot read it in an answer: `@` may not be there."""
 _INFO = {"title": "Paddock", "version": f"v{__version__}"}
-_GVK = "x-kubernetes-group-version-kind"
-_WRITE_OPTIONS = ("dryRun", "fieldManager", "fieldValidation")
-
-
-def schema_name(info: KindInfo) -> str:
-    """Name a kind's schema as Kubernetes does: the group reversed, then version and kind."""
-    group, version = group_version(info)
-    if group.endswith("k8s.io") or not group:
-        return f"io.k8s.api.{group.partition('.')[0] or 'core'}.{version}.{info.kind}"
-    return f"{'.'.join(reversed(group.split('.')))}.{version}.{info.kind}"
+_BEARER = "BearerToken"
+_V2, _V3 = "#/definitions/", "#/components/schemas/"
 
 
 def _schemas(kinds: tuple[KindInfo, ...], prefix: str) -> dict[str, Any]:
     found: dict[str, Any] = {
-        _META: _metadata_schema(),
+        **shared_schemas(lambda name: _reference(prefix, name)),
+        META: _metadata_schema(),
         _LIST_META: {
             "type": "object",
             "description": "Where a list goes on, and where to watch it from.",
@@ -62,8 +56,8 @@ def _schemas(kinds: tuple[KindInfo, ...], prefix: str) -> dict[str, Any]:
     for info in kinds:
         name, reference = schema_name(info), kind_reference(info)
         schema = schema_of_kind(info.cls)
-        schema["properties"] = {**schema["properties"], "metadata": _reference(prefix, _META)}
-        found[name] = {**schema, _GVK: [reference]}
+        schema["properties"] = {**schema["properties"], "metadata": _reference(prefix, META)}
+        found[name] = {**schema, GVK: [reference]}
         found[f"{name}List"] = {
             "type": "object",
             "description": f"A list of {info.kind} objects.",
@@ -74,7 +68,7 @@ def _schemas(kinds: tuple[KindInfo, ...], prefix: str) -> dict[str, Any]:
                 "metadata": _reference(prefix, _LIST_META),
                 "items": {"type": "array", "items": _reference(prefix, name)},
             },
-            _GVK: [{**reference, "kind": f"{info.kind}List"}],
+            GVK: [{**reference, "kind": f"{info.kind}List"}],
         }
     return found
 
@@ -96,47 +90,6 @@ def _reference(prefix: str, name: str) -> dict[str, Any]:
     return {"$ref": f"{prefix}{name}"}
 
 
-def _paths(kinds: tuple[KindInfo, ...], parameter: Any) -> dict[str, Any]:
-    """Give every path with its operations, as far as clients look at them."""
-    found: dict[str, Any] = {}
-    for info in kinds:
-        root = base_path(*group_version(info))
-        scope = "/namespaces/{namespace}" if info.cls.NAMESPACED else ""
-        collection = f"{root}{scope}/{info.cls.PLURAL}"
-        found[collection] = {
-            "get": _operation(info, "list", parameter, ()),
-            "post": _operation(info, "post", parameter, _WRITE_OPTIONS),
-            "delete": _operation(info, "deletecollection", parameter, ("dryRun",)),
-        }
-        one = {
-            "get": _operation(info, "get", parameter, ()),
-            "put": _operation(info, "put", parameter, _WRITE_OPTIONS),
-            "patch": _operation(info, "patch", parameter, (*_WRITE_OPTIONS, "force")),
-        }
-        remove = {"delete": _operation(info, "delete", parameter, ("dryRun",))}
-        found[f"{collection}/{{name}}"] = one | remove
-        for name in subresources(info):
-            found[f"{collection}/{{name}}/{name}"] = one
-    return found
-
-
-def _operation(info: KindInfo, action: str, parameter: Any, options: tuple[str, ...]) -> Any:
-    return {
-        "x-kubernetes-action": action,
-        _GVK: kind_reference(info),
-        "parameters": [parameter(name) for name in options],
-        "responses": {"200": {"description": "OK"}},
-    }
-
-
-def _parameter_v3(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}}
-
-
-def _parameter_v2(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "type": "string", "uniqueItems": True}
-
-
 @cache
 def document_v3(group: str, version: str) -> bytes:
     """Give the OpenAPI document of one group version."""
@@ -145,8 +98,12 @@ def document_v3(group: str, version: str) -> bytes:
         {
             "openapi": "3.0.0",
             "info": _INFO,
-            "paths": _paths(kinds, _parameter_v3),
-            "components": {"schemas": _schemas(kinds, "#/components/schemas/")},
+            "security": [{_BEARER: []}],
+            "paths": paths(kinds, lambda name: _reference(_V3, name)),
+            "components": {
+                "schemas": _schemas(kinds, _V3),
+                "securitySchemes": {_BEARER: {"type": "http", "scheme": "bearer"}},
+            },
         }
     )
 
@@ -154,11 +111,17 @@ def document_v3(group: str, version: str) -> bytes:
 @cache
 def document_v2() -> dict[str, Any]:
     """Give the one document of OpenAPI 2."""
+    header = {"type": "apiKey", "name": "authorization", "in": "header"}
     return {
         "swagger": "2.0",
         "info": _INFO,
-        "paths": _paths(ALL, _parameter_v2),
-        "definitions": _schemas(ALL, "#/definitions/"),
+        "securityDefinitions": {_BEARER: header},
+        "security": [{_BEARER: []}],
+        "paths": {
+            path: {method: in_version_2(operation) for method, operation in operations.items()}
+            for path, operations in paths(ALL, lambda name: _reference(_V2, name)).items()
+        },
+        "definitions": _schemas(ALL, _V2),
     }
 
 

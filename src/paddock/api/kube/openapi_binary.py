@@ -52,6 +52,7 @@ def _operation(operation: dict[str, Any]) -> bytes:
     parameters = b"".join(
         _message(8, _message(1, _message(2, _message(3, _query_parameter(parameter)))))
         for parameter in operation["parameters"]
+        if parameter["in"] == "query"
     )
     extensions = b"".join(
         _message(13, _named_any(name, value))

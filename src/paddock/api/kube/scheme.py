@@ -9,6 +9,7 @@ from paddock.resources.registry import ALL, KindInfo
 
 VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 SUBRESOURCE_VERBS = ("get", "patch", "update")
+SCALE_KIND = {"group": "autoscaling", "version": "v1", "kind": "Scale"}
 _WORKLOADS = {"Sandbox", "SandboxPool", "SandboxClaim", "BatchSandbox", "SandboxEnv"}
 """What `kubectl get all` shows, and `kubectl delete all` takes: what runs, not what is kept."""
 

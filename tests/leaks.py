@@ -3,7 +3,8 @@
 Each run has a directory of its own for temporary files, and its name is in the environment of
 whatever the run starts. So what belongs to this run is known, whatever else goes on on the
 machine: processes by their environment, files and mounts by their path, control groups and links
-by the nodes that were noted here when they were made (`note_node`, `note_group`).
+by the nodes that were noted here when they were made (`note_node`, `note_group`). A namespace is
+kept by a process, by a mount of its file, or by a descriptor, and is found with these.
 
 Every process of the run (a worker of xdist, or the only one) looks at itself when its tests are
 over: descriptors, threads, child processes, and tasks that were still pending when their loop was
@@ -40,6 +41,7 @@ TURNS = 20
 """Of a loop that is about to be closed, for tasks that are just ending."""
 _NOTES, _LEFT = ".notes", ".left"
 _GROUPS = Path("/sys/fs/cgroup")
+_NAMESPACES = ("net:[", "mnt:[", "pid:[", "user:[", "ipc:[", "uts:[")
 _DEVICES = ("/dev/ptmx", "/ptmx", "/dev/pts/", "/memfd:", "/proc/")
 
 
@@ -81,6 +83,10 @@ class Standing:
         left = [f"process {item}" for item in _children() - self._children]
         left += [f"thread {item.name}" for item in _threads() - self._threads]
         grown = _descriptors() - self._descriptors
+        # No library keeps one, and each keeps a whole network, or more, with it.
+        for what in [what for what in grown if what.startswith(_NAMESPACES)]:
+            test = self._since.get(what, "the end of the run")
+            left.append(f"namespace {what} by {grown.pop(what)} descriptors, since {test}")
         if grown.total() > SPARE_DESCRIPTORS:
             kinds = collections.Counter[str]()
             for what, count in grown.items():
@@ -183,7 +189,9 @@ class Machine:
     def _mounts(self) -> Generator[str]:
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
             if (point := line.split()[4]).startswith(self._roots):
-                yield f"mount {point}"
+                root = line.split()[3]
+                is_namespace = root.startswith(_NAMESPACES)
+                yield f"namespace {root} by its mount {point}" if is_namespace else f"mount {point}"
 
     def _loops(self) -> Generator[str]:
         for path in Path("/sys/block").glob("loop*/loop/backing_file"):

@@ -1,6 +1,8 @@
 """The check of every run for what it leaves behind: it finds each kind, and only its own."""
 
+import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,7 @@ def pytest_configure(config):
     config.pluginmanager.register(leaks.Watch(config), "leaks")
 """
 LEAKS = """
-import asyncio, os, subprocess, tempfile
+import asyncio, os, subprocess, tempfile, threading
 from tests import leaks
 
 async def main():
@@ -28,18 +30,50 @@ asyncio.run(main())
 subprocess.Popen(["sleep", "637"])
 subprocess.run("setsid -f sleep 638", shell=True)
 tempfile.mkdtemp(prefix="forgotten-")
+# Ends with the process, which would wait for any other one.
+threading.Thread(target=threading.main_thread().join, name="lasting").start()
 for _ in range(20):
     os.pipe()
 leaks.note_group("..")  # stands for one that is still there
 """
 NAMED = (
     "task forgotten",
+    "thread lasting",
     "sleep 637, by test_it.py::test_it",
     "sleep 638, by test_it.py::test_it",
     "/forgotten-",
     "descriptors: pipe, since test_it.py::test_it",
     "control group",
 )
+
+
+MOUNTED = """
+import os, subprocess, tempfile
+from pathlib import Path
+from tests import leaks
+
+place = Path(tempfile.mkdtemp(prefix="place-"))
+for name in ("mounted", "named", "image", "lock"):
+    (place / name).touch()
+subprocess.run(["mount", "--bind", "/dev/null", place / "mounted"], check=True)
+os.truncate(place / "image", 1 << 20)
+subprocess.run(["losetup", "--find", place / "image"], check=True)
+subprocess.run(["unshare", f"--net={{place / 'named'}}", "true"], check=True)
+pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+with subprocess.Popen(["unshare", "--net", "sh", "-c", "echo there; read end"], **pipes) as child:
+    child.stdout.readline()
+    os.open(f"/proc/{{child.pid}}/ns/net", os.O_RDONLY)
+    child.communicate()
+Path({group!r}).mkdir()
+leaks.note_group(Path({group!r}).name)
+leaks.note_node(place, place / "lock", {number})
+subprocess.run(
+    ["ip", "link", "add", "pd{number}-0", "type", "veth", "peer", "name", "pd{number}-1"],
+    check=True,
+)
+"""
+NO_FABRIC = 637
+"""A number that no fabric has."""
 
 
 def run(
@@ -74,6 +108,40 @@ def test_what_a_test_leaves_fails_the_run_and_is_named(
         assert not missed, (missed, done.stdout)
     finally:
         _end_sleepers(tmp_path)
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts and links are made by root")
+@pytest.mark.timeout(300)
+def test_what_a_test_leaves_in_the_kernel_is_named_too(tmp_path: Path) -> None:
+    place = f"{tmp_path}/tmp/.*/place-.*"
+    roots = [root for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
+             if (root / "cgroup.procs").exists()]  # fmt: skip
+    group = roots[0] / f"leaks-{os.getpid()}"
+    code = MOUNTED.format(group=str(group), number=NO_FABRIC)
+    try:
+        done = run(tmp_path, code, patience=1)
+        assert "1 passed" in done.stdout, done.stdout + done.stderr
+        assert done.returncode == 1, done.stdout
+        for named in (
+            f"mount {place}/mounted",
+            rf"namespace net:\[\d+\] by its mount {place}/named",
+            r"namespace net:\[\d+\] by 1 descriptors, since test_it.py::test_it",
+            rf"loop device loop\d+ of {place}/image",
+            f"control group {group}",
+            rf"links \['pd{NO_FABRIC}-[01]', 'pd{NO_FABRIC}-[01]'\]",
+        ):
+            assert re.search(named, done.stdout), (named, done.stdout)
+    finally:
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            if (point := line.split()[4]).startswith(f"{tmp_path}/"):
+                subprocess.run(["umount", point], check=False)
+        for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+            if file.read_text().startswith(f"{tmp_path}/"):
+                subprocess.run(["losetup", "--detach", f"/dev/{file.parts[3]}"], check=False)
+        subprocess.run(["ip", "link", "delete", f"pd{NO_FABRIC}-0"], check=False)
+        with contextlib.suppress(FileNotFoundError):
+            group.rmdir()
 
 
 @pytest.mark.timeout(300)

@@ -218,6 +218,33 @@ def test_two_installations_on_one_machine_have_networks_of_their_own(
     assert running.json("status")["answers"]
 
 
+def test_a_backup_brings_back_everything_but_what_was_in_sandboxes(machine: Machine) -> None:
+    machine("up", "--detach")
+    machine("teams", "quota", "research", "--sandboxes", "7")
+    keys = machine.json("keys", "ls")
+    box = machine("sandbox", "create", "--timeout", "600").strip()
+    machine("down")
+    archive = machine.home / "backup.tar.gz"
+    kept = ("store.db", "secrets.json")
+    subprocess.run(["tar", "-C", machine.state, "-czf", archive, *kept], check=True)
+    # Somebody uses what was in stock: it must not be given to the next as new.
+    machine("up", "--detach")
+    used = machine("sandbox", "create", "--timeout", "600").strip()
+    machine("sandbox", "exec", used, "echo secret > secret.txt")
+    machine("teams", "quota", "research", "--sandboxes", "8")
+    machine("down", "--purge", "--yes")
+    machine.state.mkdir(mode=0o700)
+    subprocess.run(["tar", "-C", machine.state, "-xzf", archive], check=True)
+    machine("up", "--detach")
+    assert [item["id"] for item in machine.json("keys", "ls")] == [item["id"] for item in keys]
+    [team] = [item for item in machine.json("teams", "ls") if item["name"] == "research"]
+    assert team["quota"]["limits"][0]["limit"] == 7
+    until(lambda: re.search(rf"Failed +{box}", machine("get", "sandboxes")))
+    assert machine.run("sandbox", "exec", used, "true").returncode != 0
+    fresh = machine("sandbox", "create", "--timeout", "600").strip()
+    assert machine("sandbox", "exec", fresh, "ls; echo fine") == "fine\n"
+
+
 def test_purging_removes_nothing_that_is_not_paddocks(machine: Machine) -> None:
     machine.state.mkdir()
     (machine.state / "thesis.tex").write_text("years of work")

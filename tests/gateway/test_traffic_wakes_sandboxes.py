@@ -189,6 +189,7 @@ def test_what_a_gateway_holds_and_serves_is_bounded_as_promised() -> None:
     assert limits.held_bytes == 32 * 1024 * 1024
     assert (limits.requests_per_sandbox, limits.requests_reserved) == (2_000, 200)
     assert limits.connections == 20_000
+    assert limits.pause_grace_seconds == 1
     assert Settings().wake_timeout_seconds == 60
 
 
@@ -318,6 +319,26 @@ async def test_a_request_on_its_way_in_when_the_sandbox_is_paused_is_carried_ove
         paddock.change(state=State.PAUSED)
         assert (await asking).body == b"ok"
         assert paddock.wakes == ["abc"]
+
+
+async def test_a_request_that_was_inside_for_longer_breaks_off_and_wakes_nothing() -> None:
+    arrived = asyncio.Event()
+
+    async def serve(reader, writer) -> None:
+        await read_request(reader)
+        arrived.set()
+        await reader.read()
+
+    async with rig(Limits(pause_grace_seconds=0)) as paddock:
+        await paddock.upstream(serve, wakes=True)
+        wire = await paddock.connect()
+        wire.send(get())
+        await asyncio.wait_for(arrived.wait(), PATIENCE_SECONDS)
+        paddock.change(state=State.PAUSED)
+        with pytest.raises(ConnectionResetError):
+            await wire.rest()
+        await wire.close()
+        assert paddock.wakes == []
 
 
 @pytest.mark.parametrize(

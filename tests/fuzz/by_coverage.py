@@ -3,7 +3,7 @@
     python -m tests.fuzz.by_coverage TARGET [FOUND] [-max_total_time=60 or other of its options]
 
 What is new goes to the directory FOUND, and what broke it to the one where this runs; both belong
-into `corpus/TARGET`, under a name that says what it is.
+into `corpus/TARGET` (`branch_*`: what went where nothing else had gone).
 """
 
 import sys

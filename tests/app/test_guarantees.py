@@ -63,7 +63,7 @@ def collected_from(path: Path) -> dict[str, bool]:
     """
     if not path.match("test_*.py"):
         return {}
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     is_run = not is_off(tree.body)
     found: dict[str, bool] = {}
     for node in tree.body:
@@ -104,8 +104,13 @@ def imported(name: str, module: ast.Module) -> ast.Module | None:
             place = ROOT.joinpath(*(node.module or "").split("."))
             for path in (place / f"{name}.py", place.with_suffix(".py")):
                 if path.is_file():
-                    return ast.parse(path.read_text())
+                    return parsed(path)
     return None
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def is_never_run(node: Function | ast.ClassDef) -> bool:
@@ -190,10 +195,12 @@ class TestNone(Shared): pass
 def test_what_is_read_as_run_is_what_pytest_runs(tmp_path: Path) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    options = ("-p", "no:cacheprovider", "-p", "no:randomly", "-o", "asyncio_mode=auto")
+    # Without the plugins that are of no use here: most of the time is theirs.
+    options = ("-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin", "-o", "asyncio_mode=auto")
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-c", os.devnull, "--rootdir", ".", *options],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     run = set(re.findall(r"^(\S+) PASSED", done.stdout, re.MULTILINE))
     assert run, done.stdout + done.stderr

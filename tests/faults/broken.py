@@ -18,7 +18,7 @@ from paddock.resources import codec
 from paddock.resources.meta import Resource
 from paddock.runtime.simulated import SimulatedRuntime
 from paddock.store.memory import MemoryStore
-from tests.faults.virtual import Trace
+from tests.faults.virtual import Trace, outside
 
 
 class Rates(Struct, frozen=True, kw_only=True):
@@ -190,7 +190,7 @@ class BrokenRuntime(_Severable):
         await self._travel()
         self._alive()
         self._faults.trace.add(self._who, "asks the node to", name, *map(_said, args))
-        task = asyncio.get_running_loop().create_task(real(*args, **kwargs))
+        task = asyncio.get_running_loop().create_task(real(*args, **kwargs), context=outside())
         task.add_done_callback(_heard)
         done = await asyncio.shield(task)
         self._alive()

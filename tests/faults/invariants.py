@@ -149,7 +149,8 @@ def _promises(
         sandbox = sandboxes.get(known.uid)
         if sandbox is None:
             ended = audit.ended.get(known.uid, "lost")
-            if not (known.may_be_killed or (ended == "expired" and known.may_expire)):
+            may_expire = known.may_be_over() and not known.is_auto_paused
+            if not (known.may_be_killed or (ended == "expired" and may_expire)):
                 found.append(f"{known.sandbox_id} is gone ({ended}) and nobody asked for that")
             continue
         if sandbox.spec.claim is None or sandbox.spec.claim.sandbox_id != known.sandbox_id:
@@ -159,15 +160,15 @@ def _promises(
         elif known.uid in storm.crashed:
             continue
         else:
-            found += _as_told(world, known, sandbox)
+            found += _as_told(world, storm, known, sandbox)
     return found
 
 
-def _as_told(world: FaultyWorld, known: Known, sandbox: Sandbox) -> list[str]:
+def _as_told(world: FaultyWorld, storm: Storm, known: Known, sandbox: Sandbox) -> list[str]:
     found: list[str] = []
     phase = sandbox.status.phase
     told = {True: Phase.PAUSED, False: Phase.RUNNING}
-    if known.paused is not None and phase is not told[known.paused] and not known.is_auto_paused:
+    if storm.is_certain(known) and phase is not told[bool(known.paused)]:
         found.append(f"{known.sandbox_id} should be {told[known.paused]} and is {phase}")
     if phase is Phase.FAILED:
         found.append(f"{known.sandbox_id} failed: {sandbox.status.message}")
@@ -216,7 +217,9 @@ async def _pool(world: FaultyWorld) -> list[str]:
 async def hold(world: FaultyWorld, storm: Storm, audit: Audit, *, seconds: float) -> None:
     """Fail with every violation and the seed that replays it."""
     await world.calm()
-    await asyncio.sleep(seconds)
+    await asyncio.sleep(seconds / 2)
+    await storm.ask_again()
+    await asyncio.sleep(seconds / 2)
     violations = await settled(world, storm, audit)
     assert not violations, "\n".join(
         (f"seed {world.seed}, after {dict(world.faults.seen)}:", *violations)

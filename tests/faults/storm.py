@@ -1,31 +1,63 @@
 """A mixed storm of clients on a manager, and what each of them was told."""
 
 import asyncio
+import contextlib
 import itertools
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import structs
 
-from paddock.kit.errors import NotFoundError, PaddockError
+from paddock.kit.errors import ConflictError, NotFoundError, PaddockError
 from paddock.manager.requests import NewSandbox
 from paddock.resources.meta import Key
 from paddock.resources.pool import SandboxPool
 from paddock.resources.sandbox import Phase, Sandbox
 from paddock.resources.template import SandboxTemplate
-from tests.faults.worlds import FaultyWorld, Plane
+from tests.faults.worlds import FaultyWorld, JumpingClock, Plane
 from tests.scenario.paddock import CALLER
 
 LONG = 100_000
 """Seconds: a timeout that does not end within a test."""
+MOST_ROUNDS = 300
+"""Of a client that waits for something to have happened."""
+CATCH_UP_SECONDS = 10
+"""A control plane that was stopped has heard by then of all that others did meanwhile."""
+_ROUNDING = timedelta(seconds=1)
+"""Deadlines are written in whole seconds, as in Kubernetes."""
+
+
+class Timeout:
+    """How long something may live: when that ends, as far as a client can know."""
+
+    def __init__(self, clock: JumpingClock, seconds: int | None = None) -> None:
+        self._clock = clock
+        self._seconds = seconds if seconds is not None and seconds < LONG else None
+        self._is_over = False
+        self.ends: datetime | None = None
+        """At the earliest; `None`: not within a test."""
+        self.begins()
+
+    def begins(self) -> None:
+        """Count from now, if not from an earlier hour: it is being asked for, and clocks jump."""
+        if self._seconds is not None:
+            end = self._clock.now() + timedelta(seconds=self._seconds)
+            self.ends = min(self.ends or end, end)
+
+    def may_be_over(self) -> bool:
+        """Say whether that moment has come, whatever the clock was set to since."""
+        is_past = self.ends is not None and self._clock.now() >= self.ends - _ROUNDING
+        self._is_over = self._is_over or is_past
+        return self._is_over
 
 
 class Known:
     """One sandbox as a client knows it."""
 
-    def __init__(self, sandbox: Sandbox, marker: str, *, seconds: int | None) -> None:
+    def __init__(self, sandbox: Sandbox, marker: str, timeout: Timeout) -> None:
         assert sandbox.spec.claim is not None
         self.sandbox_id = sandbox.spec.claim.sandbox_id
         self.uid = sandbox.metadata.uid
@@ -36,8 +68,15 @@ class Known:
         """Whether it rests, as its client was told last; `None` after an unclear answer."""
         self.is_killed = False
         self.may_be_killed = False
-        self.may_expire = seconds is not None and seconds < LONG
-        self.is_auto_paused = False
+        self.timeouts = [timeout]
+        """The one that it has, or those that it may have where an answer was lost."""
+        self.never_ends = sandbox.spec.claim.timeout_seconds is None
+        self.is_auto_paused = sandbox.spec.claim.auto_pause
+        """At its end it is paused and kept, not lost."""
+
+    def may_be_over(self) -> bool:
+        """Say whether its timeout may have ended."""
+        return any(timeout.may_be_over() for timeout in self.timeouts)
 
 
 class Cut(Exception):  # noqa: N818 - not an error of anybody's: the other side died
@@ -45,9 +84,19 @@ class Cut(Exception):  # noqa: N818 - not an error of anybody's: the other side 
 
 
 class Storm:
-    """Clients that do everything at once; each failure they may not see is a violation."""
+    """Clients that do everything at once; each failure they may not see is a violation.
 
-    def __init__(self, world: FaultyWorld, *, clients: int = 8, rounds: int = 14) -> None:
+    They do their rounds, and go on until what is to happen to them has happened.
+    """
+
+    def __init__(
+        self,
+        world: FaultyWorld,
+        *,
+        clients: int = 8,
+        rounds: int = 14,
+        until: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.given: list[Known] = []
         self.cut: set[str] = set()
         """Requests whose client never heard an answer."""
@@ -57,9 +106,12 @@ class Storm:
         self._world = world
         self._clients = clients
         self._rounds = rounds
+        self._until = until
         self._numbers = itertools.count(1)
         self._random = random.Random(world.seed * 7 + 1)
         self._shared: list[Known] = []
+        self._asked: list[Timeout] = []
+        """Those that no answer was heard of yet."""
 
     async def run(self) -> None:
         """Let every client do its rounds."""
@@ -79,6 +131,43 @@ class Storm:
                 return
             self.crashed.add(known.uid)
 
+    async def ask_again(self) -> None:
+        """Repeat, now that all is calm, whatever was not answered: afterwards all is known."""
+        for known in self.given:
+            if known.uid in self.crashed:
+                continue
+            plane = self._plane(self._random)
+            try:
+                if known.may_be_killed and not known.is_killed:
+                    with contextlib.suppress(NotFoundError):
+                        await self._ask(plane, plane.manager.kill(CALLER, known.sandbox_id))
+                    known.is_killed = True
+                elif known.paused is None and not self._is_excused(known):
+                    with contextlib.suppress(ConflictError):  # It rests already.
+                        await self._ask(plane, plane.manager.pause(CALLER, known.sandbox_id))
+                    known.paused = True
+                    known.timeouts.clear()
+            except PaddockError as error:
+                self.violations.append(f"{known.sandbox_id} cannot be asked in calm: {error!r}")
+
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock; what is over by now stays so when it is set back."""
+        for known in self.given:
+            known.may_be_over()
+        for timeout in self._asked:
+            timeout.may_be_over()
+        self._world.trace.add("trouble: the clock jumps by", seconds)
+        self._world.clock.jump(seconds)
+        for timeout in self._asked:
+            timeout.begins()
+
+    def is_certain(self, known: Known) -> bool:
+        """Say whether it must be there, in the state that its client was told."""
+        return known.paused is not None and not self._is_excused(known)
+
+    def _is_excused(self, known: Known) -> bool:
+        return known.may_be_killed or known.uid in self.crashed or known.may_be_over()
+
     # ---- one client ----------------------------------------------------------------------
 
     async def _client(self, dice: random.Random) -> None:
@@ -96,7 +185,9 @@ class Storm:
             (2, self._quarrel),
         ]
         weights = [weight for weight, _ in actions]
-        for _ in range(self._rounds):
+        for number in range(MOST_ROUNDS):
+            if number >= self._rounds and self._until():
+                return
             (_, action), *_ = dice.choices(actions, weights)
             if not self._own(mine):
                 action = self._create
@@ -117,9 +208,10 @@ class Storm:
     def _plane(self, dice: random.Random) -> Plane:
         return dice.choice(self._world.planes)
 
-    async def _ask(self, plane: Plane, asked: Awaitable[Any]) -> Any:
+    async def _ask(self, plane: Plane, asked: Coroutine[Any, Any, Any]) -> Any:
         """Ask a control plane and wait for its answer or its death."""
-        task = asyncio.ensure_future(asked)
+        began = asyncio.get_running_loop().time()
+        task = plane.begin(asked)
         dead = asyncio.ensure_future(plane.dead.wait())
         try:
             await asyncio.wait((task, dead), return_when=asyncio.FIRST_COMPLETED)
@@ -130,6 +222,9 @@ class Storm:
             if task.cancelled():
                 raise Cut
             return task.result()
+        except NotFoundError as error:
+            # Where it was stopped it may not know yet what another made meanwhile.
+            raise (Cut if _is_behind(plane, began) else error) from error
         finally:
             dead.cancel()
 
@@ -145,21 +240,29 @@ class Storm:
         )
         plane = self._plane(dice)
         try:
-            sandbox = await self._ask(plane, plane.manager.create(CALLER, wanted))
+            with self._asking(seconds) as timeout:
+                sandbox = await self._ask(plane, plane.manager.create(CALLER, wanted))
         except Cut:
             self.cut.add(op)
             raise
-        known = self._enter(sandbox, seconds, auto_pause=auto_pause)
+        known = self._enter(sandbox, timeout)
         mine.append(known)
         if dice.random() < 0.2:
             self._shared.append(known)
         await self._reads(plane, known, {Phase.RUNNING})
 
-    def _enter(self, sandbox: Sandbox, seconds: int | None, *, auto_pause: bool) -> Known:
-        known = Known(sandbox, f"marker {next(self._numbers)}", seconds=seconds)
-        if auto_pause:
-            # At its end it is paused and kept, not lost.
-            known.may_expire, known.is_auto_paused = False, seconds is not None and seconds < LONG
+    @contextlib.contextmanager
+    def _asking(self, seconds: int | None) -> Generator[Timeout]:
+        """Give a timeout that counts from any moment until it was answered."""
+        timeout = Timeout(self._world.clock, seconds)
+        self._asked.append(timeout)
+        try:
+            yield timeout
+        finally:
+            self._asked.remove(timeout)
+
+    def _enter(self, sandbox: Sandbox, timeout: Timeout) -> Known:
+        known = Known(sandbox, f"marker {next(self._numbers)}", timeout)
         try:
             self._world.runtime.files(known.uid)["marker"] = known.marker
         except NotFoundError:
@@ -169,17 +272,16 @@ class Storm:
 
     async def _reads(self, plane: Plane, known: Known, phases: set[Phase]) -> None:
         """After an answer, nothing older is read from who gave it."""
-        if known.may_expire or known.is_auto_paused or known in self._shared:
-            return
-        if known.uid in self.crashed or plane.dead.is_set():
+        if known in self._shared:
             return
         try:
-            found = await plane.manager.get(CALLER, known.sandbox_id)
+            found = await self._ask(plane, plane.manager.get(CALLER, known.sandbox_id))
+            said = f"reads as {found.status.phase}" if found.status.phase not in phases else ""
         except NotFoundError:
-            self.violations.append(f"{known.sandbox_id} is not found right after an answer")
-            return
-        if found.status.phase not in phases:
-            self.violations.append(f"{known.sandbox_id} reads as {found.status.phase}")
+            said = "is not found right after an answer"
+        # Its end may have come while it was read.
+        if said and not known.may_be_over() and known.uid not in self.crashed:
+            self.violations.append(f"{known.sandbox_id} {said}")
 
     def _own(self, mine: list[Known]) -> list[Known]:
         return [known for known in mine if known not in self._shared and not known.is_killed]
@@ -189,7 +291,7 @@ class Storm:
 
     async def _pause(self, dice: random.Random, mine: list[Known]) -> None:
         known, plane = self._pick(dice, mine), self._plane(dice)
-        before, known.paused = known.paused, None
+        known.paused = None
         memory = dice.random() < 0.7
         try:
             await self._ask(plane, plane.manager.pause(CALLER, known.sandbox_id, memory=memory))
@@ -197,12 +299,13 @@ class Storm:
             self._missed(known)
             raise
         known.paused = True
-        known.may_expire = known.may_expire and before is not False
+        known.timeouts.clear()  # What rests has no end.
         await self._reads(plane, known, {Phase.PAUSED})
 
     async def _connect(self, dice: random.Random, mine: list[Known]) -> None:
         known, plane = self._pick(dice, mine), self._plane(dice)
         known.paused = None
+        began = asyncio.get_running_loop().time()
         try:
             await self._ask(
                 plane, plane.manager.connect(CALLER, known.sandbox_id, timeout_seconds=LONG)
@@ -210,17 +313,28 @@ class Storm:
         except NotFoundError:
             self._missed(known)
             raise
+        if _is_behind(plane, began):
+            return  # To its knowledge it ran and had time: so there was nothing to do.
         known.paused = False
+        known.timeouts.clear()
         await self._reads(plane, known, {Phase.RUNNING})
 
     async def _set_timeout(self, dice: random.Random, mine: list[Known]) -> None:
         known, plane = self._pick(dice, mine), self._plane(dice)
-        known.may_expire = True
-        known.is_auto_paused = True
         seconds = dice.choice((5, 60, 900))
-        await self._ask(
-            plane, plane.manager.set_timeout(CALLER, known.sandbox_id, timeout_seconds=seconds)
-        )
+        with self._asking(None if known.never_ends else seconds) as timeout:
+            # Until an answer says that it is this one, it may be any.
+            known.timeouts.append(timeout)
+            try:
+                await self._ask(
+                    plane,
+                    plane.manager.set_timeout(CALLER, known.sandbox_id, timeout_seconds=seconds),
+                )
+            except NotFoundError:
+                if known.paused is False:
+                    self._missed(known)
+                raise
+        known.timeouts[:] = [timeout]
 
     async def _kill(self, dice: random.Random, mine: list[Known]) -> None:
         known, plane = self._pick(dice, mine), self._plane(dice)
@@ -228,11 +342,10 @@ class Storm:
         await self._ask(plane, plane.manager.kill(CALLER, known.sandbox_id))
         known.is_killed = True
         try:
-            await plane.manager.get(CALLER, known.sandbox_id)
+            await self._ask(plane, plane.manager.get(CALLER, known.sandbox_id))
         except NotFoundError:
             return
-        if not plane.dead.is_set():
-            self.violations.append(f"{known.sandbox_id} is found after its kill was answered")
+        self.violations.append(f"{known.sandbox_id} is found after its kill was answered")
 
     async def _snapshot(self, dice: random.Random, mine: list[Known]) -> None:
         known, plane = self._pick(dice, mine), self._plane(dice)
@@ -255,9 +368,7 @@ class Storm:
             files = self._world.runtime.files(fork.sandbox.metadata.uid)
             if files.get("marker") != known.marker:
                 self.violations.append(f"a fork of {known.sandbox_id} lacks its parent's file")
-            child = self._enter(fork.sandbox, LONG, auto_pause=False)
-            child.is_auto_paused = known.is_auto_paused
-            mine.append(child)
+            mine.append(self._enter(fork.sandbox, Timeout(self._world.clock, LONG)))
 
     async def _resize(self, dice: random.Random, _mine: list[Known]) -> None:
         plane = self._plane(dice)
@@ -294,6 +405,10 @@ class Storm:
             )
 
     def _missed(self, known: Known) -> None:
-        excused = known.may_expire or known.may_be_killed or known.uid in self.crashed
-        if not excused:
+        if not self._is_excused(known):
             self.violations.append(f"{known.sandbox_id} is not found, and nobody ended it")
+
+
+def _is_behind(plane: Plane, began: float) -> bool:
+    """Say whether what was asked then may have been answered from before it was stopped."""
+    return plane.process.awake_since > max(0.0, began - CATCH_UP_SECONDS)

@@ -42,6 +42,11 @@ def test_leaders_change_in_the_middle_and_nothing_is_done_twice(seed: int) -> No
     replayable(seed, scenarios.leaders)
 
 
+@pytest.mark.parametrize("seed", seeds(8))
+def test_a_leader_that_is_stopped_beyond_its_lease_does_no_harm_when_it_goes_on(seed: int) -> None:
+    replayable(seed, scenarios.stops)
+
+
 @pytest.mark.parametrize("seed", seeds(5))
 def test_control_planes_that_want_the_same_stock_at_once_share_no_sandbox(seed: int) -> None:
     replayable(seed, scenarios.rush)

@@ -8,8 +8,10 @@ makes a seed worth printing.
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import hashlib
+import itertools
 import random
 import uuid
 from collections.abc import Callable, Coroutine, Generator
@@ -38,16 +40,70 @@ class Trace:
         path.write_text("\n".join(self.lines) + "\n")
 
 
+class Process:
+    """What is stopped and goes on as one, as by SIGSTOP: all that runs in its context.
+
+    Its timers ring late, and all at once; what it was sent meanwhile waits for it.
+    """
+
+    def __init__(self) -> None:
+        self.context = contextvars.copy_context()
+        self.context.run(_PROCESS.set, self)
+        self.is_stopped = False
+        self.awake_since = 0.0
+        self._due: list[Callable[[], object]] = []
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    def go_on(self) -> None:
+        if not self.is_stopped:
+            return
+        self.is_stopped, self.awake_since = False, asyncio.get_running_loop().time()
+        due, self._due = self._due, []
+        for step in due:
+            step()
+
+    def when_it_goes_on(self, step: Callable[[], object]) -> None:
+        self._due.append(step)
+
+
+_PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+def outside() -> contextvars.Context:
+    """Give the context of what goes on when its asker is stopped."""
+    context = contextvars.copy_context()
+    context.run(_PROCESS.set, None)
+    return context
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Goes on to the next timer at once when nobody has anything to do."""
 
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
+        numbers = itertools.count()
+        self.set_task_factory(lambda loop, work, **named: _Task(next(numbers), work, loop, **named))
         self._selector.select = self._skip  # pyright: ignore[reportAttributeAccessIssue]
 
     def time(self) -> float:
         return self._now
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        context = contextvars.copy_context() if context is None else context
+        step = _Step(self, callback, args, context)
+        step.handle = super().call_soon(step, context=context)
+        return step.handle
+
+    def call_at(
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        context = contextvars.copy_context() if context is None else context
+        step = _Step(self, callback, args, context)
+        step.handle = timer = super().call_at(when, step, context=context)
+        return timer
 
     def run_in_executor(self, *_: Any) -> Any:
         raise AssertionError("a thread was asked for: its end would not come at a virtual time")
@@ -57,6 +113,44 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise AssertionError("everybody waits, and nothing is left that could happen")
         self._now += max(0.0, timeout)
         return []
+
+
+class _Task(asyncio.Task[Any]):
+    """A task with a number: what is done to a set of them is done in the order of no addresses."""
+
+    def __init__(self, number: int, work: Any, loop: VirtualLoop, **named: Any) -> None:
+        self._number = number
+        super().__init__(work, loop=loop, **named)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _Step:
+    """One call that is due: made now, or when the process that it belongs to goes on."""
+
+    def __init__(
+        self, loop: VirtualLoop, callback: Any, args: tuple[Any, ...], context: contextvars.Context
+    ) -> None:
+        self.handle: asyncio.Handle | None = None
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._context = context
+
+    def __call__(self) -> None:
+        process = _PROCESS.get()
+        if process is not None and process.is_stopped:
+            process.when_it_goes_on(self._again)
+            return
+        # Nobody collects circles here, and each of them is one.
+        handle, self.handle = self.handle, None
+        if handle is None or not handle.cancelled():
+            self._callback(*self._args)
+
+    def _again(self) -> None:
+        # Not by `call_soon` of ours: whoever cancels knows the first handle only.
+        asyncio.BaseEventLoop.call_soon(self._loop, self, context=self._context)
 
 
 class _Drawn:

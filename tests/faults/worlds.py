@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator
+from asyncio import Task
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from datetime import timedelta
+from typing import Any, TypeVar
 
 from paddock.app import defaults
 from paddock.app.control import ControlPlane
@@ -18,10 +20,13 @@ from paddock.resources.meta import Key
 from paddock.runtime.simulated import SimulatedRuntime
 from paddock.store.memory import MemoryStore
 from tests.faults.broken import BrokenRuntime, BrokenStore, Faults
-from tests.faults.virtual import Trace
+from tests.faults.virtual import Process, Trace
 from tests.scenario.paddock import SECRETS
 
 LEASE = Key("paddock-system", "controllers")
+SERVING = ("federation", "quota shares", "failed claims", "sampling", "key usage")
+"""What belongs to serving: whoever does not lead does it too."""
+Done = TypeVar("Done")
 
 
 class JumpingClock(LoopClock):
@@ -43,6 +48,7 @@ class Plane:
 
     def __init__(self, world: "FaultyWorld", number: int, *, elects: bool) -> None:
         who = f"plane-{number}"
+        self.process = Process()
         self.store = BrokenStore(world.store, world.faults, who)
         self.runtime = BrokenRuntime(world.runtime, world.faults, who)
         self.control = ControlPlane(
@@ -55,11 +61,16 @@ class Plane:
         self.ready = asyncio.Event()
         self.dead = asyncio.Event()
         self._elector = Elector(self.store, LEASE, who, clock=world.clock) if elects else None
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=who)
+        self._task = self.begin(self._run(), name=who)
 
     @property
     def manager(self) -> Manager:
         return self.control.manager
+
+    def begin(self, work: Coroutine[Any, Any, Done], *, name: str = "request") -> Task[Done]:
+        """Have something done by its process, which may be stopped."""
+        loop = asyncio.get_running_loop()
+        return loop.create_task(work, name=name, context=self.process.context.copy())
 
     @property
     def leads(self) -> bool:
@@ -77,15 +88,22 @@ class Plane:
                 except PaddockError:
                     await asyncio.sleep(0.5)
             self.ready.set()
-            if self._elector is None:
-                await self._work()
-            else:
-                await self._elector.run(self._work)
+            async with background(self._work(SERVING.__contains__), name="serving"):
+                if self._elector is None:
+                    await self._lead()
+                else:
+                    await self._elector.run(self._lead)
 
-    async def _work(self) -> None:
+    async def _lead(self) -> None:
+        await self._work(lambda name: name not in SERVING)
+
+    async def _work(self, is_wanted: Callable[[str], bool]) -> None:
         async with contextlib.AsyncExitStack() as stack:
             for name, work in self.control.work().items():
-                await stack.enter_async_context(background(work, name=name))
+                if is_wanted(name):
+                    await stack.enter_async_context(background(work, name=name))
+                else:
+                    work.close()
             await asyncio.Event().wait()
 
     async def serves(self) -> None:
@@ -102,6 +120,7 @@ class Plane:
         """End it between two instructions: nothing it still wants to do reaches anybody."""
         self.store.is_severed = self.runtime.is_severed = True
         self.dead.set()
+        self.process.go_on()
         self._task.cancel()
         await asyncio.wait((self._task,))
 
@@ -145,6 +164,10 @@ class FaultyWorld:
         self.planes.remove(plane)
         await plane.kill()
         return await self.start()
+
+    def has_lost(self, kills: int) -> bool:
+        """Say whether so many were killed, and all of them have their successors."""
+        return self.kills >= kills and len(self.planes) == self.count
 
     async def staffed(self) -> None:
         """Make up for a replacement that the end of the trouble cut short."""

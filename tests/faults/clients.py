@@ -1,4 +1,5 @@
-"""What all storms on real installations share: clients who act at random until it is over."""
+"""What all storms on real installations share: clients who act at random until it is over, a
+command that counts meanwhile, and the seed of their choices."""
 
 import asyncio
 import contextlib
@@ -6,6 +7,23 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
+
+import pytest
+
+from tests.installation import Box, Installation
+from tests.runtime.nodes import eventually
+
+COUNTED = "/home/user/counted"
+_COUNT = (
+    f"mkdir {COUNTED}.begun 2>/dev/null || exit 0;"
+    f" i=0; while :; do i=$((i+1)); echo $$ $i >>{COUNTED}; sleep 0.5; done"
+)
+"""Begun once, however often it is asked for: an answer that was lost may be asked for again."""
+
+
+def seed_of(request: pytest.FixtureRequest) -> int:
+    """Give the seed of the choices on real time."""
+    return int(request.config.getoption("--faults-seed"))
 
 
 @contextlib.contextmanager
@@ -16,6 +34,54 @@ def replayed_by(option: str) -> Generator[None]:
     except BaseException as error:
         error.add_note(f"to replay the choices: {option}")
         raise
+
+
+class Counting:
+    """A command of one sandbox that counts, and must be the same process ever after."""
+
+    def __init__(self, paddock: Installation, box: Box) -> None:
+        self._paddock = paddock
+        self._box = box
+        self._pid = ""
+        self._seen = 0
+
+    async def begin(self) -> None:
+        """Begin, hang up, and see it count."""
+
+        async def has_begun() -> bool:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await self._paddock.run(self._box, _COUNT)
+            return not await self.complaint() and self._seen > 0
+
+        await eventually(has_begun)
+
+    async def complaint(self) -> str:
+        """Read how far it is; says what is wrong with it, if anything is."""
+        said = await self._paddock.run(self._box, f"cat {COUNTED} 2>/dev/null; true")
+        # Where a disk was full in the middle of a line, that line is none.
+        lines = [line.split() for line in said.splitlines() if len(line.split()) == 2]
+        pids, numbers = {pid for pid, _ in lines}, [int(number) for _, number in lines]
+        self._pid = self._pid or next(iter(pids), "")
+        if pids - {self._pid}:
+            return f"what counts in {self._box.id} is another process: {pids}, not {self._pid}"
+        if numbers != sorted(set(numbers)) or (numbers or [0])[-1] < self._seen:
+            return f"what counts in {self._box.id} has begun anew: {numbers[-5:]}, {self._seen}"
+        self._seen = (numbers or [0])[-1]
+        return ""
+
+    async def goes_on(self, *, seconds: float = 30) -> str:
+        """Wait until it has counted on; says what is wrong if it does not."""
+        before = self._seen
+
+        async def is_further() -> str | bool:
+            return await self.complaint() or self._seen > before
+
+        try:
+            said = await eventually(is_further, seconds=seconds, pause=0.2)
+        except AssertionError:
+            return f"what counts in {self._box.id} stands still at {before}"
+        return said if isinstance(said, str) else ""
 
 
 Action = Callable[[random.Random, list[Any]], Awaitable[None]]

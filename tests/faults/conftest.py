@@ -3,6 +3,7 @@
 import pytest
 import pytest_asyncio
 
+from tests.faults.clients import seed_of
 from tests.installation import Installation
 
 
@@ -28,7 +29,7 @@ def faults_kills(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def faults_seed(request: pytest.FixtureRequest) -> int:
-    return int(request.config.getoption("--faults-seed"))
+    return seed_of(request)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -32,6 +32,8 @@ from tests.leaks import note_node
 ROOTLESS_ID = 12345
 
 
+_OWN_MOUNTS = ("layers", "storage/pool")
+"""Where a node mounts something for itself, in its state; what sandboxes have is their own."""
 _NUMBERS = usable_numbers(range(10, 40))
 _turns = itertools.cycle(range(len(_NUMBERS)))
 _in_use: dict[int, int] = {}
@@ -278,6 +280,24 @@ def traces(state: Path, number: int) -> dict[str, list[str]]:
         "processes": inits(node_id),
         "addresses": sorted(addresses),
     }
+
+
+def beyond_what_is_parked(state: Path, number: int, facts: dict) -> dict[str, tuple[int, int]]:
+    """Compare what is held of a node without sandboxes with what it says of itself.
+
+    Gives what differs: how much there is, and how much there should be.
+    """
+    found = traces(state, number)
+    own = {str(state / path) for path in _OWN_MOUNTS}
+    parked, whole = facts["parked"], facts["parked_whole"]
+    counts = {
+        "groups": (len({path.rsplit("/", 1)[1] for path in found["groups"]}), parked),
+        "processes": (len(found["processes"]), parked),
+        "links": (len(found["links"]), whole),
+        "addresses": (len(found["addresses"]), whole),
+        "mounts": (len(set(found["mounts"]) - own), 0),
+    }
+    return {kind: (there, wanted) for kind, (there, wanted) in counts.items() if there != wanted}
 
 
 def inits(node_id: str) -> list[str]:

@@ -12,9 +12,17 @@ import pytest
 from paddock.kit.errors import PaddockError, UnavailableError
 from paddock.runtime.local.state import start_ticks
 from paddock.runtime.port import AgentConfig, Blueprint, InstanceState, Limits
+from tests.faults.clients import replayed_by, seed_of
 from tests.runtime.contract import first_event_of
 from tests.runtime.inside import begin, health, run
-from tests.runtime.nodes import TestNode, envd_of, eventually, home, traces
+from tests.runtime.nodes import (
+    TestNode,
+    beyond_what_is_parked,
+    envd_of,
+    eventually,
+    home,
+    traces,
+)
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.faults, pytest.mark.timeout(240)]
 
@@ -233,8 +241,13 @@ async def test_an_idle_envd_goes_and_comes_back():
         await node.stop()
 
 
-async def test_kills_at_random_under_load_leak_nothing(own_node):
-    chance = random.Random(7)
+async def test_kills_at_random_under_load_leak_nothing(own_node, request):
+    seed = seed_of(request)
+    with replayed_by(f"--faults-seed {seed}"):
+        await _kill_at_random(own_node, random.Random(seed))
+
+
+async def _kill_at_random(own_node: TestNode, chance: random.Random) -> None:
     runtime = own_node.runtime
     steady = await runtime.create(blueprint("steady"))
     await begin(steady, COUNT)
@@ -277,15 +290,18 @@ async def test_kills_at_random_under_load_leak_nothing(own_node):
     for instance in await runtime.instances():
         await runtime.destroy(instance.uid)
 
-    async def only_parked_is_left() -> bool:
-        left = traces(own_node.state, own_node.number)
-        facts = await own_node.facts()
-        parked, whole = facts["parked"], facts["parked_whole"]
-        slots = {path.rsplit("/", 1)[1] for path in left["groups"]}
-        is_parked = len(slots) == parked == 8 and len(left["processes"]) == parked
-        return is_parked and len(left["links"]) == whole
+    left: dict = {}
 
-    await eventually(only_parked_is_left, seconds=60)
+    async def only_parked_is_left() -> bool:
+        nonlocal left
+        facts = await own_node.facts()
+        left = beyond_what_is_parked(own_node.state, own_node.number, facts)
+        return facts["parked"] == 8 and not left
+
+    try:
+        await eventually(only_parked_is_left, seconds=60)
+    except AssertionError as error:
+        raise AssertionError(f"something stays (there, wanted): {left}") from error
 
 
 async def test_a_creation_cut_off_by_a_kill_can_be_repeated(own_node):

@@ -1,4 +1,7 @@
-"""Kill -9 in the middle of a thousand concurrent writers: nothing acknowledged is lost or torn."""
+"""Kill -9 in the middle of a thousand concurrent writers: nothing acknowledged is lost or torn.
+
+`--faults-seed` replays what is written and when it ends, as far as real time allows.
+"""
 
 import os
 import random
@@ -16,6 +19,7 @@ from msgspec import Struct
 
 from paddock.resources.template import SandboxTemplate
 from paddock.store.sqlite import SqliteStore
+from tests.faults.clients import replayed_by, seed_of
 
 WRITERS = 1000
 ROUNDS = 4
@@ -73,13 +77,20 @@ def note(lines: list[str], known: dict[str, Acknowledged]) -> int:
 
 @pytest.mark.faults
 @pytest.mark.timeout(300)
-async def test_every_acknowledged_write_survives_kill_nine(tmp_path: Path):
-    path = tmp_path / "store.db"
-    rng = random.Random(os.getpid())
+async def test_every_acknowledged_write_survives_kill_nine(
+    tmp_path: Path, request: pytest.FixtureRequest
+):
+    seed = seed_of(request)
+    with replayed_by(f"--faults-seed {seed}"):
+        await write_and_kill(tmp_path / "store.db", seed)
+
+
+async def write_and_kill(path: Path, seed: int) -> None:
+    rng = random.Random(seed)
     known: dict[str, Acknowledged] = {}
     highest = writes = 0
     for number in range(ROUNDS):
-        lines = write_until_killed(path, seed=number, seconds=rng.uniform(0.0, 0.7))
+        lines = write_until_killed(path, seed=seed * ROUNDS + number, seconds=rng.uniform(0.0, 0.7))
         writes += len(lines)
         newest = note(lines, known)
         assert newest > highest, "versions went back after a restart"

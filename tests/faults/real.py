@@ -18,9 +18,9 @@ import aiohttp
 from paddock.kit.errors import PaddockError
 from paddock.runtime.local.driver import LocalRuntime
 from paddock.runtime.port import Instance
-from tests.faults.clients import Action, Clients
+from tests.faults.clients import Action, Clients, Counting
 from tests.installation import Box, Installation
-from tests.runtime.nodes import eventually, traces
+from tests.runtime.nodes import beyond_what_is_parked, eventually
 
 MARK = "/home/user/mine"
 CLIENTS = 3
@@ -47,9 +47,10 @@ _FILL = (
 class Owned:
     """A sandbox of one client."""
 
-    def __init__(self, box: Box, mark: bytes, *, is_small: bool) -> None:
+    def __init__(self, box: Box, mark: bytes, counting: Counting, *, is_small: bool) -> None:
         self.box = box
         self.mark = mark
+        self.counting = counting
         self.is_small = is_small
         self.may_be_gone = False
 
@@ -63,6 +64,8 @@ class Storm(Clients):
         super().__init__(seed, count=CLIENTS)
         self.paddock = paddock
         self.owned: list[Owned] = []
+        self.killed: set[str] = set()
+        """Those whose end was acknowledged, by id."""
         self.violations: list[str] = []
         self._can_fill = can_fill
         self._rogues: list[Box] = []
@@ -82,8 +85,10 @@ class Storm(Clients):
         box = await self.paddock.create(timeout=3600, templateID=SMALL if is_small else "base")
         if any(known.box.id == box.id for known in self.owned):
             self.violations.append(f"{box.id} was given twice")
-        known = Owned(box, dice.randbytes(200).hex().encode(), is_small=is_small)
+        mark, counting = dice.randbytes(200).hex().encode(), Counting(self.paddock, box)
+        known = Owned(box, mark, counting, is_small=is_small)
         await self._patiently(lambda: self.paddock.write_file(box, MARK, known.mark))
+        await self._patiently(counting.begin)
         self.owned.append(known)
         mine.append(known)
 
@@ -92,6 +97,8 @@ class Storm(Clients):
         said = await self._read(known.box)
         if said.encode() != known.mark:
             self.violations.append(f"{known.box.id} has lost its file: {said[:60]!r}")
+        if complaint := await known.counting.complaint():
+            self.violations.append(complaint)
 
     async def _rest(self, dice: random.Random, mine: list[Owned]) -> None:
         known = dice.choice(mine)
@@ -100,8 +107,9 @@ class Storm(Clients):
     async def _kill(self, dice: random.Random, mine: list[Owned]) -> None:
         known = mine.pop(dice.randrange(len(mine)))
         known.may_be_gone = True
-        await self.paddock.api("DELETE", f"/sandboxes/{known.box.id}")
+        await self._end(known.box)
         self.owned.remove(known)
+        self.killed.add(known.box.id)
 
     async def _fill(self, dice: random.Random, mine: list[Owned]) -> None:
         """Take all the room that a sandbox has: writing fails inside, and nothing else does."""
@@ -127,12 +135,20 @@ class Storm(Clients):
     async def _end_rogues(self, _dice: random.Random, _mine: list[Owned]) -> None:
         """End what misbehaves, also when whoever began it met trouble."""
         for box in list(self._rogues):
-            path = f"/sandboxes/{box.id}"
-            headers = {"X-API-Key": self.paddock.secrets.api_key}
-            async with self.paddock.http.delete(self.paddock.url + path, headers=headers) as said:
-                assert said.status in (204, 404), said.status
+            await self._end(box)
             if box in self._rogues:
                 self._rogues.remove(box)
+
+    async def _end(self, box: Box) -> None:
+        """Kill one; it is over also where an earlier answer was lost, or its time has come."""
+        assert await self._status("DELETE", box.id) in (204, 404)
+
+    async def _status(self, method: str, sandbox_id: str) -> int:
+        url = f"{self.paddock.url}/sandboxes/{sandbox_id}"
+        headers = {"X-API-Key": self.paddock.secrets.api_key}
+        async with self.paddock.http.request(method, url, headers=headers) as response:
+            await response.read()
+            return response.status
 
     async def _read(self, box: Box) -> str:
         await self.paddock.api("POST", f"/sandboxes/{box.id}/connect", {"timeout": 3600})
@@ -153,16 +169,30 @@ class Storm(Clients):
         """Look at everything that is still owned, when the trouble is over."""
         found = list(self.violations)
         for known in self.owned:
-            if known.may_be_gone:
-                continue
             box = known.box
+            if known.may_be_gone:
+                # Nobody knows whether it was killed, until it is asked for again.
+                await self._patiently(lambda box=box: self._end(box), seconds=90)
+                self.killed.add(box.id)
+                continue
             try:
                 said = await self._patiently(lambda box=box: self._read(box), seconds=90)
                 if said.encode() != known.mark:
                     found.append(f"{box.id} has lost its file: {said[:60]!r}")
+                if complaint := await known.counting.goes_on():
+                    found.append(complaint)
             except TROUBLE as error:
                 found.append(f"{box.id} is lost: {error!r}"[:300])
         return found
+
+    async def resurrected(self) -> list[str]:
+        """Give those that were killed, by an answer, and are there."""
+        listed = await self.paddock.api("GET", "/v2/sandboxes?limit=100")
+        found = self.killed & {item["sandboxID"] for item in listed}
+        for sandbox_id in self.killed:
+            if await self._status("GET", sandbox_id) != 404:
+                found.add(sandbox_id)
+        return sorted(found)
 
 
 async def facts(paddock: Installation) -> dict[str, Any]:
@@ -242,12 +272,10 @@ async def only_what_is_parked_is_left(paddock: Installation) -> None:
         for item in await paddock.api("GET", "/v2/sandboxes?limit=100"):
             with contextlib.suppress(AssertionError):  # Its time may be over just now.
                 await paddock.api("DELETE", f"/sandboxes/{item['sandboxID']}")
-        said, kernel = await facts(paddock), traces(paddock.node_state, paddock._number)
-        slots = {path.rsplit("/", 1)[1] for path in kernel["groups"]}
-        found.update(instances=await instances(paddock), kernel=kernel, node=said)
-        counts = (len(slots), len(kernel["processes"]), len(kernel["links"]))
-        wanted = (said["parked"], said["parked"], said["parked_whole"])
-        return not found["instances"] and counts == wanted
+        said = await facts(paddock)
+        beyond = beyond_what_is_parked(paddock.node_state, paddock._number, said)
+        found.update(instances=await instances(paddock), beyond=beyond, node=said)
+        return not found["instances"] and not beyond
 
     try:
         await eventually(holds, seconds=180, pause=0.5)
@@ -281,13 +309,18 @@ class Harm:
         self.did[f"{kind} {role}"] += 1
         self.kills += kind == "kill"
 
+    @property
+    def spared(self) -> list[str]:
+        """Roles of which nobody was killed yet."""
+        return [role for role in ROLES if not self.did[f"kill {role}"]]
+
     async def _kill(self, role: str) -> None:
         paddock = self._paddock
         if role in _OF_THE_NODE:
             pid = await pid_of(paddock, role, self._dice)
-            if pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            if not pid:
+                raise ProcessLookupError(f"there is no {role} just now")
+            os.kill(pid, signal.SIGKILL)
             return
         paddock.kill(role)
         if role == "node":
@@ -299,14 +332,13 @@ class Harm:
 
     async def _stop(self, role: str) -> None:
         pid = await pid_of(self._paddock, role, self._dice)
-        if pid is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                await asyncio.sleep(self._dice.random() * 2)
-            finally:
-                os.kill(pid, signal.SIGCONT)
+        if not pid:
+            raise ProcessLookupError(f"there is no {role} just now")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(self._dice.random() * 2)
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     async def _fill(self, _role: str) -> None:
         """Leave the store no room for a while."""

@@ -1,28 +1,30 @@
 """Batches: delivering many sandboxes as one object, and running a task in each.
 
-    python bench/batch.py [--quick] [--no-real] [--count 100] [--rounds 10]
+    python bench/batch.py [--quick] [--no-real] [--count 100] [--rounds 20]
 
 With the simulated runtime on real time: 100 pooled sandboxes delivered as one batch (seconds,
 store writes), 1,000 no-op tasks on 1,000 shards, and the cost per shard from 100 to 5,000. Where
 this is run by root: 100 sandboxes of this machine delivered as one batch through the API of a
 whole installation, from the request to the event that says that all are ready, and a task in
 each; beside it what starting `true` costs each of many at once, as bare processes, in bubblewrap,
-crun and podman.
+crun and podman, and what creating costs each of ten that OpenSandbox's server is asked for at once.
 """
 
 import argparse
 import asyncio
 import contextlib
-import http.client
 import json
 import os
+import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 
 import floors
-from claim import Installation
+import opensandbox
+from counting import writes
 from paddock.app import defaults
 from paddock.app.control import ControlPlane
 from paddock.app.secrets import Secrets
@@ -43,7 +45,11 @@ from paddock.resources.pool import Capacity, SandboxPool, SandboxPoolSpec
 from paddock.resources.template import SandboxTemplateSpec
 from paddock.runtime.simulated import Operation, SimulatedRuntime
 from paddock.store.memory import MemoryStore
-from reporting import Report
+from reporting import ROOT, Report
+
+sys.path[:0] = [str(ROOT)]
+
+from tests.installation import Installation  # noqa: E402
 
 SECRETS = Secrets(seed="seed", token="token", api_key="e2b_" + "a" * 40)
 
@@ -144,12 +150,18 @@ def simulated(report: Report) -> None:
         return asyncio.run(deliver(count, *command))
 
     rounds = 3 if report.is_quick else 10
-    delivered = [run(100) for _ in range(rounds)]
-    report.spread("deliver_100", [seconds for seconds, _ in delivered])
-    report.writes("batch_of_100", sum(writes for _, writes in delivered), rounds)
-    worked = [run(1000, "true") for _ in range(1 if report.is_quick else 3)]
-    report.spread("tasks_1000", [seconds for seconds, _ in worked])
-    report.writes("task_of_1000", sum(writes for _, writes in worked), 1000 * len(worked))
+    for name, size, command, times in (
+        ("deliver_100", 100, (), rounds),
+        ("tasks_1000", 1000, ("true",), 1 if report.is_quick else 10),
+    ):
+        done: list[tuple[float, int]] = []
+        for _ in range(times):
+            with report.trying(name):
+                done.append(run(size, *command))
+        report.spread(name, [seconds for seconds, _ in done], failed=times - len(done))
+        # A batch is one object; a task is one of its many.
+        operation, each = ("task_of_1000", 1000) if command else ("batch_of_100", 1)
+        report.writes(operation, sum(count for _, count in done), each * len(done))
     sizes = (100, 1000) if report.is_quick else (100, 1000, 5000)
     for size in sizes:
         report.figure(f"ms_per_shard_{size}", run(size)[0] / size * 1000)
@@ -161,61 +173,61 @@ def simulated(report: Report) -> None:
 # ---- real sandboxes --------------------------------------------------------------------------
 
 
+DELIVERY_SECONDS = 300
 GROUP = "/apis/paddock.dev/v1alpha1/namespaces/default"
 
 
 class Api:
-    """The declarative API of an installation."""
+    """The declarative API of an installation, asked through its gateway as clients do."""
 
-    def __init__(self, place: Installation) -> None:
-        secrets = json.loads((place.home / "state" / "secrets.json").read_bytes())
-        self._headers = {"Authorization": f"Bearer {secrets['token']}"}
-        self._netloc = place.url.removeprefix("http://")
+    def __init__(self, paddock: Installation) -> None:
+        self.paddock = paddock
+        self._url = f"{paddock.url}{GROUP}"
+        self._headers = {"Authorization": f"Bearer {paddock.secrets.token}"}
 
-    def call(self, method: str, path: str, body: object = None) -> dict:
-        with contextlib.closing(self._connect()) as connection:
-            data = json.dumps(body) if body is not None else None
-            headers = {**self._headers, "Content-Type": "application/json"}
-            connection.request(method, GROUP + path, data, headers)
-            answer = json.loads(connection.getresponse().read())
-        if answer.get("kind") == "Status" and answer.get("status") == "Failure":
-            raise SystemExit(answer["message"])
-        return answer
+    async def call(self, method: str, path: str, body: object = None) -> dict:
+        async with self.paddock.http.request(
+            method, self._url + path, json=body, headers=self._headers
+        ) as response:
+            assert response.status < 400, await response.text()
+            return await response.json()
 
-    def _connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self._netloc, timeout=300)
-
-    def deliver(self, batch: dict, holds: Callable[[dict], bool]) -> tuple[float, dict]:
+    async def deliver(self, batch: dict, holds: Callable[[dict], bool]) -> tuple[float, dict]:
         """Seconds from the request to the first event of which something holds, and that."""
-        version = self.call("GET", "/batchsandboxes")["metadata"]["resourceVersion"]
-        with contextlib.closing(self._connect()) as watching:
-            path = f"{GROUP}/batchsandboxes?watch=true&resourceVersion={version}"
-            watching.request("GET", path, headers=self._headers)
-            events = watching.getresponse()
+        version = (await self.call("GET", "/batchsandboxes"))["metadata"]["resourceVersion"]
+        path = f"{self._url}/batchsandboxes?watch=true&resourceVersion={version}"
+        async with (
+            asyncio.timeout(DELIVERY_SECONDS),
+            self.paddock.http.get(path, headers=self._headers) as events,
+        ):
             started = time.perf_counter()
-            self.call("POST", "/batchsandboxes", batch)
-            for line in events:
+            await self.call("POST", "/batchsandboxes", batch)
+            async for line in events.content:
                 found = json.loads(line)["object"]
                 if holds(found.get("status", {})):
                     return time.perf_counter() - started, found
-        raise SystemExit("the watch ended before the batch was ready")
+        raise AssertionError("the watch ended before the batch was ready")
 
-    def gone(self, name: str) -> None:
-        """Delete a batch, and wait until its pool is full again."""
-        self.call("DELETE", f"/batchsandboxes/{name}")
-        while any(
-            item["metadata"]["name"] == name
-            for item in self.call("GET", "/batchsandboxes")["items"]
-        ):
-            time.sleep(0.2)
+    async def gone(self, name: str) -> None:
+        """Delete a batch, and wait until it is there no more."""
+        await self.call("DELETE", f"/batchsandboxes/{name}")
+        async with asyncio.timeout(DELIVERY_SECONDS):
+            while name in await self._names():
+                await asyncio.sleep(0.1)
 
-    def stocked(self, count: int) -> None:
-        deadline = time.monotonic() + 300
-        while self.call("GET", "/sandboxpools/p").get("status", {}).get("available", 0) < count:
-            if time.monotonic() > deadline:
-                raise SystemExit("the pool did not fill up in time")
-            time.sleep(0.2)
-        time.sleep(1)
+    async def _names(self) -> set[str]:
+        items = (await self.call("GET", "/batchsandboxes"))["items"]
+        return {item["metadata"]["name"] for item in items}
+
+    async def stocked(self, count: int) -> None:
+        """Wait until the pool is full and nothing goes on any more."""
+        async with asyncio.timeout(DELIVERY_SECONDS):
+            while (await self._available()) < count:
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
+
+    async def _available(self) -> int:
+        return (await self.call("GET", "/sandboxpools/p")).get("status", {}).get("available", 0)
 
 
 def _object(kind: str, name: str, spec: dict) -> dict:
@@ -227,46 +239,54 @@ def _object(kind: str, name: str, spec: dict) -> dict:
     }
 
 
-def real(report: Report, count: int, rounds: int) -> None:
+async def real(report: Report, count: int, rounds: int) -> None:
     """Deliver batches of real sandboxes, then some whose shards each run a command."""
     bounds = {"bufferMin": 0, "bufferMax": count, "poolMin": count, "poolMax": count}
-    delivered, worked = [], []
-    written = task_writes = succeeded = 0
-    with Installation(pool_size=0) as place:
-        api = Api(place)
+    async with Installation(pool_size=0, gateways=os.cpu_count() or 1) as paddock:
+        api = Api(paddock)
         spec = {"template": {"image": "base"}, "capacity": bounds}
-        api.call("POST", "/sandboxpools", _object("SandboxPool", "p", spec))
-        for number in range(rounds):
-            api.stocked(count)
-            before = place.written()
-            seconds, ready = api.deliver(
-                _object("BatchSandbox", f"b{number}", {"replicas": count, "poolRef": "p"}),
-                lambda status: status.get("ready", 0) == count and status.get("phase") == "Running",
-            )
-            delivered.append(seconds)
-            # Every write of the store gives the next version, whatever it writes.
-            written += int(ready["metadata"]["resourceVersion"]) - before
-            api.gone(f"b{number}")
+        await api.call("POST", "/sandboxpools", _object("SandboxPool", "p", spec))
+        plain = {"replicas": count, "poolRef": "p"}
+        delivered, written, _ = await series(
+            report, api, "b", plain, rounds,
+            lambda status: status.get("ready", 0) == count and status.get("phase") == "Running",
+        )  # fmt: skip
         task = {"spec": {"process": {"command": ["/bin/true"]}}}
-        spec = {"replicas": count, "poolRef": "p", "taskTemplate": task}
-        for number in range(max(1, rounds // 3)):
-            api.stocked(count)
-            before = place.written()
-            took, done = api.deliver(
-                _object("BatchSandbox", f"t{number}", spec),
-                lambda status: status.get("phase") in ("Completed", "Failed"),
+        worked, task_writes, done = await series(
+            report, api, "t", {**plain, "taskTemplate": task}, rounds,
+            lambda status: status.get("phase") in ("Completed", "Failed"),
+        )  # fmt: skip
+    succeeded = sum(item["status"].get("taskSucceeded", 0) for item in done)
+    for name, samples in ((f"real_deliver_{count}", delivered), (f"real_tasks_{count}", worked)):
+        report.spread(name, samples, failed=rounds - len(samples))
+    each = f"mean of {len(delivered) * count:,}"
+    report.figure("real_deliver_each_ms", statistics.mean(delivered) / count * 1e3, each)
+    report.writes(f"real_batch_of_{count}", written, len(delivered))
+    tasks = len(worked) * count
+    report.figure("real_task_each_ms", statistics.mean(worked) / count * 1e3, f"mean of {tasks:,}")
+    report.figure("real_tasks_success", succeeded / rounds / count, f"of {rounds * count:,}")
+    report.writes("real_task", task_writes, tasks)
+
+
+async def series(
+    report: Report, api: Api, name: str, spec: dict, rounds: int, holds: Callable[[dict], bool]
+) -> tuple[list[float], int, list[dict]]:
+    """Deliver one batch after the other; gives times, writes meanwhile, and what became of each."""
+    samples: list[float] = []
+    written, ended = 0, []
+    for number in range(rounds):
+        with report.trying(f"batch {name}{number}"):
+            await api.stocked(spec["replicas"])
+            before = await writes(api.paddock)
+            seconds, found = await api.deliver(
+                _object("BatchSandbox", f"{name}{number}", spec), holds
             )
-            worked.append(took)
-            task_writes += int(done["metadata"]["resourceVersion"]) - before
-            succeeded += done["status"].get("taskSucceeded", 0)
-            api.gone(f"t{number}")
-    report.spread(f"real_deliver_{count}", delivered)
-    report.figure("real_deliver_each_ms", sum(delivered) / rounds / count * 1e3)
-    report.writes(f"real_batch_of_{count}", written, rounds)
-    report.spread(f"real_tasks_{count}", worked)
-    report.figure("real_task_each_ms", sum(worked) / len(worked) / count * 1e3)
-    report.figure("real_tasks_success", succeeded / count / len(worked))
-    report.writes("real_task", task_writes, count * len(worked))
+            samples.append(seconds)
+            # Every write of the store gives the next version, whatever it writes.
+            written += int(found["metadata"]["resourceVersion"]) - before
+            ended.append(found)
+            await api.gone(f"{name}{number}")
+    return samples, written, ended
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -284,12 +304,11 @@ def main() -> None:
     if is_root and report.given.real is not False:
         count = report.given.count
         floors.together(report, count)
-        real(report, count, report.given.rounds or (1 if report.is_quick else 6))
-        for name in floors.ALTERNATIVES:
+        opensandbox.together(report, max(4, count // 10))
+        asyncio.run(real(report, count, report.given.rounds or (1 if report.is_quick else 20)))
+        for name in (*floors.ALTERNATIVES, "opensandbox"):
             report.ratio(f"real_deliver_to_{name}", "real_deliver_each_ms", f"{name}_each_ms")
             report.ratio(f"real_task_to_{name}", "real_task_each_ms", f"{name}_each_ms")
-        reason = "it makes one at a time; cold and claim compare with it"
-        report.absent("opensandbox_each_ms", reason)
     else:
         report.absent("real", "left out" if is_root else "real sandboxes need root")
     report.finish()

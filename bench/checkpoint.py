@@ -10,19 +10,19 @@ through the API, beside other programs.
 import argparse
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
-from paddock.kit.errors import PaddockError
 from paddock.runtime.local.driver import LocalRuntime
 from paddock.runtime.port import Blueprint
-from reporting import Report
+from reporting import ROOT, Report
+
+sys.path[:0] = [str(ROOT)]
+
+from tests.runtime.nodes import TestNode  # noqa: E402
 
 MEGABYTES = 30
 HOLDER = (
@@ -51,17 +51,6 @@ def floor(report: Report) -> None:
     report.spread("copy_30mb", copies)
 
 
-async def wait_for_node(runtime: LocalRuntime) -> None:
-    for _ in range(600):
-        try:
-            await runtime.capabilities()
-        except (PaddockError, OSError):
-            await asyncio.sleep(0.05)
-        else:
-            return
-    raise SystemExit("the node did not start")
-
-
 def blueprint(uid: str) -> Blueprint:
     return Blueprint(
         uid=uid, image="base", start_command=HOLDER, ready_command="test -e /tmp/ready"
@@ -74,14 +63,18 @@ async def measure(report: Report, runtime: LocalRuntime, rounds: int, forks: int
     hibernate, restore, store, fork = [], [], [], []
     failed: list[str] = []
     for _ in range(rounds):
-        hibernate.append(await timed(lambda: runtime.hibernate("bench")))
-        restore.append(await timed(lambda: runtime.restore("bench")))
+        with report.trying("hibernating and restoring"):
+            hibernate.append(await timed(lambda: runtime.hibernate("bench")))
+            restore.append(await timed(lambda: runtime.restore("bench")))
     for number in range(rounds):
         name = f"cp-{number}"
-        store.append(
-            await timed(lambda n=name: runtime.snapshot("bench", n, memory=True, keep_running=True))
-        )
-        await runtime.delete_checkpoint(name)
+        with report.trying("storing"):
+            store.append(
+                await timed(
+                    lambda n=name: runtime.snapshot("bench", n, memory=True, keep_running=True)
+                )
+            )
+            await runtime.delete_checkpoint(name)
     for number in range(3):
         children = tuple(blueprint(f"fork-{number}-{child}") for child in range(forks))
         made: list[Any] = []
@@ -93,9 +86,8 @@ async def measure(report: Report, runtime: LocalRuntime, rounds: int, forks: int
         failed += [one for one in made if isinstance(one, str)]
         await asyncio.gather(*(runtime.destroy(child.uid) for child in children))
     await runtime.destroy("bench")
-    report.spread("hibernate", hibernate)
-    report.spread("restore", restore)
-    report.spread("store", store)
+    for name, samples in (("hibernate", hibernate), ("restore", restore), ("store", store)):
+        report.spread(name, samples, failed=rounds - len(samples))
     report.spread(f"fork_{forks}", fork)
     report.figure("fork_success", 1 - len(failed) / (forks * len(fork)), f"of {forks * len(fork)}")
     for reason in failed[:1]:
@@ -115,23 +107,13 @@ def options(parser: argparse.ArgumentParser) -> None:
 async def main() -> None:
     report = Report("checkpoint", __doc__, options)
     rounds = report.given.rounds or (5 if report.is_quick else 20)
-    directory = Path(tempfile.mkdtemp(prefix="pdkbench"))
-    node = subprocess.Popen(
-        [
-            sys.executable, "-m", "paddock.runtime.local.node", "--state", str(directory / "n"),
-            "--socket", str(directory / "n.sock"), "--network", "9", "--purge-on-exit",
-        ],
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    floor(report)
+    node = TestNode()
     try:
-        runtime = LocalRuntime(directory / "n.sock")
-        await wait_for_node(runtime)
-        floor(report)
-        await measure(report, runtime, rounds, report.given.forks)
+        await node.start()
+        await measure(report, node.runtime, rounds, report.given.forks)
     finally:
-        node.terminate()
-        node.wait(60)
-        shutil.rmtree(directory, ignore_errors=True)
+        await node.stop()
     report.finish()
 
 

@@ -2,117 +2,52 @@
 
     python bench/claim.py [--quick]
 
-Starts an installation of its own in a temporary directory (root), measures warm sequential and
-burst creates with the unmodified Python SDK beside a bare `bash -l -c` of the same image, bwrap,
-crun, podman and OpenSandbox's server (where installed), and beside the same SDK against a server of
-canned answers (`sdk_floor`: what is the client's own); the API's sustained claim rate, and the cost
-of a claim at 10 and at 10,000 pooled sandboxes (simulated runtime). The warm tier alone.
+Starts an installation of its own (root), with a gateway per core as `paddock up` has them, and
+measures warm sequential and burst creates with the unmodified Python SDK beside a bare `bash -l -c`
+of the same image, bwrap, crun, podman and OpenSandbox's server (where installed), and beside the
+same SDK against a server of canned answers (`sdk_floor`: what is the client's own); the API's
+sustained claim rate, and the cost of a claim at 10 and at 10,000 pooled sandboxes (simulated
+runtime). The warm tier alone.
 """
 
 import asyncio
 import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
 from pathlib import Path
+from statistics import median
 
 import floors
 import opensandbox
-from reporting import Report
+from counting import writes
+from reporting import ROOT, Report
+
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from tests.installation import Installation  # noqa: E402
+from tests.ports import free_ports  # noqa: E402
 
 HERE = Path(__file__).parent
-SDK = Path(os.environ.get("PADDOCK_CACHE", "/var/cache/paddock")) / "sdk" / "e2b-2.63.0"
+SDK = floors.CACHE / "sdk" / "e2b-2.63.0"
+BURSTS = 5
+CLAIMS = 200
+"""In one process, at each size of the pool."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+async def driven(paddock: Installation, mode: str, count: int) -> list[dict]:
+    """Let the SDK work on an installation, which this process serves nothing of."""
+    return await asyncio.to_thread(client, paddock.url, paddock.secrets.api_key, mode, count)
 
 
-class Installation:
-    """A Paddock of the benchmark's own."""
-
-    def __init__(self, **settings: object) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="paddock-bench-"))
-        self.port = free_port()
-        self.environment = {
-            **os.environ,
-            "PADDOCK_STATE_DIR": str(self.home / "state"),
-            "PADDOCK_RUN_DIR": str(self.home / "run"),
-            "PADDOCK_PORT": str(self.port),
-            "PADDOCK_API_PORT": str(free_port()),
-            **{f"PADDOCK_{key.upper()}": str(value) for key, value in settings.items()},
-        }
-
-    def __enter__(self) -> "Installation":
-        command = [sys.executable, "-m", "paddock.app", "up", "--json"]
-        self.process = subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit("the installation did not come up")
-        up = json.loads(line)
-        self.key, self.url = up["apiKey"], up["url"]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        self.process.wait(60)
-        state = self.home / "state" / "node"
-        if state.exists():
-            self._purge(state)
-        shutil.rmtree(self.home, ignore_errors=True)
-
-    def _purge(self, state: Path) -> None:
-        """End the sandboxes, which outlive the node that made them: a last node is told to."""
-        path = self.home / "run" / "purge.sock"
-        node = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "paddock.runtime.local.node", "--purge-on-exit"),
-                *("--state", state, "--socket", path, "--log-level", "error"),
-            ]
-        )
-        deadline = time.monotonic() + 60
-        while not path.exists() and node.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        node.terminate()
-        node.wait(60)
-
-    def written(self) -> int:
-        """Give the number of the store's last write."""
-        secrets = json.loads((self.home / "state" / "secrets.json").read_text())
-        request = urllib.request.Request(
-            f"{self.url}/apis/paddock.dev/v1alpha1/sandboxes?limit=1",
-            headers={"Authorization": f"Bearer {secrets['token']}"},
-        )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return int(json.load(answer)["metadata"]["resourceVersion"])
-
-    def client(self, mode: str, count: int) -> list[dict[str, float]]:
-        return client(self.url, self.key, mode, count)
-
-    def stocked(self, count: int) -> None:
-        """Wait until the pool is full and nothing goes on any more."""
-        asyncio.run(self._stocked(count))
-        time.sleep(2)
-
-    async def _stocked(self, count: int) -> None:
-        import aiohttp
-
-        secrets = json.loads((self.home / "state" / "secrets.json").read_text())
-        async with aiohttp.ClientSession() as session:
-            await stocked(session, self.url, secrets["token"], count)
+async def stocked(paddock: Installation) -> None:
+    """Wait until the pool is full and nothing goes on any more."""
+    await paddock.stocked()
+    await asyncio.sleep(2)
 
 
-def client(url: str, key: str, mode: str, count: int) -> list[dict[str, float]]:
+def client(url: str, key: str, mode: str, count: int) -> list[dict]:
     """Let the SDK create and run a command so many times."""
     output = subprocess.run(
         [SDK / "bin" / "python", HERE / "clients" / "tti.py", mode, str(count)],
@@ -133,7 +68,7 @@ def client(url: str, key: str, mode: str, count: int) -> list[dict[str, float]]:
 
 def sdk_floor(report: Report, count: int, together: int) -> None:
     """What the SDK takes when the answers are there at once."""
-    port = free_port()
+    [port] = free_ports(1)
     server = subprocess.Popen(
         [sys.executable, HERE / "clients" / "canned.py", str(port)],
         stdout=subprocess.PIPE,
@@ -150,7 +85,8 @@ def sdk_floor(report: Report, count: int, together: int) -> None:
         server.wait(10)
     take(report, "sdk_floor", sequential)
     take(report, "sdk_floor_burst", burst)
-    report.figure("sdk_floor_burst_wall_s", max(item["wall"] for item in burst if item["ok"]))
+    wall = max(item["wall"] for item in burst if item["ok"])
+    report.figure("sdk_floor_burst_wall_s", wall, "one burst")
 
 
 def take(report: Report, name: str, entries: list[dict], key: str = "total") -> None:
@@ -169,76 +105,45 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def children(pid: int) -> dict[str, int]:
-    """The processes of an installation by what they are: control, gateway."""
-    found: dict[str, int] = {}
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
-        found[words[-2]] = int(child)
-    return found
-
-
 async def api_rate(report: Report, stock: int, concurrency: int) -> None:
     """Warm claims a second over HTTP, as many as are in stock.
 
     The runtime is simulated, so that the control plane is the limit.
     """
-    import aiohttp
+    async with Installation(runtime="simulated", pool_size=stock, gateways=1) as paddock:
+        processes = {"control": paddock.pid("control"), "gateway": paddock.pid("gateway-0")}
+        before = {name: cpu_seconds(pid) for name, pid in processes.items()}
+        left = iter(range(stock))
+        samples: list[float] = []
+        written = await writes(paddock)
+        headers = {"X-API-Key": paddock.secrets.api_key}
 
-    with Installation(runtime="simulated", pool_size=stock, gateways=1) as paddock:
-        secrets = json.loads((paddock.home / "state" / "secrets.json").read_text())
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            await stocked(session, paddock.url, secrets["token"], stock)
-            processes = children(paddock.process.pid)
-            before = {name: cpu_seconds(pid) for name, pid in processes.items()}
-            left = iter(range(stock))
-            samples: list[float] = []
-            written = paddock.written()
-
-            async def work() -> None:
-                for _ in left:
+        async def work() -> None:
+            for _ in left:
+                with report.trying("a create"):
                     asked = time.perf_counter()
-                    async with session.post(
-                        f"{paddock.url}/v2/sandboxes",
-                        json={"templateID": "base"},
-                        headers={"X-API-Key": paddock.key},
+                    async with paddock.http.post(
+                        f"{paddock.url}/v2/sandboxes", json={"templateID": "base"}, headers=headers
                     ) as response:
-                        if response.status != 201:
-                            report.note(f"create failed: {await response.text()}")
-                            continue
+                        assert response.status == 201, await response.text()
                         await response.read()
                     samples.append(time.perf_counter() - asked)
 
-            started = time.perf_counter()
-            await asyncio.gather(*(work() for _ in range(concurrency)))
-            seconds = time.perf_counter() - started
-            used = {name: cpu_seconds(pid) - before[name] for name, pid in processes.items()}
-            name = f"api_claim_by_{concurrency}"
-            report.spread(name, samples, failed=stock - len(samples))
-            report.figure(f"{name}_per_second", stock / seconds)
-            # The pool fills up again meanwhile.
-            report.writes(name, paddock.written() - written, stock)
-            for process, cpu in used.items():
-                report.figure(f"{name}_{process}_cpu_ms", cpu / stock * 1000)
+        started = time.perf_counter()
+        await asyncio.gather(*(work() for _ in range(concurrency)))
+        seconds = time.perf_counter() - started
+        used = {name: cpu_seconds(pid) - before[name] for name, pid in processes.items()}
+        name = f"api_claim_by_{concurrency}"
+        report.spread(name, samples, failed=stock - len(samples))
+        report.figure(f"{name}_per_second", len(samples) / seconds, f"one run of {stock:,}")
+        # The pool fills up again meanwhile.
+        report.writes(name, await writes(paddock) - written, stock)
+        for process, cpu in used.items():
+            report.figure(f"{name}_{process}_cpu_ms", cpu / stock * 1000, f"mean of {stock:,}")
 
 
-async def stocked(session, url: str, token: str, count: int) -> None:
-    """Wait until the pool is full."""
-    path = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxpools/base"
-    headers = {"Authorization": f"Bearer {token}"}
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        async with session.get(url + path, headers=headers) as response:
-            pool = await response.json()
-        if pool.get("status", {}).get("available", 0) >= count:
-            return
-        await asyncio.sleep(0.5)
-    raise SystemExit(f"the pool did not fill: {pool.get('status')}")
-
-
-async def claim_cost(pool_size: int, claims: int) -> list[float]:
+async def claim_cost(report: Report, pool_size: int, claims: int) -> list[float]:
     """Seconds of claims in-process at a pool size, memory store and simulated runtime."""
-    sys.path.insert(0, str(HERE.parent))
     from tests.scenario.paddock import CALLER, paddock
 
     from paddock.kit.clock import SystemClock
@@ -258,39 +163,52 @@ async def claim_cost(pool_size: int, claims: int) -> list[float]:
                 async with asyncio.timeout(300):
                     while len(world.plane.census.members(world.pool().key).available) < pool_size:
                         await asyncio.sleep(0.1)
-            started = time.perf_counter()
-            await world.manager.create(CALLER, wanted)
-            samples.append(time.perf_counter() - started)
+            with report.trying("a claim"):
+                started = time.perf_counter()
+                await world.manager.create(CALLER, wanted)
+                samples.append(time.perf_counter() - started)
             await asyncio.sleep(0.002)
         return samples
+
+
+async def warm(report: Report, count: int, together: int) -> None:
+    """One by one, then all at once, and that a few times."""
+    bursts = 1 if report.is_quick else BURSTS
+    async with Installation(pool_size=together + 10, gateways=os.cpu_count() or 1) as paddock:
+        await stocked(paddock)
+        before = await writes(paddock)
+        sequential = await driven(paddock, "sequential", count)
+        take(report, "sequential", sequential)
+        take(report, "create", sequential, "create")
+        await stocked(paddock)
+        # The client makes and ends one more before it measures.
+        report.writes("create_kill_and_refill", await writes(paddock) - before, count + 1)
+        entries: list[dict] = []
+        walls: list[float] = []
+        for _ in range(bursts):
+            burst = await driven(paddock, "burst", together)
+            entries += burst
+            if all(item["ok"] for item in burst):
+                walls.append(max(item["wall"] for item in burst))
+            await stocked(paddock)
+    take(report, "burst", entries)
+    if walls:
+        report.figure("burst_wall_s", median(walls), f"median of {len(walls)} bursts")
 
 
 def main() -> None:
     report = Report("claim", __doc__)
     count = 30 if report.is_quick else 100
     floors.measure(report, count)
-    opensandbox.measure(report, 10)
+    opensandbox.measure(report, 20)
     together = 30 if report.is_quick else 100
-    stock = together + 10
     sdk_floor(report, count, together)
-    with Installation(pool_size=stock) as paddock:
-        paddock.stocked(stock)
-        before = paddock.written()
-        sequential = paddock.client("sequential", count)
-        take(report, "sequential", sequential)
-        take(report, "create", sequential, "create")
-        paddock.stocked(stock)
-        # The client makes and ends one more before it measures.
-        report.writes("create_kill_and_refill", paddock.written() - before, count + 1)
-        burst = paddock.client("burst", together)
-        take(report, "burst", burst)
-        report.figure(
-            "burst_wall_s", max((item["wall"] for item in burst if item["ok"]), default=0)
-        )
+    asyncio.run(warm(report, count, together))
     asyncio.run(api_rate(report, 500 if report.is_quick else 2000, 32))
     large = 2_000 if report.is_quick else 10_000
     for size in (10, large):
-        report.spread(f"claim_at_{size}", asyncio.run(claim_cost(size, 100)))
+        samples = asyncio.run(claim_cost(report, size, CLAIMS))
+        report.spread(f"claim_at_{size}", samples, failed=CLAIMS - len(samples))
     report.against("sequential", ("sdk_floor", *floors.ALTERNATIVES))
     report.against("create", [opensandbox.NAME])
     report.against("burst_wall_s", ["sdk_floor_burst_wall_s"])

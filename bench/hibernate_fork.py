@@ -4,9 +4,11 @@
 
 The sandbox holds 30 MB of memory that no page cache has, and a file that every clone must have.
 The clone tier alone: neither warm nor cold starts are in these series. The floor is a copy of 30 MB
-of memory; beside it are podman's checkpoints, where its CRIU runs, and what a start from nothing
-(no state at all) costs in fork and exec, bubblewrap, crun and podman. Needs root; starts an
-installation of its own.
+of memory; beside it are podman's checkpoints, where its CRIU runs, OpenSandbox's snapshots, which
+store files and no memory, and what a start from nothing (no state at all) costs in fork and exec,
+bubblewrap, crun and podman. A fork's time is until all of its sandboxes are there, for each of
+them; `fork_to_first_command` is until each of them has answered. Needs root; starts an installation
+of its own.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ import sys
 import time
 
 import floors
+import opensandbox
 from counting import writes
 from floors import ALTERNATIVES, AbsentError
 from reporting import ROOT, Report
@@ -28,6 +31,8 @@ HOLDER = (
     'open("/tmp/ready", "w").write("kept"); time.sleep(10**6)\' >/dev/null 2>&1 </dev/null &'
 )
 
+STORING = ("podman", "--runtime", "runc", "container")
+
 
 def copy_floor(rounds: int) -> list[float]:
     """Copying 30 MB of memory once: less no clone can do."""
@@ -41,23 +46,32 @@ def copy_floor(rounds: int) -> list[float]:
 
 
 def podman_checkpoint(report: Report, rounds: int) -> None:
-    """Checkpoint and restore by podman of a container that only sleeps."""
+    """Checkpoint and restore by podman of a container that only sleeps.
+
+    It is run by runc: the distribution's crun can store nothing.
+    """
     stored, restored = [], []
     try:
-        with floors.podman() as command, floors.hidden() as inside:
+        floors.program("runc")
+        with floors.podman(runtime="runc") as command, floors.hidden() as inside:
             # One that was stored is there no more with --rm.
             started = [word for word in command(floors.SLEEP, stays=True) if word != "--rm"]
             name = floors.run(started).strip()
+            verbs = (("checkpoint", stored), ("restore", restored))
+            for verb, _ in verbs:  # Whether it can at all is said by the first of each.
+                floors.run([*inside, *STORING, verb, name])
             for _ in range(rounds):
-                for verb, samples in (("checkpoint", stored), ("restore", restored)):
-                    began = time.perf_counter()
-                    floors.run([*inside, "podman", "container", verb, name])
-                    samples.append(time.perf_counter() - began)
+                for verb, samples in verbs:
+                    with report.trying(f"podman {verb}"):
+                        began = time.perf_counter()
+                        floors.run([*inside, *STORING, verb, name])
+                        samples.append(time.perf_counter() - began)
     except AbsentError as error:
         report.absent("podman_checkpoint", str(error))
         return
-    report.spread("podman_checkpoint", stored)
-    report.spread("podman_restore", restored)
+    for verb, samples in verbs:
+        failed = rounds - len(samples)
+        report.spread(f"podman_{verb}", samples, failed=failed, is_ours=False)
 
 
 async def first_command(paddock: Installation, box: Box) -> None:
@@ -65,12 +79,81 @@ async def first_command(paddock: Installation, box: Box) -> None:
     assert said == "kept", said
 
 
+async def snapshots(paddock: Installation, report: Report, box: Box, rounds: int) -> None:
+    """Store a sandbox, and create another from what was stored."""
+    stored, created, answered = [], [], []
+    before = await writes(paddock)
+    for _ in range(rounds):
+        with report.trying("a snapshot and its clone"):
+            began = time.perf_counter()
+            answer = await paddock.api("POST", f"/sandboxes/{box.id}/snapshots", {})
+            stored.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            clone = await paddock.create(templateID=answer["snapshotID"], timeout=60)
+            made = time.perf_counter() - began
+            await first_command(paddock, clone)
+            answered.append(time.perf_counter() - began)
+            created.append(made)
+            await paddock.api("DELETE", f"/sandboxes/{clone.id}")
+            await paddock.api("DELETE", f"/templates/{answer['snapshotID']}")
+    report.writes("snapshot_clone_and_delete", await writes(paddock) - before, rounds)
+    report.spread("snapshot", stored, failed=rounds - len(stored))
+    report.spread("clone_create", created, failed=rounds - len(created))
+    report.spread("clone_to_first_command", answered, failed=rounds - len(answered))
+
+
+async def forks(
+    paddock: Installation, report: Report, box: Box, *, rounds: int, count: int
+) -> None:
+    """Fork a sandbox into many at once, again and again; every one must have what it held."""
+    walls, answered = [], []
+    written = made = 0
+    for _ in range(rounds):
+        with report.trying("a fork"):
+            before = await writes(paddock)
+            began = time.perf_counter()
+            body = {"count": count, "timeout": 120}
+            answer = await paddock.api("POST", f"/sandboxes/{box.id}/fork", body)
+            wall = time.perf_counter() - began
+            written += await writes(paddock) - before
+            there = [
+                msgspec.convert(item["sandbox"], Box) for item in answer if item.get("sandbox")
+            ]
+            made += len(there)
+            if len(there) == count:
+                walls.append(wall)
+            answered += [took for took in await each_answers(paddock, report, there, began) if took]
+            for item in there:
+                await paddock.api("DELETE", f"/sandboxes/{item.id}")
+    failed = rounds - len(walls)
+    report.spread(f"fork_{count}", walls, failed=failed)
+    report.spread("fork_each_ms", [wall / count for wall in walls], failed=failed)
+    report.spread("fork_to_first_command", answered, failed=rounds * count - len(answered))
+    report.figure("fork_success", made / rounds / count, f"of {rounds * count}")
+    report.writes("fork", written, rounds * count)
+
+
+async def each_answers(
+    paddock: Installation, report: Report, boxes: list[Box], began: float
+) -> list[float | None]:
+    """Give the seconds until each has answered, `None` for one that has not what it must have."""
+
+    async def one(box: Box) -> float | None:
+        with report.trying("the first command of a fork"):
+            await first_command(paddock, box)
+            return time.perf_counter() - began
+        return None
+
+    return await asyncio.gather(*map(one, boxes))
+
+
 async def main() -> None:
     report = Report("hibernate_fork", __doc__)
-    rounds = 5 if report.is_quick else 30
+    rounds = 5 if report.is_quick else 100
     report.spread("copy_30mb", copy_floor(20))
     floors.measure(report, 20 if report.is_quick else 50)
     podman_checkpoint(report, 3 if report.is_quick else 10)
+    opensandbox.snapshots(report, 10)
     async with Installation(pool_size=1, gateways=1, cold_creates_per_second=1000) as paddock:
         box = await paddock.create(timeout=3600)
         await paddock.run(box, HOLDER)
@@ -78,41 +161,16 @@ async def main() -> None:
             if await paddock.run(box, "cat /tmp/ready 2>/dev/null || true") == "kept":
                 break
             await asyncio.sleep(0.05)
-        stored, restored, ids = [], [], []
-        before = await writes(paddock)
-        for _ in range(rounds):
-            began = time.perf_counter()
-            answer = await paddock.api("POST", f"/sandboxes/{box.id}/snapshots", {})
-            stored.append(time.perf_counter() - began)
-            ids.append(answer["snapshotID"])
-            began = time.perf_counter()
-            clone = await paddock.create(templateID=ids[-1], timeout=60)
-            await first_command(paddock, clone)
-            restored.append(time.perf_counter() - began)
-            await paddock.api("DELETE", f"/sandboxes/{clone.id}")
-            await paddock.api("DELETE", f"/templates/{ids[-1]}")
-        report.writes("snapshot_clone_and_delete", await writes(paddock) - before, rounds)
-        report.spread("snapshot", stored)
-        report.spread("clone_to_first_command", restored)
-        count = 10 if report.is_quick else 50
-        before = await writes(paddock)
-        began = time.perf_counter()
-        made = await paddock.api(
-            "POST", f"/sandboxes/{box.id}/fork", {"count": count, "timeout": 60}
-        )
-        wall = time.perf_counter() - began
-        forks = [msgspec.convert(item["sandbox"], Box) for item in made if item.get("sandbox")]
-        report.figure(f"fork_{count}_wall_ms", wall * 1e3)
-        report.writes("fork", await writes(paddock) - before, count)
-        report.figure("fork_success", len(forks) / count)
-        if forks:
-            report.figure("fork_each_ms", wall / len(forks) * 1e3)
-        await asyncio.gather(*(first_command(paddock, fork) for fork in forks))
-        for item in (*forks, box):
-            await paddock.api("DELETE", f"/sandboxes/{item.id}")
+        await snapshots(paddock, report, box, rounds)
+        if report.is_quick:
+            await forks(paddock, report, box, rounds=2, count=10)
+        else:
+            await forks(paddock, report, box, rounds=10, count=50)
+        await paddock.api("DELETE", f"/sandboxes/{box.id}")
     others = ("copy_30mb", *ALTERNATIVES, "podman_restore")
     report.against("clone_to_first_command", others, label="clone")
-    report.against("snapshot", ("copy_30mb", "podman_checkpoint"))
+    report.against("snapshot", ("copy_30mb", "podman_checkpoint", opensandbox.SNAPSHOT))
+    report.against("clone_create", [opensandbox.CLONE])
     report.finish()
 
 

@@ -285,9 +285,10 @@ def lead(info: ClusterInfo) -> dict[str, float]:
     settings = {
         "STORE": "kubernetes", "RUNTIME": "kubernetes", "KUBECONFIG": info.kubeconfig,
         "SEED": "seed", "TOKEN": "token", "AGENT_IMAGE": "paddock", "API_PORT": str(port),
-        "STATE_DIR": tempfile.gettempdir(), "LOG_JSON": "true",
+        "LOG_JSON": "true",
     }  # fmt: skip
-    with tempfile.TemporaryFile("w+") as log:
+    with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory() as home:
+        settings["STATE_DIR"] = home
         process = subprocess.Popen(
             [sys.executable, "-m", "paddock.app", "controllers"],
             cwd=ROOT,

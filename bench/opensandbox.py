@@ -16,9 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,8 @@ _WANTED = {
     "timeout": 600,
     "resourceLimits": {"cpu": "500m", "memory": "512Mi"},
 }
-NAME = "opensandbox_create"
+NAME, EACH = "opensandbox_create", "opensandbox_each_ms"
+SNAPSHOT, CLONE = "opensandbox_snapshot", "opensandbox_clone"
 
 
 class Server:
@@ -69,10 +70,25 @@ class Server:
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def create(self) -> str:
-        made = self._ask("POST", "/v1/sandboxes", _WANTED)
+    def create(self, snapshot: str | None = None) -> str:
+        wanted = {**_WANTED, "snapshotId": snapshot}
+        if snapshot is not None:
+            del wanted["image"]
+        made = self._ask("POST", "/v1/sandboxes", wanted)
         assert made["status"]["state"] == "Running", made
         return made["id"]
+
+    def snapshot(self, sandbox: str) -> str:
+        """Store the files of a sandbox; gives the snapshot's id when it is ready."""
+        made = self._ask("POST", f"/v1/sandboxes/{sandbox}/snapshots", {})
+        while made["status"]["state"] == "Creating":
+            time.sleep(0.01)
+            made = self._ask("GET", f"/v1/snapshots/{made['id']}")
+        assert made["status"]["state"] == "Ready", made
+        return made["id"]
+
+    def delete_snapshot(self, snapshot: str) -> None:
+        self._ask("DELETE", f"/v1/snapshots/{snapshot}")
 
     def delete(self, sandbox: str) -> None:
         self._ask("DELETE", f"/v1/sandboxes/{sandbox}")
@@ -94,7 +110,7 @@ class Server:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}{path}",
             method=method,
-            data=json.dumps(body).encode() if body else None,
+            data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -103,19 +119,64 @@ class Server:
 
 def measure(report: "Report", count: int) -> None:
     """Take its creates into a report, or why they are not there."""
+    samples: list[float] = []
     try:
         with serving(report) as server:
-            samples = []
             for _ in range(count):
-                began = time.perf_counter()
-                made = server.create()
-                samples.append(time.perf_counter() - began)
-                server.delete(made)
-    except (AbsentError, urllib.error.URLError) as error:
-        # Its trouble is not ours: the rest is measured.
+                with report.trying(NAME):
+                    began = time.perf_counter()
+                    made = server.create()
+                    samples.append(time.perf_counter() - began)
+                    server.delete(made)
+            report.spread(NAME, samples, failed=count - len(samples), is_ours=False)
+    except AbsentError as error:
         report.absent(NAME, str(error))
+
+
+def together(report: "Report", count: int) -> None:
+    """Take in what each costs of many that are asked for at once, until the last one runs."""
+    try:
+        with serving(report) as server, ThreadPoolExecutor(count) as pool:
+            began = time.perf_counter()
+            asked = [pool.submit(server.create) for _ in range(count)]
+            made = [one.result() for one in asked if one.exception() is None]
+            wall = time.perf_counter() - began
+            for box in made:
+                with report.trying("an end"):
+                    server.delete(box)
+    except AbsentError as error:
+        report.absent(EACH, str(error))
+        return
+    if made:
+        report.figure(EACH, wall / len(made) * 1e3, f"mean of {len(made)} at once")
+        report.figure(f"opensandbox_{count}_success", len(made) / count, f"of {count}")
     else:
-        report.spread(NAME, samples)
+        report.absent(EACH, f"all of {count} at once failed: {asked[0].exception()!r}")
+
+
+def snapshots(report: "Report", rounds: int) -> None:
+    """Take in storing the files of a sandbox, and creating another from them."""
+    stored: list[float] = []
+    cloned: list[float] = []
+    try:
+        with serving(report) as server:
+            box = server.create()
+            for _ in range(rounds):
+                with report.trying(SNAPSHOT):
+                    began = time.perf_counter()
+                    snapshot = server.snapshot(box)
+                    stored.append(time.perf_counter() - began)
+                    began = time.perf_counter()
+                    clone = server.create(snapshot)
+                    cloned.append(time.perf_counter() - began)
+                    server.delete(clone)
+                    server.delete_snapshot(snapshot)
+            server.delete(box)
+    except AbsentError as error:
+        report.absent(SNAPSHOT, str(error))
+        return
+    for name, samples in ((SNAPSHOT, stored), (CLONE, cloned)):
+        report.spread(name, samples, failed=rounds - len(samples), is_ours=False)
 
 
 @contextlib.contextmanager

@@ -53,11 +53,12 @@ def in_turn(
     samples: dict[str, list[float]] = {"pause": [], "resume": []}
     for _ in range(rounds):
         for verb, act in (("pause", pause), ("resume", resume)):
-            began = time.perf_counter()
-            act()
-            samples[verb].append(time.perf_counter() - began)
+            with report.trying(f"{name}_{verb}"):
+                began = time.perf_counter()
+                act()
+                samples[verb].append(time.perf_counter() - began)
     for verb, taken in samples.items():
-        report.spread(f"{name}_{verb}", taken)
+        report.spread(f"{name}_{verb}", taken, failed=rounds - len(taken), is_ours=False)
 
 
 def bare(report: Report, rounds: int) -> None:
@@ -146,26 +147,28 @@ async def measure(paddock: Installation, report: Report, name: str, rounds: int)
     await paddock.serve_inside(box, 8000, SERVER)
     await strategy(paddock, box, name)
     label = name.lower()
-    report.spread(
-        f"{label}_request_running", [await timed(request(paddock, box)) for _ in range(rounds)]
-    )
-    pauses, connects, wakes = [], [], []
+    pause, connect = f"/sandboxes/{box.id}/pause", f"/sandboxes/{box.id}/connect"
+    running, pauses, connects, wakes = [], [], [], []
+    for _ in range(rounds):
+        with report.trying(f"a request, {name}"):
+            running.append(await timed(request(paddock, box)))
     before = await writes(paddock)
     for _ in range(rounds):
-        pauses.append(await timed(paddock.api("POST", f"/sandboxes/{box.id}/pause")))
-        connects.append(
-            await timed(paddock.api("POST", f"/sandboxes/{box.id}/connect", {"timeout": 3600}))
-        )
-        await request(paddock, box)
+        with report.trying(f"a pause and a connect, {name}"):
+            pauses.append(await timed(paddock.api("POST", pause)))
+            took = await timed(paddock.api("POST", connect, {"timeout": 3600}))
+            await request(paddock, box)
+            connects.append(took)
     report.writes(f"{label}_pause_and_connect", await writes(paddock) - before, rounds)
-    report.spread(f"{label}_pause", pauses)
-    report.spread(f"{label}_connect", connects)
     before = await writes(paddock)
     for _ in range(rounds):
-        await paddock.api("POST", f"/sandboxes/{box.id}/pause")
-        wakes.append(await timed(request(paddock, box)))
+        with report.trying(f"a wake, {name}"):
+            await paddock.api("POST", pause)
+            wakes.append(await timed(request(paddock, box)))
     report.writes(f"{label}_pause_and_wake_by_request", await writes(paddock) - before, rounds)
-    report.spread(f"{label}_wake_by_request", wakes)
+    series = {"request_running": running, "pause": pauses, "connect": connects}
+    for what, samples in {**series, "wake_by_request": wakes}.items():
+        report.spread(f"{label}_{what}", samples, failed=rounds - len(samples))
     report.ratio(f"{label}_wake_to_running", f"{label}_wake_by_request", f"{label}_request_running")
     for other in ("bare_signal", "crun", "podman", "opensandbox"):
         report.ratio(f"{label}_pause_to_{other}", f"{label}_pause", f"{other}_pause")
@@ -180,7 +183,7 @@ async def main() -> None:
     server(report, 20)
     async with Installation(pool_size=2, gateways=1) as paddock:
         await measure(paddock, report, "Freeze", 20 if report.is_quick else 100)
-        await measure(paddock, report, "Hibernate", 6 if report.is_quick else 30)
+        await measure(paddock, report, "Hibernate", 6 if report.is_quick else 100)
     report.finish()
 
 

@@ -10,11 +10,13 @@ under way, and those of a whole life with everything that controllers write beca
 """
 
 import asyncio
+import contextlib
 import gc
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 from reporting import ROOT, Report
@@ -30,6 +32,15 @@ FLOOR = "bare_write"
 def resident_mb() -> float:
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) / 1e3
+
+
+@contextlib.contextmanager
+def said(what: str) -> Generator[None]:
+    """Go on when a try fails; the report is in another process."""
+    try:
+        yield
+    except Exception as error:
+        print(f"{what} failed: {error!r}", file=sys.stderr)
 
 
 async def measure(size: int, rounds: int) -> dict[str, object]:
@@ -72,6 +83,16 @@ async def measure(size: int, rounds: int) -> dict[str, object]:
                 written[name] += await version() - before
             return result
 
+        async def life() -> None:
+            made = await timed("create", manager.create(CALLER, wanted))
+            name = made.spec.claim.sandbox_id
+            await timed("get", manager.get(CALLER, name))
+            await timed("list", listed())
+            await timed("pause", manager.pause(CALLER, name))
+            await timed("connect", manager.connect(CALLER, name, timeout_seconds=300))
+            await timed("set_timeout", manager.set_timeout(CALLER, name, timeout_seconds=60))
+            await timed("kill", manager.kill(CALLER, name))
+
         async def listed() -> None:
             world.manager.list(CALLER, SandboxFilter(), limit=100, token=None, ascending=False)
 
@@ -82,14 +103,8 @@ async def measure(size: int, rounds: int) -> dict[str, object]:
             bare = await timed(FLOOR, store.update(changed))
         before = await version()
         for _ in range(rounds):
-            made = await timed("create", manager.create(CALLER, wanted))
-            name = made.spec.claim.sandbox_id
-            await timed("get", manager.get(CALLER, name))
-            await timed("list", listed())
-            await timed("pause", manager.pause(CALLER, name))
-            await timed("connect", manager.connect(CALLER, name, timeout_seconds=300))
-            await timed("set_timeout", manager.set_timeout(CALLER, name, timeout_seconds=60))
-            await timed("kill", manager.kill(CALLER, name))
+            with said("a life"):  # What it did not come to counts as failed.
+                await life()
             await asyncio.sleep(0.002)
         while len(census.members(key).available) < size:
             await asyncio.sleep(0.05)
@@ -119,11 +134,12 @@ def main() -> None:
         )
         found = json.loads(done.stdout.splitlines()[-1])
         for name, samples in found["times"].items():
-            report.spread(f"{name}_{size}", samples)
+            report.spread(f"{name}_{size}", samples, failed=rounds - len(samples))
         for name, count in found["writes"].items():
             report.writes(f"{name}_{size}", count, rounds)
-        for name in ("fill_per_second", "kib_each", "rss_mb"):
-            report.figure(f"{name}_{size}", found[name])
+        report.figure(f"fill_per_second_{size}", found["fill_per_second"])
+        report.figure(f"kib_each_{size}", found["kib_each"], f"mean of {size:,}")
+        report.figure(f"rss_mb_{size}", found["rss_mb"])
     for name in (*OPERATIONS, FLOOR):
         report.ratio(
             f"{name}_{sizes[-1]}_to_{sizes[0]}", f"{name}_{sizes[-1]}", f"{name}_{sizes[0]}"

@@ -57,11 +57,16 @@ def transactions(path: Path, count: int) -> list[float]:
     return samples
 
 
-async def writes(store: SqliteStore, writers: int, seconds: float) -> tuple[list[float], float]:
+async def writes(
+    report: Report, store: SqliteStore, writers: int, seconds: float
+) -> tuple[list[float], int, float]:
+    """Let so many write for a while; gives the times, how many failed, and the rate."""
     samples: list[float] = []
+    tried = 0
     began = time.perf_counter()
 
     async def write(number: int) -> None:
+        nonlocal tried
         name = f"w{writers}-{number}"
         obj = await store.create(
             Sandbox(metadata=ObjectMeta(name=name, namespace="default"), spec=SPEC)
@@ -69,15 +74,16 @@ async def writes(store: SqliteStore, writers: int, seconds: float) -> tuple[list
         turn = 0
         while time.perf_counter() - began < seconds:
             turn += 1
+            tried += 1
             end = datetime.fromtimestamp(1_900_000_000 + turn, UTC)
-            asked = time.perf_counter()
-            obj = await store.update(
-                structs.replace(obj, spec=structs.replace(obj.spec, shutdown_time=end))
-            )
-            samples.append(time.perf_counter() - asked)
+            changed = structs.replace(obj, spec=structs.replace(obj.spec, shutdown_time=end))
+            with report.trying("a write"):
+                asked = time.perf_counter()
+                obj = await store.update(changed)
+                samples.append(time.perf_counter() - asked)
 
     await asyncio.gather(*(write(number) for number in range(writers)))
-    return samples, len(samples) / (time.perf_counter() - began)
+    return samples, tried - len(samples), len(samples) / (time.perf_counter() - began)
 
 
 async def version(store: SqliteStore) -> int:
@@ -88,25 +94,26 @@ async def version(store: SqliteStore) -> int:
 async def main() -> None:
     report = Report("store", __doc__)
     count, seconds = (300, 3.0) if report.is_quick else (2000, 20.0)
+    how = f"one run of {seconds:g} s"
     with tempfile.TemporaryDirectory(prefix="paddock-bench-") as directory:
         home = Path(directory)
         report.spread("fdatasync", fsyncs(home / "page", count))
         plain = transactions(home / "plain.db", count)
         report.spread("sqlite_transaction", plain)
-        report.figure("sqlite_per_second", len(plain) / sum(plain))
+        report.figure("sqlite_per_second", len(plain) / sum(plain), f"one run of {count:,}")
         async with await SqliteStore.open(home / "store.db") as store:
             before = await version(store)
-            alone, rate = await writes(store, 1, seconds)
+            alone, failed, rate = await writes(report, store, 1, seconds)
             # Each writer creates its object before it updates it.
             report.writes("update_alone", await version(store) - before - 1, len(alone))
-            report.spread("cas_alone", alone)
-            report.figure("cas_alone_per_second", rate)
+            report.spread("cas_alone", alone, failed=failed)
+            report.figure("cas_alone_per_second", rate, how)
             before = await version(store)
-            many, rate = await writes(store, WRITERS, seconds)
+            many, failed, rate = await writes(report, store, WRITERS, seconds)
             written = await version(store) - before - WRITERS
             report.writes(f"update_of_{WRITERS}_writers", written, len(many))
-            report.spread(f"cas_{WRITERS}_writers", many)
-            report.figure(f"cas_{WRITERS}_writers_per_second", rate)
+            report.spread(f"cas_{WRITERS}_writers", many, failed=failed)
+            report.figure(f"cas_{WRITERS}_writers_per_second", rate, how)
         began = time.perf_counter()
         async with await SqliteStore.open(home / "store.db"):
             report.figure("open_again_ms", (time.perf_counter() - began) * 1e3)

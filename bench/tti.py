@@ -54,15 +54,27 @@ async def client(paddock: Installation, *arguments: object) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def of_tier(results: list[dict], *, is_cold: bool) -> tuple[list[dict], int]:
+    """Give what went well in a tier, and how many did not.
+
+    What failed before it had a sandbox would have been of either: it counts in each that there is.
+    """
+    mine = [item for item in results if "id" in item and item["is_cold"] == is_cold]
+    well = [item for item in mine if item["ok"]]
+    if not mine and is_cold:
+        return [], 0
+    nowhere = sum("id" not in item for item in results)
+    return well, len(mine) - len(well) + nowhere
+
+
 def take(report: Report, name: str, results: list[dict]) -> None:
     """Take in one shape of load; what found the pool empty is a series of its own."""
-    well = [item for item in results if item["ok"]]
-    warm = [item for item in well if not item["is_cold"]]
-    cold = [item for item in well if item["is_cold"]]
-    failed = len(results) - len(well)
-    for key in ("total", "create"):
-        report.spread(f"{name}_{key}", [item[key] for item in warm], failed=failed)
-        report.spread(f"{name}_cold_{key}", [item[key] for item in cold])
+    well = sum(bool(item["ok"]) for item in results)
+    report.figure(f"{name}_success", well / len(results), f"of {len(results)}, warm and cold")
+    for tier, is_cold in (("", False), ("cold_", True)):
+        samples, failed = of_tier(results, is_cold=is_cold)
+        for key in ("total", "create"):
+            report.spread(f"{name}_{tier}{key}", [item[key] for item in samples], failed=failed)
     for item in results:
         if not item["ok"]:
             report.note(f"failed: {item.get('error')}")
@@ -77,8 +89,9 @@ async def shape(paddock: Installation, report: Report, name: str, *arguments: ob
     for item in results:
         item["is_cold"] = item.get("id") in cold
     take(report, name, results)
-    if arguments[0] == "burst":
-        report.figure(f"{name}_wall_ms", max(item.get("wall", 0) for item in results) * 1e3)
+    if arguments[0] == "burst" and not any(item["is_cold"] for item in results):
+        wall = max(item.get("wall", 0) for item in results)
+        report.figure(f"{name}_wall_ms", wall * 1e3, "one burst, until the last has answered")
     return results
 
 
@@ -110,11 +123,10 @@ async def main() -> None:
         arrivals = await shape(paddock, report, "poisson", "poisson", seconds, RATE)
         await paddock.stocked()
         report.writes("poisson_arrival", await writes(paddock) - before, len(arrivals) + 1)
-        warm = [item for item in arrivals if not item["is_cold"]]
         for start in range(0, seconds, 10):
-            window = [item for item in warm if start <= item["at"] < start + 10]
-            well = [item["total"] for item in window if item["ok"]]
-            report.spread(f"poisson_{start}s", well, failed=len(window) - len(well))
+            window = [item for item in arrivals if start <= item["at"] < start + 10]
+            well, failed = of_tier(window, is_cold=False)
+            report.spread(f"poisson_{start}s", [item["total"] for item in well], failed=failed)
         if count > POOL:
             name = f"burst_{count}_pool_{POOL}"
             tried = await shape(paddock, report, name, "burst", count)

@@ -18,7 +18,6 @@ sys.path.remove(str(ROOT / "bench"))
 RESULTS = sorted(figures.RESULTS.glob("*.json"))
 MAY_BE_MISSING = {
     "bwrap_pause": "it has no pause",
-    "podman_checkpoint": "it does not run here: .*(CRIU|checkpoint)",
     r"burst_\d+_pool_\d+_cold_total": "none: the pool was filled fast enough",
 }
 """What a result need not have, and the only reason that is one; both are patterns."""

@@ -124,7 +124,7 @@ def _show(result: dict[str, Any], output: Output) -> None:
     if series:
         output.rows([], ("series", *(key.removesuffix("_ms") for key in SPREAD)), _spreads(series))
     for name, value in {**single, **_part(result, "ratios"), **_part(result, "missing")}.items():
-        screen.print(f"  {name:42} {value}", how.get(name, ""), markup=False)
+        screen.print(f"  {name:42} {value} {how.get(name, '')}".rstrip(), markup=False)
 
 
 def _part(result: dict[str, Any], name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 _LOOKS = 50
 """A swarm that forks faster than we look is killed as far as it is known."""
+_LISTINGS = 20
 
 
 class Known(NamedTuple):
@@ -43,18 +44,37 @@ def members(leader: int, seen: Collection[Known] = ()) -> set[Known]:
 
     What was `seen` before belongs to it too, though it may have strayed since.
     """
+    return _find(leader, seen, (), stop=False)
+
+
+def _find(
+    leader: int, seen: Collection[Known], sessions: Collection[int], *, stop: bool
+) -> set[Known]:
+    """Find the members, with whatever has one of these sessions.
+
+    To `stop` them at sight catches also what is another process every moment: one that is gone
+    when its turn comes has forked the next before, which the next listing has.
+    """
     children: dict[int, list[int]] = defaultdict(list)
     starts: dict[int, int] = {}
     found: set[int] = set()
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or (looks := _look(int(name))) is None:
-            continue
-        pid = int(name)
-        parent, group, session, started = looks
-        starts[pid] = started
-        children[parent].append(pid)
-        if leader in (pid, group, session) or Known(pid, started) in seen:
-            found.add(pid)
+    listed: set[int] = set()
+    for _ in range(_LISTINGS):
+        unread = {int(name) for name in os.listdir("/proc") if name.isdigit()} - listed
+        listed |= unread
+        if not unread:
+            break
+        for pid in sorted(unread, reverse=stop):  # the youngest first, which are gone the soonest
+            if (looks := _look(pid)) is None:
+                continue
+            parent, group, session, started = looks
+            starts[pid] = started
+            children[parent].append(pid)
+            known = Known(pid, started)
+            if leader in (pid, group, session) or session in sessions or known in seen:
+                found.add(pid)
+                if stop and known not in seen:
+                    _signal(pid, signal.SIGSTOP)
     waiting = list(found)
     while waiting:
         for child in children[waiting.pop()]:
@@ -68,20 +88,33 @@ def kill_all(leader: int, seen: Collection[Known] = ()) -> None:
     """Kill everything that belongs to a leader, and whatever it forks meanwhile.
 
     Stopped first, until a look finds nobody new: a shell whose child is killed starts the next.
+    A fork that has begun comes to its end in spite of that, and only a kill forbids it: so there
+    is another look after the kill, and it is over when that finds nobody new.
     """
     held: set[Known] = set()
+    killed: set[Known] = set()
     for _ in range(_LOOKS):
-        new = members(leader, {*seen, *held}) - held
-        if not new:
-            break
-        signal_all(new, signal.SIGSTOP)
-        held |= new
-    signal_all(held, signal.SIGKILL)
+        # Whoever lost its parent just now is still in the session that one of these began.
+        sessions = {known.pid for known in held}
+        new = _find(leader, {*seen, *held}, sessions, stop=True) - held
+        if new:
+            signal_all(new, signal.SIGSTOP)
+            held |= new
+        elif held == killed:
+            return
+        else:
+            signal_all(held - killed, signal.SIGKILL)
+            killed |= held
+    signal_all(held - killed, signal.SIGKILL)
 
 
 def signal_all(targets: set[Known], number: int) -> None:
     """Signal these very processes; those that are gone are no error."""
     for target in targets:
         if start_of(target.pid) == target.started:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(target.pid, number)
+            _signal(target.pid, number)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)

@@ -8,7 +8,7 @@ from msgspec import structs
 from paddock.cache.states import State
 from paddock.gateway.limits import Behaviour
 from paddock.kit.tokens import file_signature, hashed
-from tests.gateway.rig import OK, SEED, get, recording, rig, route
+from tests.gateway.rig import OK, SEED, get, read_request, recording, rig, route
 
 TOKEN = SEED.access_token("abc")
 
@@ -39,11 +39,34 @@ async def test_envd_is_asked_for_no_other_protocol_than_its_own() -> None:
     async with rig() as paddock:
         await paddock.upstream(recording(seen), port=49983)
         wire = await paddock.connect()
-        for _ in range(3):
+        for _ in range(5):  # the later ones go the short way
             wire.send(envd(x_access_token=TOKEN, **offer))
-            assert (await wire.answer()).status == 200
+            answer = await wire.answer()
+            assert (answer.status, answer.headers.get("connection")) == (200, None)
         await wire.close()
-    assert not {"upgrade", "connection", "http2-settings"} & {*seen[0][1], *seen[2][1]}
+    for _, headers, *_ in seen:
+        assert not {"upgrade", "connection", "http2-settings"} & {*headers}
+
+
+async def test_a_switch_of_protocols_that_envd_was_not_asked_for_is_a_failure() -> None:
+    async def serve(reader, writer) -> None:
+        for number in range(3):
+            await read_request(reader)
+            if number < 2:
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            else:
+                writer.write(
+                    b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n"
+                    b"Connection: Upgrade\r\n\r\n"
+                )
+
+    async with rig() as paddock:
+        await paddock.upstream(serve, port=49983)
+        wire = await paddock.connect()
+        for expected in (200, 200, 502):
+            wire.send(envd(x_access_token=TOKEN, connection="Upgrade", upgrade="websocket"))
+            assert (await wire.answer()).status == expected
+        await wire.close()
 
 
 async def test_health_is_open_and_files_are_envds_to_judge() -> None:

@@ -133,6 +133,8 @@ class Gateway:
             return False
         exchange.sandbox_id = route.id
         exchange.port = shortcut.port
+        if head.upgrade is not None:
+            _offer_envd_nothing(exchange, shortcut.port)
         lives.count(exchange, route, shortcut.traffic, under_way)
         connection.serve(exchange, head.line + shortcut.lines)
         return True
@@ -175,10 +177,8 @@ class Gateway:
 
     def _to_sandbox(self, exchange: Exchange, where: Destination) -> None:
         exchange.sandbox_id, exchange.port = where.sandbox_id, where.port
-        if where.port in (ENVD_PORT, TASKS_PORT) and exchange.head.upgrade is not None:
-            # envd speaks one protocol; whoever offers another is answered in this one.
-            head = exchange.head
-            exchange.head = structs.replace(head, upgrade=None, is_kept=head.is_keep_alive)
+        if exchange.head.upgrade is not None:
+            _offer_envd_nothing(exchange, where.port)
         route = self._routes.get(where.sandbox_id)
         if route is None:
             if self._finder.is_known_no(where.sandbox_id):
@@ -345,6 +345,13 @@ class Gateway:
         except Exception:
             log.exception("request failed", extra=fields(sandbox=exchange.sandbox_id))
             exchange.fail(500, "internal error")
+
+
+def _offer_envd_nothing(exchange: Exchange, port: int) -> None:
+    """Take back the offer of another protocol: envd speaks one, and answers in that."""
+    if port in (ENVD_PORT, TASKS_PORT):
+        head = exchange.head
+        exchange.head = structs.replace(head, upgrade=None, is_kept=head.is_keep_alive)
 
 
 def _address(head: RequestHead, method: str, target: str) -> addressing.Address:

@@ -134,8 +134,6 @@ class Storm:
     async def ask_again(self) -> None:
         """Repeat, now that all is calm, whatever was not answered: afterwards all is known."""
         for known in self.given:
-            if known.uid in self.crashed:
-                continue
             plane = self._plane(self._random)
             try:
                 if known.may_be_killed and not known.is_killed:

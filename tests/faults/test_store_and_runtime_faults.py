@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from paddock.kit.errors import NotFoundError, QuotaExceededError
+from paddock.manager.quota import Dimension, Limit, Quota, Scope
 from paddock.manager.requests import NewSandbox
 from paddock.runtime.port import InstanceState
 from tests.faults import scenarios
@@ -67,6 +69,29 @@ def test_a_seed_replays_the_same_run_in_another_process(scenario: str) -> None:
         )
         said.add(done.stdout.partition(" in ")[0])
     assert len(said) == 1, said
+
+
+def test_a_sandbox_that_died_by_itself_can_be_killed_and_its_place_is_free() -> None:
+    async def scenario(seed: int, trace: Trace) -> None:
+        async with faulty_world(seed, trace) as world:
+            manager = world.planes[0].manager
+            one = Quota((Limit(Dimension.COUNT, Scope.ALL, 1),))
+            await world.planes[0].control.keyring.set_team_quota("default", one)
+            made = await manager.create(CALLER, NewSandbox(template="base", timeout_seconds=None))
+            assert made.spec.claim is not None
+            world.runtime.crash(made.metadata.uid)
+            await asyncio.sleep(5)
+            with pytest.raises(QuotaExceededError):
+                await manager.create(CALLER, NewSandbox(template="base"))
+
+            await manager.kill(CALLER, made.spec.claim.sandbox_id)
+
+            with pytest.raises(NotFoundError):
+                await manager.kill(CALLER, made.spec.claim.sandbox_id)
+            await asyncio.sleep(5)
+            await manager.create(CALLER, NewSandbox(template="base"))
+
+    replayable(0, scenario)
 
 
 def test_a_deadline_that_the_clock_jumped_over_is_acted_upon_within_seconds() -> None:

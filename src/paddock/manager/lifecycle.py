@@ -31,7 +31,7 @@ from paddock.manager.keys import Caller
 from paddock.manager.ports import Agent, Announcer
 from paddock.resources import deadlines
 from paddock.resources.pausing import strategy_for
-from paddock.resources.sandbox import Sandbox, SandboxSpec
+from paddock.resources.sandbox import Phase, Sandbox, SandboxSpec
 from paddock.resources.template import NetworkPolicy
 
 PAUSE_SECONDS = 60.0
@@ -66,14 +66,18 @@ class Lifecycle:
 
     def find(self, caller: Caller, sandbox_id: str) -> Sandbox:
         """Find a caller's live sandbox; unknown, foreign and dead ones look the same."""
+        sandbox = self._own(caller, sandbox_id)
+        if states.state(sandbox, self._clock.now()) is State.DEAD:
+            raise _not_found(sandbox_id)
+        return sandbox
+
+    def _own(self, caller: Caller, sandbox_id: str) -> Sandbox:
         # Older clients append their client id to the sandbox's.
         public_id = sandbox_id.partition("-")[0]
         sandbox = self._provider.claimed_sandbox(public_id)
         if sandbox is None or sandbox.spec.claim is None:
             raise _not_found(sandbox_id)
-        mine = sandbox.spec.claim.owner == caller.team or caller.is_admin
-        dead = states.state(sandbox, self._clock.now()) is State.DEAD
-        if not mine or dead:
+        if sandbox.spec.claim.owner != caller.team and not caller.is_admin:
             raise _not_found(sandbox_id)
         return sandbox
 
@@ -282,7 +286,10 @@ class Lifecycle:
         Its pool may want it back, and then gets it back reset.
         """
         caller.must_write()
-        sandbox = self.find(caller, sandbox_id)
+        sandbox = self._own(caller, sandbox_id)
+        if sandbox.status.phase is not Phase.FAILED or sandbox.is_deleting:
+            sandbox = self.find(caller, sandbox_id)
+        # One that died by itself takes a place of its owner's quota until somebody ends it.
         ended = await returning.give_back(self._provider, sandbox, now=self._clock.now())
         if ended is None:
             ended = await self._provider.write.delete(sandbox)

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -128,6 +129,50 @@ def test_one_that_cannot_begin_says_why(tmp_path: Path) -> None:
     assert said == {"op": "broken", "error": "ImportError: half an upgrade"}
     assert done.returncode == 1
     assert b"half an upgrade" in done.stderr
+
+
+def test_one_that_fails_when_nothing_can_be_imported_any_more_says_why_too() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    script = (
+        "import sys\nfrom paddock.envd import zygote_start\n"
+        "zygote_start.forget_fork_handlers()\n"
+        "from paddock.envd import isolation, zygote\n"
+        "def fail():\n isolation.seal_interpreter()\n raise OSError(24, 'too \"many\"\\n')\n"
+        "zygote.main = fail\n"
+        f"sys.argv[1:] = ['--fd', '{theirs.fileno()}']\n"
+        "raise SystemExit(zygote_start.main())\n"
+    )
+    with ours, theirs:
+        done = subprocess.run(
+            [sys.executable, "-c", script], pass_fds=[theirs.fileno()], capture_output=True
+        )
+        ours.settimeout(60)
+        said = json.loads(ours.recv(1 << 16))
+
+    assert (said["op"], done.returncode) == ("broken", 1)
+    assert said["error"].startswith("OSError: [Errno 24] too  many")
+
+
+def test_one_that_has_no_descriptors_left_refuses_and_works_again_later(
+    parent: Parent, tmp_path: Path
+) -> None:
+    parent.ask({"op": "ping"})
+    parent.hear()
+    pid = parent.process.pid
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    with door(tmp_path / "s") as listener:
+        for room in (1, 2, 3):  # not for a pipe, nor for both of its ends, nor for a pidfd
+            taken = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+            free = [number for number in range(100) if number not in taken]
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (free[room], limits[1]))
+            parent.ask({"op": "start", "id": "a"}, {"listener": listener.fileno()})
+            assert parent.hear()[0]["op"] == "failed"
+            parent.ask({"op": "ping"})  # answered when it is done with the other
+            assert parent.hear()[0]["children"] == 0
+            assert len(list(Path(f"/proc/{pid}/fd").iterdir())) == len(taken)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        parent.ask({"op": "start", "id": "b"}, {"listener": listener.fileno()})
+        assert parent.hear()[0]["op"] == "started"
 
 
 async def test_it_forks_an_envd_that_serves_and_reports_its_end(

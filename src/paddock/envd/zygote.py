@@ -45,6 +45,7 @@ import gc
 import logging
 import os
 import selectors
+import signal
 import socket
 import sys
 import tempfile
@@ -61,6 +62,8 @@ from paddock.envd.warmup import warm_up
 from paddock.envd.zygote_child import MAX_FDS, MAX_REQUEST, Request, child_main, live, spare_main
 
 _QUIET_SECONDS = 0.03
+_SHORTAGE_SECONDS = 1.0
+"""How long no spare is tried for where there was no room for one."""
 
 
 class Starting(Struct):
@@ -107,14 +110,19 @@ class Zygote:
 
     def run(self) -> None:
         """Serve until the peer given at the start goes away."""
+        quiet = _QUIET_SECONDS
         while not self._is_done:
             # Spares are made when nobody has asked for anything for a moment.
             is_short = len(self._spares) < self._wanted_spares
-            ready = self._selector.select(_QUIET_SECONDS if is_short else None)
+            ready = self._selector.select(quiet if is_short else None)
             for key, _ in ready:
                 key.data()
             if is_short and not ready:
-                self._add_spare()
+                try:
+                    self._add_spare()
+                    quiet = _QUIET_SECONDS
+                except OSError:
+                    quiet = _SHORTAGE_SECONDS
 
     def _register(self, source: Any, action: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, action)
@@ -162,27 +170,46 @@ class Zygote:
         self._fork(peer, request, dict(zip(request.fds, fds, strict=True)))
 
     def _fork(self, peer: socket.socket, request: Request, fds: dict[str, int]) -> None:
-        reading, writing = os.pipe()
-        spare = self._hand_to_spare(request, [writing, *fds.values()])
-        if spare is None:
-            pid = os.fork()
-            if pid == 0:
-                child_main(self._envd, request.config, fds, writing)
-            spare = pid, os.pidfd_open(pid)
-        os.close(writing)
+        try:
+            reading, pid, pidfd = self._begin(request, fds)
+        except OSError as error:
+            # Want of descriptors, memory or processes: nothing that makes us unable to go on.
+            self._say(peer, {"op": "failed", "id": request.id, "error": f"cannot fork: {error}"})
+            return
         self._children += 1
-        starting = Starting(request.id, *spare, peer)
+        starting = Starting(request.id, pid, pidfd, peer)
         self._register(reading, lambda: self._reported(starting, reading))
         self._register(starting.pidfd, lambda: self._exited(starting))
 
+    def _begin(self, request: Request, fds: dict[str, int]) -> tuple[int, int, int]:
+        """Give a child its work; gives where it reports, its pid and a pidfd."""
+        reading, writing = os.pipe()
+        try:
+            spare = self._hand_to_spare(request, [writing, *fds.values()])
+            if spare is None:
+                spare = _fork_off(lambda: child_main(self._envd, request.config, fds, writing))
+        except OSError:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        return reading, *spare
+
     def _add_spare(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
-        if pid == 0:
+
+        def wait() -> None:
             ours.close()
             spare_main(self._envd, theirs)
-        theirs.close()
-        spare = Spare(pid, os.pidfd_open(pid), ours)
+
+        try:
+            pid, pidfd = _fork_off(wait)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        spare = Spare(pid, pidfd, ours)
         self._spares.append(spare)
         self._register(spare.pidfd, lambda: self._spare_died(spare))
 
@@ -236,6 +263,19 @@ class Zygote:
         with contextlib.suppress(OSError):
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds or []))]
             peer.sendmsg([msgspec.json.encode(message)], rights if fds else [], socket.MSG_NOSIGNAL)
+
+
+def _fork_off(live: Callable[[], None]) -> tuple[int, int]:
+    """Fork a child that lives as it is told and never returns; gives its pid and a pidfd."""
+    pid = os.fork()
+    if pid == 0:
+        live()
+    try:
+        return pid, os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def _problem(request: Request, fds: list[int]) -> str | None:

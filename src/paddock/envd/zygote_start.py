@@ -8,6 +8,7 @@ which has to be arranged before any of these modules is imported.
 """
 
 import os
+import sys
 from collections.abc import Callable
 
 
@@ -33,24 +34,19 @@ def main() -> int:
 
         return zygote.main()
     except Exception as problem:  # noqa: BLE001 - the root of a process; it ends here
-        import traceback
-
-        traceback.print_exc()
+        sys.excepthook(type(problem), problem, problem.__traceback__)
         _tell(f"{type(problem).__name__}: {problem}")
         return 1
 
 
 def _tell(why: str) -> None:
-    """Say it as the zygote would have, with nothing but Python's own: the rest may be missing."""
-    import contextlib
-    import json
-    import socket
-    import sys
-
-    # There is nobody to tell where it listens at a path.
-    with contextlib.suppress(ValueError, IndexError, OSError):
+    """Say it as the zygote would have, importing nothing: that may be what fails."""
+    plain = "".join(each if each.isprintable() and each not in '"\\' else " " for each in why)
+    try:
         fd = int(sys.argv[sys.argv.index("--fd") + 1])
-        socket.socket(fileno=fd).send(json.dumps({"op": "broken", "error": why}).encode())
+        os.write(fd, f'{{"op":"broken","error":"{plain}"}}'.encode())
+    except (ValueError, IndexError, OSError):
+        return  # There is nobody to tell where it listens at a path.
 
 
 if __name__ == "__main__":

@@ -70,6 +70,8 @@ class Zygote:
         self._count = 0
         self._last_word = ""
         """Why it ended, where it could say so."""
+        self._has_answered = False
+        """Whether this one has answered anybody: then nothing is wrong with the installation."""
 
     @property
     def pid(self) -> int | None:
@@ -81,7 +83,8 @@ class Zygote:
         if self._control is not None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with contextlib.ExitStack() as on_failure, theirs:
+            on_failure.callback(ours.close)
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -98,9 +101,10 @@ class Zygote:
                 # Killed while it warms up, it leaves files: where the next node finds them.
                 env=os.environ | {"TMPDIR": tempfile.gettempdir()},
             )
+            on_failure.pop_all()
         ours.setblocking(False)
         self._control = ours
-        self._last_word = ""
+        self._last_word, self._has_answered = "", False
         asyncio.get_running_loop().add_reader(ours.fileno(), self._readable)
 
     async def fork(self, config: Mapping[str, object], fds: Mapping[str, int]) -> tuple[int, int]:
@@ -125,11 +129,15 @@ class Zygote:
             self._waiting.pop(ident, None)
             if not isinstance(problem, (BlockingIOError, TimeoutError)):
                 self._lose()
+            _dismiss_unheard(future)
             raise UnavailableError(f"no envd could be started: {problem}") from problem
+        except asyncio.CancelledError:
+            _dismiss_unheard(future)
+            raise
         finally:
             self._waiting.pop(ident, None)
         if reply.op != "started" or len(got) != 1:
-            close_all(got)
+            _dismiss(reply, got)
             raise UnavailableError(f"no envd could be started: {reply.error or reply.op}")
         return reply.pid, got[0]
 
@@ -172,13 +180,10 @@ class Zygote:
             self._last_word = reply.error
             self._lose()
             return
+        self._has_answered = True
         future = self._waiting.get(reply.id)
         if reply.op == "exited" or future is None or future.done():
-            # Ends are seen through pidfds. One that nobody waits for any more must not serve.
-            if fds and reply.op == "started":
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(fds[0], signal.SIGKILL)
-            close_all(fds)
+            _dismiss(reply, fds)  # ends are seen through pidfds
             return
         future.set_result((reply, fds))
 
@@ -205,11 +210,28 @@ class Zygote:
                 future.set_exception(self._why_lost(status))
 
     def _why_lost(self, status: int) -> UnavailableError:
-        """One that ended by itself would do so again; one that was killed would not."""
-        if status <= 0 and not self._last_word:
-            return UnavailableError("the parent of envds died", retry_after_seconds=0.1)
-        why = self._last_word or f"it ended with status {status}"
+        """One that ended by itself before it ever answered would do so again; others would not."""
+        why = self._last_word or (f"it ended with status {status}" if status > 0 else "")
+        if self._has_answered or not why:
+            because = f": {why}" if why else ""
+            return UnavailableError(f"the parent of envds died{because}", retry_after_seconds=0.1)
         return BrokenError(
             f"the parent of envds does not start: {why}",
             hint="the node's log has more; mend the installation",
         )
+
+
+def _dismiss_unheard(future: asyncio.Future[tuple[_Reply, list[int]]]) -> None:
+    """Let go of an answer that came in the very moment in which its waiter gave up."""
+    if future.done() and not future.cancelled() and future.exception() is None:
+        _dismiss(*future.result())
+
+
+def _dismiss(reply: _Reply, fds: list[int]) -> None:
+    """An envd that nobody waits for any more must not serve."""
+    if fds and reply.op == "started":
+        kill(fds[0], close=False)
+    elif reply.op == "started" and reply.pid > 0:  # we had no room for its descriptor
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(reply.pid, signal.SIGKILL)
+    close_all(fds)

@@ -98,7 +98,7 @@ class Door:
                 return
             pidfds.kill(pidfd)
         self._listener = self._listener or rpc.listen(str(self._path))
-        self._on_change(None)
+        self._changed(None)
         self._arm()
 
     def _employ(self, waiter: Waiter, listener: socket.socket) -> None:
@@ -113,7 +113,7 @@ class Door:
                 waiter.channel.sendmsg([msgspec.json.encode(request)], rights, socket.MSG_NOSIGNAL)
             except OSError:  # it was killed: the first caller gets another
                 waiter.close()
-                self._on_change(None)
+                self._changed(None)
                 self._arm()
                 return
         self._watch(waiter.pidfd)
@@ -182,7 +182,7 @@ class Door:
                 pidfds.kill(pidfd)
                 return
             self._watch(pidfd)
-            self._on_change(state.identify(pid))
+            self._changed(state.identify(pid))
         except (PaddockError, OSError) as problem:
             log.warning("envd not started", extra=fields(path=self._path, reason=problem))
             if isinstance(problem, BrokenError):
@@ -200,22 +200,30 @@ class Door:
             "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
-        for caller in self._callers():
-            with caller, contextlib.suppress(OSError):
-                async with asyncio.timeout(_FAREWELL):
-                    await self._loop.sock_sendall(caller, head.encode() + body)
-                    caller.shutdown(socket.SHUT_WR)
-                    while await self._loop.sock_recv(caller, 1 << 16):
-                        pass
+        async with asyncio.TaskGroup() as tasks:
+            for caller in self._callers():
+                tasks.create_task(self._send_away(caller, head.encode() + body))
+
+    async def _send_away(self, caller: socket.socket, answer: bytes) -> None:
+        with caller, contextlib.suppress(OSError):
+            async with asyncio.timeout(_FAREWELL):
+                await self._loop.sock_sendall(caller, answer)
+                caller.shutdown(socket.SHUT_WR)
+                while await self._loop.sock_recv(caller, 1 << 16):
+                    pass
 
     def _callers(self) -> list[socket.socket]:
         """Take all who wait at the door now."""
         found: list[socket.socket] = []
-        with contextlib.suppress(OSError):  # that was the last
+        try:
             while self._listener is not None:
                 caller, _ = self._listener.accept()
                 caller.setblocking(False)
                 found.append(caller)
+        except BlockingIOError:  # that was the last
+            pass
+        except OSError:  # no descriptors: the others call on, and are looked after later
+            self._failures += 1
         return found
 
     async def _fork(self, listener: socket.socket) -> tuple[int, int]:
@@ -230,6 +238,17 @@ class Door:
     def _take_inner(self) -> socket.socket:
         inner, self._inner = self._inner or rpc.listen(str(self.control)), None
         return inner
+
+    def _changed(self, process: state.Process | None) -> None:
+        """Have it written down who serves.
+
+        A full disk must not keep callers out; and whoever reads an old record looks whether that
+        process is there.
+        """
+        try:
+            self._on_change(process)
+        except OSError as problem:
+            log.warning("envd not written down", extra=fields(path=self._path, reason=problem))
 
     def _watch(self, pidfd: int) -> None:
         self._pidfd = pidfd
@@ -249,7 +268,7 @@ class Door:
         # One that lived a while did its work: the next starts at once.
         self._failures = 0 if self._loop.time() - self._began > 1.0 else self._failures + 1
         if self._is_open:
-            self._on_change(None)
+            self._changed(None)
             self._arm()
 
 

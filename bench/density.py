@@ -46,7 +46,7 @@ def available_mb() -> float:
 async def settled_mb() -> float:
     """Wait until memory no longer moves, then say what is available."""
     before = available_mb()
-    for _ in range(6 if "--quick" in sys.argv else 20):
+    for _ in range(6 if "--quick" in sys.argv else 10):
         await asyncio.sleep(0.5)
         now = available_mb()
         if abs(now - before) < 1:

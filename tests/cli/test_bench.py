@@ -4,7 +4,10 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -106,6 +109,40 @@ def test_the_temporary_files_of_a_suite_that_leaves_nothing_are_gone(
 ) -> None:
     assert run("alpha").exit_code == 0
     assert not list(tmp_path.glob("pb*"))
+
+
+WAITING = """
+import sys, time
+from pathlib import Path
+print("working", flush=True)
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    Path({ended!r}).touch()
+# "bench": nothing
+"""
+BENCH = """
+import sys
+from pathlib import Path
+from paddock.cli import suites
+from paddock.cli.program import program
+suites.directory = lambda: Path({place!r})
+program(["bench", "broken"])
+"""
+
+
+def test_a_bench_that_is_told_to_end_lets_its_suite_clean_up(checkout: Path) -> None:
+    ended = checkout / "ended"
+    (checkout / "broken.py").write_text(WAITING.format(ended=str(ended)))
+    with subprocess.Popen([sys.executable, "-c", BENCH.format(place=str(checkout))]) as process:
+        log = checkout / "results" / "broken.log"
+        while not (log.exists() and log.read_text()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        process.wait(60)
+
+    assert ended.exists()
 
 
 def test_looks_are_kept_apart_from_results(checkout: Path) -> None:

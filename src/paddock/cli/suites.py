@@ -125,6 +125,7 @@ def _result_of(
     ):
         for line in _lines(process):
             log.write(f"{line}\n")
+            log.flush()
             if line.startswith('{"bench"'):
                 last = line
             elif line.strip():
@@ -172,13 +173,20 @@ def _bounded(process: subprocess.Popen[bytes]) -> Generator[threading.Event]:
 
     timer = threading.Timer(SUITE_SECONDS, end)
     timer.start()
+    # Who is told to end takes the suite along: it is in a session of its own.
+    before = signal.signal(signal.SIGTERM, _leave)
     try:
         yield cut_off
     except BaseException:
         _end(process)
         raise
     finally:
+        signal.signal(signal.SIGTERM, before)
         timer.cancel()
+
+
+def _leave(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from paddock.app.gateway import _listen
+from paddock.gateway import client as client_module
 from paddock.gateway.client import ClientConnection
 from paddock.gateway.limits import Limits
 from paddock.kit.settings import Settings
@@ -129,6 +130,38 @@ async def test_one_that_never_reads_is_cut_off_in_the_end() -> None:
 
         await eventually(gone)
         flood.socket.close()
+
+
+async def test_one_that_sends_no_more_and_reads_late_gets_the_whole_answer(monkeypatch) -> None:
+    monkeypatch.setattr(client_module, "HALF_CLOSED_SECONDS", 0.05)
+    piece = b"~" * 50_000
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+        exchange = served._exchange
+        assert exchange is not None
+        # As much as the kernel takes for one that reads nothing, and a little that it does not.
+        while not held(served) and len(sent) < 1000:
+            writer.write(piece)
+            sent.append(piece)
+            await eventually(lambda: exchange.response_bytes >= len(sent) * len(piece), pause=0)
+        writer.close()
+
+    sent: list[bytes] = []
+    async with rig() as paddock:
+        await paddock.upstream(serve)
+        flood = Flood(paddock, get(connection="close"))
+        served = await flood.open()
+        flood.socket.send(get(connection="close"))
+        flood.socket.shutdown(socket.SHUT_WR)
+        await eventually(lambda: served.is_closing and held(served))
+        timer = served._timer
+        await eventually(lambda: served._timer is not timer)
+        answer = await flood.read_all()
+        flood.socket.close()
+    assert answer.count(b"~") == len(sent) * len(piece)
+    assert not paddock.gateway.clients
 
 
 async def test_one_that_vanished_without_a_word_is_noticed() -> None:

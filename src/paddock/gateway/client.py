@@ -381,5 +381,10 @@ class ClientConnection(asyncio.Protocol):
         if exchange is not None and exchange.response is not None:
             # An answer is under way: should nobody read it, writing will tell.
             return
-        if self._transport is not None:
-            self._transport.abort()
+        if self._transport is None:
+            return
+        if exchange is None and self._transport.get_write_buffer_size():
+            # The answer is complete and being read; who reads nothing is swept away in the end.
+            self._later(LINGER_SECONDS)
+            return
+        self._transport.abort()

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from paddock.envd import registry
+from paddock.envd.initclient import close_all
 from paddock.envd.spawner import Command, SpawnError
 from paddock.envd.spawner_direct import DirectSpawner
+from paddock.envd.spawner_init import InitSpawner
+from tests.envd.conftest import Init
 from tests.envd.rig import USER_UID, Rig, end, frame, output
 
 pytestmark = pytest.mark.timeout(120)
@@ -127,6 +130,34 @@ async def test_a_command_for_which_there_are_no_descriptors_left_costs_none() ->
 
     assert refused.value.is_for_want
     assert set(Path("/proc/self/fd").iterdir()) <= held
+
+
+async def test_a_command_that_init_started_and_nobody_could_hear_is_ended(init: Init) -> None:
+    lost, ended = [], []
+    command = Command(argv=("/bin/sleep", "60"), env={}, cwd="/", uid=0, gid=0)
+    spawner = InitSpawner(init.channel(), lost.append)
+    await spawner.attach(lambda pid: lambda status: None)
+    held = set(Path("/proc/self/fd").iterdir())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first = os.dup(0)  # the lowest that is free
+    os.close(first)
+    for room in (0, 1):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first + room, limits[1]))
+        try:
+            with pytest.raises(SpawnError) as refused:
+                await spawner.spawn(command, ended.append)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert refused.value.is_for_want
+        assert set(Path("/proc/self/fd").iterdir()) <= held
+    children = Path(f"/proc/{init.process.pid}/task/{init.process.pid}/children")
+    assert children.read_text() == ""
+    # The sandbox is there as before, and remembers neither.
+    assert (lost, ended) == ([], [])
+    child = await spawner.spawn(command, ended.append)
+    close_all((*child.outputs.values(),))
+    assert await spawner._client.ping() == 1
+    spawner.close()
 
 
 async def test_kill_ends_the_stream_although_a_grandchild_holds_the_pipe(rig: Rig) -> None:

@@ -7,7 +7,9 @@ import array
 import asyncio
 import contextlib
 import ctypes
+import errno
 import os
+import signal
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -25,6 +27,7 @@ from paddock.envd.initproto import (
     SIGNAL,
     SPAWN,
     ChannelClosedError,
+    DescriptorsLostError,
     InitError,
     Message,
     ProtocolError,
@@ -39,6 +42,8 @@ from paddock.envd.initproto import (
 )
 
 _SYS_PIDFD_GETFD = 438
+_PATIENCE = 5.0
+"""How long a killed command may take to end."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -73,6 +78,8 @@ class InitClient:
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._attach: tuple[int, int, list[Record]] | None = None
         self._session = 0
+        self._unwanted: dict[int, asyncio.Event] = {}
+        """What is being ended as it could not be handed over, until that is told."""
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
         self._closed = False
@@ -97,7 +104,32 @@ class InitClient:
 
     async def spawn(self, request: SpawnRequest) -> Record:
         """Start a command; the record's descriptors are the caller's to close."""
-        return decode_record(await self._call(SPAWN, encode_spawn(request)))
+        message = await self._call(SPAWN, encode_spawn(request))
+        try:
+            return decode_record(message)
+        except DescriptorsLostError as problem:
+            close_all(message.fds)
+            await self._take_back(request.id)
+            raise InitError(errno.EMFILE, Stage.STREAMS) from problem
+        except ProtocolError:
+            close_all(message.fds)
+            raise
+
+    async def _take_back(self, ident: int) -> None:
+        """End a command that runs and that nobody can hear, and have init forget it."""
+        ended = self._unwanted[ident] = asyncio.Event()
+        try:
+            with contextlib.suppress(InitError):
+                await self.signal(ident, signal.SIGKILL, Scope.TREE)
+            with contextlib.suppress(InitError):  # it may have ended long ago
+                await self.forget(ident)
+                return
+            with contextlib.suppress(TimeoutError, InitError):
+                async with asyncio.timeout(_PATIENCE):
+                    await ended.wait()
+                await self.forget(ident)
+        finally:
+            del self._unwanted[ident]
 
     async def signal(self, ident: int, signo: int, scope: Scope = Scope.PROCESS) -> int:
         """Signal a command, its group or its tree, and give how many got it; ESRCH for none."""
@@ -187,7 +219,7 @@ class InitClient:
         if message.op == EXIT:
             # Ended before this reader attached: the list of processes will tell.
             if self._attach is None:
-                self._on_exit(decode_record(message))
+                self._handle_exit(decode_record(message))
             return
         if self._attach is not None and message.op == ATTACH | REPLY:
             self._handle_attach(message)
@@ -197,6 +229,12 @@ class InitClient:
             close_all(message.fds)
             return
         future.set_result(message)
+
+    def _handle_exit(self, record: Record) -> None:
+        if (unwanted := self._unwanted.get(record.id)) is not None:
+            unwanted.set()
+        else:
+            self._on_exit(record)
 
     def _handle_attach(self, message: Message) -> None:
         assert self._attach is not None  # noqa: S101 - narrowed by the only caller

@@ -112,6 +112,10 @@ class ProtocolError(Exception):
     """What came from init makes no sense (its sandbox may be hostile): drop the channel."""
 
 
+class DescriptorsLostError(ProtocolError):
+    """Fewer descriptors came than init had sent: we had no room for the others."""
+
+
 class ChannelClosedError(Exception):
     """The channel ended: the sandbox is gone."""
 
@@ -231,7 +235,10 @@ def decode_record(message: Message) -> Record:
         message.body
     )
     memo = message.body[_RECORD.size : _RECORD.size + memo_size]
-    if len(memo) != memo_size or (mask & 15).bit_count() != len(message.fds) or mask > 15:
+    named = (mask & 15).bit_count()
+    if named > len(message.fds) and len(memo) == memo_size and mask <= 15:
+        raise DescriptorsLostError(f"{len(message.fds)} of {named} descriptors came")
+    if len(memo) != memo_size or named != len(message.fds) or mask > 15:
         raise ProtocolError("record does not match its size or descriptors")
     fds = iter(message.fds)
     ends = [next(fds) if mask & bit else None for bit in (1, 2, 4, 8)]

@@ -1,10 +1,11 @@
-"""What all sandboxes of a machine take from one store of the kernel's, made large enough for all.
+"""What all sandboxes of a machine take from one store of the kernel's, made too large to use up.
 
 The kernel counts watches of files for whoever made the user namespace, which is the node: all
-sandboxes and the machine's own root share one count, and its default is meant for one desktop. One
-sandbox could leave none to the others. Asynchronous requests and process numbers are counted for
-the whole machine. What each of them takes in memory is counted against the sandbox's own limit,
-and processes are limited as such: these counts need not be the wall.
+sandboxes and the machine's own root share one count, and its default is meant for one desktop.
+Asynchronous requests are counted for the whole machine. Whatever count one sandbox can reach
+leaves none to the others, so these are raised until memory is the wall, which is counted against
+each sandbox's own limit. Process numbers are counted for the machine too, and each sandbox has
+a limit of its own.
 """
 
 import logging
@@ -15,9 +16,12 @@ from paddock.kit.logs import fields
 log = logging.getLogger(__name__)
 
 _LEAST = {
-    "fs/inotify/max_user_instances": 1 << 20,
-    "fs/inotify/max_user_watches": 1 << 22,
-    "fs/aio-max-nr": 1 << 24,
+    # A watch takes some ninety bytes of memory: this is as far as the kernel counts.
+    "fs/inotify/max_user_instances": (1 << 31) - 1,
+    "fs/inotify/max_user_watches": (1 << 31) - 1,
+    # A request takes 64 bytes.
+    "fs/aio-max-nr": (1 << 63) - 1,
+    # The kernel has no more numbers.
     "kernel/pid_max": 1 << 22,
 }
 

@@ -83,3 +83,14 @@ def test_a_network_record_that_did_not_fit_leaves_nothing_behind(tmp_path):
         assert len(list((disk / "net").iterdir())) == 1
         records.forget("one")
         assert list((disk / "net").iterdir()) == []
+
+
+def test_a_network_record_that_a_crash_cut_off_is_cleared_away(tmp_path):
+    first = NetworkRecord(uid="one", slot=1, policy=EgressPolicy(), marks=(1,))
+    records = Records(str(tmp_path))
+    records.load()
+    records.save(first)
+    (tmp_path / "one@2.json.new").write_bytes(b'{"uid":')
+
+    assert Records(str(tmp_path)).load() == ({"one": first}, [])
+    assert [path.name for path in tmp_path.iterdir()] == ["one@1.json"]

@@ -16,6 +16,8 @@ from paddock.runtime.port import EgressPolicy
 
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 _SUFFIX = ".json"
+_UNDONE = ".new"
+"""A record that is being written has this behind its name."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,8 @@ class Records:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         found: dict[str, Record] = {}
         broken: list[str] = []
+        for undone in self._directory.glob(f"*{_SUFFIX}{_UNDONE}"):  # a crash came before its end
+            undone.unlink(missing_ok=True)
         paths = {path: _version(path.name) for path in self._directory.glob(f"*{_SUFFIX}")}
         for path, version in sorted(paths.items(), key=lambda item: item[1]):
             try:
@@ -68,15 +72,15 @@ class Records:
         old = self._path(uid) if uid in self._versions else None
         version = self._versions.get(uid, 0) + 1
         path = self._directory / _name(uid, version)
-        new = f"{path}.new"
+        new = f"{path}{_UNDONE}"
         try:
             with open(new, "wb") as file:
                 file.write(msgspec.json.encode(record))
+            os.rename(new, path)
         except OSError:  # the disk is full
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(new)
             raise
-        os.rename(new, path)
         self._versions[uid] = version
         if old is not None:
             old.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ Nothing is asked of the cluster here. Whose pod is whose, `reading` knows.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
 
 from paddock.kit.errors import InvalidError, NotFoundError, UnavailableError
@@ -26,7 +27,8 @@ class Presence:
 
     def __init__(self, pods: Pods) -> None:
         self._pods: dict[str, Pod] = {}
-        self._changed: dict[str, asyncio.Event] = {}
+        self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
+        """One for each who waits: a waiter that gives up takes nothing from the others."""
         self._watchers: set[asyncio.Queue[RuntimeEvent]] = set()
         pods.subscribe(self._take)
 
@@ -48,10 +50,11 @@ class Presence:
     async def until_answering(self, uid: str) -> Instance:
         """Wait for the pod to run, as the watch tells; raise why it does not."""
         reason = "its pod has not been seen yet"
+        changed = asyncio.Event()
+        self._waiting[uid].add(changed)
         try:
             async with asyncio.timeout(CREATE_SECONDS):
                 while True:
-                    changed = self._changed.setdefault(uid, asyncio.Event())
                     changed.clear()
                     if (pod := self._pods.get(uid)) is not None:
                         instance = instance_of(uid, pod)
@@ -64,7 +67,9 @@ class Presence:
         except TimeoutError as error:
             raise UnavailableError(f"sandbox {uid} {reason}", retry_after_seconds=1.0) from error
         finally:
-            self._changed.pop(uid, None)
+            self._waiting[uid].discard(changed)
+            if not self._waiting[uid]:
+                del self._waiting[uid]
 
     async def watch(self) -> AsyncIterator[RuntimeEvent]:
         """Tell of sandboxes whose state changes, for as long as it is read."""
@@ -88,7 +93,7 @@ class Presence:
             self._pods[uid] = new
         elif before is not None and before.metadata.uid == pod.metadata.uid:
             del self._pods[uid]
-        if (changed := self._changed.get(uid)) is not None:
+        for changed in self._waiting.get(uid, ()):
             changed.set()
         self._tell(uid, before, new)
 

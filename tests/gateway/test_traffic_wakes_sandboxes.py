@@ -16,7 +16,6 @@ from paddock.kit.errors import (
     QuotaExceededError,
     UnavailableError,
 )
-from paddock.kit.settings import Settings
 from tests.gateway.rig import OK, PATIENCE_SECONDS, get, read_request, recording, rig, route
 from tests.runtime.nodes import eventually
 
@@ -181,16 +180,6 @@ async def test_more_may_not_wait_than_allowed() -> None:
         assert (await paddock.get(e2b_sandbox_id="xyz")).status == 503
         woken.set()
         assert [(await task).status for task in waiting] == [200] * 3
-
-
-def test_what_a_gateway_holds_and_serves_is_bounded_as_promised() -> None:
-    limits = Limits()
-    assert (limits.held_requests_per_sandbox, limits.held_requests) == (256, 1_000)
-    assert limits.held_bytes == 32 * 1024 * 1024
-    assert (limits.requests_per_sandbox, limits.requests_reserved) == (2_000, 200)
-    assert limits.connections == 20_000
-    assert limits.pause_grace_seconds == 1
-    assert Settings().wake_timeout_seconds == 60
 
 
 async def test_held_bytes_are_bounded_over_all_requests() -> None:

@@ -1,5 +1,7 @@
 """A full disk under a node: nothing lost is taken for written, and sandboxes can be ended."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from paddock.runtime.local.state import Record, StateDirectory
 from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, InstanceState
 from tests.disks import small_disk
 from tests.runtime.inside import run
-from tests.runtime.nodes import TestNode
+from tests.runtime.nodes import TestNode, eventually
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
@@ -43,6 +45,33 @@ async def test_sandboxes_on_a_full_disk_can_be_ended(tmp_path):
             await node.runtime.create(Blueprint(uid="three", image="host"))
         finally:
             await node.stop()
+
+
+async def test_what_cannot_be_written_down_is_so_all_the_same(tmp_path):
+    node = TestNode("--storage", "plain", state=str(tmp_path / "n"))
+    await node.start()
+    try:
+        for uid in ("one", "two"):
+            await node.runtime.create(Blueprint(uid=uid, image="host"))
+        kept = dict(StateDirectory(tmp_path / "n").read_all())
+        for uid in ("one", "two"):
+            directory = tmp_path / "n" / "sandboxes" / uid
+            for number in range(2):  # nobody can write a directory
+                (directory / f"record.{number}").unlink(missing_ok=True)
+                (directory / f"record.{number}").mkdir()
+
+        os.kill(kept["two"].init.pid, signal.SIGKILL)
+
+        async def has_failed() -> bool:
+            return (await node.runtime.inspect("two")).state is InstanceState.FAILED
+
+        await eventually(has_failed)
+        for uid in ("one", "two"):
+            await node.runtime.destroy(uid)
+            assert await node.runtime.inspect(uid) is None
+        assert list((tmp_path / "n" / "sandboxes").iterdir()) == []
+    finally:
+        await node.stop()
 
 
 def test_a_record_that_does_not_fit_is_refused_and_the_last_one_stays(tmp_path):

@@ -5,7 +5,6 @@ the old copy goes only when the new one is whole.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
@@ -22,9 +21,9 @@ from paddock.kit.errors import (
     UnavailableError,
 )
 from paddock.kit.logs import fields
-from paddock.runtime.local import reserve, state
+from paddock.runtime.local import pidfds, reserve, state
 from paddock.runtime.local.abilities import Abilities
-from paddock.runtime.local.checkpoint import Checkpointer, Dump, Ground, Restore, is_whole
+from paddock.runtime.local.checkpoint import Checkpointer, Dump, Ground, Restore, Restored, is_whole
 from paddock.runtime.local.identity import write_identity
 from paddock.runtime.local.launcher import MakeRoot
 from paddock.runtime.local.machine import open_workdir
@@ -298,6 +297,7 @@ class Keeping:
         machine, before = self._machine, sandbox.record
         slot = machine.slots.take()
         name = group_name(slot)
+        restored: Restored | None = None
         try:
             phase = before.phase if before.phase is Phase.CREATING else Phase.RESTORING
             sandbox.save(slot=slot, phase=phase)
@@ -309,21 +309,26 @@ class Keeping:
             name_now = host_name(sandbox.record.blueprint)
             await asyncio.to_thread(set_hostname, restored.pid, name_now)
             reserve.keep(restored.pid, sandbox.limits.pids)
+            self._sandboxes.come_up(sandbox, restored.pidfd)
+            sandbox.save(
+                state=InstanceState.RUNNING,
+                phase=Phase.SETTLED,
+                init=state.identify(restored.pid),
+                incarnation=before.incarnation + 1,
+                started_at=self._sandboxes.clock.now(),
+                reason=None,
+            )
         except BaseException:
+            if restored is not None and sandbox.pidfd is None:
+                pidfds.kill(restored.pidfd)
+            if sandbox.record.slot != slot:  # nobody could write down who has it
+                machine.slots.free(slot)
             keep = before.state is InstanceState.HIBERNATED
-            await asyncio.shield(self._sandboxes.end_processes(sandbox, keep_address=keep))
-            with contextlib.suppress(FileNotFoundError):
-                sandbox.save(state=before.state, phase=before.phase)
+            try:
+                await asyncio.shield(self._sandboxes.end_processes(sandbox, keep_address=keep))
+            finally:
+                sandbox.save_if_possible(state=before.state, phase=before.phase)
             raise
-        self._sandboxes.come_up(sandbox, restored.pidfd)
-        sandbox.save(
-            state=InstanceState.RUNNING,
-            phase=Phase.SETTLED,
-            init=state.identify(restored.pid),
-            incarnation=before.incarnation + 1,
-            started_at=self._sandboxes.clock.now(),
-            reason=None,
-        )
         if sandbox.record.is_started:
             await sandbox.commands()
 

@@ -4,6 +4,7 @@ Steps that several operations share are here (settle the record, open and close 
 running init); the operations themselves are in `sandboxes` and `pausing`.
 """
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Collection, Coroutine, Mapping
@@ -17,6 +18,7 @@ from paddock.envd.config import Settings as EnvdSettings
 from paddock.envd.initclient import take_channel
 from paddock.kit.clock import Clock
 from paddock.kit.errors import ConflictError
+from paddock.kit.logs import fields
 from paddock.runtime.local import state
 from paddock.runtime.local.commands import Commands
 from paddock.runtime.local.envds import Door
@@ -28,6 +30,8 @@ from paddock.runtime.local.state import Phase, Record
 from paddock.runtime.local.wire import close_all
 from paddock.runtime.local.zygote import Waiter
 from paddock.runtime.port import Address, AgentConfig, Instance, InstanceState, Limits
+
+log = logging.getLogger(__name__)
 
 Spawn = Callable[[str, Coroutine[Any, Any, None]], None]
 
@@ -100,6 +104,14 @@ class Sandbox:
         record = structs.replace(self.record, **changes)
         self.machine.directories.write(record)
         self.record = record
+
+    def save_if_possible(self, **changes: Any) -> None:
+        """Change the record, on disk too if that has room: for what is so, written down or not."""
+        try:
+            self.save(**changes)
+        except OSError as problem:
+            log.warning("record not written", extra=fields(sandbox=self.uid, reason=problem))
+            self.record = structs.replace(self.record, **changes)
 
     def expect(self, *states: InstanceState, doing: str) -> None:
         """Refuse what the state forbids."""

@@ -38,7 +38,6 @@ from paddock.runtime.local.making import (
 )
 from paddock.runtime.local.parking import Kind, Parked, Parking
 from paddock.runtime.local.sandbox import Sandbox, Spawn
-from paddock.runtime.local.slots import group_name
 from paddock.runtime.local.state import Phase, Record
 from paddock.runtime.local.storage import Box
 from paddock.runtime.local.zygote import Waiter
@@ -420,21 +419,33 @@ class Sandboxes:
             sandbox = self.known.get(uid)
             if sandbox is None:
                 return
-            sandbox.save(phase=Phase.DESTROYING)
+            # To destroy makes room: it must not need any.
+            sandbox.save_if_possible(phase=Phase.DESTROYING)
             await self.erase(sandbox)
             self.known.pop(uid, None)
             log.info("sandbox destroyed", extra=fields(sandbox=uid))
 
     async def erase(self, sandbox: Sandbox) -> None:
         """Remove everything a sandbox has; safe to repeat from any point."""
-        await self.end_processes(sandbox)
+        await self._clear(sandbox)
         await self.machine.work(self.machine.storage.delete, sandbox.home)
         directories = self.machine.directories
         if directories.discard(directories.of(sandbox.uid)) is not None:
             self.spawn("empty the trash", self.machine.work(directories.empty_trash))
+        # The record is gone before another sandbox can have the slot.
+        self.machine.slots.free(sandbox.record.slot)
+        sandbox.record = structs.replace(sandbox.record, slot=-1)
 
     async def end_processes(self, sandbox: Sandbox, *, keep_address: bool = False) -> None:
         """Kill everything in it, take it off the network, give its place back."""
+        await self._clear(sandbox, keep_address=keep_address)
+        slot = sandbox.record.slot
+        if slot >= 0:
+            # The record lets go of the slot before another sandbox can have it.
+            sandbox.save(slot=-1, init=None, envd=None)
+            self.machine.slots.free(slot)
+
+    async def _clear(self, sandbox: Sandbox, *, keep_address: bool = False) -> None:
         pidfd = os.dup(sandbox.pidfd) if sandbox.pidfd is not None else None
         if pidfd is None:
             pidfd = state.open_process(sandbox.record.init)
@@ -449,12 +460,8 @@ class Sandboxes:
         if self.machine.fabric is not None:
             await self.machine.fabric.detach(sandbox.home, keep_address=keep_address)
         open_workdir(self.machine, sandbox.home)
-        slot = sandbox.record.slot
-        if slot >= 0:
-            await remove_groups(self.machine, group_name(slot))
-            # The record lets go of the slot before another sandbox can have it.
-            sandbox.save(slot=-1, init=None, envd=None)
-            self.machine.slots.free(slot)
+        if sandbox.record.slot >= 0:
+            await remove_groups(self.machine, sandbox.group)
 
     def _died(self, sandbox: Sandbox) -> None:
         """Its init ended without being asked to."""
@@ -472,10 +479,11 @@ class Sandboxes:
                 usage = self.machine.cgroups.usage(sandbox.group)
                 if usage.oom_kills > sandbox.record.oom_kills:
                     reason = "it ran out of memory"
-            sandbox.save(state=InstanceState.FAILED, reason=reason, ip=None)
-            sandbox.journal.write("sandbox ended by itself", level="error", reason=reason)
+            sandbox.save_if_possible(state=InstanceState.FAILED, reason=reason, ip=None)
             log.warning("sandbox failed", extra=fields(sandbox=sandbox.uid, reason=reason))
             self.tell(sandbox)
+            with contextlib.suppress(OSError):
+                sandbox.journal.write("sandbox ended by itself", level="error", reason=reason)
             await self.end_processes(sandbox)
 
 

@@ -24,6 +24,8 @@ CLAIMED = 10_000
 POOL = 200
 CLIENTS = 8
 WINDOWS = 6
+WANTED = NewSandbox(template="base", timeout_seconds=36_000)
+"""Longer than any run: what is not looked at for a while must not end by itself."""
 
 
 def memory_mb() -> float:
@@ -64,12 +66,12 @@ class Churn:
             try:
                 if dice.random() < 0.5:
                     await manager.kill(CALLER, name)
-                    made = await manager.create(CALLER, NewSandbox(template="base"))
+                    made = await manager.create(CALLER, WANTED)
                     assert made.spec.claim is not None
                     name = made.spec.claim.sandbox_id
                 else:
                     await manager.pause(CALLER, name)
-                    await manager.connect(CALLER, name, timeout_seconds=3600)
+                    await manager.connect(CALLER, name, timeout_seconds=36_000)
             except Exception as error:  # every failure is one too many
                 self.failures.append(repr(error))
                 return
@@ -89,9 +91,8 @@ async def test_ten_thousand_sandboxes_churn_at_flat_memory_and_latency(
         pool_size=POOL, runtime=runtime, store=store, clock=clock, cold_creates_per_second=100_000
     ) as world:
         ids: list[str] = []
-        wanted = NewSandbox(template="base", timeout_seconds=36_000)
         while len(ids) < CLAIMED:
-            made = await asyncio.gather(*(world.manager.create(CALLER, wanted) for _ in range(100)))
+            made = await asyncio.gather(*(world.manager.create(CALLER, WANTED) for _ in range(100)))
             ids += [item.spec.claim.sandbox_id for item in made if item.spec.claim]
         churn = Churn(world, ids)
         await churn.run(seconds / WINDOWS)  # Everything has been used once: caches are full.

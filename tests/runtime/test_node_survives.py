@@ -48,6 +48,12 @@ def stumble(self, name):
     raise OSError(5, "the first look fails")
 Cgroups.oom_kills = stumble
 """
+FORGET_ENVDS = """
+from msgspec import structs
+from paddock.runtime.local.state import StateDirectory
+real = StateDirectory.write
+StateDirectory.write = lambda self, record: real(self, structs.replace(record, envd=None))
+"""
 BREAK_ENVDS = """
 import sys
 if "paddock.envd.zygote_start" in sys.orig_argv:
@@ -140,6 +146,25 @@ async def test_a_killed_envd_comes_back_and_finds_its_commands(own_node):
     assert await counts_on(instance)
     assert (await run(instance, f"kill -0 {pid} && echo there")).out == "there\n"
     assert await envd_of(own_node, "a", other_than=envd)
+
+
+async def test_an_envd_that_a_killed_node_had_not_written_down_is_taken_over():
+    """It answers its first caller a moment before that, and must not be one of two afterwards."""
+    node = TestNode()
+    node.prelude = FORGET_ENVDS
+    await node.start()
+    try:
+        instance = await node.runtime.create(blueprint("a"))
+        pid = await begin(instance, COUNT)
+        envd = await envd_of(node, "a")
+        for _ in range(2):  # found once, it is written down
+            node.kill()
+            node.prelude = ""
+            await node.start()
+            assert await envd_of(node, "a") == envd
+            assert (await run(instance, f"kill -0 {pid} && echo there")).out == "there\n"
+    finally:
+        await node.stop()
 
 
 async def test_killed_helpers_are_replaced(own_node):

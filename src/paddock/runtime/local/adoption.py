@@ -5,9 +5,11 @@ thought. `sweep` runs at the start and now and then; it reports what it mended.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import structs
@@ -37,13 +39,14 @@ async def adopt(sandboxes: Sandboxes) -> None:
     for _, record in found:
         if record is not None and record.state not in _RESTS:
             machine.slots.claim(record.slot)
+    serving = await machine.work(_serving_envds)
     for name, record in found:
         if record is None or record.uid != name:
             # Made, but nothing was written yet: whatever it has is swept.
             machine.directories.discard(machine.directories.of(name))
             continue
         try:
-            await _adopt_one(sandboxes, record)
+            await _adopt_one(sandboxes, record, serving)
         except (PaddockError, OSError) as problem:
             log.warning("sandbox not adopted", extra=fields(sandbox=name, reason=str(problem)))
             _fail(sandboxes, record, f"the node could not take it over: {problem}")
@@ -51,7 +54,39 @@ async def adopt(sandboxes: Sandboxes) -> None:
     await sweep(sandboxes)
 
 
-async def _adopt_one(sandboxes: Sandboxes, record: Record) -> None:
+def _serving_envds() -> dict[str, int]:
+    """Find every envd of this machine, by the network namespace that it has joined.
+
+    One answers its first callers before its node has written down that there is one: killed just
+    then, a node leaves an envd of which no record tells. A second beside it would have to share
+    what init says with it, and neither would hear the whole.
+    """
+    found: dict[str, int] = {}
+    ours = os.readlink("/proc/self/ns/pid")
+    for path in Path("/proc").iterdir():
+        if not path.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
+            # What runs inside may call itself as it likes, but has another namespace of processes.
+            if (path / "comm").read_text() == "envd\n" and os.readlink(path / "ns/pid") == ours:
+                found[os.readlink(path / "ns/net")] = int(path.name)
+    return found
+
+
+def _envd_of(record: Record, serving: Mapping[str, int]) -> state.Process | None:
+    """Give the envd that a record tells of, or the one that serves it untold."""
+    if (pidfd := state.open_process(record.envd)) is not None:
+        os.close(pidfd)
+        return record.envd
+    try:
+        network = os.readlink(f"/proc/{record.init.pid if record.init else 0}/ns/net")
+    except OSError:
+        return None
+    pid = serving.get(network)
+    return None if pid is None else state.identify(pid)
+
+
+async def _adopt_one(sandboxes: Sandboxes, record: Record, serving: Mapping[str, int]) -> None:
     machine = sandboxes.machine
     sandbox = Sandbox(machine, record, sandboxes.clock, sandboxes.spawn)
     if record.phase in (Phase.DESTROYING, Phase.CREATING):
@@ -70,7 +105,10 @@ async def _adopt_one(sandboxes: Sandboxes, record: Record) -> None:
         _fail(sandboxes, record, "it ended while no node was there")
         await sandboxes.end_processes(sandboxes.known[record.uid])
         return
-    sandboxes.come_up(sandbox, pidfd, envd=record.envd)
+    envd = _envd_of(record, serving)
+    sandboxes.come_up(sandbox, pidfd, envd=envd)
+    if envd != record.envd and sandbox.door is not None and sandbox.door.is_serving:
+        sandbox.save(envd=envd)
     if machine.cgroups.is_usable:
         is_frozen = machine.cgroups.is_frozen(group_name(record.slot))
         now = InstanceState.FROZEN if is_frozen else InstanceState.RUNNING

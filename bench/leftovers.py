@@ -10,24 +10,15 @@ is removed.
 
 import shutil
 import sys
-import time
 from pathlib import Path
 
-from tests.leaks import Machine
-
-
-def left_after(machine: Machine, seconds: float) -> list[str]:
-    """Look until nothing is left, or time is over."""
-    deadline = time.monotonic() + seconds
-    while (found := machine.left()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return found
+from tests.leaks import Machine, settled
 
 
 def main() -> None:
     place, seconds = Path(sys.argv[1]), float(sys.argv[2])
     machine = Machine(place, place)
-    for line in left_after(machine, seconds):
+    for line in settled(machine.left, seconds):
         print(line.removesuffix(", by no test"))
     if machine.is_bare:
         shutil.rmtree(place)

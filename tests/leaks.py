@@ -237,7 +237,7 @@ def _is_free(lock: Path) -> bool:
     return True
 
 
-def _settled(left: Callable[[], list[str]], seconds: float) -> list[str]:
+def settled(left: Callable[[], list[str]], seconds: float) -> list[str]:
     """Look until nothing is left, or time is over."""
     deadline = time.monotonic() + seconds
     while (found := left()) and time.monotonic() < deadline:
@@ -306,7 +306,7 @@ class Watch:
         """Look, when everything that was set up has been taken down."""
         yield
         seconds = PATIENCE_SECONDS if exitstatus in (0, 1, 5) else 0
-        left = self._tasks + _settled(self._standing.left, seconds)
+        left = self._tasks + settled(self._standing.left, seconds)
         if not self._leads:
             worker = os.environ["PYTEST_XDIST_WORKER"]
             (self._place / f"{_LEFT}-{worker}").write_text("\n".join(left))
@@ -316,7 +316,7 @@ class Watch:
             left += [f"{worker}: {line}" for line in file.read_text().splitlines()]
         tests = self._config._tmp_path_factory.getbasetemp()  # pyright: ignore[reportAttributeAccessIssue]
         machine = Machine(self._place, tests)
-        left += _settled(machine.left, seconds)
+        left += settled(machine.left, seconds)
         if left:
             self._found = left
             session.exitstatus = max(session.exitstatus, pytest.ExitCode.TESTS_FAILED)

@@ -156,6 +156,7 @@ async def test_an_envd_that_a_killed_node_had_not_written_down_is_taken_over():
     try:
         instance = await node.runtime.create(blueprint("a"))
         pid = await begin(instance, COUNT)
+        await begin(instance, r"printf '\377' > /proc/self/comm; while true; do sleep 1; done")
         envd = await envd_of(node, "a")
         for _ in range(2):  # found once, it is written down
             node.kill()

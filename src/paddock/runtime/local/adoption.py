@@ -68,7 +68,7 @@ def _serving_envds() -> dict[str, int]:
             continue
         with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
             # What runs inside may call itself as it likes, but has another namespace of processes.
-            if (path / "comm").read_text() == "envd\n" and os.readlink(path / "ns/pid") == ours:
+            if (path / "comm").read_bytes() == b"envd\n" and os.readlink(path / "ns/pid") == ours:
                 found[os.readlink(path / "ns/net")] = int(path.name)
     return found
 

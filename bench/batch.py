@@ -25,13 +25,12 @@ from collections.abc import Callable
 import floors
 import opensandbox
 from counting import writes
-from paddock.app import defaults
-from paddock.app.control import ControlPlane
-from paddock.app.secrets import Secrets
+from paddock.app.roles.control_plane import ControlPlane
+from paddock.app.wiring import default_resources
+from paddock.app.wiring.secrets import Secrets
 from paddock.kit.clock import system
-from paddock.kit.settings import Settings
 from paddock.kit.tasks import background
-from paddock.resources.batch import (
+from paddock.resources.kinds.batch import (
     BatchPhase,
     BatchSandbox,
     BatchSandboxSpec,
@@ -39,11 +38,12 @@ from paddock.resources.batch import (
     TaskSpec,
     TaskTemplate,
 )
-from paddock.resources.builtin import Event
+from paddock.resources.kinds.builtin import Event
+from paddock.resources.kinds.pool import Capacity, SandboxPool, SandboxPoolSpec
+from paddock.resources.kinds.template import SandboxTemplateSpec
 from paddock.resources.meta import Key, ObjectMeta
-from paddock.resources.pool import Capacity, SandboxPool, SandboxPoolSpec
-from paddock.resources.template import SandboxTemplateSpec
 from paddock.runtime.simulated import Operation, SimulatedRuntime
+from paddock.settings import Settings
 from paddock.store.memory import MemoryStore
 from reporting import ROOT, Report
 
@@ -92,7 +92,7 @@ async def world(store: MemoryStore):
         settings = Settings(pool_size=0, state_dir=home)
         plane = ControlPlane(settings, SECRETS, store=store, runtime=runtime, clock=system())
         await stack.enter_async_context(plane.provider.run())
-        await defaults.ensure(plane.store, plane.keyring, plane.settings, SECRETS.api_key)
+        await default_resources.ensure(plane.store, plane.keyring, plane.settings, SECRETS.api_key)
         for name, work in plane.work().items():
             await stack.enter_async_context(background(work, name=name))
         yield plane

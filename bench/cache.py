@@ -16,8 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from paddock.cache.provider import Provider
-from paddock.resources.meta import Condition, ConditionStatus, Key, ObjectMeta, with_meta
-from paddock.resources.sandbox import (
+from paddock.resources.kinds.sandbox import (
     CONDITION_READY,
     LABEL_POOL,
     ClaimIdentity,
@@ -26,7 +25,8 @@ from paddock.resources.sandbox import (
     SandboxSpec,
     SandboxStatus,
 )
-from paddock.resources.template import SandboxTemplateSpec
+from paddock.resources.kinds.template import SandboxTemplateSpec
+from paddock.resources.meta import Condition, ConditionStatus, Key, ObjectMeta, with_meta
 from paddock.store.port import Page, Store
 from reporting import Report
 

@@ -22,7 +22,7 @@ from reporting import ROOT, Report
 
 sys.path[:0] = [str(ROOT)]
 
-from tests.runtime.nodes import TestNode  # noqa: E402
+from tests.runtime.local.nodes import TestNode  # noqa: E402
 
 MEGABYTES = 30
 HOLDER = (

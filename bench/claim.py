@@ -146,8 +146,8 @@ async def claim_cost(report: Report, pool_size: int, claims: int) -> list[float]
     """Seconds of claims in-process at a pool size, memory store and simulated runtime."""
     from tests.scenario.paddock import CALLER, paddock
 
+    from paddock.claims.requests import NewSandbox
     from paddock.kit.clock import SystemClock
-    from paddock.manager.requests import NewSandbox
     from paddock.runtime.simulated import SimulatedRuntime
     from paddock.store.memory import MemoryStore
 

@@ -39,14 +39,7 @@ from paddock.kit import ids
 from paddock.kit.errors import ConflictError
 from paddock.kit.tasks import background
 from paddock.resources import codec
-from paddock.resources.meta import (
-    Condition,
-    ConditionStatus,
-    Key,
-    ObjectMeta,
-    OwnerReference,
-)
-from paddock.resources.sandbox import (
+from paddock.resources.kinds.sandbox import (
     ClaimIdentity,
     Phase,
     Sandbox,
@@ -55,7 +48,14 @@ from paddock.resources.sandbox import (
     SandboxStatus,
     WakeOnTraffic,
 )
-from paddock.resources.template import TemplateRef
+from paddock.resources.kinds.template import TemplateRef
+from paddock.resources.meta import (
+    Condition,
+    ConditionStatus,
+    Key,
+    ObjectMeta,
+    OwnerReference,
+)
 from paddock.store.port import Store
 from paddock.store.sqlite import SqliteStore
 from paddock.store.sqlite.database import Database

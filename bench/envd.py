@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import paddock
-from paddock.envd.initclient import take_channel
+from paddock.envd.process.init_client import take_channel
 from reporting import Report
 
 START = {"process": {"cmd": "/bin/true"}, "stdin": False}
@@ -31,7 +31,7 @@ class Zygote:
     def __init__(self) -> None:
         self.peer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "paddock.envd.zygote_start", "--fd", str(theirs.fileno())],
+            [sys.executable, "-m", "paddock.envd.zygote.start", "--fd", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stderr=subprocess.DEVNULL,
         )
@@ -181,7 +181,7 @@ def proportional_kib(pid: int) -> int:
 
 
 def start_init(directory: Path) -> tuple[subprocess.Popen[bytes], socket.socket] | None:
-    source = Path(paddock.__file__).parent / "runtime/local/init/init.c"
+    source = Path(paddock.__file__).parent / "runtime/local/launch/native/init/init.c"
     program = directory / "init"
     if os.geteuid() != 0 or not source.exists():
         return None

@@ -49,7 +49,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from tests.installation import Installation  # noqa: E402
 from tests.ports import free_ports  # noqa: E402
 
-from paddock.gateway.peers import Peers  # noqa: E402
+from paddock.gateway.routing.peers import Peers  # noqa: E402
 from paddock.kit import clock as clocks  # noqa: E402
 
 STREAM_MB = 16

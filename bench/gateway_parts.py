@@ -16,24 +16,24 @@ from typing import cast
 
 import uvloop
 
-from paddock.app import admin
+from paddock.adapters import gateway_admin
 from paddock.cache.states import State
 from paddock.gateway.activity import Activity
-from paddock.gateway.client import ClientConnection
-from paddock.gateway.finding import Finder
+from paddock.gateway.http.client import ClientConnection
+from paddock.gateway.http.sender import Sender
+from paddock.gateway.http.upstream import UpstreamConnection
 from paddock.gateway.limits import Behaviour, Limits
-from paddock.gateway.peers import Desk, Gatekeeper
-from paddock.gateway.routes import Route, RouteTable
-from paddock.gateway.sending import Sender
+from paddock.gateway.routing.peers import Desk, Gatekeeper
+from paddock.gateway.routing.route_lookup import Finder
+from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.gateway.service import Gateway
 from paddock.gateway.signing import Signatures
-from paddock.gateway.upstream import UpstreamConnection
-from paddock.gateway.waker import Waker
+from paddock.gateway.waking.waker import Waker
 from paddock.kit import clock as clocks
 from paddock.kit import metrics
 from paddock.kit.errors import NotFoundError
-from paddock.kit.tokens import TokenSeed, hashed
 from paddock.resources.meta import Key
+from paddock.resources.tokens import TokenSeed, hashed
 
 SEED = TokenSeed(b"bench")
 ROUTES = 10_000
@@ -100,8 +100,8 @@ async def serve(port: int, admin_port: int, upstream_port: int) -> None:
             behaviour=behaviour,
         )
         desk = Desk(routes, Gatekeeper(SEED, clock))
-        app = admin.create_app(routes, activity, desk, clock)
-        async with admin.serving(app, "127.0.0.1", admin_port):
+        app = gateway_admin.create_app(routes, activity, desk, clock)
+        async with gateway_admin.serving(app, "127.0.0.1", admin_port):
             loop = asyncio.get_running_loop()
             server = await loop.create_server(
                 lambda: ClientConnection(gateway), "127.0.0.1", port, backlog=4096

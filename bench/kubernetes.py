@@ -30,27 +30,33 @@ import uvloop
 from bench.kubernetes_raw import RawWriters, Side
 from bench.reporting import Report
 from msgspec import structs
-from tests.kube.cluster import KubeCluster
-from tests.kube.info import ClusterInfo
+from tests.cluster.control_plane import KubeCluster
+from tests.cluster.info import ClusterInfo
 
-from paddock.app import defaults
-from paddock.app.control import ControlPlane
-from paddock.app.secrets import Secrets
-from paddock.controllers.sandbox.blueprint import blueprint
+from paddock.app.roles.control_plane import ControlPlane
+from paddock.app.wiring import default_resources
+from paddock.app.wiring.secrets import Secrets
+from paddock.claims.caller import Caller, Role
+from paddock.claims.requests import NewSandbox
 from paddock.kit import ids
 from paddock.kit.errors import PaddockError
-from paddock.kit.settings import Settings
 from paddock.kit.tasks import background
-from paddock.kit.tokens import TokenSeed
-from paddock.manager.keys import Caller, Role
-from paddock.manager.requests import NewSandbox
-from paddock.resources.builtin import Namespace
-from paddock.resources.claiming import Terms, claimed
+from paddock.resources.kinds.builtin import Namespace
+from paddock.resources.kinds.sandbox import (
+    ClaimIdentity,
+    Phase,
+    Sandbox,
+    SandboxAddress,
+    SandboxSpec,
+)
+from paddock.resources.kinds.template import Resources, SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Key, ObjectMeta
-from paddock.resources.sandbox import ClaimIdentity, Phase, Sandbox, SandboxAddress, SandboxSpec
-from paddock.resources.template import Resources, SandboxTemplate, SandboxTemplateSpec
-from paddock.runtime.kubernetes.render import PodSettings, render
+from paddock.resources.tokens import TokenSeed
+from paddock.resources.transitions.claim import Terms, claimed
+from paddock.runtime.blueprint import blueprint
+from paddock.runtime.kubernetes.pods.render import PodSettings, render
 from paddock.runtime.simulated import SimulatedRuntime
+from paddock.settings import Settings
 from paddock.store.kubernetes import (
     ClientSettings,
     KubernetesStore,
@@ -98,7 +104,7 @@ async def claims(report: Report, info: ClusterInfo, stock: int) -> None:
     )
     try:
         async with plane.provider.run():
-            await defaults.ensure(store, plane.keyring, plane.settings, SECRETS.api_key)
+            await default_resources.ensure(store, plane.keyring, plane.settings, SECRETS.api_key)
             async with contextlib.AsyncExitStack() as stack:
                 for name, work in plane.work().items():
                     await stack.enter_async_context(background(work, name=name))

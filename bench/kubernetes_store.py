@@ -18,11 +18,11 @@ import uvloop
 from bench.kubernetes_raw import RawWriters, Side
 from bench.reporting import Report
 from msgspec import structs
-from tests.kube.cluster import KubeCluster
+from tests.cluster.control_plane import KubeCluster
 
+from paddock.resources.kinds.sandbox import Phase, Sandbox, SandboxAddress, SandboxSpec
+from paddock.resources.kinds.template import TemplateRef
 from paddock.resources.meta import ObjectMeta
-from paddock.resources.sandbox import Phase, Sandbox, SandboxAddress, SandboxSpec
-from paddock.resources.template import TemplateRef
 from paddock.store.kubernetes import (
     ClientSettings,
     KubernetesStore,

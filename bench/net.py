@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from paddock.runtime.local.net import links, netns
-from paddock.runtime.local.net.core import Core
+from paddock.runtime.local.net.fabric_state import Core
 from paddock.runtime.local.net.settings import FabricSettings
 from paddock.runtime.port import EgressPolicy
 from reporting import Report

@@ -32,8 +32,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from bench.floors import rootfs  # noqa: E402
 from bench.reporting import Report  # noqa: E402
-from tests.runtime.inside import run  # noqa: E402
-from tests.runtime.nodes import TestNode, eventually  # noqa: E402
+from tests.runtime.local.inside import run  # noqa: E402
+from tests.runtime.local.nodes import TestNode, eventually  # noqa: E402
 
 from paddock.runtime.port import AgentConfig, Blueprint, Instance, Limits  # noqa: E402
 

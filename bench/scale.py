@@ -46,11 +46,12 @@ def said(what: str) -> Generator[None]:
 async def measure(size: int, rounds: int) -> dict[str, object]:
     from tests.scenario.paddock import CALLER, paddock
 
+    from paddock.claims.requests import NewSandbox
     from paddock.kit.clock import SystemClock
-    from paddock.manager.requests import NewSandbox, SandboxFilter
-    from paddock.resources.builtin import Namespace
+    from paddock.manager.sandboxes.requests import SandboxFilter
+    from paddock.resources.kinds.builtin import Namespace
+    from paddock.resources.kinds.sandbox import Sandbox
     from paddock.resources.meta import ObjectMeta, with_meta
-    from paddock.resources.sandbox import Sandbox
     from paddock.runtime.simulated import SimulatedRuntime
     from paddock.store.memory import MemoryStore
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from msgspec import structs
 
+from paddock.resources.kinds.sandbox import Sandbox, SandboxSpec
+from paddock.resources.kinds.template import TemplateRef
 from paddock.resources.meta import ObjectMeta
-from paddock.resources.sandbox import Sandbox, SandboxSpec
-from paddock.resources.template import TemplateRef
 from paddock.store.sqlite import SqliteStore
 from reporting import Report
 

@@ -9,8 +9,8 @@ import tempfile
 import hypothesis
 
 from tests import leaks
+from tests.cluster.fixtures import kube_cluster, kube_namespace
 from tests.fuzz import effort
-from tests.kube.fixtures import kube_cluster, kube_namespace
 
 __all__ = ["kube_cluster", "kube_namespace"]
 

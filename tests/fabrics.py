@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
 
+from paddock.runtime.local.net.dns.upstream import host_servers
 from paddock.runtime.local.net.settings import FabricSettings
-from paddock.runtime.local.net.upstream import host_servers
 
 
 def usable_numbers(numbers: Iterable[int], servers: Iterable[str] | None = None) -> list[int]:

@@ -26,14 +26,14 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from paddock.app import tls
-from paddock.app.secrets import Secrets
-from paddock.kit.settings import load
+from paddock.app.up import envoy
+from paddock.app.wiring.secrets import Secrets
+from paddock.settings import load
 from tests import disks
 from tests.fabrics import usable_numbers
 from tests.leaks import note_node
 from tests.ports import free_ports
-from tests.runtime.nodes import eventually, traces
+from tests.runtime.local.nodes import eventually, traces
 
 START_SECONDS = 150
 _NUMBERS = range(40, 60)
@@ -171,7 +171,7 @@ class Installation:
         self._start(
             "node",
             [
-                *("paddock.runtime.local.node", "--state", str(self.node_state)),
+                *("paddock.runtime.local.node.process", "--state", str(self.node_state)),
                 *("--socket", str(socket_path), "--network", str(self._number)),
                 "--purge-on-exit",
             ],
@@ -207,7 +207,7 @@ class Installation:
     async def start_tls(self) -> None:
         """Start what serves TLS in front of the gateways, as `paddock up` would."""
         settings = load(environ=self.environment)
-        made = tls.front(settings)
+        made = envoy.front(settings)
         assert made is not None
         self._spawn("tls", list(made.command))
         await self._until("tls", lambda: _connects((settings.tls_host, settings.tls_port)))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from paddock.manager.requests import NewSandbox
-from paddock.resources.sandbox import Phase
+from paddock.claims.requests import NewSandbox
+from paddock.resources.kinds.sandbox import Phase
 from tests.scenario.paddock import CALLER, SECRETS, paddock
 
 pytestmark = pytest.mark.looptime

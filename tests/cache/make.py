@@ -5,8 +5,7 @@ from typing import Any
 
 from msgspec import structs
 
-from paddock.resources.meta import Condition, ConditionStatus, ObjectMeta, is_true, set_condition
-from paddock.resources.sandbox import (
+from paddock.resources.kinds.sandbox import (
     CONDITION_PAUSED,
     CONDITION_READY,
     LABEL_POOL,
@@ -16,7 +15,8 @@ from paddock.resources.sandbox import (
     SandboxSpec,
     SandboxStatus,
 )
-from paddock.resources.template import SandboxTemplateSpec
+from paddock.resources.kinds.template import SandboxTemplateSpec
+from paddock.resources.meta import Condition, ConditionStatus, ObjectMeta, is_true, set_condition
 
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -17,14 +17,13 @@ from paddock.kit.errors import (
     NotFoundError,
     UnavailableError,
 )
-from paddock.resources.batch import BatchSandbox, BatchSandboxSpec
-from paddock.resources.builtin import Secret
-from paddock.resources.checkpoint import Checkpoint, CheckpointSpec, CheckpointStatus
-from paddock.resources.claim import SandboxClaim, SandboxClaimSpec
-from paddock.resources.env import SandboxEnv, SandboxEnvSpec
-from paddock.resources.meta import Key, ObjectMeta, owner_reference, with_meta
-from paddock.resources.pool import SandboxPool, SandboxPoolSpec
-from paddock.resources.sandbox import (
+from paddock.resources.kinds.batch import BatchSandbox, BatchSandboxSpec
+from paddock.resources.kinds.builtin import Secret
+from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointSpec, CheckpointStatus
+from paddock.resources.kinds.claim import SandboxClaim, SandboxClaimSpec
+from paddock.resources.kinds.env import SandboxEnv, SandboxEnvSpec
+from paddock.resources.kinds.pool import SandboxPool, SandboxPoolSpec
+from paddock.resources.kinds.sandbox import (
     LABEL_BATCH,
     LABEL_CLAIM,
     LABEL_TEMPLATE,
@@ -32,13 +31,14 @@ from paddock.resources.sandbox import (
     Sandbox,
     WakeOnTraffic,
 )
-from paddock.resources.selectors import parse_labels
-from paddock.resources.template import (
+from paddock.resources.kinds.template import (
     NetworkPolicy,
     SandboxTemplate,
     SandboxTemplateSpec,
     TemplateRef,
 )
+from paddock.resources.meta import Key, ObjectMeta, owner_reference, with_meta
+from paddock.resources.selectors import parse_labels
 from tests.cache.make import identity, in_phase, sandbox, with_spec
 from tests.engine.faults import FaultyStore
 

@@ -7,8 +7,8 @@ import pytest
 
 from paddock.cache import states
 from paddock.cache.states import State
+from paddock.resources.kinds.sandbox import Phase
 from paddock.resources.meta import with_meta
-from paddock.resources.sandbox import Phase
 from tests.cache.make import EPOCH, identity, in_phase, sandbox
 
 NOW = EPOCH
@@ -141,8 +141,8 @@ def test_a_pause_that_is_recorded_but_not_complete_is_not_paused() -> None:
     box = in_phase(sandbox(claim=CLAIM, paused=True), Phase.PAUSED)
     from msgspec import structs
 
+    from paddock.resources.kinds.sandbox import CONDITION_PAUSED
     from paddock.resources.meta import Condition, ConditionStatus, set_condition
-    from paddock.resources.sandbox import CONDITION_PAUSED
 
     half = Condition(type=CONDITION_PAUSED, status=ConditionStatus.FALSE, reason="Storing")
     conditions = set_condition(box.status.conditions, half, now=NOW)

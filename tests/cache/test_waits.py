@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from paddock.cache.action_locks import LEASE_SECONDS, Action
 from paddock.cache.checks import REASON_PAUSE_FAILED
 from paddock.cache.provider import Provider
-from paddock.cache.slots import LEASE_SECONDS, Action
 from paddock.cache.waits import WaitTask
 from paddock.engine.informer import Filter
 from paddock.kit.clock import LoopClock
@@ -25,12 +25,13 @@ from paddock.kit.errors import (
     PaddockError,
     UnavailableError,
 )
-from paddock.resources.checkpoint import (
+from paddock.resources.kinds.checkpoint import (
     Checkpoint,
     CheckpointPhase,
     CheckpointSpec,
     CheckpointStatus,
 )
+from paddock.resources.kinds.sandbox import CONDITION_PAUSED, Phase, Sandbox
 from paddock.resources.meta import (
     Condition,
     ConditionStatus,
@@ -39,7 +40,6 @@ from paddock.resources.meta import (
     set_condition,
     with_meta,
 )
-from paddock.resources.sandbox import CONDITION_PAUSED, Phase, Sandbox
 from paddock.store.memory import MemoryStore
 from tests.cache.make import EPOCH, identity, in_phase, sandbox, with_spec
 from tests.engine.faults import FaultyStore

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from paddock.cli import suites
+from paddock.cli.bench import suites
 from paddock.cli.program import program
 
 ROOT = Path(__file__).parents[2]

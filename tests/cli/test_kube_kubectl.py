@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from paddock.cli import kube_kubectl
-from paddock.cli.kube_kubectl import Kubectl
+from paddock.cli.kube import kubectl
+from paddock.cli.kube.kubectl import Kubectl
 from paddock.kit.errors import UnsupportedError
 
 POOL = {"apiVersion": "paddock.dev/v1alpha1", "kind": "SandboxPool", "metadata": {"name": "base"}}
@@ -30,7 +30,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(kube_kubectl, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(kubectl, "LOOK_SECONDS", 0.01)
     return calls
 
 
@@ -40,7 +40,7 @@ def test_kinds_that_a_busy_server_does_not_tell_of_yet_are_waited_for(calls: Pat
 
 
 def test_kinds_that_are_not_there_are_named(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube_kubectl, "SERVED_SECONDS", 0.0)
+    monkeypatch.setattr(kubectl, "SERVED_SECONDS", 0.0)
     with pytest.raises(UnsupportedError, match='no matches for kind "SandboxPool"'):
         Kubectl(None, None).apply_when_served([POOL])
     assert calls.read_text().split() == ["apply"]

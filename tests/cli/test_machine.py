@@ -20,7 +20,7 @@ import pytest
 from tests.cli.conftest import PADDOCK, Cli
 from tests.leaks import note_node
 from tests.ports import free_ports
-from tests.runtime.nodes import traces
+from tests.runtime.local.nodes import traces
 
 pytestmark = [
     pytest.mark.sandbox,
@@ -160,7 +160,7 @@ def test_a_second_one_on_the_same_state_is_refused_and_harms_nothing(running: Ma
     assert f"runs already (process {pid})" in again.stderr
     assert "hint:" in again.stderr
     # Nor does it help to go round the supervisor: the state itself is taken.
-    node = ["-m", "paddock.runtime.local.node", "--state", str(running.state / "node")]
+    node = ["-m", "paddock.runtime.local.node.process", "--state", str(running.state / "node")]
     refused = running.python(*node, "--socket", str(running.home / "other.sock"))
     assert refused.returncode == 1
     assert f"another node uses {running.state}/node" in refused.stderr

@@ -10,9 +10,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from paddock.cli.click_ext import Running
 from paddock.cli.output import until
 from paddock.cli.program import COMMANDS, program
-from paddock.cli.words import Running
 
 
 def test_every_command_is_there_under_its_name_and_explains_itself() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from paddock.runtime.kubernetes import names
 from paddock.runtime.local.images import ImageStore
-from tests.kube import node_images
+from tests.cluster.node import images
 
 ROOT = Path(__file__).parents[2]
 IMAGE = ROOT / "deploy" / "image"
@@ -23,7 +23,7 @@ PACKAGES = "/usr/lib/paddock/packages"
 @pytest.fixture(scope="module")
 def packer() -> ModuleType:
     """The program that packs archives."""
-    return node_images.packer()
+    return images.packer()
 
 
 def last_stage() -> dict[str, str]:
@@ -56,7 +56,7 @@ def test_what_the_recipes_copy_is_all_that_roles_and_sidecars_need(tmp_path: Pat
     for path in paths:
         assert f'"$here/{path.partition("/")[0]}"' in script, f"build-rootfs does not copy {path}"
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    modules = "import paddock.app.roles, paddock.runtime.kubernetes.sidecar as s"
+    modules = "import paddock.app.roles.table, paddock.runtime.kubernetes.sidecar as s"
     done = subprocess.run(
         [sys.executable, "-c", f"{modules}; print(s.__file__)"],
         env={"PYTHONPATH": str(tmp_path / "src"), "PATH": os.environ["PATH"]},

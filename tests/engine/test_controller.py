@@ -23,10 +23,10 @@ from paddock.kit.errors import ConflictError, UnavailableError
 from paddock.kit.logs import fields
 from paddock.kit.metrics import REGISTRY
 from paddock.kit.tasks import background
-from paddock.resources.builtin import Secret
+from paddock.resources.kinds.builtin import Secret
+from paddock.resources.kinds.pool import SandboxPool, SandboxPoolSpec
+from paddock.resources.kinds.template import TemplateRef
 from paddock.resources.meta import Key, ObjectMeta, owner_reference, with_meta
-from paddock.resources.pool import SandboxPool, SandboxPoolSpec
-from paddock.resources.template import TemplateRef
 from tests.engine.faults import FaultyStore
 
 pytestmark = pytest.mark.looptime

@@ -13,7 +13,7 @@ from paddock.engine.election import Elector, Timing
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import UnavailableError
 from paddock.kit.tasks import background, cancel_and_wait
-from paddock.resources.builtin import Lease
+from paddock.resources.kinds.builtin import Lease
 from paddock.resources.meta import Key, with_meta
 from paddock.store.memory import MemoryStore
 

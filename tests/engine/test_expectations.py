@@ -4,7 +4,7 @@ import pytest
 
 from paddock.engine.expectations import ScaleExpectations, VersionExpectations
 from paddock.kit.clock import ManualClock
-from paddock.resources.builtin import Secret
+from paddock.resources.kinds.builtin import Secret
 from paddock.resources.meta import ObjectMeta
 
 

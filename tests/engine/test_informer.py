@@ -19,7 +19,7 @@ from paddock.kit.errors import (
     UnavailableError,
 )
 from paddock.kit.tasks import background
-from paddock.resources.builtin import Secret
+from paddock.resources.kinds.builtin import Secret
 from paddock.resources.meta import Key, ObjectMeta, with_meta
 from paddock.resources.selectors import parse_labels
 from tests.engine.faults import FaultyStore

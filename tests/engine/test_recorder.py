@@ -11,7 +11,7 @@ from paddock.engine.recorder import Recorder
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import UnavailableError
 from paddock.kit.tasks import background
-from paddock.resources.builtin import Event, Namespace, Secret
+from paddock.resources.kinds.builtin import Event, Namespace, Secret
 from paddock.resources.meta import Key, ObjectMeta
 from tests.engine.faults import FaultyStore
 

@@ -18,9 +18,9 @@ import pytest
 
 import paddock
 from paddock.envd import blocking
-from paddock.envd.initclient import take_channel
-from paddock.envd.spawner_direct import DirectSpawner
-from paddock.envd.spawner_init import InitSpawner
+from paddock.envd.process.direct_spawner import DirectSpawner
+from paddock.envd.process.init_client import take_channel
+from paddock.envd.process.init_spawner import InitSpawner
 from tests.envd.rig import Rig, close_rig, open_rig
 
 
@@ -46,7 +46,7 @@ def init_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("init is written in C and there is no compiler here")
-    source = Path(paddock.__file__).parent / "runtime/local/init/init.c"
+    source = Path(paddock.__file__).parent / "runtime/local/launch/native/init/init.c"
     program = tmp_path_factory.mktemp("init") / "init"
     subprocess.run([compiler, "-static", "-Os", "-o", program, source], check=True)
     return program

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from paddock.envd.config import Config, Settings
+from paddock.envd.process.direct_spawner import DirectSpawner
+from paddock.envd.process.spawner import Spawner
 from paddock.envd.server import Envd
-from paddock.envd.spawner import Spawner
-from paddock.envd.spawner_direct import DirectSpawner
 
 USER_UID = 12345
 

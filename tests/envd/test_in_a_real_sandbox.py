@@ -13,8 +13,8 @@ import pytest
 
 from paddock.runtime.port import AgentConfig, Blueprint, Instance, Limits
 from tests.envd.rig import Stream, Wire, end, frame, output
-from tests.envd.test_the_e2b_sdk_is_content import sdk_python
-from tests.runtime.nodes import TestNode, envd_of, eventually
+from tests.envd.test_e2b_sdk import sdk_python
+from tests.runtime.local.nodes import TestNode, envd_of, eventually
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(240)]
 __all__ = ["sdk_python"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.installation import Box, Installation
-from tests.runtime.nodes import eventually
+from tests.runtime.local.nodes import eventually
 
 COUNTED = "/home/user/counted"
 _COUNT = (

@@ -11,12 +11,12 @@ from contextlib import aclosing
 from datetime import datetime, timedelta
 
 from paddock.cache import states
+from paddock.claims.quota.ledger import Dimension, Scope
 from paddock.controllers.sandbox.lifecycle import TRANSITIONS
-from paddock.manager.quota import Dimension, Scope
-from paddock.resources.checkpoint import Checkpoint, CheckpointPhase
+from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.meta import Key
-from paddock.resources.pool import SandboxPool
-from paddock.resources.sandbox import Phase, Sandbox
 from paddock.runtime.port import InstanceState
 from paddock.store.port import Change
 from tests.faults.storm import Known, Storm

@@ -20,7 +20,7 @@ from paddock.runtime.local.driver import LocalRuntime
 from paddock.runtime.port import Instance
 from tests.faults.clients import Action, Clients, Counting
 from tests.installation import Box, Installation
-from tests.runtime.nodes import beyond_what_is_parked, eventually
+from tests.runtime.local.nodes import beyond_what_is_parked, eventually
 
 MARK = "/home/user/mine"
 CLIENTS = 3

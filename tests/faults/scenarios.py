@@ -3,10 +3,10 @@
 import asyncio
 import random
 
+from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.requests import NewSandbox
 from paddock.kit.tasks import background
-from paddock.manager.quota import Dimension, Limit, Quota, Scope
-from paddock.manager.requests import NewSandbox
-from paddock.resources.sandbox import Sandbox
+from paddock.resources.kinds.sandbox import Sandbox
 from tests.faults.broken import ROUGH
 from tests.faults.invariants import Audit, hold
 from tests.faults.storm import Storm

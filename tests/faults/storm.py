@@ -11,12 +11,12 @@ from typing import Any
 
 from msgspec import structs
 
+from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import ConflictError, NotFoundError, PaddockError
-from paddock.manager.requests import NewSandbox
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.sandbox import Phase, Sandbox
+from paddock.resources.kinds.template import SandboxTemplate
 from paddock.resources.meta import Key
-from paddock.resources.pool import SandboxPool
-from paddock.resources.sandbox import Phase, Sandbox
-from paddock.resources.template import SandboxTemplate
 from tests.faults.worlds import FaultyWorld, JumpingClock, Plane
 from tests.scenario.paddock import CALLER
 

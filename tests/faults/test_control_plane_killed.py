@@ -14,7 +14,7 @@ import pytest
 from paddock.runtime.local.driver import LocalRuntime
 from tests.faults.clients import Action, Clients, Counting, replayed_by
 from tests.installation import Box, Installation
-from tests.runtime.nodes import eventually
+from tests.runtime.local.nodes import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.sandbox, pytest.mark.timeout(600)]
 

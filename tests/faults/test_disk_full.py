@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from paddock.claims.requests import NewSandbox
 from paddock.kit.clock import SystemClock
 from paddock.kit.errors import DeadlineExceededError, PaddockError, UnavailableError
-from paddock.manager.requests import NewSandbox
-from paddock.resources.sandbox import Sandbox
+from paddock.resources.kinds.sandbox import Sandbox
 from paddock.runtime.simulated import SimulatedRuntime
 from paddock.store.sqlite import SqliteStore
 from tests import disks
-from tests.runtime.nodes import eventually
+from tests.runtime.local.nodes import eventually
 from tests.scenario.paddock import CALLER, paddock
 
 pytestmark = [pytest.mark.faults, pytest.mark.sandbox, pytest.mark.timeout(240)]

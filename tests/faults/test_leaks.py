@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from paddock.runtime.local.driver import LocalRuntime
-from paddock.runtime.local.machine import Settings
+from paddock.runtime.local.node.node_context import Settings
 from tests.faults.real import facts
 from tests.installation import Installation
-from tests.runtime.nodes import eventually, traces
+from tests.runtime.local.nodes import eventually, traces
 
 pytestmark = [pytest.mark.faults, pytest.mark.sandbox, pytest.mark.timeout(480)]
 

@@ -34,7 +34,7 @@ from tests.faults.real import (
 )
 from tests.faults.test_control_plane_killed import nothing_is_left, settled
 from tests.installation import Installation
-from tests.runtime.nodes import eventually
+from tests.runtime.local.nodes import eventually
 
 SANDBOXES = "/apis/paddock.dev/v1alpha1/sandboxes"
 MEANWHILE_SECONDS = 10

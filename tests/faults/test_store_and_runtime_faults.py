@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import NotFoundError, QuotaExceededError
-from paddock.manager.quota import Dimension, Limit, Quota, Scope
-from paddock.manager.requests import NewSandbox
 from paddock.runtime.port import InstanceState
 from tests.faults import scenarios
 from tests.faults.virtual import Trace, replayable

@@ -8,16 +8,16 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from paddock.app import defaults
-from paddock.app.control import ControlPlane
+from paddock.app.roles.control_plane import ControlPlane
+from paddock.app.wiring import default_resources
 from paddock.engine.election import Elector
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import PaddockError
-from paddock.kit.settings import Settings
 from paddock.kit.tasks import background
 from paddock.manager.service import Manager
 from paddock.resources.meta import Key
 from paddock.runtime.simulated import SimulatedRuntime
+from paddock.settings import Settings
 from paddock.store.memory import MemoryStore
 from tests.faults.broken import BrokenRuntime, BrokenStore, Faults
 from tests.faults.virtual import Process, Trace
@@ -81,7 +81,7 @@ class Plane:
         async with control.provider.run():
             while True:
                 try:
-                    await defaults.ensure(
+                    await default_resources.ensure(
                         control.store, control.keyring, control.settings, SECRETS.api_key
                     )
                     break

@@ -9,9 +9,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from paddock.api.kube.patches import json_patch, merge_patch, strategic_patch
-from paddock.envd import connect_wire, multipart, signature
-from paddock.gateway import addressing, answers, forwarding, heads
+from paddock.api.kube.body.patches import json_patch, merge_patch, strategic_patch
+from paddock.envd.files import signature
+from paddock.envd.http import multipart
+from paddock.envd.rpc import connect_frames as connect_wire
+from paddock.gateway.http import request_heads, request_rewrite, response_heads
+from paddock.gateway.routing import addressing
 from paddock.kit.errors import InvalidError, PaddockError
 from paddock.resources.selectors import parse_fields, parse_labels
 
@@ -59,19 +62,19 @@ def patches(data: bytes) -> None:
 
 def request_head(data: bytes) -> None:
     try:
-        head = heads.read_request(data)
-    except heads.BadHead as problem:
+        head = request_heads.read_request(data)
+    except request_heads.BadHead as problem:
         # 501 is what HTTP wants for a transfer coding that nobody here knows.
         is_theirs = 400 <= problem.status < 500 or problem.status == 501
         assert is_theirs, problem  # noqa: PT017 - not about an exception of a test
         return
-    written = forwarding.write_request(
+    written = request_rewrite.write_request(
         head, target=head.target, host="inside", client="10.0.0.1", scheme="http", trusted=False
     )
     block, end, rest = written.partition(b"\r\n\r\n")
     assert end, "a head that was written does not end"
     assert not rest, "a head that was written has something behind its end"
-    again = heads.read_request(block + b"\r\n")
+    again = request_heads.read_request(block + b"\r\n")
     assert again.method == head.method
     assert again.target == head.target
     assert again.framing == head.framing, "the sandbox would see another body than we did"
@@ -83,11 +86,11 @@ def request_head(data: bytes) -> None:
 
 def response_head(data: bytes) -> None:
     try:
-        head = answers.read_response(data, method="GET")
-    except heads.BadHead as problem:
+        head = response_heads.read_response(data, method="GET")
+    except request_heads.BadHead as problem:
         assert problem.status == 502  # noqa: PT017 - not about an exception of a test
         return
-    written = answers.write_response(head, keep_alive=True, is_http_1_1=True)
+    written = response_heads.write_response(head, keep_alive=True, is_http_1_1=True)
     _, end, rest = written.partition(b"\r\n\r\n")
     assert end, "a head that was written does not end"
     assert not rest, "a head that was written has something behind its end"

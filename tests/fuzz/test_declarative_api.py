@@ -18,7 +18,7 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
 from paddock.api.kube.app import create_app
-from paddock.api.kube.openapi import document_v3
+from paddock.api.kube.openapi.documents import document_v3
 from paddock.api.kube.scheme import GROUP_VERSIONS
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.store.memory import MemoryStore

@@ -19,18 +19,20 @@ from aiohttp.test_utils import TestServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paddock.api import admission
-from paddock.api.kube import reviews
-from paddock.app import admin, node, webhook
-from paddock.app.sharing import PATH as WRITTEN
-from paddock.app.sharing import Replicas
-from paddock.gateway import peers
+from paddock.adapters import gateway_admin
+from paddock.adapters.replicas import PATH as WRITTEN
+from paddock.adapters.replicas import Replicas
+from paddock.api import admission_webhook
+from paddock.api.kube.verbs import reviews
+from paddock.app.roles import node
+from paddock.app.wiring import webhook
 from paddock.gateway.activity import Activity
-from paddock.gateway.routes import RouteTable
+from paddock.gateway.routing import peers
+from paddock.gateway.routing.routes import RouteTable
 from paddock.kit.clock import SystemClock
-from paddock.kit.settings import Settings
-from paddock.kit.tokens import TokenSeed
-from paddock.manager.federal import SIGNATURE, Signer
+from paddock.manager.federation.protocol import SIGNATURE, Signer
+from paddock.resources.tokens import TokenSeed
+from paddock.settings import Settings
 from tests.fuzz import effort
 from tests.scenario.paddock import SECRETS, paddock
 
@@ -116,7 +118,7 @@ def gateway():
         now = clock.now().timestamp()
         return peers.sign(seed, method, body, now=now, nonce=f"{now}")
 
-    return served(admin.create_app(routes, Activity(), desk, clock), rightly)
+    return served(gateway_admin.create_app(routes, Activity(), desk, clock), rightly)
 
 
 def agent():
@@ -125,7 +127,7 @@ def agent():
 
 @contextlib.asynccontextmanager
 async def hook() -> AsyncGenerator[Ask]:
-    app = admission.create_app([webhook.pod_check(Settings())])
+    app = admission_webhook.create_app([webhook.pod_check(Settings())])
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://webhook") as client:
 
@@ -158,7 +160,7 @@ SERVERS = {
     "node's agent": (
         agent, ("POST /freeze", "GET /healthz", "GET /nothing"), ("Authorization",)
     ),
-    "webhook": (hook, (f"POST {admission.PATH}",), ("Accept",)),
+    "webhook": (hook, (f"POST {admission_webhook.PATH}",), ("Accept",)),
 }  # fmt: skip
 
 

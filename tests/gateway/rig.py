@@ -10,19 +10,19 @@ from msgspec import structs
 
 from paddock.cache.states import State
 from paddock.gateway.activity import Activity
-from paddock.gateway.client import ClientConnection
-from paddock.gateway.finding import Finder
+from paddock.gateway.http.client import ClientConnection
+from paddock.gateway.http.sender import Sender
+from paddock.gateway.http.upstream import UpstreamConnection
 from paddock.gateway.limits import Behaviour, Limits
-from paddock.gateway.routes import Route, RouteTable
-from paddock.gateway.sending import Sender
+from paddock.gateway.routing.route_lookup import Finder
+from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.gateway.service import Gateway
 from paddock.gateway.signing import Signatures
-from paddock.gateway.upstream import UpstreamConnection
-from paddock.gateway.waker import Waker
+from paddock.gateway.waking.waker import Waker
 from paddock.kit import clock as clocks
 from paddock.kit.errors import NotFoundError, PaddockError
-from paddock.kit.tokens import TokenSeed, hashed
 from paddock.resources.meta import Key
+from paddock.resources.tokens import TokenSeed, hashed
 
 SEED = TokenSeed(b"seed")
 PATIENCE_SECONDS = 60.0

@@ -1,7 +1,7 @@
 """How much a gateway holds and serves where nobody says otherwise."""
 
 from paddock.gateway.limits import Limits
-from paddock.kit.settings import Settings
+from paddock.settings import Settings
 
 
 def test_what_a_gateway_holds_and_serves_is_bounded_as_promised() -> None:

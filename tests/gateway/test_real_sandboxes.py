@@ -12,7 +12,7 @@ import pytest
 
 from tests.gateway.rig import PATIENCE_SECONDS
 from tests.installation import Box, Installation
-from tests.runtime.nodes import eventually
+from tests.runtime.local.nodes import eventually
 from tests.store.kubernetes.valve import valve
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(300)]

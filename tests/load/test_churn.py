@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from paddock.claims.requests import NewSandbox
 from paddock.kit.clock import SystemClock
-from paddock.manager.requests import NewSandbox
 from paddock.runtime.simulated import SimulatedRuntime
 from paddock.store.memory import MemoryStore
 from tests.scenario.paddock import CALLER, World, paddock

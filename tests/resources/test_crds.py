@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from paddock.resources import crds
-from paddock.resources.constraints import LIMITS
 from paddock.resources.registry import KINDS, KindInfo
-from paddock.resources.rules import RULES, TRANSITIONS
-from paddock.resources.schema import schema_of_kind
+from paddock.resources.schema import crds
+from paddock.resources.schema.constraints import LIMITS
+from paddock.resources.schema.openapi import schema_of_kind
+from paddock.resources.schema.rules import RULES, TRANSITIONS
 
 DIRECTORY = Path(__file__).parents[2] / "deploy" / "crds"
 
@@ -21,7 +21,9 @@ each_kind = pytest.mark.parametrize("info", KINDS, ids=lambda info: info.kind)
 @each_kind
 def test_the_definition_on_disk_is_the_one_the_structs_give(info: KindInfo):
     on_disk = (DIRECTORY / crds.file_name(info)).read_text()
-    assert on_disk == crds.render(info), "run: python -m paddock.resources.crds --write deploy/crds"
+    assert on_disk == crds.render(info), (
+        "run: python -m paddock.resources.schema.crds --write deploy/crds"
+    )
 
 
 def test_no_definition_is_left_over():

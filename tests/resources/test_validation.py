@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from paddock.kit.errors import InvalidError
-from paddock.resources import codec, syntax
-from paddock.resources.builtin import Namespace, Secret
-from paddock.resources.claim import SandboxClaim, SandboxClaimSpec
+from paddock.resources import codec
+from paddock.resources.kinds.builtin import Namespace, Secret
+from paddock.resources.kinds.claim import SandboxClaim, SandboxClaimSpec
+from paddock.resources.kinds.pool import Capacity, SandboxPool, SandboxPoolSpec
+from paddock.resources.kinds.sandbox import Sandbox, SandboxSpec
+from paddock.resources.kinds.template import TemplateRef
 from paddock.resources.meta import ObjectMeta, OwnerReference, with_meta
-from paddock.resources.pool import Capacity, SandboxPool, SandboxPoolSpec
-from paddock.resources.sandbox import Sandbox, SandboxSpec
-from paddock.resources.template import TemplateRef
-from paddock.resources.validation import problems_of, validate_create, validate_update
+from paddock.resources.schema import formats
+from paddock.resources.schema.validation import problems_of, validate_create, validate_update
 from tests.resources.bad_objects import BAD, BAD_CHANGES, Bad, BadChange
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -200,9 +201,9 @@ def test_values_of_a_secret_are_base64():
 @given(st.text(max_size=300))
 def test_checks_of_spelling_never_fail_themselves(text: str):
     for check in (
-        syntax.dns_subdomain, syntax.dns_label, syntax.qualified_name, syntax.label_value,
-        syntax.env_name, syntax.network, syntax.network_or_domain, syntax.address, syntax.cron,
-        syntax.base64_text, syntax.secret_key,
+        formats.dns_subdomain, formats.dns_label, formats.qualified_name, formats.label_value,
+        formats.env_name, formats.network, formats.network_or_domain, formats.address, formats.cron,
+        formats.base64_text, formats.secret_key,
     ):  # fmt: skip
         assert check(text) is None or isinstance(check(text), str)
 

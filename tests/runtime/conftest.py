@@ -6,7 +6,7 @@ import os
 import pytest
 
 from paddock.runtime.port import Blueprint, Instance
-from tests.runtime.nodes import TestNode, home, whole
+from tests.runtime.local.nodes import TestNode, home, whole
 
 
 def _shared(*arguments: str, rootless: bool = False):

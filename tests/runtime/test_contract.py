@@ -6,7 +6,7 @@ import pytest
 
 from paddock.runtime.simulated import SimulatedRuntime
 from tests.runtime.contract import RuntimeContract, World
-from tests.runtime.nodes import TestNode, eventually
+from tests.runtime.local.nodes import TestNode, eventually
 
 pytestmark = pytest.mark.timeout(120)
 

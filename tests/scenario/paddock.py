@@ -8,19 +8,19 @@ from typing import TypeVar
 import httpx
 import pytest
 
-from paddock.app import defaults
-from paddock.app.agent import RuntimeAgent
-from paddock.app.control import ControlPlane
-from paddock.app.secrets import Secrets
+from paddock.adapters.runtime_agent import RuntimeAgent
+from paddock.app.roles.control_plane import ControlPlane
+from paddock.app.wiring import default_resources
+from paddock.app.wiring.secrets import Secrets
+from paddock.claims.caller import Caller, Role
 from paddock.kit.clock import Clock, LoopClock
-from paddock.kit.settings import Settings
 from paddock.kit.tasks import background
-from paddock.manager.keys import Caller, Role
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.template import Resources
 from paddock.resources.meta import Key
-from paddock.resources.pool import SandboxPool
-from paddock.resources.sandbox import Sandbox
-from paddock.resources.template import Resources
 from paddock.runtime.simulated import SimulatedRuntime
+from paddock.settings import Settings
 from paddock.store.memory import MemoryStore
 from paddock.store.port import Store
 
@@ -90,7 +90,7 @@ async def paddock(
     )
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(plane.provider.run())
-        await defaults.ensure(plane.store, plane.keyring, plane.settings, SECRETS.api_key)
+        await default_resources.ensure(plane.store, plane.keyring, plane.settings, SECRETS.api_key)
         for name, work in plane.work().items():
             await stack.enter_async_context(background(work, name=name))
         world = World(plane, runtime)

@@ -4,20 +4,20 @@ import asyncio
 
 import pytest
 
+from paddock.claims.caller import Caller, Role
+from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import NotFoundError
-from paddock.manager.keys import Caller, Role
-from paddock.manager.quota import Dimension, Limit, Quota, Scope
-from paddock.manager.requests import NewSandbox
-from paddock.manager.snapshots import FORK_TTL_SECONDS
-from paddock.resources.checkpoint import Checkpoint, CheckpointPhase, CheckpointSpec
-from paddock.resources.meta import ObjectMeta
-from paddock.resources.sandbox import Phase, Sandbox, SandboxSpec
-from paddock.resources.template import (
+from paddock.manager.sandboxes.snapshots import FORK_TTL_SECONDS
+from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase, CheckpointSpec
+from paddock.resources.kinds.sandbox import Phase, Sandbox, SandboxSpec
+from paddock.resources.kinds.template import (
     Resources,
     SandboxTemplate,
     SandboxTemplateSpec,
     TemplateRef,
 )
+from paddock.resources.meta import ObjectMeta
 from tests.scenario.paddock import CALLER, World, paddock
 
 pytestmark = pytest.mark.looptime

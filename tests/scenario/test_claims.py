@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import QuotaExceededError, UnavailableError
-from paddock.manager.quota import Dimension, Limit, Quota, Scope
-from paddock.manager.requests import NewSandbox
-from paddock.resources.claim import ClaimPhase, SandboxClaim, SandboxClaimSpec
+from paddock.resources.kinds.claim import ClaimPhase, SandboxClaim, SandboxClaimSpec
 from paddock.resources.meta import Key, ObjectMeta, is_true
 from tests.scenario.paddock import CALLER, World, paddock
 

@@ -6,21 +6,21 @@ import random
 import pytest
 from msgspec import structs
 
-from paddock.app.agent import RuntimeAgent
+from paddock.adapters.runtime_agent import RuntimeAgent
+from paddock.claims.quota.ledger import Dimension, Scope
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import InvalidError, UnavailableError, UnsupportedError
-from paddock.manager.quota import Dimension, Scope
-from paddock.resources.builtin import Event
-from paddock.resources.claim import (
+from paddock.resources.kinds.builtin import Event
+from paddock.resources.kinds.claim import (
     ClaimPhase,
     InplaceUpdate,
     SandboxClaim,
     SandboxClaimSpec,
     UpdatedResources,
 )
+from paddock.resources.kinds.sandbox import LABEL_GIVEN_UP, Phase, Sandbox
+from paddock.resources.kinds.template import Resources
 from paddock.resources.meta import Key, ObjectMeta, condition
-from paddock.resources.sandbox import LABEL_GIVEN_UP, Phase, Sandbox
-from paddock.resources.template import Resources
 from paddock.runtime.simulated import ALL_CAPABILITIES, Operation, SimulatedRuntime
 from paddock.store.memory import MemoryStore
 from tests.scenario.paddock import World, paddock, resizing

@@ -9,14 +9,15 @@ from msgspec import structs
 
 from paddock.cache import states
 from paddock.cache.states import State
+from paddock.claims.caller import Caller
+from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.requests import NewSandbox
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import ConflictError, InvalidError, NotFoundError, QuotaExceededError
-from paddock.manager.keys import Caller
-from paddock.manager.quota import Dimension, Limit, Quota, Scope
-from paddock.manager.requests import NewSandbox, SandboxFilter
+from paddock.manager.sandboxes.requests import SandboxFilter
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.sandbox import LABEL_POOL, Phase, Sandbox
 from paddock.resources.meta import Condition, Key
-from paddock.resources.pool import SandboxPool
-from paddock.resources.sandbox import LABEL_POOL, Phase, Sandbox
 from paddock.runtime.port import InstanceState
 from paddock.runtime.simulated import Operation, SimulatedRuntime
 from paddock.store.memory import MemoryStore

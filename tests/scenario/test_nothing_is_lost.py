@@ -6,6 +6,9 @@ from datetime import datetime
 import pytest
 from msgspec import structs
 
+from paddock.claims.caller import Caller, Role
+from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import (
     ConflictError,
     InvalidError,
@@ -14,13 +17,10 @@ from paddock.kit.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from paddock.manager.keys import Caller, Role
-from paddock.manager.quota import Dimension, Limit, Quota, Scope
-from paddock.manager.requests import NewSandbox
+from paddock.resources.kinds.pool import SandboxPool, SandboxPoolSpec
+from paddock.resources.kinds.sandbox import Phase, Sandbox
+from paddock.resources.kinds.template import Resources, SandboxTemplateSpec
 from paddock.resources.meta import Key, ObjectMeta
-from paddock.resources.pool import SandboxPool, SandboxPoolSpec
-from paddock.resources.sandbox import Phase, Sandbox
-from paddock.resources.template import Resources, SandboxTemplateSpec
 from paddock.runtime.port import InstanceState
 from tests.scenario.paddock import CALLER, World, paddock
 

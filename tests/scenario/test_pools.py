@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from msgspec import structs
 
-from paddock.cache.census import revision_of
+from paddock.cache.pool_members import revision_of
+from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import NotFoundError
-from paddock.manager.requests import NewSandbox
+from paddock.resources.kinds.pool import RecycleStrategy, RecycleType, SandboxPool, UpdateStrategy
+from paddock.resources.kinds.sandbox import LABEL_EVICT, LABEL_POOL, Phase, Sandbox
+from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplate
 from paddock.resources.meta import Key, with_meta
-from paddock.resources.pool import RecycleStrategy, RecycleType, SandboxPool, UpdateStrategy
-from paddock.resources.sandbox import LABEL_EVICT, LABEL_POOL, Phase, Sandbox
-from paddock.resources.template import NetworkPolicy, SandboxTemplate
 from paddock.runtime.simulated import Operation
 from tests.scenario.paddock import CALLER, World, paddock
 

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from msgspec import structs
 
+from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import RateLimitedError
-from paddock.manager.requests import NewSandbox
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.template import Probe, SandboxTemplate
 from paddock.resources.meta import Key
-from paddock.resources.sandbox import Sandbox
-from paddock.resources.template import Probe, SandboxTemplate
 from tests.scenario.paddock import CALLER, World, paddock
 
 pytestmark = pytest.mark.looptime

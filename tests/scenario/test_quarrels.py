@@ -5,11 +5,11 @@ import random
 
 import pytest
 
+from paddock.claims.requests import NewSandbox
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import ConflictError, NotFoundError, PaddockError
-from paddock.manager.requests import NewSandbox
-from paddock.resources.sandbox import Phase, Sandbox
-from paddock.resources.template import PauseStrategy
+from paddock.resources.kinds.sandbox import Phase, Sandbox
+from paddock.resources.kinds.template import PauseStrategy
 from paddock.runtime.port import InstanceState
 from paddock.runtime.simulated import Operation, SimulatedRuntime
 from tests.scenario.paddock import CALLER, World, paddock

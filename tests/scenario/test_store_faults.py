@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
+from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.requests import NewSandbox
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import ConflictError, PaddockError, UnavailableError
-from paddock.manager.quota import Dimension, Limit, Quota, Scope
-from paddock.manager.requests import NewSandbox
-from paddock.resources.sandbox import Sandbox
+from paddock.resources.kinds.sandbox import Sandbox
 from paddock.store.memory import MemoryStore
 from tests.scenario.paddock import CALLER, paddock
 

@@ -7,10 +7,10 @@ import pytest
 from msgspec import structs
 
 from paddock.api.internal import Report
+from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import ConflictError, NotFoundError, QuotaExceededError
-from paddock.manager.quota import Dimension, Limit, Quota, Scope
-from paddock.manager.requests import NewSandbox
-from paddock.resources.sandbox import IdlePause, Phase, Sandbox
+from paddock.resources.kinds.sandbox import IdlePause, Phase, Sandbox
 from tests.scenario.paddock import CALLER, paddock
 
 pytestmark = pytest.mark.looptime

@@ -14,10 +14,10 @@ from paddock.kit.errors import (
     NotFoundError,
     TooLargeError,
 )
-from paddock.resources.builtin import Lease
+from paddock.resources.kinds.builtin import Lease
+from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateStatus
 from paddock.resources.meta import Key, with_meta
 from paddock.resources.selectors import parse_fields, parse_labels
-from paddock.resources.template import SandboxTemplate, SandboxTemplateStatus
 from paddock.store.port import Change, Propagation, Store
 from tests.store.backends import Harness
 from tests.store.objects import (

@@ -10,8 +10,8 @@ import random
 import sys
 from pathlib import Path
 
+from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Key, ObjectMeta, with_meta
-from paddock.resources.template import SandboxTemplate, SandboxTemplateSpec
 from paddock.store.sqlite import SqliteStore
 
 

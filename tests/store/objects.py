@@ -9,13 +9,13 @@ from typing import Any
 from msgspec import structs
 
 from paddock.kit.errors import NotFoundError
-from paddock.resources.builtin import Lease, LeaseSpec
-from paddock.resources.meta import Key, ObjectMeta, OwnerReference, Resource, owner_reference
-from paddock.resources.template import (
+from paddock.resources.kinds.builtin import Lease, LeaseSpec
+from paddock.resources.kinds.template import (
     SandboxTemplate,
     SandboxTemplateSpec,
     SandboxTemplateStatus,
 )
+from paddock.resources.meta import Key, ObjectMeta, OwnerReference, Resource, owner_reference
 from paddock.store.port import Change, Store, WatchEvent
 
 PATIENCE_SECONDS = 100

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from paddock.resources.template import SandboxTemplate
+from paddock.resources.kinds.template import SandboxTemplate
 from paddock.store.sqlite import SqliteStore
 from tests.faults.clients import replayed_by, seed_of
 

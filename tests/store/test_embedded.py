@@ -18,11 +18,11 @@ from paddock.kit.errors import (
     NotFoundError,
     UnavailableError,
 )
-from paddock.resources.builtin import Event, Namespace
+from paddock.resources.kinds.builtin import Event, Namespace
+from paddock.resources.kinds.sandbox import Phase, Sandbox, SandboxSpec, SandboxStatus
+from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Key, ObjectMeta, OwnerReference, Resource, with_meta
-from paddock.resources.sandbox import Phase, Sandbox, SandboxSpec, SandboxStatus
 from paddock.resources.selectors import parse_fields
-from paddock.resources.template import SandboxTemplate, SandboxTemplateSpec
 from paddock.store.embedded import MAX_EVENTS, EmbeddedStore
 from paddock.store.memory import MemoryStore
 from paddock.store.port import Change, Propagation

@@ -7,9 +7,9 @@ from typing import Any
 from msgspec import Struct
 
 from paddock.resources import codec
+from paddock.resources.kinds.sandbox import Sandbox, SandboxSpec, SandboxStatus
+from paddock.resources.kinds.template import SandboxTemplateSpec, TemplateRef
 from paddock.resources.meta import Condition, ConditionStatus, ObjectMeta
-from paddock.resources.sandbox import Sandbox, SandboxSpec, SandboxStatus
-from paddock.resources.template import SandboxTemplateSpec, TemplateRef
 from paddock.store.interning import Interner
 
 

@@ -17,10 +17,10 @@ from msgspec import structs
 from paddock.kit import ids
 from paddock.kit.clock import ManualClock
 from paddock.kit.errors import PaddockError
-from paddock.resources.builtin import Lease
+from paddock.resources.kinds.builtin import Lease
+from paddock.resources.kinds.template import SandboxTemplate
 from paddock.resources.meta import Key, Resource, with_meta
 from paddock.resources.selectors import parse_labels
-from paddock.resources.template import SandboxTemplate
 from paddock.store.memory import MemoryStore
 from paddock.store.port import Propagation, Store
 from paddock.store.sqlite import SqliteStore

@@ -20,10 +20,10 @@ from paddock.kit.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from paddock.resources.builtin import Lease
+from paddock.resources.kinds.builtin import Lease
+from paddock.resources.kinds.template import SandboxTemplate
 from paddock.resources.meta import Key, with_meta
 from paddock.resources.selectors import parse_labels
-from paddock.resources.template import SandboxTemplate
 from paddock.store import garbage
 from paddock.store.sqlite import SqliteStore, schema
 from paddock.store.sqlite.database import Database, Row

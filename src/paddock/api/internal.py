@@ -12,10 +12,10 @@ from starlette.routing import Route
 
 from paddock.api.errors import retry_after, status_of
 from paddock.kit.errors import NotFoundError, PaddockError, UnauthenticatedError
-from paddock.manager.federal import GATEWAY
+from paddock.manager.federation.protocol import GATEWAY
 from paddock.manager.service import Manager
 from paddock.resources import codec
-from paddock.resources.sandbox import Sandbox
+from paddock.resources.kinds.sandbox import Sandbox
 
 PREFIX = "/_paddock"
 

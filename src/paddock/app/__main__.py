@@ -4,24 +4,25 @@ import argparse
 import sys
 from pathlib import Path
 
-from paddock.app import roles, screen
+from paddock.app.roles import table
+from paddock.app.up import output
 from paddock.kit.errors import PaddockError
-from paddock.kit.settings import load
+from paddock.settings import load
 
 
 def main() -> int:
     """Parse arguments and run."""
     parser = argparse.ArgumentParser(prog="paddock.app", description=__doc__)
     parser.add_argument("--config", type=Path)
-    parser.add_argument("role", choices=sorted((*roles.ROLES, "up")))
+    parser.add_argument("role", choices=sorted((*table.ROLES, "up")))
     parser.add_argument("--json", action="store_true", help="one JSON line when everything is up")
     parser.add_argument("--detach", action="store_true", help="go on in the background")
     given = parser.parse_args()
     try:
         settings = load(file=given.config)
         if given.role == "up":
-            return screen.up(settings, given.config, as_json=given.json, detach=given.detach)
-        roles.run(given.role, settings, on_ready=lambda: None)
+            return output.up(settings, given.config, as_json=given.json, detach=given.detach)
+        table.run(given.role, settings, on_ready=lambda: None)
     except PaddockError as error:
         sys.stderr.write(f"error: {error.message}\n")
         if error.hint:

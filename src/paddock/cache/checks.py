@@ -14,9 +14,9 @@ from paddock.kit.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from paddock.resources.checkpoint import REASON_UNSUPPORTED, Checkpoint, CheckpointPhase
+from paddock.resources.kinds.checkpoint import REASON_UNSUPPORTED, Checkpoint, CheckpointPhase
+from paddock.resources.kinds.sandbox import CONDITION_PAUSED, CONDITION_READY, Phase, Sandbox
 from paddock.resources.meta import Condition, ConditionStatus, Resource, condition
-from paddock.resources.sandbox import CONDITION_PAUSED, CONDITION_READY, Phase, Sandbox
 
 REASON_PAUSE_FAILED = "PauseFailed"
 """On the condition Paused (False): the runtime could not pause it, and it runs on."""

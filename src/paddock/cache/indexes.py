@@ -8,14 +8,20 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from paddock.engine.indexes import IndexFunction
-from paddock.resources.batch import BatchSandbox
-from paddock.resources.checkpoint import Checkpoint
-from paddock.resources.claim import SandboxClaim
-from paddock.resources.env import SandboxEnv
+from paddock.resources.kinds.batch import BatchSandbox
+from paddock.resources.kinds.checkpoint import Checkpoint
+from paddock.resources.kinds.claim import SandboxClaim
+from paddock.resources.kinds.env import SandboxEnv
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.sandbox import (
+    LABEL_BATCH,
+    LABEL_CLAIM,
+    LABEL_POOL,
+    LABEL_TEMPLATE,
+    Sandbox,
+)
+from paddock.resources.kinds.template import SandboxTemplate, TemplateRef
 from paddock.resources.meta import Key, Resource, controller_of
-from paddock.resources.pool import SandboxPool
-from paddock.resources.sandbox import LABEL_BATCH, LABEL_CLAIM, LABEL_POOL, LABEL_TEMPLATE, Sandbox
-from paddock.resources.template import SandboxTemplate, TemplateRef
 
 NAME = "name"
 """Every kind: its name, whatever its namespace."""

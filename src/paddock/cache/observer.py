@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Generic, TypeAlias
 
-from paddock.cache.slots import Action
+from paddock.cache.action_locks import Action
 from paddock.engine.informer import Informer
 from paddock.engine.reader import Reader
 from paddock.kit.clock import Clock

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from paddock.cache import indexes
 from paddock.cache.informers import Filters, Informers, Transforms
-from paddock.cache.slim import slim
+from paddock.cache.route_view import slim
 from paddock.cache.waits import TICK_SECONDS, Waits
 from paddock.cache.writes import Writer
 from paddock.engine.informer import Informer
@@ -23,14 +23,14 @@ from paddock.engine.reader import Reader
 from paddock.kit import clock as clocks
 from paddock.kit.errors import ConflictError, InvalidError, UnavailableError
 from paddock.kit.tasks import background
-from paddock.resources.batch import BatchSandbox
-from paddock.resources.checkpoint import Checkpoint
-from paddock.resources.claim import SandboxClaim
-from paddock.resources.env import SandboxEnv
+from paddock.resources.kinds.batch import BatchSandbox
+from paddock.resources.kinds.checkpoint import Checkpoint
+from paddock.resources.kinds.claim import SandboxClaim
+from paddock.resources.kinds.env import SandboxEnv
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.template import SandboxTemplate
 from paddock.resources.meta import Key, Resource
-from paddock.resources.pool import SandboxPool
-from paddock.resources.sandbox import Sandbox
-from paddock.resources.template import SandboxTemplate
 from paddock.store.port import Store
 
 R = TypeVar("R", bound=Resource)

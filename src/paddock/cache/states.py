@@ -10,15 +10,15 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from paddock.resources import deadlines
-from paddock.resources.meta import ConditionStatus, condition, is_true
-from paddock.resources.sandbox import (
+from paddock.resources.kinds.sandbox import (
     CONDITION_PAUSED,
     CONDITION_READY,
     LABEL_POOL,
     Phase,
     Sandbox,
 )
+from paddock.resources.meta import ConditionStatus, condition, is_true
+from paddock.resources.transitions import deadlines
 
 
 class State(StrEnum):

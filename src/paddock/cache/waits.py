@@ -17,16 +17,16 @@ from types import TracebackType
 from typing import Any, Generic, Self
 
 from paddock.cache import checks
+from paddock.cache.action_locks import Action, Hold, Place, Slots, place_of
 from paddock.cache.observer import DONE_WORDS, Check, Observer
-from paddock.cache.slots import Action, Hold, Place, Slots, place_of
 from paddock.engine.informer import Informer
 from paddock.engine.reader import Reader
 from paddock.kit import metrics
 from paddock.kit.clock import Clock
 from paddock.kit.errors import DeadlineExceededError
-from paddock.resources.checkpoint import Checkpoint
+from paddock.resources.kinds.checkpoint import Checkpoint
+from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.meta import R, Resource
-from paddock.resources.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
 

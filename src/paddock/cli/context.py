@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from paddock.cli.output import Output
-    from paddock.cli.place import Place
+    from paddock.cli.target import Place
 
 P = ParamSpec("P")
 
@@ -29,7 +29,7 @@ def with_place(function: "Callable[Concatenate[Place, Output, P], Any]") -> Call
     def called(*args: P.args, **kwargs: P.kwargs) -> Any:
         # Not at the top: the help needs neither settings nor tables.
         from paddock.cli.output import Output
-        from paddock.cli.place import Place
+        from paddock.cli.target import Place
 
         chosen: Chosen = click.get_current_context().find_root().obj
         place, output = Place(chosen.config, chosen.url), Output(chosen.output)

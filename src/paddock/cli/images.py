@@ -6,7 +6,7 @@ import click
 
 from paddock.cli.context import with_place
 from paddock.cli.output import Output, notes
-from paddock.cli.place import Place
+from paddock.cli.target import Place
 from paddock.kit.errors import NotFoundError
 from paddock.runtime.local.images.store import ImageStore
 

@@ -2,10 +2,10 @@
 
 import click
 
+from paddock.cli.click_ext import examples
 from paddock.cli.context import with_place
 from paddock.cli.output import Output
-from paddock.cli.place import Place
-from paddock.cli.words import examples
+from paddock.cli.target import Place
 
 
 @click.group()

@@ -16,7 +16,7 @@ import msgspec
 from paddock.cli.context import with_place
 from paddock.cli.http import CallError
 from paddock.cli.output import Output, notes, screen
-from paddock.cli.place import Place
+from paddock.cli.target import Place
 from paddock.kit import pidfile
 from paddock.kit.errors import DeadlineExceededError, PaddockError, UnavailableError
 
@@ -162,7 +162,7 @@ def _show_status(report: dict[str, Any]) -> None:
 @with_place
 def doctor(place: Place, output: Output, as_json: bool) -> None:
     """Say what this machine can isolate, freeze and checkpoint, and what is missing."""
-    from paddock.runtime.local import doctor as doctors  # probes what others never need
+    from paddock.runtime.local.doctor import report as doctors  # probes what others never need
 
     state = place.settings.state
     report = doctors.probe(state if state.exists() else Path("/tmp"))  # noqa: S108 - any place will do

@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from paddock import __version__
+from paddock.cli.click_ext import with_output
 from paddock.cli.context import Chosen
-from paddock.cli.words import with_output
 from paddock.kit.errors import PaddockError
 
 EPILOG = """Exit codes: 0 done; 1 it failed, and says why; 2 the command line was wrong; 130 Ctrl-C;
@@ -33,15 +33,18 @@ COMMANDS = {
     "describe": ("resources.describe", "Show one resource in full, with what happened to it."),
     "apply": ("resources.apply", "Make resources as files say."),
     "delete": ("resources.delete", "Delete resources."),
-    "sandbox": ("sandboxes.sandbox", "Sandboxes: create, run commands, copy, pause, fork, kill."),
-    "batch": ("batch.batch", "Many sandboxes as one object, each with its task."),
-    "task-executor": ("executor.task_executor", "Serve the task API in a pod."),
+    "sandbox": (
+        "sandbox.commands.sandbox",
+        "Sandboxes: create, run commands, copy, pause, fork, kill.",
+    ),
+    "batch": ("batch.commands.batch", "Many sandboxes as one object, each with its task."),
+    "task-executor": ("task_executor.task_executor", "Serve the task API in a pod."),
     "keys": ("keys.keys", "API keys: list, create, revoke."),
     "teams": ("teams.teams", "Teams and their quotas."),
-    "kube": ("kube.kube", "Paddock on Kubernetes: install, uninstall, status, render."),
+    "kube": ("kube.commands.kube", "Paddock on Kubernetes: install, uninstall, status, render."),
     "image": ("images.image", "Images of this machine: list, build, import, delete."),
     "simulate": ("simulate.simulate", "Replay a trace of claims in virtual time."),
-    "bench": ("bench.bench", "Measure: all suites, or those named."),
+    "bench": ("bench.commands.bench", "Measure: all suites, or those named."),
 }
 """Where each command lives below `paddock.cli`, and its line in the help."""
 
@@ -57,7 +60,7 @@ class Program(click.Group):
         """Import one command."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(".")
+        module, _, attribute = COMMANDS[cmd_name][0].rpartition(".")
         return with_output(getattr(import_module(f"paddock.cli.{module}"), attribute))
 
     def resolve_command(

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import click
 
-from paddock.cli.place import Place
+from paddock.cli.target import Place
 from paddock.kit import pidfile
 from paddock.kit.errors import ConflictError, InvalidError, PaddockError
-from paddock.kit.settings import Settings
+from paddock.settings import Settings
 
 NODE_SECONDS = 300.0
 _OURS = ("secrets.json", "node/images")
@@ -73,7 +73,7 @@ def _end_sandboxes(settings: Settings) -> None:
     log = settings.state / "logs" / "purge.log"
     log.parent.mkdir(mode=0o700, exist_ok=True)
     command = [
-        *(sys.executable, "-m", "paddock.runtime.local.node", "--purge"),
+        *(sys.executable, "-m", "paddock.runtime.local.node.process", "--purge"),
         *("--state", str(settings.state / "node")),
         *("--socket", str(settings.run / "purge.sock")),
     ]

@@ -11,11 +11,11 @@ from urllib.parse import quote
 import click
 import yaml
 
+from paddock.cli.click_ext import examples
 from paddock.cli.context import with_place
 from paddock.cli.http import CallError
 from paddock.cli.output import Output, age, screen
-from paddock.cli.place import Place
-from paddock.cli.words import examples
+from paddock.cli.target import Place
 from paddock.kit.clock import system
 from paddock.kit.errors import InvalidError, PaddockError
 from paddock.resources.registry import Column, KindInfo, info_for

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from paddock.cli.context import with_place
 from paddock.cli.output import Output
-from paddock.cli.place import Place
+from paddock.cli.target import Place
 from paddock.controllers.env.simulation import (
     Claim,
     Outcome,
@@ -24,7 +24,7 @@ from paddock.controllers.env.simulation import (
     read_trace,
 )
 from paddock.kit.errors import InvalidError, UnsupportedError
-from paddock.resources.env import Forecast, ScalePolicy, ScalingGroup
+from paddock.resources.kinds.env import Forecast, ScalePolicy, ScalingGroup
 
 
 class Summary(Struct, frozen=True, kw_only=True):

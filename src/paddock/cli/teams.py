@@ -6,10 +6,10 @@ from urllib.parse import quote
 
 import click
 
+from paddock.cli.click_ext import examples
 from paddock.cli.context import with_place
 from paddock.cli.output import Output
-from paddock.cli.place import Place
-from paddock.cli.words import examples
+from paddock.cli.target import Place
 from paddock.resources import quantity
 
 _KINDS = {

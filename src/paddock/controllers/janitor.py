@@ -12,9 +12,9 @@ from paddock.cache.provider import Provider
 from paddock.kit import metrics
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
-from paddock.resources.checkpoint import Checkpoint
+from paddock.resources.kinds.checkpoint import Checkpoint
+from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.meta import Resource
-from paddock.resources.sandbox import Sandbox
 from paddock.runtime.port import Runtime
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from paddock.kit import metrics
 from paddock.kit.errors import AlreadyExistsError, ConflictError, NotFoundError, PaddockError
 from paddock.kit.logs import fields
 from paddock.kit.tasks import background
-from paddock.resources.builtin import Lease, LeaseSpec
+from paddock.resources.kinds.builtin import Lease, LeaseSpec
 from paddock.resources.meta import Key, ObjectMeta
 from paddock.store.port import Store
 

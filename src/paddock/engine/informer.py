@@ -17,7 +17,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from paddock.engine.indexes import IndexFunction
-from paddock.engine.picture import Filter, Picture
+from paddock.engine.object_index import Filter, Picture
 from paddock.engine.versions import ordinal, version_of
 from paddock.kit import clock as clocks
 from paddock.kit import metrics

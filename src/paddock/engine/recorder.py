@@ -21,7 +21,7 @@ from paddock.kit import metrics
 from paddock.kit.backoff import Backoff
 from paddock.kit.errors import AlreadyExistsError, ConflictError, NotFoundError
 from paddock.kit.logs import fields
-from paddock.resources.builtin import Event, EventSource, ObjectReference
+from paddock.resources.kinds.builtin import Event, EventSource, ObjectReference
 from paddock.resources.meta import ObjectMeta, Resource
 from paddock.store.port import Store
 

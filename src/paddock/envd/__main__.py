@@ -14,8 +14,8 @@ import sys
 import msgspec
 
 from paddock.envd.config import Config
+from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.server import Envd
-from paddock.envd.spawner_direct import DirectSpawner
 
 
 def _listen(options: argparse.Namespace) -> socket.socket:

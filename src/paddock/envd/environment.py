@@ -10,9 +10,9 @@ import os
 import msgspec
 from msgspec import Struct
 
-from paddock.envd import paths
 from paddock.envd.config import Config, Settings
-from paddock.envd.connect_wire import Code, ConnectError, printable
+from paddock.envd.files import paths
+from paddock.envd.rpc.connect_frames import Code, ConnectError, printable
 from paddock.envd.users import User, Users
 
 

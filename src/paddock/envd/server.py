@@ -13,26 +13,26 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from paddock.envd import connect
 from paddock.envd.config import VERSION, Config
-from paddock.envd.connect import Method
-from paddock.envd.connect_wire import Code, ConnectError
 from paddock.envd.environment import Environment, InitRequest
-from paddock.envd.exchange import BodyTooLargeError, Exchange
-from paddock.envd.files import Files
-from paddock.envd.filesystem_service import FilesystemService
-from paddock.envd.http import Server
+from paddock.envd.files.routes import Files
+from paddock.envd.files.signature import is_token
+from paddock.envd.files.watch import Watchers
+from paddock.envd.http.exchange import BodyTooLargeError, Exchange
+from paddock.envd.http.server import Server
 from paddock.envd.metrics import Meter
-from paddock.envd.process_service import ProcessService
-from paddock.envd.registry import Registry
-from paddock.envd.signature import is_token
-from paddock.envd.spawner import Spawner
-from paddock.envd.spawner_direct import DirectSpawner
-from paddock.envd.tasks import Tasks
-from paddock.envd.tasks_files import TaskFiles
-from paddock.envd.tasks_http import TaskRoutes, is_task_path
-from paddock.envd.tasks_launch import RegistryLauncher
-from paddock.envd.watch import Watchers
+from paddock.envd.process.direct_spawner import DirectSpawner
+from paddock.envd.process.registry import Registry
+from paddock.envd.process.spawner import Spawner
+from paddock.envd.rpc import connect
+from paddock.envd.rpc.connect import Method
+from paddock.envd.rpc.connect_frames import Code, ConnectError
+from paddock.envd.rpc.filesystem_service import FilesystemService
+from paddock.envd.rpc.process_service import ProcessService
+from paddock.envd.tasks.files import TaskFiles
+from paddock.envd.tasks.http_api import TaskRoutes, is_task_path
+from paddock.envd.tasks.launch import RegistryLauncher
+from paddock.envd.tasks.manager import Tasks
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from paddock.gateway.addressing import ENVD_PORT, TASKS_PORT
-from paddock.gateway.routes import Route
-from paddock.kit.tokens import matches
+from paddock.gateway.routing.addressing import ENVD_PORT, TASKS_PORT
+from paddock.gateway.routing.routes import Route
+from paddock.resources.tokens import matches
 
 STRANGERS_MAY_TRY = frozenset(("/health", "/files"))
 """envd answers these without a token: the first tells only that it is there, the second asks for

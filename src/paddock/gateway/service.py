@@ -14,29 +14,32 @@ from typing import Any
 from msgspec import structs
 
 from paddock.cache.states import State
-from paddock.gateway import access, addressing, lives, replies, shortcuts
+from paddock.gateway import access
 from paddock.gateway.access import Denied, Pass
 from paddock.gateway.activity import Activity
-from paddock.gateway.addressing import (
+from paddock.gateway.http import error_responses
+from paddock.gateway.http.client import ClientConnection
+from paddock.gateway.http.connections import Connections
+from paddock.gateway.http.exchange import Exchange
+from paddock.gateway.http.request_heads import RequestHead, RequestReader
+from paddock.gateway.http.sender import Sender
+from paddock.gateway.limits import Behaviour, Limits
+from paddock.gateway.routing import addressing, decision_cache
+from paddock.gateway.routing.addressing import (
     ENVD_PORT,
     TASKS_PORT,
     Destination,
     Malformed,
     SignedFile,
 )
-from paddock.gateway.client import ClientConnection
-from paddock.gateway.connections import Connections
-from paddock.gateway.exchange import Exchange
-from paddock.gateway.finding import Finder
-from paddock.gateway.heads import RequestHead, RequestReader
-from paddock.gateway.holding import Holds
-from paddock.gateway.limits import Behaviour, Limits
-from paddock.gateway.lives import Lives
-from paddock.gateway.routes import Route, RouteTable
-from paddock.gateway.sending import Sender
-from paddock.gateway.shortcuts import Shortcut
+from paddock.gateway.routing.decision_cache import Shortcut
+from paddock.gateway.routing.route_lookup import Finder
+from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.gateway.signing import Signatures
-from paddock.gateway.waker import Waker
+from paddock.gateway.waking import inflight
+from paddock.gateway.waking.held_requests import Holds
+from paddock.gateway.waking.inflight import Lives
+from paddock.gateway.waking.waker import Waker
 from paddock.kit.clock import Clock
 from paddock.kit.errors import RateLimitedError, UnavailableError
 from paddock.kit.logs import fields
@@ -125,7 +128,7 @@ class Gateway:
         ):
             return False
         if head.cleared is not shortcut:
-            if not shortcuts.is_clear(head, shortcut.port):
+            if not decision_cache.is_clear(head, shortcut.port):
                 return False
             head.cleared = shortcut
         connection = shortcut.shelf.take()
@@ -135,7 +138,7 @@ class Gateway:
         exchange.port = shortcut.port
         if head.upgrade is not None:
             _offer_envd_nothing(exchange, shortcut.port)
-        lives.count(exchange, route, shortcut.traffic, under_way)
+        inflight.count(exchange, route, shortcut.traffic, under_way)
         connection.serve(exchange, head.line + shortcut.lines)
         return True
 
@@ -150,7 +153,7 @@ class Gateway:
         """Send on what only a sandbox's own token addresses: older SDKs, after they connect."""
         route = self._routes.of_token(token)
         if route is None:
-            exchange.fail(502, replies.NOT_FOUND)
+            exchange.fail(502, error_responses.NOT_FOUND)
         else:
             self._to_sandbox(exchange, Destination(route.id, ENVD_PORT, exchange.head.target))
 
@@ -182,7 +185,7 @@ class Gateway:
         route = self._routes.get(where.sandbox_id)
         if route is None:
             if self._finder.is_known_no(where.sandbox_id):
-                exchange.fail(502, replies.NOT_FOUND)
+                exchange.fail(502, error_responses.NOT_FOUND)
             else:
                 self._spawn(exchange, self._find(exchange, where), "find")
             return
@@ -199,7 +202,7 @@ class Gateway:
         if exchange.is_over:
             return
         if route is None:
-            exchange.fail(502, replies.NOT_FOUND)
+            exchange.fail(502, error_responses.NOT_FOUND)
         else:
             self._knock(exchange, route, where, is_confirmed=True)
 
@@ -210,7 +213,7 @@ class Gateway:
         head = exchange.head
         if where.port == ENVD_PORT and head.method == "OPTIONS" and _is_preflight(exchange):
             keep = head.is_keep_alive and exchange.is_request_done
-            exchange.answer(204, replies.preflight(keep_alive=keep), keep_alive=keep)
+            exchange.answer(204, error_responses.preflight(keep_alive=keep), keep_alive=keep)
             return
         verdict = access.check(
             route,
@@ -228,7 +231,7 @@ class Gateway:
             if self._lives.begin(exchange, route):
                 self._hold(exchange, route, where)
         elif is_confirmed or self._finder.is_known_no(where.sandbox_id):
-            exchange.fail(502, replies.NOT_FOUND)
+            exchange.fail(502, error_responses.NOT_FOUND)
         else:
             # Perhaps it was resumed a moment ago and the news is under way.
             self._spawn(exchange, self._find(exchange, where), "find")
@@ -249,7 +252,7 @@ class Gateway:
         head, client, traffic = exchange.head, exchange.client, exchange.traffic
         if not isinstance(client, ClientConnection) or traffic is None:
             return
-        if not shortcuts.is_wanted(head, client.origin):
+        if not decision_cache.is_wanted(head, client.origin):
             return
         # Whether the lines alone name this sandbox: the first line differs from case to case.
         if _address(head, "GET", "/") == Destination(where.sandbox_id, where.port, "/"):

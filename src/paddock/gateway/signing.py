@@ -9,11 +9,11 @@ import asyncio
 import hmac
 from collections import OrderedDict
 
-from paddock.gateway.addressing import SignedFile
-from paddock.gateway.routes import Route, RouteTable
+from paddock.gateway.routing.addressing import SignedFile
+from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.kit.clock import Clock
 from paddock.kit.errors import RateLimitedError
-from paddock.kit.tokens import TokenSeed, file_signature
+from paddock.resources.tokens import TokenSeed, file_signature
 
 _SLICE = 200
 _SEARCHES = 4

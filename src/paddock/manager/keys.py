@@ -11,12 +11,20 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from enum import StrEnum
 from typing import TypeVar
 
 import msgspec
 from msgspec import Struct, structs
 
+from paddock.claims.caller import (
+    DEFAULT_TEAM,
+    LABEL_KIND,
+    LABEL_TEAM,
+    SYSTEM_NAMESPACE,
+    Caller,
+    Role,
+)
+from paddock.claims.quota.ledger import Quota
 from paddock.kit import ids
 from paddock.kit.clock import Clock
 from paddock.kit.errors import (
@@ -29,17 +37,12 @@ from paddock.kit.errors import (
     UnauthenticatedError,
 )
 from paddock.kit.logs import fields
-from paddock.manager.quota import Quota
-from paddock.resources.builtin import Namespace, Secret
+from paddock.resources.kinds.builtin import Namespace, Secret
 from paddock.resources.meta import Key, ObjectMeta
 from paddock.store.port import Store
 
 log = logging.getLogger(__name__)
 
-SYSTEM_NAMESPACE = "paddock-system"
-DEFAULT_TEAM = "default"
-LABEL_KIND = "paddock.dev/kind"
-LABEL_TEAM = "paddock.dev/team"
 KIND_KEY = "api-key"
 KIND_TEAM = "team"
 _LAST_USED_SECONDS = 60.0
@@ -47,17 +50,6 @@ _LAST_USED_SECONDS = 60.0
 
 
 T = TypeVar("T", "ApiKey", "Team")
-
-
-class Role(StrEnum):
-    """What a key may do."""
-
-    MEMBER = "member"
-    """Everything with its team's sandboxes."""
-    READER = "reader"
-    """Look, not touch."""
-    ADMIN = "admin"
-    """Every team, keys and quotas."""
 
 
 class Team(Struct, frozen=True):
@@ -79,26 +71,6 @@ class ApiKey(Struct, frozen=True, kw_only=True):
     created_at: datetime
     last_used: datetime | None = None
     quota: Quota | None = None
-
-
-class Caller(Struct, frozen=True):
-    """On whose behalf something is done."""
-
-    team: str
-    key_id: str = ""
-    role: Role = Role.MEMBER
-
-    @property
-    def is_admin(self) -> bool:
-        """Say whether every team is open to it."""
-        return self.role is Role.ADMIN
-
-    def must_write(self) -> None:
-        """Refuse readers."""
-        if self.role is Role.READER:
-            raise ForbiddenError(
-                "this API key may only read", hint="use a key with the role member or admin"
-            )
 
 
 def key_hash(key: str) -> str:

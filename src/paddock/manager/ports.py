@@ -3,33 +3,13 @@
 from datetime import datetime
 from typing import Protocol
 
-from paddock.manager.requests import LogEntry, Sample
-from paddock.resources.sandbox import Sandbox
-from paddock.resources.template import NetworkPolicy, Resources, SandboxTemplateSpec
+from paddock.claims import ports
+from paddock.manager.sandboxes.requests import LogEntry, Sample
+from paddock.resources.kinds.sandbox import Sandbox
 
 
-class Agent(Protocol):
+class Agent(ports.Agent, Protocol):
     """The way to what runs a sandbox, for things that cannot wait for a reconcile."""
-
-    async def configure(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
-        """Give envd the token, environment and identity that a claim wrote."""
-        ...
-
-    def can_resize(self, now: Resources, wanted: Resources) -> bool:
-        """Say whether a sandbox in stock can be given another size without being made anew."""
-        ...
-
-    async def resize(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
-        """Give a sandbox the size that its claim wrote."""
-        ...
-
-    def can_update_image(self) -> bool:
-        """Say whether the controllers give a sandbox in stock another image as it runs."""
-        ...
-
-    async def set_network(self, sandbox: Sandbox, policy: NetworkPolicy) -> None:
-        """Put a changed egress policy into force."""
-        ...
 
     async def samples(
         self, sandbox: Sandbox, *, start: datetime | None, end: datetime | None
@@ -41,20 +21,4 @@ class Agent(Protocol):
         self, sandbox: Sandbox, *, since: datetime | None, limit: int
     ) -> tuple[LogEntry, ...]:
         """Give a sandbox's log lines, oldest first."""
-        ...
-
-
-class Announcer(Protocol):
-    """Tells gateways what becomes of a sandbox before the caller hears of it.
-
-    Who was told that a sandbox runs, is paused or gone must not meet a gateway that thinks
-    otherwise; all that nobody waits for reaches gateways by their watch.
-    """
-
-    async def announce(self, sandbox: Sandbox) -> None:
-        """Return once every reachable gateway of this machine knows the route."""
-        ...
-
-    async def announce_end(self, sandbox: Sandbox, version: str) -> None:
-        """Return once every reachable gateway knows that it is over, since that version."""
         ...

@@ -9,27 +9,27 @@ from types import EllipsisType
 from paddock.cache import states
 from paddock.cache.provider import Provider
 from paddock.cache.states import State
+from paddock.claims.caller import Caller
+from paddock.claims.cleanup import Disowning
+from paddock.claims.engine import Claims
+from paddock.claims.requests import NewSandbox
+from paddock.claims.template_resolver import Targets
 from paddock.kit.clock import Clock
-from paddock.manager import history, paging
-from paddock.manager.batches import Batches
-from paddock.manager.claims import Claims
-from paddock.manager.disowning import Disowning
-from paddock.manager.keys import Caller
-from paddock.manager.lifecycle import Lifecycle
 from paddock.manager.ports import Agent
-from paddock.manager.requests import (
+from paddock.manager.sandboxes import history, paging
+from paddock.manager.sandboxes.batches import Batches
+from paddock.manager.sandboxes.lifecycle import Lifecycle
+from paddock.manager.sandboxes.requests import (
     ForkResult,
     LogEntry,
-    NewSandbox,
     Sample,
     SandboxFilter,
     SandboxPage,
 )
-from paddock.manager.snapshots import Snapshots
-from paddock.manager.targets import Targets
-from paddock.resources.checkpoint import Checkpoint
-from paddock.resources.sandbox import Sandbox
-from paddock.resources.template import NetworkPolicy, SandboxTemplate
+from paddock.manager.sandboxes.snapshots import Snapshots
+from paddock.resources.kinds.checkpoint import Checkpoint
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplate
 
 
 class Manager:

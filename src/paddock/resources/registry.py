@@ -1,15 +1,15 @@
 """Every kind there is, with what tools show of it."""
 
 from paddock.kit.errors import InvalidError
-from paddock.resources.batch import BatchSandbox
-from paddock.resources.builtin import Event, Lease, Namespace, Secret
-from paddock.resources.checkpoint import Checkpoint
-from paddock.resources.claim import SandboxClaim
-from paddock.resources.env import SandboxEnv
+from paddock.resources.kinds.batch import BatchSandbox
+from paddock.resources.kinds.builtin import Event, Lease, Namespace, Secret
+from paddock.resources.kinds.checkpoint import Checkpoint
+from paddock.resources.kinds.claim import SandboxClaim
+from paddock.resources.kinds.env import SandboxEnv
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.template import SandboxTemplate
 from paddock.resources.meta import Part, Resource
-from paddock.resources.pool import SandboxPool
-from paddock.resources.sandbox import Sandbox
-from paddock.resources.template import SandboxTemplate
 
 
 class Column(Part, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from paddock.kit.errors import (
     PaddockError,
     UnavailableError,
 )
-from paddock.resources.builtin import Event, Namespace
+from paddock.resources.kinds.builtin import Event, Namespace
 from paddock.resources.meta import Key, R, Resource, with_meta
 from paddock.resources.registry import ALL
 from paddock.resources.selectors import FieldSelector, LabelSelector

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from paddock.kit import ids
 from paddock.kit.errors import ForbiddenError, NotFoundError
-from paddock.resources.builtin import Namespace, NamespaceStatus
+from paddock.resources.kinds.builtin import Namespace, NamespaceStatus
 from paddock.resources.meta import Key, ObjectMeta, Resource
 from paddock.store import semantics
 from paddock.store.transaction import Transaction

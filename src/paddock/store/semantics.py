@@ -3,7 +3,7 @@
 Each function takes the object as it is stored and what was asked, and gives the object as it
 should be stored, still with the version it was read at. Versions, several objects at once and
 dependents are `transaction`'s and `garbage`'s business; what a field may hold is
-`paddock.resources.validation`'s.
+`paddock.resources.schema.validation`'s.
 """
 
 from datetime import datetime
@@ -19,8 +19,9 @@ from paddock.kit.errors import (
     NotFoundError,
     TooLargeError,
 )
-from paddock.resources import codec, validation
+from paddock.resources import codec
 from paddock.resources.meta import Key, ObjectMeta, R, Resource
+from paddock.resources.schema import validation
 
 MAX_OBJECT_BYTES = 1_500_000
 """About what etcd takes, so that an object that fits here fits there too."""

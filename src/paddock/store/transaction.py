@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from paddock.kit import ids
-from paddock.resources.builtin import Namespace
+from paddock.resources.kinds.builtin import Namespace
 from paddock.resources.meta import Key, OwnerReference, R, Resource
 from paddock.store.port import Change
 from paddock.store.semantics import NAMESPACE_FINALIZER, stamped

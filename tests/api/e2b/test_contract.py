@@ -6,11 +6,11 @@ from urllib.parse import quote
 
 import pytest
 
-from paddock.manager.keys import SYSTEM_NAMESPACE
-from paddock.resources.builtin import Secret
+from paddock.claims.caller import SYSTEM_NAMESPACE
+from paddock.resources.kinds.builtin import Secret
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.template import PauseStrategy, SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import ObjectMeta
-from paddock.resources.sandbox import Sandbox
-from paddock.resources.template import PauseStrategy, SandboxTemplate, SandboxTemplateSpec
 from paddock.runtime.port import LogLine
 from tests.scenario.paddock import SECRETS, World, paddock
 

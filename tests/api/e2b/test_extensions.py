@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from paddock.kit.errors import InvalidError
-from paddock.resources.sandbox import LABEL_GIVEN_UP, Sandbox
+from paddock.resources.kinds.sandbox import LABEL_GIVEN_UP, Sandbox
 from paddock.runtime.simulated import Operation
 from tests.scenario.paddock import World, paddock
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.kube.binaries import BinariesMissingError, directory_with
+from tests.cluster.binaries import BinariesMissingError, directory_with
 
 CACHE = Path(os.environ.get("PADDOCK_CACHE", "/var/cache/paddock"))
 

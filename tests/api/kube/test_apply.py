@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.api.kube import apply as server_side
-from paddock.api.kube.apply import (
+from paddock.api.kube.body import apply as server_side
+from paddock.api.kube.body.apply import (
     ANNOTATION,
     ApplyConflictError,
     apply,

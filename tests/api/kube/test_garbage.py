@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paddock.api.kube.app import create_app
-from paddock.api.kube.protobuf_bodies import MEDIA_TYPE
+from paddock.api.kube.body.protobuf import MEDIA_TYPE
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.resources.registry import ALL
 from paddock.store.memory import MemoryStore

@@ -15,7 +15,8 @@ from cryptography.x509.oid import NameOID
 from msgspec import structs
 
 from paddock.api.kube.settings import KubeApiSettings
-from paddock.resources.builtin import Event, ObjectReference
+from paddock.resources.kinds.builtin import Event, ObjectReference
+from paddock.resources.kinds.sandbox import Phase, Sandbox, SandboxStatus
 from paddock.resources.meta import (
     Condition,
     ConditionStatus,
@@ -23,7 +24,6 @@ from paddock.resources.meta import (
     ObjectMeta,
     with_meta,
 )
-from paddock.resources.sandbox import Phase, Sandbox, SandboxStatus
 from tests.api.kube.kubectl import Kubectl, binaries
 from tests.api.kube.server import Server, serving
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.api.kube.patches import json_patch, merge_patch, strategic_patch
+from paddock.api.kube.body.patches import json_patch, merge_patch, strategic_patch
 from paddock.kit.errors import InvalidError
 
 names = st.sampled_from(["a", "b", "c", "spec", "~", "/", ""])

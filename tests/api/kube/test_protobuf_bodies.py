@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.api.kube.openapi import binary_v2, document_v2
-from paddock.api.kube.openapi_binary import encode_schema
-from paddock.api.kube.protobuf_bodies import MEDIA_TYPE, decode
+from paddock.api.kube.body.protobuf import MEDIA_TYPE, decode
+from paddock.api.kube.openapi.documents import binary_v2, document_v2
+from paddock.api.kube.openapi.protobuf import encode_schema
 from paddock.api.kube.status import BadRequestError, UnsupportedMediaTypeError
 
 

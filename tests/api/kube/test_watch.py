@@ -10,9 +10,9 @@ import pytest
 
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.resources import codec
+from paddock.resources.kinds.sandbox import Sandbox, SandboxSpec
+from paddock.resources.kinds.template import TemplateRef
 from paddock.resources.meta import Key, ObjectMeta, with_meta
-from paddock.resources.sandbox import Sandbox, SandboxSpec
-from paddock.resources.template import TemplateRef
 from tests.api.kube.objects import ROOT, SANDBOXES, sandbox
 from tests.api.kube.server import Server, serving
 

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from paddock.api.kube.apply import ANNOTATION
+from paddock.api.kube.body.apply import ANNOTATION
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.meta import Key
-from paddock.resources.pool import SandboxPool
-from paddock.resources.sandbox import Sandbox
 from paddock.store.memory import MemoryStore
 from paddock.store.sqlite.store import SqliteStore
 from tests.api.kube.conftest import calling

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paddock.store.kubernetes import KubernetesStore, load_kubeconfig
-from tests.kube.cluster import ClusterInfo
+from tests.cluster.control_plane import ClusterInfo
 from tests.store.backends import Harness, fresh_namespaces
 
 

@@ -18,7 +18,7 @@ from paddock.kit.errors import (
 )
 from paddock.store.kubernetes.access import load_access, load_in_cluster, load_kubeconfig
 from paddock.store.kubernetes.credentials import ExecCredential, FileCredential
-from tests.kube.certificates import Authority
+from tests.cluster.certificates import Authority
 
 
 def kubeconfig(

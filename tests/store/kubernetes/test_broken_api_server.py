@@ -8,12 +8,12 @@ import pytest
 from msgspec import structs
 
 from paddock.kit.errors import DeadlineExceededError, GoneError
-from paddock.resources.builtin import Secret
+from paddock.resources.kinds.builtin import Secret
 from paddock.resources.meta import Key, ObjectMeta
 from paddock.store.kubernetes import ClientSettings, KubernetesStore
 from paddock.store.port import Change, WatchEvent
-from tests.kube.binaries import BinariesMissingError, directory_with
-from tests.kube.cluster import KubeCluster
+from tests.cluster.binaries import BinariesMissingError, directory_with
+from tests.cluster.control_plane import KubeCluster
 from tests.store.kubernetes.conftest import open_store
 from tests.store.kubernetes.valve import valve
 

@@ -12,9 +12,9 @@ from paddock.kit.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from paddock.resources.kinds.sandbox import Sandbox, SandboxSpec
+from paddock.resources.kinds.template import TemplateRef
 from paddock.resources.meta import Key, ObjectMeta, with_meta
-from paddock.resources.sandbox import Sandbox, SandboxSpec
-from paddock.resources.template import TemplateRef
 from paddock.store.kubernetes import Access, ClientSettings, KubernetesStore
 from paddock.store.kubernetes.credentials import FileCredential, NoCredential, StaticCredential
 from tests.store.kubernetes.scripted import (

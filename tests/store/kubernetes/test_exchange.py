@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from paddock.kit.errors import InvalidError, UnauthenticatedError
-from paddock.kit.exchange import Exchange, NoConnectionError
+from paddock.kit.http_client import Exchange, NoConnectionError
 from paddock.store.kubernetes import Access, KubernetesClient
 from paddock.store.kubernetes.credentials import NoCredential, StaticCredential
 

@@ -20,16 +20,16 @@ from paddock.kit.errors import (
     UnauthenticatedError,
     UnsupportedError,
 )
-from paddock.resources.builtin import Event, EventSource, Lease, LeaseSpec, Namespace, Secret
-from paddock.resources.builtin import ObjectReference as Reference
+from paddock.resources.kinds.builtin import Event, EventSource, Lease, LeaseSpec, Namespace, Secret
+from paddock.resources.kinds.builtin import ObjectReference as Reference
+from paddock.resources.kinds.pool import Capacity, SandboxPool, SandboxPoolSpec
+from paddock.resources.kinds.sandbox import Phase, Sandbox, SandboxSpec
+from paddock.resources.kinds.template import TemplateRef
 from paddock.resources.meta import Key, ObjectMeta, Part, Resource, with_meta
-from paddock.resources.pool import Capacity, SandboxPool, SandboxPoolSpec
-from paddock.resources.sandbox import Phase, Sandbox, SandboxSpec
 from paddock.resources.selectors import parse_fields
-from paddock.resources.template import TemplateRef
 from paddock.store.kubernetes import Access, KubernetesStore, load_in_cluster
 from paddock.store.kubernetes.credentials import StaticCredential
-from tests.kube.info import ClusterInfo, RefusedError
+from tests.cluster.info import ClusterInfo, RefusedError
 from tests.store.kubernetes.conftest import open_store
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]

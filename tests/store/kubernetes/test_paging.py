@@ -6,8 +6,8 @@ import pytest
 
 from paddock.kit import logs
 from paddock.kit.errors import GoneError
-from paddock.resources.builtin import Secret
-from paddock.resources.sandbox import Sandbox
+from paddock.resources.kinds.builtin import Secret
+from paddock.resources.kinds.sandbox import Sandbox
 from tests.store.kubernetes.scripted import gives, refuses, sandbox, scripted_server
 
 

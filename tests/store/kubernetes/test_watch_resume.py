@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from paddock.kit.errors import ForbiddenError, GoneError
-from paddock.resources.sandbox import Phase, Sandbox
+from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.selectors import parse_fields, parse_labels
 from paddock.store.kubernetes import KubernetesStore
 from paddock.store.port import Change

@@ -11,10 +11,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paddock.api.e2b import batch, keys, openapi, readings, sandboxes, templates, unsupported
+from paddock.api.e2b import batch, keys, metrics_logs, openapi, sandboxes, templates, unsupported
 from paddock.api.e2b.context import Context, answer
-from paddock.api.e2b.convert import Shown
 from paddock.api.e2b.schemas import ErrorBody
+from paddock.api.e2b.to_e2b import Shown
 from paddock.api.errors import status_of
 from paddock.kit import ids
 from paddock.kit.errors import (
@@ -23,9 +23,9 @@ from paddock.kit.errors import (
     RateLimitedError,
     UnavailableError,
 )
-from paddock.kit.tokens import TokenSeed
 from paddock.manager.keys import Keyring
 from paddock.manager.service import Manager
+from paddock.resources.tokens import TokenSeed
 
 log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(rb"^[\x21-\x7e]{1,128}$")
@@ -102,7 +102,7 @@ def routes() -> Sequence[BaseRoute]:
         Route("/health", health),
         Route("/openapi.json", openapi.serve),
         *batch.ROUTES,
-        *readings.ROUTES,
+        *metrics_logs.ROUTES,
         *sandboxes.ROUTES,
         *unsupported.ROUTES,
         *templates.ROUTES,

@@ -7,13 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock.api.e2b.context import Context, answer, body, route
-from paddock.api.e2b.requested import new_sandbox
+from paddock.api.e2b.from_e2b import new_sandbox
 from paddock.api.e2b.schemas import CreateBody, SandboxBody
 from paddock.api.errors import status_of
+from paddock.claims.caller import Caller
+from paddock.claims.requests import DEFAULT_TIMEOUT_SECONDS
 from paddock.kit.errors import InvalidError
-from paddock.manager.batches import Made
-from paddock.manager.keys import Caller
-from paddock.manager.requests import DEFAULT_TIMEOUT_SECONDS
+from paddock.manager.sandboxes.batches import Made
 
 _IDEMPOTENCY_KEY = re.compile(r"^[a-zA-Z0-9_-]{1,240}$")
 

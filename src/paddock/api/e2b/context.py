@@ -12,10 +12,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from paddock.api import bodies
-from paddock.api.e2b.convert import Shown
+from paddock.api.e2b.to_e2b import Shown
+from paddock.claims.caller import Caller
 from paddock.kit.errors import InvalidError, PaddockError
 from paddock.kit.logs import fields
-from paddock.manager.keys import Caller, Keyring
+from paddock.manager.keys import Keyring
 from paddock.manager.service import Manager
 
 calls = logging.getLogger("paddock.api.calls")

@@ -11,11 +11,12 @@ from typing import Any
 
 from msgspec import structs
 
+from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import InvalidError
-from paddock.manager.requests import NewSandbox
-from paddock.resources import quantity, syntax
-from paddock.resources.sandbox import IdlePause
-from paddock.resources.template import PauseStrategy, Resources
+from paddock.resources import quantity
+from paddock.resources.kinds.sandbox import IdlePause
+from paddock.resources.kinds.template import PauseStrategy, Resources
+from paddock.resources.schema import formats
 
 PREFIX = "e2b.agents.kruise.io/"
 RESERVED = (
@@ -43,7 +44,7 @@ def apply_extensions(request: NewSandbox) -> NewSandbox:
             name = key.removeprefix(LABEL_PREFIX)
             if name.startswith(RESERVED):
                 raise _bad(key, "labels with this prefix are ours")
-            if problem := syntax.qualified_name(name) or syntax.label_value(value):
+            if problem := formats.qualified_name(name) or formats.label_value(value):
                 raise _bad(key, problem)
             labels[name] = plain[name] = value
         elif handler := _HANDLERS.get(key):
@@ -137,7 +138,7 @@ def _named(field: str) -> "_Handler":
         if request.name or request.name_prefix:
             raise _bad(key, "only one of sandbox-name and sandbox-generate-name can be given")
         shown = value.removesuffix("-") if field == "name_prefix" else value
-        if problem := syntax.dns_label(shown):
+        if problem := formats.dns_label(shown):
             raise _bad(key, problem)
         return structs.replace(request, **{field: value})
 

@@ -7,9 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock.api.e2b.context import Context, answer, body, nothing, route
+from paddock.claims.caller import Caller, Role
+from paddock.claims.quota.ledger import Quota
 from paddock.kit.errors import ForbiddenError, InvalidError, NotFoundError
-from paddock.manager.keys import ApiKey, Caller, Role
-from paddock.manager.quota import Quota
+from paddock.manager.keys import ApiKey
 
 
 class NewKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from paddock import __version__
-from paddock.api.e2b import batch, keys, readings, sandboxes, schemas, templates, unsupported
+from paddock.api.e2b import batch, keys, metrics_logs, sandboxes, schemas, templates, unsupported
 from paddock.api.e2b.context import answer
-from paddock.api.e2b.convert import LEVELS
+from paddock.api.e2b.to_e2b import LEVELS
 
 PREFIX = "/kruise/api"
 """Everything is served below this, too."""
@@ -115,7 +115,7 @@ _QUERIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 def _routes() -> Iterator[Route]:
     yield from batch.ROUTES
-    yield from readings.ROUTES
+    yield from metrics_logs.ROUTES
     yield from sandboxes.ROUTES
     yield from unsupported.ROUTES
     yield from templates.ROUTES

@@ -5,7 +5,7 @@ from datetime import datetime
 from urllib.parse import unquote
 
 from paddock.kit.errors import InvalidError
-from paddock.manager.requests import SandboxFilter
+from paddock.manager.sandboxes.requests import SandboxFilter
 
 MAX_LIMIT = 100
 _MILLISECONDS = 10**11

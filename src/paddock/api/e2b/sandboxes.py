@@ -5,7 +5,7 @@ import re
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paddock.api.e2b import convert, query, requested
+from paddock.api.e2b import from_e2b, query, to_e2b
 from paddock.api.e2b.context import Context, answer, body, nothing, route
 from paddock.api.e2b.extensions import duration
 from paddock.api.e2b.schemas import (
@@ -21,10 +21,10 @@ from paddock.api.e2b.schemas import (
     TimeoutBody,
 )
 from paddock.api.errors import status_of
+from paddock.claims.caller import Caller, Role
+from paddock.claims.requests import DEFAULT_TIMEOUT_SECONDS
 from paddock.kit.errors import InvalidError, PaddockError
-from paddock.manager.keys import Caller, Role
-from paddock.manager.requests import DEFAULT_TIMEOUT_SECONDS
-from paddock.resources.template import NetworkPolicy
+from paddock.resources.kinds.template import NetworkPolicy
 
 V1_TIMEOUT_SECONDS = 15
 """What a v1 body without a timeout means."""
@@ -37,7 +37,7 @@ async def _create(context: Context, request: Request, caller: Caller, default: i
     if key and not _IDEMPOTENCY_KEY.match(key):
         raise InvalidError.at("Idempotency-Key", "up to 255 letters, digits, dashes or underscores")
     sandbox = await context.manager.create(
-        caller, requested.new_sandbox(wanted, default_timeout=default, idempotency_key=key)
+        caller, from_e2b.new_sandbox(wanted, default_timeout=default, idempotency_key=key)
     )
     created = context.shown.created(sandbox)
     request.state.made = created.sandbox_id
@@ -157,7 +157,7 @@ async def network(context: Context, request: Request, caller: Caller) -> Respons
         egress_proxy=wanted.egress_proxy,
         rules=wanted.rules,
     )
-    policy = requested.network(config, wanted.allow_internet_access) or NetworkPolicy()
+    policy = from_e2b.network(config, wanted.allow_internet_access) or NetworkPolicy()
     await context.manager.set_network(caller, request.path_params["id"], policy)
     return nothing()
 
@@ -197,7 +197,7 @@ async def snapshot(context: Context, request: Request, caller: Caller) -> Respon
     checkpoint = await context.manager.snapshot(
         caller, request.path_params["id"], name=wanted.name, memory=wanted.memory is not False
     )
-    shown = convert.snapshot(checkpoint)
+    shown = to_e2b.snapshot(checkpoint)
     request.state.made = shown.snapshot_id
     return answer(shown, 201)
 

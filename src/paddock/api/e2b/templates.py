@@ -3,21 +3,21 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paddock.api.e2b import convert, query
+from paddock.api.e2b import query, to_e2b
 from paddock.api.e2b.context import Context, answer, body, nothing, route
 from paddock.api.e2b.schemas import TemplatePatch
-from paddock.manager.keys import Caller
+from paddock.claims.caller import Caller
 
 
 async def list_templates(context: Context, _request: Request, caller: Caller) -> Response:
     """List the templates that a caller may use."""
-    return answer([convert.template(item) for item in context.manager.templates(caller)])
+    return answer([to_e2b.template(item) for item in context.manager.templates(caller)])
 
 
 async def template(context: Context, request: Request, caller: Caller) -> Response:
     """Show one template with its builds."""
     found = context.manager.template(caller, request.path_params["id"])
-    shown = convert.template(found)
+    shown = to_e2b.template(found)
     build = {
         "buildID": shown.build_id,
         "status": "ready",
@@ -63,7 +63,7 @@ async def publish(context: Context, request: Request, caller: Caller) -> Respons
         changed = context.manager.template(caller, reference)
     else:
         changed = await context.manager.publish_template(caller, reference, public=wanted.public)
-    return answer({"names": convert.template(changed).names})
+    return answer({"names": to_e2b.template(changed).names})
 
 
 async def snapshots(context: Context, request: Request, caller: Caller) -> Response:
@@ -78,7 +78,7 @@ async def snapshots(context: Context, request: Request, caller: Caller) -> Respo
         token=params.get("nextToken") or None,
     )
     headers = {"X-Next-Token": token} if token is not None else None
-    return answer([convert.snapshot(item) for item in items], headers=headers)
+    return answer([to_e2b.snapshot(item) for item in items], headers=headers)
 
 
 ROUTES = (

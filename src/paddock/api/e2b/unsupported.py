@@ -4,8 +4,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock.api.e2b.context import Context, Handler, route
+from paddock.claims.caller import Caller
 from paddock.kit.errors import UnsupportedError
-from paddock.manager.keys import Caller
 
 _TEMPLATES = (
     "template builds are not offered",

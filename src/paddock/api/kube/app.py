@@ -16,13 +16,15 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from paddock.api.kube import discovery, openapi, resources_routes, reviews
+from paddock.api.kube import discovery, routes
 from paddock.api.kube.auth import authenticate
 from paddock.api.kube.context import Context, answer
+from paddock.api.kube.openapi import documents
 from paddock.api.kube.requests import accepted
 from paddock.api.kube.scheme import Target
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.api.kube.status import NotAllowedError, code_of, failure, headers_of
+from paddock.api.kube.verbs import reviews
 from paddock.kit.clock import Clock, system
 from paddock.kit.errors import NotFoundError, PaddockError
 from paddock.store.port import Store
@@ -44,15 +46,15 @@ def create_app(store: Store, settings: KubeApiSettings, *, clock: Clock | None =
             Route("/api/{version}", _core_resources),
             Route("/apis/{group}", _group),
             Route("/apis/{group}/{version}", _group_resources),
-            Route("/openapi/v2", openapi.serve_v2),
-            Route("/openapi/v3", openapi.serve_index),
-            Route("/openapi/v3/{path:path}", openapi.serve_v3),
+            Route("/openapi/v2", documents.serve_v2),
+            Route("/openapi/v3", documents.serve_index),
+            Route("/openapi/v3/{path:path}", documents.serve_v3),
             *(
                 Route(path, _handing(reviews.serve, context), methods=["POST"])
                 for path in reviews.PATHS
             ),
-            Route("/api/{rest:path}", _handing(resources_routes.serve, context), methods=_METHODS),
-            Route("/apis/{rest:path}", _handing(resources_routes.serve, context), methods=_METHODS),
+            Route("/api/{rest:path}", _handing(routes.serve, context), methods=_METHODS),
+            Route("/apis/{rest:path}", _handing(routes.serve, context), methods=_METHODS),
             *(Route(path, _healthy) for path in ("/healthz", "/livez", "/readyz")),
         ],
         exception_handlers={

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from paddock.api.kube.apply import ANNOTATION, managed_fields, read_owners
+from paddock.api.kube.body.apply import ANNOTATION, managed_fields, read_owners
 from paddock.resources.codec import to_builtins
+from paddock.resources.defaults import explicit
 from paddock.resources.meta import Resource
 from paddock.resources.registry import KindInfo
-from paddock.resources.rendering import explicit
 
 _PARTIAL = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
 

@@ -13,8 +13,8 @@ import yaml
 from msgspec import Struct
 from starlette.requests import Request
 
-from paddock.api.kube import protobuf_bodies
-from paddock.api.kube.depth import MAX_DEPTH, is_too_deep
+from paddock.api.kube.body import protobuf
+from paddock.api.kube.body.depth import MAX_DEPTH, is_too_deep
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.api.kube.status import BadRequestError, UnsupportedMediaTypeError
 from paddock.kit.errors import FieldProblem, InvalidError, TooLargeError
@@ -128,8 +128,8 @@ async def read_document(request: Request, settings: KubeApiSettings) -> Any:
     data = await read_body(request, settings)
     if not data:
         return None
-    if kind == protobuf_bodies.MEDIA_TYPE:
-        return protobuf_bodies.decode(data)
+    if kind == protobuf.MEDIA_TYPE:
+        return protobuf.decode(data)
     if kind not in _JSON_TYPES and kind not in _YAML_TYPES:
         raise UnsupportedMediaTypeError(
             f"bodies of type {kind[:80]!r} are not read", hint="send application/json"

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from paddock.api.errors import retry_after, status_of
-from paddock.api.kube.apply import ApplyConflictError
+from paddock.api.kube.body.apply import ApplyConflictError
 from paddock.kit.errors import (
     AlreadyExistsError,
     FieldProblem,

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from paddock.api.kube.rendering import list_metadata, partial, render
 from paddock.kit.clock import rfc3339
-from paddock.resources.builtin import Event
+from paddock.resources.kinds.builtin import Event
 from paddock.resources.meta import Resource
 from paddock.resources.registry import Column, KindInfo
 

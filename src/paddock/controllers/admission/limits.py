@@ -15,10 +15,10 @@ from paddock.controllers.admission.plugin import (
     PoolAdmission,
     PoolRequest,
 )
+from paddock.controllers.env.instance_types import footprint
 from paddock.controllers.env.render import size_of
-from paddock.controllers.env.shapes import footprint
-from paddock.resources.pool import SandboxPool
-from paddock.resources.template import SandboxTemplateSpec
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.template import SandboxTemplateSpec
 
 RETRY_SECONDS = 30.0
 

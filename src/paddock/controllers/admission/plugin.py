@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from paddock.cache.provider import Provider
 from paddock.kit.clock import Clock
-from paddock.kit.settings import Settings
+from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.meta import Key
-from paddock.resources.pool import SandboxPool
+from paddock.settings import Settings
 
 GROUP = "paddock.admission"
 

@@ -12,35 +12,36 @@ from functools import partial
 
 from msgspec import structs
 
-from paddock.cache.census import Census
+from paddock.cache.pool_members import Census
 from paddock.cache.provider import Provider
-from paddock.controllers.batch import direct, shards, tasks
-from paddock.controllers.batch.assignment import Assignment
-from paddock.controllers.batch.follower import Follower, Job
-from paddock.controllers.batch.giving_back import GivingBack
-from paddock.controllers.batch.setbacks import Setbacks
+from paddock.controllers.batch import shards, template_shards
+from paddock.controllers.batch.allocation.pool_selector import Assignment
+from paddock.controllers.batch.release import GivingBack
+from paddock.controllers.batch.shard_backoff import Setbacks
 from paddock.controllers.batch.status import (
     CONDITION_QUARANTINED,
     computed,
     found,
     with_condition,
 )
+from paddock.controllers.batch.tasks import plan
+from paddock.controllers.batch.tasks.watcher import Follower, Job
 from paddock.engine.controller import After, Done, Result
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.kit.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
-from paddock.kit.tokens import TokenSeed
-from paddock.resources.batch import (
+from paddock.resources.kinds.batch import (
     FINALIZER_BATCH,
     Allocation,
     BatchSandbox,
     BatchSandboxStatus,
     TaskResult,
 )
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.meta import Key, is_true, with_meta
-from paddock.resources.pool import SandboxPool
-from paddock.resources.sandbox import Phase, Sandbox
-from paddock.resources.stamping import stamped
+from paddock.resources.tokens import TokenSeed
+from paddock.resources.transitions.batch_claim import stamped
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class BatchController:
             await self._stamp(current)
         self._follow(current)
         wanted = frozenset(shards.wanted_shards(current))
-        results = tasks.with_reports(current, self._follower.reports(batch.key), wanted)
+        results = plan.with_reports(current, self._follower.reports(batch.key), wanted)
         current = _with_status(current, tasks=results)
         sandboxes = found(current, self._provider)
         if not batch.spec.pool_ref:
@@ -223,7 +224,7 @@ class BatchController:
             if not why:
                 continue
             changes[item.shard] = shards.emptied(item)
-            if (result := tasks.after_loss(batch, item.shard)) is not None:
+            if (result := plan.after_loss(batch, item.shard)) is not None:
                 results[item.shard] = result
             if sandbox is not None and sandbox.status.phase in (Phase.FAILED, Phase.SUCCEEDED):
                 doomed.append(sandbox)
@@ -290,10 +291,10 @@ class BatchController:
         pauses = [seconds for seconds in waits.values() if seconds]
         if len(made) < len(due):
             pauses.append(WAIT_SECONDS)
-        return direct.adopted(batch, made), min(pauses, default=None)
+        return template_shards.adopted(batch, made), min(pauses, default=None)
 
     async def _make(self, batch: BatchSandbox, shard: int, made: dict[int, Sandbox]) -> None:
-        wanted = direct.child(batch, shard, self._seed, now=self._clock.now())
+        wanted = template_shards.child(batch, shard, self._seed, now=self._clock.now())
         try:
             made[shard] = await self._provider.write.create(wanted)
         except AlreadyExistsError:
@@ -340,7 +341,7 @@ class BatchController:
                 continue
             if not self._is_alone and sandbox.spec.claim is None:
                 continue
-            order = tasks.order_for(batch, item.shard)
+            order = plan.order_for(batch, item.shard)
             if order is not None:
                 jobs[item.shard] = Job(sandbox=sandbox, sandbox_id=item.sandbox_id, order=order)
         self._follower.ensure(batch.key, jobs)
@@ -394,8 +395,8 @@ def _with_status(batch: BatchSandbox, **changes: object) -> BatchSandbox:
 def _problem(batch: BatchSandbox) -> str:
     """Say why a batch makes no sense; empty where it does."""
     try:
-        direct.check(batch)
-        tasks.check(batch)
+        template_shards.check(batch)
+        plan.check(batch)
     except InvalidError as error:
         return error.message
     indexes = [item.shard for item in batch.status.allocations]

@@ -7,21 +7,21 @@ scale-out fills the lowest first.
 
 from collections.abc import Iterable, Mapping
 
-from paddock.resources.batch import (
+from paddock.resources.kinds.batch import (
     Allocation,
     BatchSandbox,
     TaskResourcePolicy,
     TaskResult,
     TaskState,
 )
-from paddock.resources.meta import ConditionStatus, Key, condition, is_true
-from paddock.resources.sandbox import (
+from paddock.resources.kinds.sandbox import (
     CONDITION_HEALTHY,
     CONDITION_READY,
     LABEL_BATCH,
     Phase,
     Sandbox,
 )
+from paddock.resources.meta import ConditionStatus, Key, condition, is_true
 
 ANNOTATION_VICTIMS = "paddock.dev/scale-in-shards"
 """Shards to give up first, such as `3,7`."""

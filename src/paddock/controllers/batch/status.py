@@ -9,16 +9,16 @@ from paddock.cache.checks import PAUSE_REFUSALS, REASON_PAUSE_FAILED
 from paddock.cache.provider import Provider
 from paddock.controllers.batch import shards
 from paddock.kit.clock import Clock
-from paddock.resources.batch import (
+from paddock.resources.kinds.batch import (
     BatchPhase,
     BatchSandbox,
     BatchSandboxStatus,
     TaskResourcePolicy,
     TaskState,
 )
+from paddock.resources.kinds.sandbox import CONDITION_PAUSED as SANDBOX_PAUSED
+from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.meta import Condition, ConditionStatus, condition, set_condition
-from paddock.resources.sandbox import CONDITION_PAUSED as SANDBOX_PAUSED
-from paddock.resources.sandbox import Phase, Sandbox
 
 CONDITION_READY = "Ready"
 CONDITION_PAUSED = "Paused"

@@ -4,23 +4,23 @@ from msgspec import structs
 
 from paddock.cache.writes import Writer
 from paddock.controllers.checkpoint import plan as steps
-from paddock.controllers.patience import Patience
+from paddock.controllers.retry_budget import Patience
 from paddock.controllers.sandbox.templates import TemplateSource
 from paddock.engine.controller import After, Done, Gone, Result
 from paddock.engine.informer import Informer
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.kit.errors import ConflictError, PaddockError, UnavailableError, UnsupportedError
-from paddock.resources import deadlines
-from paddock.resources.checkpoint import (
+from paddock.resources.kinds.checkpoint import (
     FINALIZER_CHECKPOINT,
     REASON_UNSUPPORTED,
     Checkpoint,
     CheckpointPhase,
     Content,
 )
+from paddock.resources.kinds.sandbox import CONDITION_READY, Sandbox
 from paddock.resources.meta import Condition, ConditionStatus, Key, set_condition, with_meta
-from paddock.resources.sandbox import CONDITION_READY, Sandbox
+from paddock.resources.transitions import deadlines
 from paddock.runtime.port import Runtime
 
 

@@ -4,14 +4,14 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from paddock.resources.checkpoint import (
+from paddock.resources.kinds.checkpoint import (
     FINALIZER_CHECKPOINT,
     Checkpoint,
     CheckpointPhase,
     Content,
 )
-from paddock.resources.sandbox import Phase, Sandbox
-from paddock.resources.template import PauseStrategy
+from paddock.resources.kinds.sandbox import Phase, Sandbox
+from paddock.resources.kinds.template import PauseStrategy
 
 
 class Step(Struct, frozen=True, tag=True):

@@ -13,11 +13,11 @@ from msgspec import Struct, structs
 
 from paddock.cache.provider import Provider
 from paddock.controllers.claim import plan as steps
+from paddock.controllers.claim.acquire import Taker
 from paddock.controllers.claim.ports import Fitting, Line
+from paddock.controllers.claim.progress import Held, held, standing_of, why_lost
 from paddock.controllers.claim.source import Meant, Source
-from paddock.controllers.claim.standing import Held, held, standing_of, why_lost
 from paddock.controllers.claim.status import completed, is_over, progress, updated
-from paddock.controllers.claim.taking import Taker
 from paddock.engine.controller import After, Done, Gone, Result
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
@@ -27,12 +27,12 @@ from paddock.kit.errors import (
     PaddockError,
     UnsupportedError,
 )
-from paddock.resources.claim import SandboxClaim, SandboxClaimStatus
+from paddock.resources.kinds.claim import SandboxClaim, SandboxClaimStatus
+from paddock.resources.kinds.sandbox import LABEL_CLAIM, LABEL_GIVEN_UP, Sandbox
 from paddock.resources.meta import (
     Key,
     with_meta,
 )
-from paddock.resources.sandbox import LABEL_CLAIM, LABEL_GIVEN_UP, Sandbox
 
 RETRY_SECONDS = 2.0
 

@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from paddock.controllers.claim.standing import Held
+from paddock.controllers.claim.progress import Held
 from paddock.kit.backoff import Backoff
-from paddock.resources.claim import ClaimPhase, SandboxClaim
-from paddock.resources.sandbox import Sandbox
+from paddock.resources.kinds.claim import ClaimPhase, SandboxClaim
+from paddock.resources.kinds.sandbox import Sandbox
 
 ALL_CLAIMED = "AllReplicasClaimed"
 UPDATE_REFUSED = "InplaceUpdateRefused"

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol
 
-from paddock.resources.claiming import Fit
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.template import Resources, SandboxTemplateSpec
 from paddock.resources.meta import Key
-from paddock.resources.sandbox import Sandbox
-from paddock.resources.template import Resources, SandboxTemplateSpec
+from paddock.resources.transitions.claim import Fit
 
 
 class Line(Protocol):

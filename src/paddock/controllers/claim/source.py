@@ -9,12 +9,12 @@ from msgspec import Struct
 from paddock.cache.provider import Provider
 from paddock.controllers.claim.ports import Fitting
 from paddock.kit.errors import ForbiddenError, InvalidError
-from paddock.resources.claim import SandboxClaim
-from paddock.resources.claiming import Fit
-from paddock.resources.env import SandboxEnv
+from paddock.resources.kinds.claim import SandboxClaim
+from paddock.resources.kinds.env import SandboxEnv
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.template import Resources, SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Key, controller_of
-from paddock.resources.pool import SandboxPool
-from paddock.resources.template import Resources, SandboxTemplate, SandboxTemplateSpec
+from paddock.resources.transitions.claim import Fit
 
 
 class Meant(Struct, frozen=True, kw_only=True):

@@ -5,10 +5,15 @@ from datetime import datetime
 from msgspec import structs
 
 from paddock.controllers.claim.plan import UPDATE_REFUSED, Complete
-from paddock.controllers.claim.standing import Held
-from paddock.resources.claim import ClaimedSandbox, ClaimPhase, SandboxClaim, SandboxClaimStatus
+from paddock.controllers.claim.progress import Held
+from paddock.resources.kinds.claim import (
+    ClaimedSandbox,
+    ClaimPhase,
+    SandboxClaim,
+    SandboxClaimStatus,
+)
+from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.meta import Condition, ConditionStatus, set_condition
-from paddock.resources.sandbox import Sandbox
 
 CONDITION_COMPLETED = "Completed"
 CONDITION_TIMED_OUT = "TimedOut"

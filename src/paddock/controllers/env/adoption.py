@@ -14,7 +14,7 @@ from paddock.controllers.env.render import size_of
 from paddock.engine.controller import Done, Result
 from paddock.engine.recorder import Recorder
 from paddock.kit.errors import AlreadyExistsError, NotFoundError
-from paddock.resources.env import (
+from paddock.resources.kinds.env import (
     Autoscaling,
     EnvCluster,
     EnvMember,
@@ -24,9 +24,9 @@ from paddock.resources.env import (
     SandboxEnvSpec,
     ScalingGroup,
 )
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.template import TemplateRef
 from paddock.resources.meta import Key, ObjectMeta, controller_of, owner_reference, with_meta
-from paddock.resources.pool import SandboxPool
-from paddock.resources.template import TemplateRef
 
 
 class Adoption:

@@ -19,8 +19,8 @@ from paddock.controllers.env.formulas import (
     shrink_step,
     warm_buffer,
 )
-from paddock.resources.env import ScalingGroup
-from paddock.resources.pool import AutoscalingState
+from paddock.resources.kinds.env import ScalingGroup
+from paddock.resources.kinds.pool import AutoscalingState
 
 PROTECTION_SECONDS = 10.0
 """Between announcing a smaller size and making it so; a claim meanwhile calls it off."""

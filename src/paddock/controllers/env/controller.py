@@ -12,29 +12,29 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from paddock.cache.census import Census
 from paddock.cache.environments import Board, Waiting
+from paddock.cache.pool_members import Census
 from paddock.cache.provider import Provider
 from paddock.controllers.admission.gate import AdmissionGate
 from paddock.controllers.admission.plugin import PoolRequest
 from paddock.controllers.env import status as statuses
+from paddock.controllers.env.admission_step import Sizer
 from paddock.controllers.env.autoscale import PROTECTION_SECONDS, Action
-from paddock.controllers.env.cases import Case, Problem
-from paddock.controllers.env.meter import ClaimMeter, is_worth_writing
+from paddock.controllers.env.autoscale_step import Demand, NoDemand, Scaler, heard
+from paddock.controllers.env.claim_rate import ClaimMeter, is_worth_writing
+from paddock.controllers.env.instance_types import SHAPES
+from paddock.controllers.env.member_state import Case, Problem
 from paddock.controllers.env.render import drift, pool_name, size_of
-from paddock.controllers.env.scaling import Demand, NoDemand, Scaler, heard
-from paddock.controllers.env.shapes import SHAPES
-from paddock.controllers.env.sizing import Sizer
 from paddock.controllers.pool.controller import Supply, no_supply
 from paddock.controllers.sandbox.templates import resolve
 from paddock.engine.controller import After, Done, Result
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.kit.errors import AlreadyExistsError, FieldProblem, InvalidError, NotFoundError
-from paddock.resources.env import EnvCluster, ObservedQueue, SandboxEnv, SandboxEnvStatus
+from paddock.resources.kinds.env import EnvCluster, ObservedQueue, SandboxEnv, SandboxEnvStatus
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.template import Resources, SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Key, controller_of
-from paddock.resources.pool import SandboxPool
-from paddock.resources.template import Resources, SandboxTemplate, SandboxTemplateSpec
 
 PERIOD_SECONDS = 10.0
 JITTER = 0.2

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from croniter import croniter
 
-from paddock.resources.env import ScalePolicy, ScheduledFloor
+from paddock.resources.kinds.env import ScalePolicy, ScheduledFloor
 
 
 def warm_buffer(policy: ScalePolicy, demand: int) -> int:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from msgspec import Struct, structs
 
-from paddock.controllers.env.shapes import SHAPES, shape_of
+from paddock.controllers.env.instance_types import SHAPES, shape_of
 from paddock.kit.errors import FieldProblem, InvalidError, NotFoundError
-from paddock.resources.env import (
+from paddock.resources.kinds.env import (
     LABEL_ENV,
     LABEL_GROUP,
     LABEL_MEMBER,
@@ -19,9 +19,9 @@ from paddock.resources.env import (
     EnvOverrides,
     SandboxEnv,
 )
+from paddock.resources.kinds.pool import Capacity, SandboxPool, SandboxPoolSpec
+from paddock.resources.kinds.template import Resources, SandboxTemplateSpec
 from paddock.resources.meta import ObjectMeta, owner_reference
-from paddock.resources.pool import Capacity, SandboxPool, SandboxPoolSpec
-from paddock.resources.template import Resources, SandboxTemplateSpec
 
 ANNOTATION_RENDERED = "paddock.dev/rendered"
 """Which labels and annotations of a pool are its environment's, so that they can be taken back."""

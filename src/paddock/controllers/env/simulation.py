@@ -17,8 +17,8 @@ from msgspec import Struct, structs
 from paddock.controllers.env.autoscale import Action, Decision, Group, Member, decide
 from paddock.controllers.env.formulas import decayed_rate
 from paddock.kit.errors import InvalidError
-from paddock.resources.env import ScalingGroup
-from paddock.resources.pool import AutoscalingState
+from paddock.resources.kinds.env import ScalingGroup
+from paddock.resources.kinds.pool import AutoscalingState
 
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 PERIOD_SECONDS = 10.0

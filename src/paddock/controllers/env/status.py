@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from msgspec import structs
 
 from paddock.cache.environments import EnvSnapshot, MemberSnapshot
-from paddock.controllers.env.cases import Case, Problem
-from paddock.resources.env import (
+from paddock.controllers.env.member_state import Case, Problem
+from paddock.resources.kinds.env import (
     MemberState,
     ObservedCluster,
     ObservedGroup,
@@ -18,8 +18,8 @@ from paddock.resources.env import (
     SandboxEnv,
     SandboxEnvStatus,
 )
+from paddock.resources.kinds.template import Resources
 from paddock.resources.meta import Condition, ConditionStatus, set_condition
-from paddock.resources.template import Resources
 
 CONDITION_READY = "Ready"
 CONDITION_TEMPLATE = "TemplateConsistent"

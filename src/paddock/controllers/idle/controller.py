@@ -15,9 +15,9 @@ from paddock.kit import metrics
 from paddock.kit.clock import Clock
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
-from paddock.resources import deadlines
+from paddock.resources.kinds.sandbox import CONDITION_PAUSED, Sandbox
 from paddock.resources.meta import condition
-from paddock.resources.sandbox import CONDITION_PAUSED, Sandbox
+from paddock.resources.transitions import deadlines
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from paddock.cache import states
 from paddock.cache.states import State
+from paddock.resources.kinds.sandbox import CONDITION_READY, Sandbox
 from paddock.resources.meta import condition
-from paddock.resources.sandbox import CONDITION_READY, Sandbox
 
 _BETWEEN_LOOKS = timedelta(seconds=15)
 """Processors are looked at more often than that."""

@@ -13,10 +13,10 @@ from itertools import islice
 
 from msgspec import structs
 
-from paddock.cache.census import Census, Members, Standing, revision_of
+from paddock.cache.pool_members import Census, Members, Standing, revision_of
 from paddock.cache.writes import Writer
-from paddock.controllers.pool import failing, strategies
-from paddock.controllers.pool.children import child, revision
+from paddock.controllers.pool import start_backoff, strategies
+from paddock.controllers.pool.factory import child, revision
 from paddock.controllers.pool.plan import Counts, PoolPlan, band, plan
 from paddock.controllers.pool.status import computed, degraded
 from paddock.controllers.sandbox.templates import resolve
@@ -25,10 +25,10 @@ from paddock.engine.informer import Informer
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.kit.errors import ConflictError, NotFoundError
+from paddock.resources.kinds.pool import SandboxPool, SandboxPoolStatus
+from paddock.resources.kinds.sandbox import Phase, Sandbox
+from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Key
-from paddock.resources.pool import SandboxPool, SandboxPoolStatus
-from paddock.resources.sandbox import Phase, Sandbox
-from paddock.resources.template import SandboxTemplate, SandboxTemplateSpec
 
 BREATH_SECONDS = 0.05
 """How long changes of a pool's members are gathered before it is looked at."""
@@ -161,7 +161,7 @@ class PoolController:
         if failed:
             self._recorder.warning(pool, "SandboxFailed", failed[-1].status.message)
         ready, now = members.available.values(), self._clock.now()
-        status = failing.told(pool.status, failed, ready, revision=current, now=now)
+        status = start_backoff.told(pool.status, failed, ready, revision=current, now=now)
         await self._let_go(leaving)
         return status
 

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from msgspec import Struct, structs
 
-from paddock.resources.pool import Capacity, SandboxPoolSpec
+from paddock.resources.kinds.pool import Capacity, SandboxPoolSpec
 
 FIRST_BATCH = 16
 """A pool that nothing has yet come out of makes so many at once, then twice what has worked."""

@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 from msgspec import structs
 
 from paddock.kit.errors import NotFoundError
-from paddock.resources.pool import SandboxPool, SandboxPoolSpec
-from paddock.resources.sandbox import LABEL_EVICT, Sandbox
+from paddock.resources.kinds.pool import SandboxPool, SandboxPoolSpec
+from paddock.resources.kinds.sandbox import LABEL_EVICT, Sandbox
 
 LABEL_EVICTION_HANDLER = "paddock.dev/eviction-handler"
 LABEL_UPDATE_STRATEGY = "paddock.dev/update-strategy"

@@ -12,12 +12,11 @@ from msgspec import structs
 
 from paddock.cache.checks import REASON_PAUSE_FAILED, REASON_PAUSE_UNSUPPORTED
 from paddock.cache.writes import Writer
-from paddock.controllers.patience import Patience
+from paddock.controllers.retry_budget import Patience
 from paddock.controllers.sandbox import plan as steps
-from paddock.controllers.sandbox.applying import Applying
-from paddock.controllers.sandbox.blueprint import blueprint
 from paddock.controllers.sandbox.lifecycle import Trigger, move
-from paddock.controllers.sandbox.news import News
+from paddock.controllers.sandbox.live_config import Applying
+from paddock.controllers.sandbox.runtime_events import News
 from paddock.controllers.sandbox.status import moved, with_condition
 from paddock.controllers.sandbox.templates import TemplateSource
 from paddock.engine.controller import After, Done, Gone, Result
@@ -31,16 +30,7 @@ from paddock.kit.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from paddock.kit.tokens import TokenSeed
-from paddock.resources import deadlines
-from paddock.resources.meta import (
-    Condition,
-    Key,
-    is_true,
-    with_meta,
-)
-from paddock.resources.pausing import strategy_for
-from paddock.resources.sandbox import (
+from paddock.resources.kinds.sandbox import (
     CONDITION_PAUSED,
     CONDITION_READY,
     FINALIZER_SANDBOX,
@@ -48,7 +38,17 @@ from paddock.resources.sandbox import (
     Sandbox,
     SandboxStatus,
 )
-from paddock.resources.template import PauseStrategy
+from paddock.resources.kinds.template import PauseStrategy
+from paddock.resources.meta import (
+    Condition,
+    Key,
+    is_true,
+    with_meta,
+)
+from paddock.resources.tokens import TokenSeed
+from paddock.resources.transitions import deadlines
+from paddock.resources.transitions.pause_strategy import strategy_for
+from paddock.runtime.blueprint import blueprint
 from paddock.runtime.port import Instance, Runtime
 
 log = logging.getLogger(__name__)

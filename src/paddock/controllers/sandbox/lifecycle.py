@@ -5,7 +5,7 @@
 
 from enum import StrEnum
 
-from paddock.resources.sandbox import Phase
+from paddock.resources.kinds.sandbox import Phase
 
 
 class Trigger(StrEnum):

@@ -9,10 +9,10 @@ from datetime import datetime
 from msgspec import Struct
 
 from paddock.cache.states import is_resuming
-from paddock.resources import deadlines
+from paddock.resources.kinds.sandbox import CONDITION_READY, FINALIZER_SANDBOX, Phase, Sandbox
+from paddock.resources.kinds.template import PauseStrategy
 from paddock.resources.meta import is_true
-from paddock.resources.sandbox import CONDITION_READY, FINALIZER_SANDBOX, Phase, Sandbox
-from paddock.resources.template import PauseStrategy
+from paddock.resources.transitions import deadlines
 from paddock.runtime.port import Instance, InstanceState
 
 

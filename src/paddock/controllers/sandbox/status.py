@@ -5,8 +5,7 @@ from datetime import datetime
 from msgspec import structs
 
 from paddock.controllers.sandbox.lifecycle import Trigger, move
-from paddock.resources.meta import Condition, ConditionStatus, set_condition
-from paddock.resources.sandbox import (
+from paddock.resources.kinds.sandbox import (
     CONDITION_PAUSED,
     CONDITION_READY,
     Phase,
@@ -14,6 +13,7 @@ from paddock.resources.sandbox import (
     SandboxAddress,
     SandboxStatus,
 )
+from paddock.resources.meta import Condition, ConditionStatus, set_condition
 from paddock.runtime.port import Instance
 
 

@@ -5,10 +5,10 @@ from typing import Protocol
 from paddock.cache.writes import Writer
 from paddock.engine.informer import Informer
 from paddock.kit.errors import DeadlineExceededError, NotFoundError, UnavailableError
-from paddock.resources.checkpoint import Checkpoint, CheckpointPhase
+from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec, TemplateRef
 from paddock.resources.meta import Key
-from paddock.resources.sandbox import Sandbox
-from paddock.resources.template import SandboxTemplate, SandboxTemplateSpec, TemplateRef
 
 
 class TemplateSource(Protocol):

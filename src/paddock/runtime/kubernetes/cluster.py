@@ -6,8 +6,8 @@ A Kubernetes store and its informers fit as they are; the driver knows neither.
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from paddock.resources.kinds.pods import Pod, VolumeClaim
 from paddock.resources.meta import Key, R, Resource
-from paddock.resources.pods import Pod, VolumeClaim
 from paddock.resources.selectors import LabelSelector
 from paddock.runtime.port import Blueprint
 

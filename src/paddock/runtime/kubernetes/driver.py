@@ -17,17 +17,18 @@ from paddock.kit.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from paddock.resources.kinds.pods import Pod, VolumeClaim
 from paddock.resources.meta import Resource, with_meta
-from paddock.resources.pods import Pod, VolumeClaim
-from paddock.runtime.kubernetes import names, reading
+from paddock.runtime.kubernetes import names
 from paddock.runtime.kubernetes.cluster import Asking, BlueprintOf, Claims, Cluster, Pods
-from paddock.runtime.kubernetes.envds import Envds, read_usage
-from paddock.runtime.kubernetes.making import Making
-from paddock.runtime.kubernetes.nodes import Nodes
-from paddock.runtime.kubernetes.policies import Policies
-from paddock.runtime.kubernetes.presence import CREATE_SECONDS, Presence, instance_of
-from paddock.runtime.kubernetes.reimaging import ImageUpdates
-from paddock.runtime.kubernetes.render import PodSettings
+from paddock.runtime.kubernetes.envd_client import Envds, read_usage
+from paddock.runtime.kubernetes.network.policies import Policies
+from paddock.runtime.kubernetes.node_agents import Nodes
+from paddock.runtime.kubernetes.pods import status
+from paddock.runtime.kubernetes.pods.factory import Making
+from paddock.runtime.kubernetes.pods.image_update import ImageUpdates
+from paddock.runtime.kubernetes.pods.render import PodSettings
+from paddock.runtime.kubernetes.pods.watch import CREATE_SECONDS, Presence, instance_of
 from paddock.runtime.port import (
     AgentConfig,
     Blueprint,
@@ -131,14 +132,14 @@ class KubernetesRuntime:
         allowed = wanted.ready_timeout_seconds if wanted is not None else CREATE_SECONDS
         # A long ready command must not hold a worker; the pod's age is what counts.
         seconds = min(allowed, CREATE_SECONDS)
-        _, former = reading.replaced(pod)
+        _, former = status.replaced(pod)
         problem = await self._envds.wait_ready(
             uid, pod.status.pod_ip, seconds=seconds, former=former
         )
         if problem is not None:
-            if trouble := reading.daemon_trouble(self._presence.get(uid) or pod):
+            if trouble := status.daemon_trouble(self._presence.get(uid) or pod):
                 problem = f"{problem}; {trouble}"
-            began = reading.began(pod) or self._clock.now()
+            began = status.began(pod) or self._clock.now()
             if (self._clock.now() - began).total_seconds() >= allowed + CREATE_SECONDS:
                 raise DeadlineExceededError(f"{problem}; it had {allowed:g} s to get ready")
             raise UnavailableError(problem, retry_after_seconds=1.0)
@@ -153,7 +154,7 @@ class KubernetesRuntime:
         if self._images is None:
             raise UnsupportedError(f"sandbox {uid} keeps its image: {_NO_UPDATE}")
         pod = self._presence.pod(uid)
-        if reading.image(pod) != image:
+        if status.image(pod) != image:
             if instance_of(uid, pod).state is not InstanceState.RUNNING:
                 raise ConflictError(f"sandbox {uid} does not run: its image stays for now")
             main = await self._envds.main_of(pod.status.pod_ip)
@@ -211,7 +212,7 @@ class KubernetesRuntime:
                 hint="give its template volumeClaimTemplates, or pause with Freeze",
             )
         pod = self._presence.get(uid)
-        life = reading.incarnation(pod) if pod is not None else _stopped_life(claims) or 1
+        life = status.incarnation(pod) if pod is not None else _stopped_life(claims) or 1
         # The mark goes first: from here on a missing pod is a pause and not a loss.
         for claim in claims:
             if claim.metadata.annotations.get(names.ANNOTATION_STOPPED) != str(life):
@@ -268,7 +269,7 @@ class KubernetesRuntime:
                 with contextlib.suppress(NotFoundError, UnsupportedError):
                     await self._nodes.freeze(pod, frozen=False)
         for claim in self._claims.by_index("uid", uid):
-            if reading.is_owned(claim, uid) and not claim.is_deleting:
+            if status.is_owned(claim, uid) and not claim.is_deleting:
                 await self._delete(claim)
 
     async def _delete(self, obj: Resource) -> None:
@@ -296,7 +297,7 @@ class KubernetesRuntime:
         for claim in self._claims.all():
             uid = claim.metadata.labels.get(names.LABEL_UID, "")
             life = _stopped_life((claim,))
-            if uid and life is not None and uid not in found and reading.is_owned(claim, uid):
+            if uid and life is not None and uid not in found and status.is_owned(claim, uid):
                 found[uid] = Instance(uid=uid, state=InstanceState.STOPPED, incarnation=life)
         return tuple(found.values())
 

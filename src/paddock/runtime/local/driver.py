@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from paddock.kit.errors import UnavailableError, UnsupportedError
-from paddock.runtime.local import rpc
-from paddock.runtime.local.service import LogArguments, SnapshotArguments
+from paddock.runtime.local.node import rpc
+from paddock.runtime.local.node.rpc_server import LogArguments, SnapshotArguments
 from paddock.runtime.port import (
     AgentConfig,
     Blueprint,

@@ -14,11 +14,11 @@ from msgspec import structs
 
 from paddock.kit import ids
 from paddock.kit.errors import GoneError, InvalidError, NotFoundError
-from paddock.resources import validation
 from paddock.resources.meta import Key, R
+from paddock.resources.schema import validation
 from paddock.resources.selectors import FieldSelector, LabelSelector
 from paddock.store import semantics
-from paddock.store.kubernetes import answers, bodies, paths
+from paddock.store.kubernetes import bodies, paths, responses
 from paddock.store.kubernetes.access import Access
 from paddock.store.kubernetes.client import (
     JSON,
@@ -51,7 +51,7 @@ class KubernetesStore:
     async def get(self, kind: type[R], key: Key) -> R:
         """Read one; `NotFoundError`."""
         path = paths.object_path(kind, key)
-        return answers.read_object(
+        return responses.read_object(
             kind, await self.client.request("GET", path, resource=kind.PLURAL)
         )
 
@@ -118,7 +118,7 @@ class KubernetesStore:
                 if self._fields.learn(kind, fields, error):
                     continue
                 raise
-            items, meta = answers.read_list(kind, data)
+            items, meta = responses.read_list(kind, data)
             if ours is not None:
                 items = tuple(filter(matches(ours), items))
             return Page(
@@ -141,7 +141,7 @@ class KubernetesStore:
             params=self._write_params(dry_run=dry_run),
             body=bodies.create_body(obj),
         )
-        made = answers.read_object(kind, data)
+        made = responses.read_object(kind, data)
         if not (with_status and semantics.has_status(kind)):
             return made
         wanted = structs.replace(obj, metadata=made.metadata)
@@ -189,7 +189,7 @@ class KubernetesStore:
             body=body,
             content_type=content_type,
         )
-        return answers.read_object(kind, data)
+        return responses.read_object(kind, data)
 
     def _write_params(self, *, dry_run: bool) -> dict[str, str]:
         params = {
@@ -221,7 +221,7 @@ class KubernetesStore:
         data = await self.client.request(
             "DELETE", paths.object_path(kind, key), resource=kind.PLURAL, body=body
         )
-        return last if answers.is_status(data) else answers.read_object(kind, data)
+        return last if responses.is_status(data) else responses.read_object(kind, data)
 
     # Watching
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import structs
 
-from paddock.resources.builtin import Lease
+from paddock.resources.kinds.builtin import Lease
 from paddock.resources.meta import ObjectMeta, Resource
 from paddock.store import semantics
 

@@ -27,7 +27,7 @@ from paddock.kit.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from paddock.kit.exchange import Exchange, NoConnectionError, open_socket
+from paddock.kit.http_client import Exchange, NoConnectionError, open_socket
 from paddock.kit.logs import fields
 from paddock.store.kubernetes import statuses
 from paddock.store.kubernetes.access import Access

@@ -3,7 +3,7 @@
 from urllib.parse import quote
 
 from paddock.kit.errors import FieldProblem, InvalidError
-from paddock.resources.builtin import Lease
+from paddock.resources.kinds.builtin import Lease
 from paddock.resources.meta import GROUP, Key, Resource
 
 

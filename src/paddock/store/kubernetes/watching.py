@@ -23,7 +23,7 @@ from paddock.kit.errors import (
 )
 from paddock.kit.logs import fields
 from paddock.resources.meta import R, with_meta
-from paddock.store.kubernetes import answers, statuses
+from paddock.store.kubernetes import responses, statuses
 from paddock.store.kubernetes.client import KubernetesClient
 from paddock.store.port import Change, WatchEvent
 
@@ -148,7 +148,7 @@ def read(kind: type[R], line: bytes) -> WatchEvent[R] | None:
     """Read one line of a watch; an object that does not fit its type is logged and left out."""
     if not line.startswith((b'{"type":"BOOKMARK"', b'{"type":"ERROR"')):
         try:
-            change, obj = answers.read_event(kind, line)
+            change, obj = responses.read_event(kind, line)
             return WatchEvent(Change(change), obj, obj.metadata.resource_version)
         except (msgspec.ValidationError, ValueError):
             # Something else than a change, or an object of another shape: look closer.
@@ -158,18 +158,18 @@ def read(kind: type[R], line: bytes) -> WatchEvent[R] | None:
 
 def _read_slowly(kind: type[R], line: bytes) -> WatchEvent[R] | None:
     try:
-        event = answers.read_raw_event(line)
+        event = responses.read_raw_event(line)
     except msgspec.DecodeError as error:
         raise UnavailableError(f"a watch sent something that is no event: {error}") from error
     if event.type == "ERROR":
         status = statuses.read(500, bytes(event.object))
         raise statuses.error_from(status)
-    metadata = answers.read_meta(event.object)
+    metadata = responses.read_meta(event.object)
     if event.type == Change.BOOKMARK:
         return WatchEvent(Change.BOOKMARK, None, metadata.resource_version)
     if event.type == Change.DELETED:
         # Whatever its shape was, it is gone: whoever kept it must hear of that.
         gone = with_meta(kind(), name=metadata.name, namespace=metadata.namespace, uid=metadata.uid)
         return WatchEvent(Change.DELETED, gone, metadata.resource_version)
-    answers.log_unreadable(kind, event.object, ValueError("unexpected shape"))
+    responses.log_unreadable(kind, event.object, ValueError("unexpected shape"))
     return None

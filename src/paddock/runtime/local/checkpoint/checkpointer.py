@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from paddock.kit.errors import PaddockError, UnavailableError
 from paddock.kit.logs import fields
-from paddock.runtime.local import initbuild, syscalls
 from paddock.runtime.local.checkpoint import criu, manifest
 from paddock.runtime.local.checkpoint.idmap import IdNamespaces
 from paddock.runtime.local.checkpoint.loopback import raise_loopback
@@ -27,8 +26,10 @@ from paddock.runtime.local.checkpoint.mounts import (
     find_externals,
     parse_mountinfo,
 )
-from paddock.runtime.local.checkpoint.place import LOG, Ingredients, Place
+from paddock.runtime.local.checkpoint.restore_dir import LOG, Ingredients, Place
 from paddock.runtime.local.checkpoint.threads import Home
+from paddock.runtime.local.kernel import syscalls
+from paddock.runtime.local.launch import native_build
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class Checkpointer:
     """Dumps and restores with one CRIU."""
 
     def __init__(self, program: Path, *, parallel: int | None = None) -> None:
-        launcher = initbuild.ensure_launcher()
+        launcher = native_build.ensure_launcher()
         self._criu = criu.Criu(program, launcher)
         self._workplace = Workplace(str(program), str(launcher))
         self._ids = IdNamespaces()

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 
-from paddock.runtime.local import syscalls
+from paddock.runtime.local.kernel import syscalls
 
 _LONG_ENOUGH_SECONDS = 30
 

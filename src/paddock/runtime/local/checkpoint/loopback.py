@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 
-from paddock.runtime.local import syscalls
+from paddock.runtime.local.kernel import syscalls
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _REQUEST = struct.Struct("16sh14x")

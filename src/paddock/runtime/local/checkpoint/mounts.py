@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from paddock.runtime.local import syscalls
 from paddock.runtime.local.checkpoint.threads import Home, in_thread
+from paddock.runtime.local.kernel import syscalls
 
 T = TypeVar("T")
 

@@ -19,12 +19,12 @@ from paddock.kit.errors import PaddockError, UnavailableError
 from paddock.kit.logs import fields
 from paddock.kit.tasks import background
 from paddock.runtime.local.net import links
-from paddock.runtime.local.net.core import Core
-from paddock.runtime.local.net.dns import Resolver
+from paddock.runtime.local.net.dns.server import Resolver
+from paddock.runtime.local.net.dns.upstream import Upstream, host_servers
+from paddock.runtime.local.net.fabric_state import Core
 from paddock.runtime.local.net.policy import compile_policy
 from paddock.runtime.local.net.rtnetlink import Channel
 from paddock.runtime.local.net.settings import Attachment, FabricSettings
-from paddock.runtime.local.net.upstream import Upstream, host_servers
 from paddock.runtime.port import EgressPolicy
 
 __all__ = ["Attachment", "Fabric", "FabricSettings"]

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from paddock.runtime.local.net.dns import ResolverSettings
+from paddock.runtime.local.net.dns.server import ResolverSettings
 
 _LAST_ABOVE = 42
 

@@ -1,0 +1,1 @@
+"""Ports of one layer implemented with another layer."""

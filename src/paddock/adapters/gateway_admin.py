@@ -1,0 +1,98 @@
+"""A gateway's own small server: health, metrics, and what peers tell it. Never for clients."""
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from msgspec import Struct
+
+from paddock.gateway.activity import Activity
+from paddock.gateway.routing.peers import MAX_BODY_BYTES, PATH, Desk
+from paddock.gateway.routing.routes import RouteTable
+from paddock.kit import metrics
+from paddock.kit.clock import Clock
+from paddock.kit.errors import UnauthenticatedError
+
+
+class Counted(Struct, frozen=True):
+    """`GET /activity`: which sandboxes had traffic through this gateway."""
+
+    up_seconds: float
+    """So long it has been counting."""
+    seen: Mapping[str, float]
+    """How many seconds ago each was active, by uid."""
+
+
+def create_app(routes: RouteTable, activity: Activity, desk: Desk, clock: Clock) -> web.Application:
+    """Make the application."""
+    began = clock.monotonic()
+
+    async def alive(_request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def ready(_request: web.Request) -> web.Response:
+        body = msgspec.json.encode({"ready": routes.is_ready, "routes": len(routes)})
+        return web.Response(
+            body=body, status=200 if routes.is_ready else 503, content_type="application/json"
+        )
+
+    async def exposition(_request: web.Request) -> web.Response:
+        return web.Response(body=metrics.exposition(), content_type="text/plain")
+
+    async def traffic(_request: web.Request) -> web.Response:
+        body = msgspec.json.encode(activity.by_sandbox())
+        return web.Response(body=body, content_type="application/json")
+
+    async def counted(request: web.Request) -> web.Response:
+        within = float(request.query.get("within", "inf"))
+        now = clock.monotonic()
+        seen = activity.within(within, now)
+        body = msgspec.json.encode(Counted(up_seconds=now - began, seen=seen))
+        return web.Response(body=body, content_type="application/json")
+
+    async def take_news(request: web.Request) -> web.Response:
+        desk.take_news(request.headers, await request.read())
+        return web.Response(status=204)
+
+    async def give_state(request: web.Request) -> web.Response:
+        return web.Response(body=desk.give_state(request.headers, await request.read()))
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
+    app.add_routes(
+        [
+            web.get("/healthz", alive),
+            web.get("/readyz", ready),
+            web.get("/metrics", exposition),
+            web.get("/sandboxes", traffic),
+            web.get("/activity", counted),
+            web.post(PATH, take_news),
+            web.put(PATH, give_state),
+        ]
+    )
+    return app
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except UnauthenticatedError as error:
+        return web.Response(status=401, text=error.message)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        return web.Response(status=400, text=f"the message cannot be read: {error}")
+
+
+@contextlib.asynccontextmanager
+async def serving(app: web.Application, host: str, port: int) -> AsyncGenerator[str]:
+    """Serve beside the body; gives the address."""
+    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        bound: int = runner.addresses[0][1]
+        yield f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
+    finally:
+        await runner.cleanup()

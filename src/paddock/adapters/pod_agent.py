@@ -1,0 +1,121 @@
+"""The manager's way to sandboxes that are pods: by the address their Sandbox shows.
+
+A replica of the API watches no pods; what a claim wrote goes straight to envd, and policies are
+put into force by the controllers, which see them in the Sandbox.
+"""
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+
+from msgspec import structs
+
+from paddock.kit.clock import Clock
+from paddock.kit.errors import ConflictError, UnavailableError
+from paddock.manager.ports import Agent
+from paddock.manager.sandboxes.requests import LogEntry, Sample
+from paddock.resources import quantity
+from paddock.resources.kinds.sandbox import Phase, Sandbox
+from paddock.resources.kinds.template import NetworkPolicy, Resources, SandboxTemplateSpec
+from paddock.resources.tokens import TokenSeed, control_token
+from paddock.runtime.blueprint import agent_config, limits
+from paddock.runtime.kubernetes.envd_client import Envds, read_usage
+from paddock.runtime.kubernetes.pods.resize import Resizer
+from paddock.settings import Settings
+from paddock.store.kubernetes.backend import KubernetesStore
+
+
+class PodAgent:
+    """Speaks to envds in pods."""
+
+    def __init__(self, envds: Envds, resizer: Resizer, seed: TokenSeed, clock: Clock) -> None:
+        self._envds = envds
+        self._resizer = resizer
+        self._seed = seed
+        self._clock = clock
+
+    async def configure(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
+        """Give envd the token, environment and identity that a claim wrote."""
+        config = agent_config(sandbox, template, self._seed)
+        await self._envds.configure(sandbox.metadata.uid, _ip(sandbox), config)
+
+    def can_resize(self, now: Resources, wanted: Resources) -> bool:
+        """Say whether the cluster gives a running pod this size."""
+        return self._resizer.can(limits(now), limits(wanted))
+
+    async def resize(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
+        """Give a sandbox's pod the size that its claim wrote."""
+        size = limits(sandbox.spec.resources or template.resources)
+        await self._resizer.resize(
+            sandbox.metadata.namespace,
+            sandbox.metadata.name,
+            size,
+            before=limits(template.resources),
+        )
+
+    def can_update_image(self) -> bool:
+        """Every cluster lets the images of running pods be changed."""
+        return True
+
+    async def set_network(self, sandbox: Sandbox, policy: NetworkPolicy) -> None:
+        """Nothing to do: the controllers see the policy in the Sandbox."""
+
+    async def samples(
+        self, sandbox: Sandbox, *, start: datetime | None, end: datetime | None
+    ) -> tuple[Sample, ...]:
+        """Give what a sandbox uses now; a cluster has its own history of that."""
+        found = await self._envds.metrics(sandbox.metadata.uid, _ip(sandbox))
+        usage = read_usage(found, self._clock.now())
+        # It may have been resized since its daemon was told what it has.
+        size = sandbox.spec.resources
+        if size is not None and size.cpu is not None:
+            usage = structs.replace(usage, cpu_count=quantity.millis(size.cpu) / 1000)
+        if size is not None and size.memory is not None:
+            usage = structs.replace(usage, memory_total_bytes=quantity.whole(size.memory))
+        return (
+            Sample(
+                at=usage.at,
+                cpu_count=usage.cpu_count,
+                cpu_used_percent=usage.cpu_used_percent,
+                memory_used_bytes=usage.memory_used_bytes,
+                memory_total_bytes=usage.memory_total_bytes,
+                memory_cache_bytes=usage.memory_cache_bytes,
+                disk_used_bytes=usage.disk_used_bytes,
+                disk_total_bytes=usage.disk_total_bytes,
+            ),
+        )
+
+    async def logs(
+        self, sandbox: Sandbox, *, since: datetime | None, limit: int
+    ) -> tuple[LogEntry, ...]:
+        """Give what a running sandbox's start command said; it is kept by its sidecar."""
+        if sandbox.status.phase is not Phase.RUNNING:
+            raise ConflictError(
+                f"sandbox {sandbox.key} is {sandbox.status.phase}: its log is read while it runs",
+                hint="connect to it first",
+            )
+        uid = sandbox.metadata.uid
+        lines = await self._envds.logs(uid, _ip(sandbox), since=since, limit=limit)
+        return tuple(
+            LogEntry(at=line.at, level=line.level, message=line.message, fields=line.fields)
+            for line in lines
+        )
+
+
+async def open_pod_agent(
+    settings: Settings, store: KubernetesStore, seed: TokenSeed, clock: Clock
+) -> tuple[PodAgent, Callable[[], Awaitable[None]]]:
+    """Make one that knows what this cluster can do; and what to call when it is not needed."""
+    envds = Envds(lambda uid: control_token(seed, uid))
+    resizer = Resizer(store.client, has_pod_limits=settings.pod_limits)
+    await resizer.look()
+    return PodAgent(envds, resizer, seed, clock), envds.close
+
+
+def _ip(sandbox: Sandbox) -> str:
+    address = sandbox.status.address
+    if not address.ip:
+        raise UnavailableError(f"sandbox {sandbox.key} has no address now", retry_after_seconds=1.0)
+    return address.ip
+
+
+_: type[Agent] = PodAgent

@@ -1,0 +1,153 @@
+"""The manager's way to the runtime, and what sandboxes used, sampled."""
+
+import asyncio
+import logging
+import struct
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from paddock.cache import states
+from paddock.cache.provider import Provider
+from paddock.cache.states import State
+from paddock.controllers.idle.plan import Load
+from paddock.kit.clock import Clock
+from paddock.kit.errors import PaddockError, UnsupportedError
+from paddock.kit.logs import fields
+from paddock.manager.sandboxes.requests import LogEntry, Sample
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.template import NetworkPolicy, Resources, SandboxTemplateSpec
+from paddock.resources.tokens import TokenSeed
+from paddock.runtime.blueprint import agent_config, egress
+from paddock.runtime.port import Runtime, Usage
+
+log = logging.getLogger(__name__)
+
+SAMPLE_SECONDS = 5.0
+KEPT_SAMPLES = 720
+"""Of each sandbox: an hour, as long as there are few."""
+ALL_SAMPLES = 400_000
+"""Of all together, some 40 MB: where there are thousands, each has a shorter memory."""
+_LEAST_SAMPLES = 12
+_AT_ONCE = 16
+_PACKED = struct.Struct("<dddqqqqq")
+
+
+class RuntimeAgent:
+    """Speaks to the runtime for the manager."""
+
+    def __init__(self, runtime: Runtime, seed: TokenSeed, provider: Provider, clock: Clock) -> None:
+        self._runtime = runtime
+        self._seed = seed
+        self._provider = provider
+        self._clock = clock
+        self._samples: dict[str, deque[bytes]] = {}
+
+    async def configure(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
+        """Give envd the token, environment and identity that a claim wrote."""
+        config = agent_config(sandbox, template, self._seed)
+        await self._runtime.configure(sandbox.metadata.uid, config)
+
+    def can_resize(self, now: Resources, wanted: Resources) -> bool:
+        """Sandboxes of this machine are quickly made: one of another size is made anew."""
+        return False
+
+    async def resize(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
+        """Refuse: nobody is told that it can be done."""
+        raise UnsupportedError(f"sandbox {sandbox.key} keeps its size on this machine")
+
+    def can_update_image(self) -> bool:
+        """Sandboxes of this machine are quickly made: one of another image is made anew."""
+        return False
+
+    async def set_network(self, sandbox: Sandbox, policy: NetworkPolicy) -> None:
+        """Put a changed egress policy into force."""
+        await self._runtime.set_egress(sandbox.metadata.uid, egress(policy))
+
+    async def samples(
+        self, sandbox: Sandbox, *, start: datetime | None, end: datetime | None
+    ) -> tuple[Sample, ...]:
+        """Give what a sandbox used, oldest first."""
+        kept = map(_unpacked, self._samples.get(sandbox.metadata.uid, ()))
+        return tuple(
+            sample
+            for sample in kept
+            if (start is None or sample.at >= start) and (end is None or sample.at <= end)
+        )
+
+    def loads(self, uid: str) -> tuple[Load, ...]:
+        """Give how busy a sandbox's processors were, oldest first."""
+        kept = map(_unpacked, self._samples.get(uid, ()))
+        return tuple(Load(sample.at, sample.cpu_used_percent) for sample in kept)
+
+    async def logs(
+        self, sandbox: Sandbox, *, since: datetime | None, limit: int
+    ) -> tuple[LogEntry, ...]:
+        """Give a sandbox's log lines, oldest first."""
+        lines = await self._runtime.logs(sandbox.metadata.uid, since=since, limit=limit)
+        return tuple(
+            LogEntry(at=line.at, level=line.level, message=line.message, fields=line.fields)
+            for line in lines
+        )
+
+    async def keep_sampling(self, *, only: Callable[[Sandbox], bool] = lambda _: True) -> None:
+        """Measure every running sandbox, or `only` these, now and then, until cancelled."""
+        while True:
+            await self._sample_all(only)
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    async def _sample_all(self, only: Callable[[Sandbox], bool]) -> None:
+        now = self._clock.now()
+        running = [
+            sandbox.metadata.uid
+            for sandbox in self._provider.all(Sandbox)
+            if only(sandbox) and states.state(sandbox, now) is State.RUNNING
+        ]
+        known = {sandbox.metadata.uid for sandbox in self._provider.all(Sandbox)}
+        for uid in self._samples.keys() - known:
+            del self._samples[uid]
+        gate = asyncio.Semaphore(_AT_ONCE)
+        share = ALL_SAMPLES // max(len(known), 1)
+        keep = max(_LEAST_SAMPLES, min(KEPT_SAMPLES, share))
+        await asyncio.gather(*(self._sample(uid, gate, keep) for uid in running))
+
+    async def _sample(self, uid: str, gate: asyncio.Semaphore, keep: int) -> None:
+        async with gate:
+            try:
+                usage = await self._runtime.usage(uid)
+            except PaddockError as error:
+                # Paused or killed since the list was made.
+                log.debug("sandbox was not measured", extra=fields(uid=uid, error=error.message))
+                return
+        kept = self._samples.setdefault(uid, deque())
+        kept.append(_packed(usage))
+        while len(kept) > keep:
+            kept.popleft()
+
+
+def _packed(usage: Usage) -> bytes:
+    """Write a sample in 64 bytes: as objects, an hour of ten thousand sandboxes fills gigabytes."""
+    return _PACKED.pack(
+        usage.at.timestamp(),
+        usage.cpu_count,
+        usage.cpu_used_percent,
+        usage.memory_used_bytes,
+        usage.memory_total_bytes,
+        usage.memory_cache_bytes,
+        usage.disk_used_bytes,
+        usage.disk_total_bytes,
+    )
+
+
+def _unpacked(data: bytes) -> Sample:
+    at, cpu_count, cpu_used, used, total, cache, disk_used, disk_total = _PACKED.unpack(data)
+    return Sample(
+        at=datetime.fromtimestamp(at, UTC),
+        cpu_count=cpu_count,
+        cpu_used_percent=cpu_used,
+        memory_used_bytes=used,
+        memory_total_bytes=total,
+        memory_cache_bytes=cache,
+        disk_used_bytes=disk_used,
+        disk_total_bytes=disk_total,
+    )

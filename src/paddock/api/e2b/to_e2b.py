@@ -1,0 +1,238 @@
+"""From resources to E2B's bodies: pure."""
+
+import json
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from paddock.api.e2b.schemas import (
+    LifecycleBody,
+    ListedSandbox,
+    MetricBody,
+    NetworkConfig,
+    SandboxBody,
+    SandboxDetail,
+    SnapshotInfo,
+    TemplateBody,
+)
+from paddock.claims.quota.ledger import DEFAULT_CPU_MILLIS, DEFAULT_MEMORY_BYTES, resources_of
+from paddock.manager.sandboxes.requests import LogEntry, Sample
+from paddock.resources import quantity
+from paddock.resources.kinds.checkpoint import Checkpoint
+from paddock.resources.kinds.sandbox import ClaimIdentity, Phase, Sandbox
+from paddock.resources.kinds.template import (
+    NetworkPolicy,
+    PauseStrategy,
+    Resources,
+    SandboxTemplate,
+    SandboxTemplateSpec,
+)
+from paddock.resources.tokens import TokenSeed
+from paddock.resources.transitions import deadlines
+
+ENVD_VERSION = "0.6.13"
+CLIENT_ID = "6532622b"
+"""Required by clients and without meaning."""
+NEVER = datetime(1, 1, 1, tzinfo=UTC)
+"""What a sandbox without an end shows as its end."""
+DEFAULT_DISK_BYTES = 10 << 30
+LEVELS = ("debug", "info", "warn", "error")
+"""Of log entries, rising."""
+
+
+class Shown:
+    """How sandboxes are shown: with which domain and which tokens."""
+
+    def __init__(self, seed: TokenSeed, domain: str | None) -> None:
+        self._seed = seed
+        self._domain = domain
+
+    def _token(self, claim: ClaimIdentity) -> str | UnsetType:
+        return self._seed.access_token(claim.sandbox_id) if claim.access_token_hash else UNSET
+
+    def created(self, sandbox: Sandbox) -> SandboxBody:
+        """Show a sandbox to the one who made, connected to or resumed it."""
+        claim = _claim(sandbox)
+        traffic = self._seed.traffic_token(claim.sandbox_id) if claim.traffic_token_hash else None
+        return SandboxBody(
+            template_id=claim.template_id,
+            sandbox_id=claim.sandbox_id,
+            client_id=CLIENT_ID,
+            envd_version=ENVD_VERSION,
+            envd_access_token=self._token(claim),
+            traffic_access_token=traffic,
+            domain=self._domain,
+        )
+
+    def listed(self, sandbox: Sandbox) -> ListedSandbox:
+        """Show a sandbox in a list."""
+        return ListedSandbox(**_common(sandbox))
+
+    def detail(self, sandbox: Sandbox, *, with_token: bool = True) -> SandboxDetail:
+        """Show a sandbox in full; the token is for those who may act in it."""
+        claim = _claim(sandbox)
+        wakes = sandbox.spec.wake_on_traffic
+        stopped = sandbox.status.pause_strategy is PauseStrategy.STOP
+        network = sandbox.spec.network
+        return SandboxDetail(
+            **_common(sandbox),
+            envd_access_token=self._token(claim) if with_token else UNSET,
+            domain=self._domain,
+            allow_internet_access=network.allow_internet_access if network else True,
+            network=network_body(network) if network else UNSET,
+            lifecycle=LifecycleBody(
+                auto_resume=bool(wakes and wakes.enabled),
+                on_timeout="pause" if claim.auto_pause else "kill",
+            ),
+            pause_mode=("filesystem" if stopped else "full") if sandbox.spec.paused else UNSET,
+        )
+
+
+def _claim(sandbox: Sandbox) -> ClaimIdentity:
+    claim = sandbox.spec.claim
+    if claim is None:
+        raise ValueError(f"sandbox {sandbox.key} is nobody's")
+    return claim
+
+
+def _common(sandbox: Sandbox) -> dict[str, Any]:
+    claim = _claim(sandbox)
+    resources = resources_of(sandbox)
+    paused = sandbox.spec.paused or sandbox.status.phase is Phase.PAUSED
+    end = sandbox.status.paused_at if paused else deadlines.end_of(sandbox.spec)
+    return {
+        "template_id": claim.template_id,
+        "sandbox_id": claim.sandbox_id,
+        "client_id": CLIENT_ID,
+        "started_at": claim.claim_time,
+        "end_at": end or NEVER,
+        "cpu_count": cpu_count(resources),
+        "memory_mb": memory_mb(resources),
+        "disk_size_mb": disk_mb(resources),
+        "state": "paused" if paused else "running",
+        "envd_version": ENVD_VERSION,
+        "metadata": claim.metadata,
+    }
+
+
+def cpu_count(resources: Resources) -> int:
+    """Give whole cores, rounded up: half a core is not none."""
+    millis = quantity.millis(resources.cpu) if resources.cpu else DEFAULT_CPU_MILLIS
+    return max(math.ceil(millis / 1000), 1)
+
+
+def memory_mb(resources: Resources) -> int:
+    """Give memory in MiB."""
+    size = quantity.whole(resources.memory) if resources.memory else DEFAULT_MEMORY_BYTES
+    return quantity.mebibytes(size)
+
+
+def disk_mb(resources: Resources) -> int:
+    """Give disk space in MiB."""
+    return quantity.mebibytes(
+        quantity.whole(resources.disk) if resources.disk else DEFAULT_DISK_BYTES
+    )
+
+
+def network_body(policy: NetworkPolicy) -> NetworkConfig:
+    """Show a network policy."""
+    return NetworkConfig(
+        allow_public_traffic=policy.allow_public_traffic,
+        allow_out=policy.allow_out,
+        deny_out=policy.deny_out,
+        dns_servers=policy.dns_servers,
+        mask_request_host=policy.mask_request_host,
+    )
+
+
+def metric(sample: Sample) -> MetricBody:
+    """Show what a sandbox used."""
+    return MetricBody(
+        timestamp=sample.at,
+        timestamp_unix=int(sample.at.timestamp()),
+        cpu_count=max(math.ceil(sample.cpu_count), 1),
+        cpu_used_pct=round(sample.cpu_used_percent, 2),
+        mem_used=sample.memory_used_bytes,
+        mem_total=sample.memory_total_bytes,
+        mem_cache=sample.memory_cache_bytes,
+        disk_used=sample.disk_used_bytes,
+        disk_total=sample.disk_total_bytes,
+    )
+
+
+def snapshot(checkpoint: Checkpoint) -> SnapshotInfo:
+    """Show a checkpoint as a snapshot."""
+    return SnapshotInfo(
+        snapshot_id=checkpoint.status.checkpoint_id or checkpoint.spec.checkpoint_id,
+        names=checkpoint.spec.names,
+    )
+
+
+def template(item: SandboxTemplate, *, spec: SandboxTemplateSpec | None = None) -> TemplateBody:
+    """Show a template."""
+    shown = spec or item.spec
+    created = item.metadata.creation_timestamp or NEVER
+    names = (item.metadata.name, *shown.aliases)
+    return TemplateBody(
+        template_id=item.metadata.name,
+        build_id=item.metadata.uid,
+        cpu_count=cpu_count(shown.resources),
+        memory_mb=memory_mb(shown.resources),
+        disk_size_mb=disk_mb(shown.resources),
+        public=shown.public,
+        aliases=names,
+        names=names,
+        created_at=created,
+        updated_at=created,
+        envd_version=ENVD_VERSION,
+        description=shown.description,
+    )
+
+
+def logs_v1(entries: Sequence[LogEntry]) -> dict[str, object]:
+    """Show log lines as older clients read them: each line is JSON with a level."""
+    return {
+        "logs": [
+            {
+                "timestamp": entry.at,
+                "line": json.dumps(
+                    {
+                        "level": entry.level,
+                        "message": entry.message,
+                        "timestamp": entry.at.isoformat(),
+                        **entry.fields,
+                    }
+                ),
+            }
+            for entry in entries
+        ],
+        "logEntries": [_log_entry(entry) for entry in entries],
+    }
+
+
+def logs_v2(
+    entries: Sequence[LogEntry], *, level: str | None, search: str | None
+) -> list[dict[str, object]]:
+    """Show log entries at or above a level that hold a text."""
+    floor = 0 if level is None else LEVELS.index(level)
+    return [
+        _log_entry(entry)
+        for entry in entries
+        if _level(entry.level) >= floor and (not search or search in entry.message)
+    ]
+
+
+def _level(name: str) -> int:
+    return LEVELS.index(name) if name in LEVELS else 1
+
+
+def _log_entry(entry: LogEntry) -> dict[str, object]:
+    return {
+        "timestamp": entry.at,
+        "message": entry.message,
+        "level": entry.level if entry.level in LEVELS else "info",
+        "fields": dict(entry.fields),
+    }

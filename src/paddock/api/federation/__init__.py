@@ -1,0 +1,1 @@
+"""HTTP between the control planes of several clusters."""

@@ -1,0 +1,235 @@
+"""HTTP between control planes of several clusters: signed, and nobody else's business.
+
+`create_app` answers peers. `Elsewhere` stands before E2B's API: it passes on calls about sandboxes
+that live in another cluster, which their ids tell, and lists those of all clusters together.
+"""
+
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paddock.api import bodies
+from paddock.api.e2b import query
+from paddock.api.e2b.context import logged
+from paddock.api.errors import retry_after, status_of
+from paddock.api.federation import lists
+from paddock.api.internal import TOLD_AS_PROBLEMS
+from paddock.claims.caller import Caller, Role
+from paddock.kit.errors import NotFoundError, PaddockError
+from paddock.manager.environments.queue import Router
+from paddock.manager.federation.protocol import (
+    GATEWAY,
+    PREFIX,
+    SIGNATURE,
+    Abandoned,
+    ForwardedCall,
+    ForwardedClaim,
+    Reply,
+    Signer,
+)
+from paddock.manager.federation.service import Federation
+from paddock.manager.keys import Keyring
+from paddock.manager.service import Manager
+from paddock.resources import codec
+
+Application = ASGIApp
+CALLER = "paddock.caller"
+"""Where a scope carries a caller whom another control plane has authenticated."""
+MAX_BODY_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 2 << 20
+"""Of one to a peer, which holds such a body in base64, and more around it."""
+CALL_SECONDS = 75.0
+_KEPT_HEADERS = frozenset(
+    name.encode() for name in ("content-type", "retry-after", lists.NEXT, lists.RUNNING)
+)
+_SANDBOX_PATH = re.compile(
+    r"^(?:/kruise/api)?(?:/v[0-9]+)?/sandboxes/([a-z0-9]+)(?:-[a-z0-9]+)?(?:/|$)"
+)
+_LIST_PATH = re.compile(r"^(?:/kruise/api)?(?:/v2)?/sandboxes$")
+
+
+def create_app(
+    federation: Federation,
+    signer: Signer,
+    manager: Manager,
+    router: Router,
+    e2b: ASGIApp,
+) -> Starlette:
+    """Make the application that answers other control planes."""
+
+    async def heard(request: Request) -> bytes:
+        # Anybody may send one, and a signature is of the whole.
+        body = await bodies.whole(request, MAX_MESSAGE_BYTES)
+        signer.check(request.headers.get(SIGNATURE, ""), request.method, request.url.path, body)
+        return body
+
+    async def snapshot(request: Request) -> Response:
+        await heard(request)
+        return _json(msgspec.json.encode(federation.announcement(router)))
+
+    async def claim(request: Request) -> Response:
+        wanted = msgspec.json.decode(await heard(request), type=ForwardedClaim)
+        caller = Caller(wanted.team, "", wanted.role)
+        admitted = federation.admit(wanted)
+        sandbox = await manager.create(caller, admitted)
+        if federation.is_abandoned(admitted.sandbox_id):
+            await manager.kill(caller, admitted.sandbox_id)
+            raise NotFoundError("nobody waits for this claim any more")
+        return _json(codec.encode(sandbox), {GATEWAY: federation.gateway})
+
+    async def abandon(request: Request) -> Response:
+        wanted = msgspec.json.decode(await heard(request), type=Abandoned)
+        federation.abandon(wanted.sandbox_id)
+        sandbox = manager.find_by_id(wanted.sandbox_id)
+        if sandbox is not None and sandbox.spec.claim is not None:
+            caller = Caller(sandbox.spec.claim.owner, "", Role.MEMBER)
+            await manager.kill(caller, wanted.sandbox_id)
+        return Response(status_code=204)
+
+    async def lookup(request: Request) -> Response:
+        await heard(request)
+        sandbox = manager.find_by_id(request.path_params["id"])
+        if sandbox is None:
+            raise NotFoundError("the sandbox was not found")
+        return _json(codec.encode(sandbox), {GATEWAY: federation.gateway})
+
+    async def call(request: Request) -> Response:
+        wanted = msgspec.json.decode(await heard(request), type=ForwardedCall)
+        caller = Caller(wanted.team, "", wanted.role)
+        return _json(msgspec.json.encode(await _perform(e2b, wanted, caller)))
+
+    return Starlette(
+        routes=[
+            Route(f"{PREFIX}/snapshot", snapshot, methods=["GET"]),
+            Route(f"{PREFIX}/claims", claim, methods=["POST"]),
+            Route(f"{PREFIX}/abandon", abandon, methods=["POST"]),
+            Route(f"{PREFIX}/sandboxes/{{id}}", lookup, methods=["GET"]),
+            Route(f"{PREFIX}/calls", call, methods=["POST"]),
+        ],
+        exception_handlers=TOLD_AS_PROBLEMS,
+    )
+
+
+def _json(body: bytes, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, 200, headers, media_type="application/json")
+
+
+async def _perform(e2b: ASGIApp, call: ForwardedCall, caller: Caller) -> Reply:
+    """Have our own API answer a call, for a caller whom the other control plane knows."""
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": call.method,
+        "scheme": "http",
+        "path": call.path,
+        "raw_path": call.path.encode(),
+        "query_string": call.query.encode(),
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json")],
+        "client": None,
+        "server": None,
+        CALLER: caller,
+    }
+    status, headers, body = 500, dict[str, str](), bytearray()
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": call.body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            headers.update(
+                (name.decode("latin-1"), value.decode("latin-1"))
+                for name, value in message.get("headers", ())
+                if name in _KEPT_HEADERS
+            )
+        elif message["type"] == "http.response.body":
+            body.extend(message.get("body", b""))
+
+    await e2b(scope, receive, send)
+    return Reply(status=status, body=bytes(body), headers=headers)
+
+
+class Elsewhere:
+    """Speaks for sandboxes of all clusters, and leaves all other calls to E2B's API."""
+
+    def __init__(self, e2b: ASGIApp, federation: Federation, keyring: Keyring) -> None:
+        self._e2b = e2b
+        self._federation = federation
+        self._keyring = keyring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        work = self._work_for(scope) if scope["type"] == "http" else None
+        if work is None:
+            await self._e2b(scope, receive, send)
+            return
+        try:
+            response = await work(Request(scope, receive))
+        except PaddockError as error:
+            shown = {"code": status_of(error), "message": error.message}
+            wait = retry_after(error)
+            headers = {"retry-after": str(int(wait))} if wait is not None else None
+            response = Response(
+                msgspec.json.encode(shown), status_of(error), headers, "application/json"
+            )
+        await response(scope, receive, send)
+
+    def _work_for(self, scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
+        if scope["method"] == "GET" and _LIST_PATH.match(scope["path"]):
+            return self._list
+        match = _SANDBOX_PATH.match(scope["path"])
+        if match is None or self._federation.home(match[1]) is None:
+            return None
+        return partial(self._pass_on, sandbox_id=match[1])
+
+    async def _list(self, request: Request) -> Response:
+        caller = self._keyring.authenticate(request.headers.get("x-api-key"))
+        call = _call(request, caller, b"")
+        here = await _perform(self._e2b, call, caller)
+        if here.status != 200:
+            return _as_response(here)
+        there, missing = await self._federation.pass_round(call)
+        heard = {name: reply for name, reply in there.items() if reply.status == 200}
+        limit, ascending, options = None, False, request.query_params
+        if request.url.path.endswith("/v2/sandboxes"):
+            most = query.MAX_LIMIT
+            limit = query.number(options, "limit", default=most, low=1, high=most)
+            ascending = query.is_ascending(options)
+        silent = (*missing, *(there.keys() - heard.keys()))
+        reply = lists.merged((here, *heard.values()), silent, limit=limit, ascending=ascending)
+        return _as_response(reply)
+
+    async def _pass_on(self, request: Request, *, sandbox_id: str) -> Response:
+        caller = self._keyring.authenticate(request.headers.get("x-api-key"))
+        # The other side is told the team alone: which of its keys this was is known here.
+        with logged(request, caller):
+            call = _call(request, caller, await bodies.whole(request, MAX_BODY_BYTES))
+            reply = await self._federation.pass_on(sandbox_id, call, patience=CALL_SECONDS)
+            if reply.status >= 400:
+                request.state.result = f"status {reply.status}"
+        return _as_response(reply)
+
+
+def _call(request: Request, caller: Caller, body: bytes) -> ForwardedCall:
+    return ForwardedCall(
+        team=caller.team,
+        role=caller.role,
+        method=request.method,
+        path=request.url.path,
+        query=request.url.query,
+        body=body,
+    )
+
+
+def _as_response(reply: Reply) -> Response:
+    return Response(reply.body, reply.status, dict(reply.headers))

@@ -1,0 +1,45 @@
+"""Lists of sandboxes over several clusters: pure, from what each of them answered.
+
+A page's token names the last item given (`manager.paging`), so the same token means the same place
+in every cluster: each gives its first items after it, and the first of all of them are the page.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from paddock.manager.federation.protocol import Reply
+from paddock.manager.sandboxes import paging
+
+NEXT = "x-next-token"
+RUNNING = "x-total-running"
+MISSING = "x-paddock-missing-clusters"
+"""Names the clusters that did not answer, so that nobody takes a part for the whole."""
+
+
+def merged(
+    replies: Sequence[Reply], missing: Sequence[str], *, limit: int | None, ascending: bool
+) -> Reply:
+    """Make one answer of several; without a limit everything is given, as older clients expect."""
+    items = [item for reply in replies for item in _items(reply)]
+    items.sort(key=_position, reverse=not ascending)
+    headers = {"content-type": "application/json"}
+    if missing:
+        headers[MISSING] = ",".join(sorted(missing))
+    if limit is not None:
+        has_more = len(items) > limit or any(NEXT in reply.headers for reply in replies)
+        items = items[:limit]
+        if has_more and items:
+            headers[NEXT] = paging.encode(_position(items[-1]), ascending=ascending)
+        headers[RUNNING] = str(sum(int(reply.headers.get(RUNNING, 0)) for reply in replies))
+    return Reply(status=200, body=msgspec.json.encode(items), headers=headers)
+
+
+def _items(reply: Reply) -> list[dict[str, Any]]:
+    return msgspec.json.decode(reply.body, type=list[dict[str, Any]])
+
+
+def _position(item: dict[str, Any]) -> paging.Position:
+    return datetime.fromisoformat(item["startedAt"]), item["sandboxID"]

@@ -1,0 +1,1 @@
+"""Request bodies of the declarative API: decoding, patches, server-side apply."""

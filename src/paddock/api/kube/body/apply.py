@@ -1,0 +1,224 @@
+"""Server-side apply: a manager says which fields it wants, and owns what it says. Pure.
+
+Who owns what is kept in one annotation of the object, for managers that apply; writes by other
+means own nothing. So two appliers that disagree on a field get a conflict, as on Kubernetes,
+while an apply overwrites without conflict what somebody edited in between. Lists are owned as a
+whole. A field that a manager no longer says, and that nobody else owns, is removed; so is an item
+of a map in the spec, whole, when nothing of it is said any more.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+from msgspec import Struct
+
+from paddock.api.kube.body.patches import merge_patch
+from paddock.kit.errors import ConflictError, FieldProblem
+from paddock.resources.meta import Resource, with_meta
+
+ANNOTATION = "paddock.dev/field-managers"
+"""Where ownership is kept; clients see it as `metadata.managedFields` instead."""
+
+Path = tuple[str, ...]
+Owners = Mapping[str, frozenset[Path]]
+
+_IDENTITY = {("apiVersion",), ("kind",), ("status",)}
+_IDENTITY_OF_METADATA = {
+    "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp",
+    "deletionTimestamp", "deletionGracePeriodSeconds", "generateName", "managedFields", "selfLink",
+}  # fmt: skip
+_MISSING = object()
+
+
+class ApplyConflictError(ConflictError):
+    """Another manager owns a field and wants something else of it."""
+
+    def __init__(self, message: str, *, problems: Sequence[FieldProblem], hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.problems = tuple(problems)
+
+
+class Applied(Struct, frozen=True):
+    """What an apply comes to."""
+
+    document: dict[str, Any]
+    owners: Owners
+
+
+def apply(
+    live: Mapping[str, Any], wanted: Mapping[str, Any], *, manager: str, owners: Owners, force: bool
+) -> Applied:
+    """Merge what a manager wants into what is, and hand it the fields it named."""
+    fields = frozenset(_leaves(wanted))
+    others = {name: paths for name, paths in owners.items() if name != manager}
+    conflicts = list(_conflicts(live, wanted, fields, others))
+    if conflicts and not force:
+        raise _conflict(conflicts)
+    lost = {path for _, path in conflicts}
+    kept = {
+        name: frozenset(path for path in paths if not any(_overlap(path, one) for one in lost))
+        for name, paths in others.items()
+    }
+    document = cast("dict[str, Any]", merge_patch({}, dict(live)))
+    for path in owners.get(manager, frozenset()) - fields:
+        is_needed = any(_overlap(path, one) for one in fields) or any(
+            _overlap(path, one) for paths in kept.values() for one in paths
+        )
+        if not is_needed:
+            _delete(document, _whole(path, wanted, kept))
+    result = merge_patch(document, _said(wanted))
+    mine = {manager: fields} if fields else {}
+    return Applied(result, {name: paths for name, paths in (kept | mine).items() if paths})
+
+
+def _whole(path: Path, wanted: Mapping[str, Any], others: Owners) -> Path:
+    """Give the largest part of a spec that goes with a field which is no longer said.
+
+    A member or group of which nothing is said any more goes as a whole, with its defaults and
+    with what controllers wrote into it; the spec's own fields are never taken together.
+    """
+    if path[0] != "spec":
+        return path
+    owned = [one for paths in others.values() for one in paths]
+    for size in range(3, len(path)):
+        part = path[:size]
+        if at(wanted, part) is _MISSING and not any(one[:size] == part for one in owned):
+            return part
+    return path
+
+
+def _leaves(document: Any, path: Path = ()) -> Iterator[Path]:
+    """Name every field that a document says something about; an empty object says nothing."""
+    if _is_identity(path) or document is None:
+        return
+    if isinstance(document, dict):
+        for name, value in cast("dict[str, Any]", document).items():
+            yield from _leaves(value, (*path, name))
+    elif path:
+        yield path
+
+
+def _is_identity(path: Path) -> bool:
+    if path in _IDENTITY:
+        return True
+    return len(path) == 2 and path[0] == "metadata" and path[1] in _IDENTITY_OF_METADATA
+
+
+def _conflicts(
+    live: Mapping[str, Any], wanted: Mapping[str, Any], fields: frozenset[Path], others: Owners
+) -> Iterator[tuple[str, Path]]:
+    for name, owned in sorted(others.items()):
+        for path in sorted(fields):
+            if any(_overlap(path, one) for one in owned) and at(live, path) != at(wanted, path):
+                yield name, path
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    size = min(len(one), len(other))
+    return one[:size] == other[:size]
+
+
+def at(document: Any, path: Path) -> Any:
+    """Read a field; what is not there equals nothing."""
+    for part in path:
+        if not isinstance(document, dict) or part not in document:
+            return _MISSING
+        document = cast("Any", document[part])
+    return document
+
+
+def _delete(document: dict[str, Any], path: Path) -> None:
+    """Remove a field, and the objects around it that are empty then."""
+    parents: list[dict[str, Any]] = [document]
+    for part in path[:-1]:
+        child = parents[-1].get(part)
+        if not isinstance(child, dict):
+            return
+        parents.append(cast("dict[str, Any]", child))
+    parents[-1].pop(path[-1], None)
+    for part, parent, child in reversed(list(zip(path, parents, parents[1:], strict=False))):
+        if not child and len(path) > 1 and parent is not document:
+            parent.pop(part, None)
+
+
+def _said(document: Any, path: Path = ()) -> Any:
+    """Give a document without what is not the manager's to say, and without nulls."""
+    if not isinstance(document, dict):
+        return document
+    return {
+        name: _said(value, (*path, name))
+        for name, value in cast("dict[str, Any]", document).items()
+        if value is not None and not _is_identity((*path, name))
+    }
+
+
+def _conflict(conflicts: list[tuple[str, Path]]) -> ApplyConflictError:
+    problems = [FieldProblem(".".join(path), f'conflict with "{name}"') for name, path in conflicts]
+    text = "; ".join(str(problem) for problem in problems)
+    return ApplyConflictError(
+        f"apply failed with {len(problems)} conflict{'s'[: len(problems) - 1]}: {text}",
+        problems=problems,
+        hint="use --force-conflicts to take the fields over, or leave them out",
+    )
+
+
+# ---- how ownership is kept and shown -----------------------------------------------------------
+
+
+def read_owners(annotations: Mapping[str, str]) -> Owners:
+    """Read ownership from an object's annotations; what cannot be read owns nothing."""
+    try:
+        kept = msgspec.json.decode(
+            annotations.get(ANNOTATION, "{}"), type=dict[str, list[tuple[str, ...]]]
+        )
+    except msgspec.DecodeError:
+        return {}
+    return {name: frozenset(paths) for name, paths in kept.items()}
+
+
+def write_owners(owners: Owners) -> str:
+    """Write ownership for an annotation, the same text for the same ownership."""
+    kept = {name: sorted(paths) for name, paths in sorted(owners.items())}
+    return msgspec.json.encode(kept).decode()
+
+
+def keeping_owners(obj: Resource, live: Resource) -> Resource:
+    """Keep who owns which field: clients neither see nor send that annotation."""
+    kept = live.metadata.annotations.get(ANNOTATION)
+    annotations = {
+        key: value for key, value in obj.metadata.annotations.items() if key != ANNOTATION
+    }
+    if kept is not None:
+        annotations[ANNOTATION] = kept
+    return with_meta(obj, annotations=annotations)
+
+
+def owned(obj: Resource, owners: Owners) -> Resource:
+    """Write down who owns which field of an object."""
+    text = write_owners(owners)
+    annotations = {**obj.metadata.annotations, ANNOTATION: text}
+    return with_meta(obj, annotations=annotations)
+
+
+def managed_fields(owners: Owners, api_version: str) -> list[dict[str, Any]]:
+    """Show ownership as Kubernetes does."""
+    return [
+        {
+            "manager": name,
+            "operation": "Apply",
+            "apiVersion": api_version,
+            "fieldsType": "FieldsV1",
+            "fieldsV1": _field_tree(paths),
+        }
+        for name, paths in sorted(owners.items())
+    ]
+
+
+def _field_tree(paths: frozenset[Path]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path in sorted(paths):
+        node = tree
+        for part in path:
+            node = node.setdefault(f"f:{part}", {})
+    return tree

@@ -1,0 +1,1 @@
+"""Verbs of the declarative API: read, write, watch, reviews."""

@@ -1,0 +1,252 @@
+"""Create, update, patch, apply and delete.
+
+A patch is read, applied and written by compare-and-swap, again when somebody was faster. Nothing
+is written before the whole request has been understood.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from starlette.responses import Response
+
+from paddock.api.kube.body import apply as server_side
+from paddock.api.kube.body import patches
+from paddock.api.kube.body.decoding import decode
+from paddock.api.kube.context import Call, answer, warnings_header
+from paddock.api.kube.rendering import render, render_list, scale
+from paddock.api.kube.requests import (
+    DeleteOptions,
+    delete_options,
+    flag,
+    is_dry_run,
+    media_type,
+    parse,
+    read_body,
+    read_document,
+)
+from paddock.api.kube.status import UnsupportedMediaTypeError, success
+from paddock.api.kube.verbs.read import read_page, show, wanted_form
+from paddock.kit.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FieldProblem,
+    InvalidError,
+    NotFoundError,
+)
+from paddock.resources.meta import Resource, with_meta
+
+_ATTEMPTS = 64
+"""A patch loses against at most so many others before its client hears of it."""
+_APPLY = "application/apply-patch+yaml"
+_PATCHES: dict[str, Callable[[Any, Any], Any]] = {
+    "application/json-patch+json": patches.json_patch,
+    "application/merge-patch+json": patches.merge_patch,
+    "application/strategic-merge-patch+json": patches.strategic_patch,
+}
+
+
+async def create(call: Call) -> Response:
+    """Store a new object."""
+    form = wanted_form(call.request)
+    dry_run = is_dry_run(call.request)
+    body = await read_document(call.request, call.context.settings)
+    decoded = decode(call, body)
+    stored = await call.store.create(decoded.object, dry_run=dry_run)
+    return answer(show(call, stored, form), 201, headers=warnings_header(decoded.unknown))
+
+
+async def update(call: Call) -> Response:
+    """Replace an object, or its status alone."""
+    form = wanted_form(call.request)
+    dry_run = is_dry_run(call.request)
+    body = await read_document(call.request, call.context.settings)
+    decoded = decode(call, body)
+
+    async def attempt(live: Resource) -> Resource:
+        obj = server_side.keeping_owners(decoded.object, live)
+        if not obj.metadata.resource_version:
+            obj = with_meta(obj, resource_version=live.metadata.resource_version)
+        return await _write(call, obj, dry_run)
+
+    is_unconditional = not decoded.object.metadata.resource_version
+    stored = await _retried(call, attempt, attempts=_ATTEMPTS if is_unconditional else 1)
+    return answer(show(call, stored, form), headers=warnings_header(decoded.unknown))
+
+
+async def patch(call: Call) -> Response:
+    """Change part of an object."""
+    kind = media_type(call.request)
+    if kind == _APPLY:
+        return await apply(call)
+    change = _patch_function(kind)
+    form = wanted_form(call.request)
+    dry_run = is_dry_run(call.request)
+    body = parse(await read_body(call.request, call.context.settings))
+    unknown: list[FieldProblem] = []
+
+    async def attempt(live: Resource) -> Resource:
+        patched = change(render(live), body)
+        patches.check_version(live.metadata.resource_version, patched)
+        decoded = decode(call, patched)
+        unknown[:] = decoded.unknown
+        obj = server_side.keeping_owners(decoded.object, live)
+        version = live.metadata.resource_version
+        return await _write(call, with_meta(obj, resource_version=version), dry_run)
+
+    stored = await _retried(call, attempt)
+    return answer(show(call, stored, form), headers=warnings_header(unknown))
+
+
+async def apply(call: Call) -> Response:
+    """Apply a manager's view of an object; make the object where it is missing."""
+    form = wanted_form(call.request)
+    dry_run = is_dry_run(call.request)
+    manager = call.request.query_params.get("fieldManager", "")
+    if not manager or len(manager) > 128 or not manager.isprintable():
+        problem = FieldProblem("fieldManager", "is needed for apply: up to 128 characters")
+        raise InvalidError(str(problem), problems=[problem])
+    force = flag(call.request, "force")
+    wanted = await read_document(call.request, call.context.settings)
+    unknown = decode(call, wanted).unknown  # what is wrong in itself is wrong before any merge
+
+    async def make() -> Resource:
+        merged = server_side.apply({}, wanted, manager=manager, owners={}, force=force)
+        obj = decode(call, {**merged.document, **_identity(wanted)}).object
+        return await call.store.create(server_side.owned(obj, merged.owners), dry_run=dry_run)
+
+    async def attempt(live: Resource) -> Resource:
+        owners = server_side.read_owners(live.metadata.annotations)
+        patches.check_version(live.metadata.resource_version, wanted)
+        merged = server_side.apply(
+            render(live), wanted, manager=manager, owners=owners, force=force
+        )
+        obj = server_side.owned(decode(call, merged.document).object, merged.owners)
+        version = live.metadata.resource_version
+        return await _write(call, with_meta(obj, resource_version=version), dry_run)
+
+    async def make_or_merge() -> tuple[Resource, int]:
+        try:
+            return await _retried(call, attempt), 200
+        except NotFoundError:
+            if call.target.subresource:
+                raise
+        try:
+            return await make(), 201
+        except AlreadyExistsError:
+            # Another applier made it in between: this one is merged into what that one made.
+            return await _retried(call, attempt), 200
+
+    stored, code = await make_or_merge()
+    return answer(show(call, stored, form), code, headers=warnings_header(unknown))
+
+
+async def delete(call: Call) -> Response:
+    """Delete one object; say whether it is gone or has yet to be finished with."""
+    body = await read_document(call.request, call.context.settings)
+    deleted = await _delete_one(call, call.target.name or "", delete_options(call.request, body))
+    meta = deleted.metadata
+    if meta.finalizers:
+        return answer(render(deleted))
+    return answer(success(call.target.info, meta.name, meta.uid))
+
+
+async def delete_collection(call: Call) -> Response:
+    """Delete every object that the selectors name."""
+    body = await read_document(call.request, call.context.settings)
+    options = delete_options(call.request, body)
+    page = await read_page(call)
+    deleted: list[dict[str, Any]] = []
+    for obj in page.items:
+        try:
+            gone = await _delete_one(
+                call, obj.metadata.name, options, namespace=obj.metadata.namespace
+            )
+        except NotFoundError:
+            continue  # somebody else was faster, which is what was asked for
+        deleted.append(render(gone))
+    document = render_list(
+        call.target.info, deleted, version=page.version, continue_token=page.continue_token
+    )
+    return answer(document)
+
+
+async def _delete_one(
+    call: Call, name: str, options: DeleteOptions, namespace: str | None = None
+) -> Resource:
+    cls = call.target.info.cls
+    key = call.target.key._replace(name=name)
+    if namespace is not None:
+        key = key._replace(namespace=namespace)
+    return await call.store.delete(
+        cls,
+        key,
+        uid=options.uid,
+        resource_version=options.resource_version,
+        propagation=options.propagation,
+        dry_run=options.is_dry_run,
+    )
+
+
+async def update_scale(call: Call) -> Response:
+    """Write how many there are to be, and nothing else."""
+    dry_run = is_dry_run(call.request)
+    kind = media_type(call.request)
+    is_patch = call.request.method == "PATCH"
+    change = _patch_function(kind) if is_patch else None
+    body = parse(await read_body(call.request, call.context.settings))
+    info = call.target.info
+
+    async def attempt(live: Resource) -> Resource:
+        document = change(scale(live, info), body) if change else body
+        patches.check_version(live.metadata.resource_version, document)
+        replicas = _replicas(document)
+        plain = patches.merge_patch(render(live), {"spec": {"replicas": replicas}})
+        obj = server_side.keeping_owners(decode(call, plain).object, live)
+        return await call.store.update(obj, dry_run=dry_run)
+
+    return answer(scale(await _retried(call, attempt), info))
+
+
+def _replicas(document: Any) -> int:
+    spec = cast("dict[str, Any]", document).get("spec") if isinstance(document, dict) else None
+    value = cast("dict[str, Any]", spec).get("replicas", 0) if isinstance(spec, dict) else None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        problem = FieldProblem("spec.replicas", "must be a number, not negative")
+        raise InvalidError(f"the scale is invalid: {problem}", problems=[problem])
+    return value
+
+
+def _patch_function(kind: str) -> Callable[[Any, Any], Any]:
+    change = _PATCHES.get(kind)
+    if change is None:
+        known = ", ".join([*_PATCHES, _APPLY])
+        raise UnsupportedMediaTypeError(
+            f"patches of type {kind[:80]!r} are not read", hint=f"known types: {known}"
+        )
+    return change
+
+
+async def _retried(
+    call: Call, attempt: Callable[[Resource], Awaitable[Resource]], attempts: int = _ATTEMPTS
+) -> Resource:
+    """Read and write until nobody was faster. A conflict on the same version is no race."""
+    version = ""
+    while True:
+        live = await call.store.get(call.target.info.cls, call.target.key)
+        attempts -= 1
+        try:
+            return await attempt(live)
+        except ConflictError:
+            if attempts <= 0 or live.metadata.resource_version == version:
+                raise
+            version = live.metadata.resource_version
+
+
+async def _write(call: Call, obj: Resource, dry_run: bool) -> Resource:
+    if call.target.subresource == "status":
+        return await call.store.update_status(obj, dry_run=dry_run)
+    return await call.store.update(obj, dry_run=dry_run)
+
+
+def _identity(wanted: dict[str, Any]) -> dict[str, Any]:
+    return {name: wanted[name] for name in ("apiVersion", "kind") if name in wanted}

@@ -1,0 +1,1 @@
+"""Roles: what one process of an installation runs."""

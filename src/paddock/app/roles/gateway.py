@@ -1,0 +1,201 @@
+"""The gateway role: routes from the control plane's watch and from peers, sockets from the node."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import resource
+from collections.abc import Callable
+from functools import partial
+
+from paddock.adapters import gateway_admin
+from paddock.adapters.control_client import ControlClient
+from paddock.adapters.dialer import LocalDialer
+from paddock.adapters.membership import Membership
+from paddock.api.internal import Report
+from paddock.api.kube.verbs.read import STORED
+from paddock.app.wiring import backends
+from paddock.app.wiring.secrets import load_or_create
+from paddock.cache.provider import Provider
+from paddock.engine.informer import Filter
+from paddock.gateway.activity import Activity
+from paddock.gateway.http.client import ClientConnection
+from paddock.gateway.http.sender import Sender
+from paddock.gateway.limits import NOTICED_GONE, Behaviour, Limits
+from paddock.gateway.routing.peers import Desk, Gatekeeper, Peers
+from paddock.gateway.routing.route_lookup import Finder
+from paddock.gateway.routing.routes import Route, RouteTable
+from paddock.gateway.service import Gateway
+from paddock.gateway.signing import Signatures
+from paddock.gateway.waking.waker import Waker
+from paddock.kit import clock as clocks
+from paddock.kit import metrics
+from paddock.kit.clock import Clock
+from paddock.kit.logs import fields
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.tokens import TokenSeed
+from paddock.settings import Settings
+from paddock.store.kubernetes.access import Access
+from paddock.store.kubernetes.backend import KubernetesStore
+from paddock.store.kubernetes.client import JSON, ClientSettings
+from paddock.store.kubernetes.credentials import StaticCredential
+from paddock.store.port import Store
+
+log = logging.getLogger(__name__)
+
+REPORT_SECONDS = 2.0
+SWEEP_SECONDS = 5.0
+DRAIN_SECONDS = 3.0
+"""How long requests under way may go on when the gateway stops."""
+
+
+async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
+    """Run one gateway process until told to stop."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    secrets = load_or_create(settings)
+    seed = TokenSeed(secrets.seed.encode())
+    clock = clocks.system()
+    base = f"http://{settings.api_host}:{settings.api_port}"
+    store = await _open_store(settings, base, secrets.token)
+    control = ControlClient(base, secrets.token, clock)
+    peers = Peers(seed, clock)
+    routes = RouteTable(clock)
+    only = Filter(namespace=settings.namespace or None)
+    provider = Provider.for_gateway(store, filters={Sandbox: only}, clock=clock)
+    provider.informer(Sandbox).subscribe(routes.observe)
+    activity = Activity()
+    metrics.REGISTRY.register(activity)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(store.close)
+        stack.push_async_callback(control.close)
+        stack.callback(peers.close)
+        desk = Desk(routes, Gatekeeper(seed, clock))
+        url = await stack.enter_async_context(
+            gateway_admin.serving(
+                gateway_admin.create_app(routes, activity, desk, clock),
+                settings.admin_host,
+                settings.admin_port,
+            )
+        )
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        gateway = build(settings, seed, routes, control, peers, activity, clock, tasks)
+        cluster = store.client if isinstance(store, KubernetesStore) else None
+        if settings.store != "kubernetes":
+            # (It speaks to our own API then, which has no Services.)
+            cluster = None
+        membership = Membership(settings, peers, own_url=url, cluster=cluster)
+        beside = [
+            tasks.create_task(provider.serve(), name="routes"),
+            tasks.create_task(_first_sync(provider, routes), name="first sync"),
+            tasks.create_task(_sweep(gateway), name="sweep"),
+            tasks.create_task(_report(activity, control, membership, clock), name="reports"),
+            tasks.create_task(membership.keep_caught_up(routes), name="peers"),
+        ]
+        servers = await _listen(settings, gateway)
+        on_ready()
+        # Requests leave no cycles behind, and routes live long: the collector seldom has work.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)
+        await stop.wait()
+        for server in servers:
+            server.close()
+        await gateway.clients.drain(DRAIN_SECONDS)
+        for task in beside:
+            task.cancel()
+
+
+async def _open_store(settings: Settings, base: str, token: str) -> Store:
+    """Open what routes are read from: a cluster itself, or the control plane's declarative API."""
+    if settings.store == "kubernetes":
+        return await backends.open_store(settings)
+    return KubernetesStore.open(
+        Access(server=base, credential=StaticCredential.bearer(token)),
+        ClientSettings(accept=f"{JSON};as={STORED},{JSON}"),
+    )
+
+
+async def _listen(settings: Settings, gateway: Gateway) -> list[asyncio.Server]:
+    """Listen for clients and, where TLS is served, for the process that does so."""
+    loop = asyncio.get_running_loop()
+    places = [(settings.host, settings.port, False)]
+    if settings.tls_certificate:
+        places.append(("127.0.0.1", settings.front_port, True))
+    servers = [
+        await loop.create_server(
+            partial(ClientConnection, gateway, trusts_forwarded=trusts),
+            host,
+            port,
+            reuse_port=True,
+            backlog=4096,
+        )
+        for host, port, trusts in places
+    ]
+    for opened in (item for server in servers for item in server.sockets):
+        for option in NOTICED_GONE:
+            # Connections have from their listener what it was told.
+            opened.setsockopt(*option)
+    return servers
+
+
+def build(
+    settings: Settings,
+    seed: TokenSeed,
+    routes: RouteTable,
+    control: ControlClient,
+    peers: Peers,
+    activity: Activity,
+    clock: Clock,
+    tasks: asyncio.TaskGroup,
+) -> Gateway:
+    """Wire one gateway."""
+    limits = Limits()
+    behaviour = Behaviour(
+        wakes=settings.wake_on_traffic,
+        trusts_forwarded=settings.trust_forwarded,
+        logs_requests=settings.access_log,
+    )
+    dialer = LocalDialer(settings)
+    routes.on_change(dialer.forget)
+
+    async def wake(route: Route) -> Route:
+        woken = await control.wake(route)
+        tasks.create_task(peers.tell((woken,)), name="tell peers")
+        return woken
+
+    return Gateway(
+        routes=routes,
+        waker=Waker(routes, wake, tasks, activity, timeout_seconds=settings.wake_timeout_seconds),
+        finder=Finder(routes, control.look, clock, tasks),
+        sender=Sender(dialer, routes, clock, limits=limits, behaviour=behaviour),
+        signatures=Signatures(routes, seed, clock),
+        activity=activity,
+        clock=clock,
+        tasks=tasks,
+        limits=limits,
+        behaviour=behaviour,
+    )
+
+
+async def _first_sync(provider: Provider, routes: RouteTable) -> None:
+    await provider.informer(Sandbox).wait_synced()
+    routes.is_ready = True
+    log.info("gateway serves", extra=fields(routes=len(routes)))
+
+
+async def _sweep(gateway: Gateway) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_SECONDS)
+        gateway.sweep()
+
+
+async def _report(
+    activity: Activity, control: ControlClient, membership: Membership, clock: Clock
+) -> None:
+    while True:
+        seen = activity.drain(clock.monotonic())
+        others = await control.report(Report(url=membership.own_url, seen=seen))
+        if others is not None:
+            membership.heard(others)
+        await asyncio.sleep(REPORT_SECONDS)

@@ -1,0 +1,63 @@
+"""The `node` role: one process per node of a cluster that freezes and thaws pods on request."""
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import AsyncGenerator, Callable
+
+import msgspec
+from aiohttp import web
+
+from paddock.app.wiring.secrets import load_or_create
+from paddock.kit.errors import NotFoundError, PaddockError
+from paddock.resources.tokens import TokenSeed, node_token
+from paddock.runtime.kubernetes import names
+from paddock.runtime.kubernetes.freezer import freeze
+from paddock.runtime.kubernetes.node_agents import FreezeOrder
+from paddock.settings import Settings
+
+
+def create_app(token: str) -> web.Application:
+    """Make the application; every order carries the token."""
+
+    async def alive(_request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def take_order(request: web.Request) -> web.Response:
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+            return web.Response(status=401, text="this is for Paddock's controllers")
+        try:
+            order = msgspec.json.decode(await request.read(), type=FreezeOrder)
+            await freeze(order.pod_uid, frozen=order.frozen)
+        except (msgspec.DecodeError, RecursionError) as error:
+            return web.Response(status=400, text=str(error))
+        except NotFoundError as error:
+            return web.Response(status=404, text=error.message)
+        except PaddockError as error:
+            return web.Response(status=503, text=error.message)
+        return web.Response(status=204)
+
+    app = web.Application(client_max_size=4096)
+    app.add_routes([web.get("/healthz", alive), web.post("/freeze", take_order)])
+    return app
+
+
+@contextlib.asynccontextmanager
+async def serving(token: str, host: str, port: int = names.NODE_PORT) -> AsyncGenerator[None]:
+    """Take orders beside the body."""
+    runner = web.AppRunner(create_app(token), access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
+    """Take orders until told to stop."""
+    seed = TokenSeed(load_or_create(settings).seed.encode())
+    async with serving(node_token(seed), settings.api_host):
+        on_ready()
+        await stop.wait()

@@ -1,0 +1,1 @@
+"""`paddock up`: every process of one machine, supervised, with progress and output."""

@@ -1,0 +1,1 @@
+"""Wiring: settings become objects, shared by the roles."""

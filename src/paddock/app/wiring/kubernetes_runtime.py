@@ -1,0 +1,138 @@
+"""The Kubernetes runtime of a process that leads: driver, pictures of pods and claims, agents."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+from msgspec import structs
+
+from paddock.cache.provider import SYNC_SECONDS, Provider
+from paddock.controllers.sandbox.templates import CachedTemplates
+from paddock.engine.informer import Filter, Informer
+from paddock.kit.clock import Clock
+from paddock.kit.errors import InvalidError, NotFoundError, UnavailableError
+from paddock.kit.tasks import background
+from paddock.resources.kinds.checkpoint import Checkpoint
+from paddock.resources.kinds.pods import Pod, VolumeClaim
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.template import SandboxTemplate
+from paddock.resources.meta import Key
+from paddock.resources.selectors import parse_labels
+from paddock.resources.tokens import TokenSeed, control_token, node_token
+from paddock.runtime.blueprint import blueprint
+from paddock.runtime.kubernetes import names
+from paddock.runtime.kubernetes.driver import KubernetesRuntime
+from paddock.runtime.kubernetes.envd_client import Envds
+from paddock.runtime.kubernetes.node_agents import Nodes
+from paddock.runtime.kubernetes.pods.render import PodSettings
+from paddock.runtime.port import Blueprint
+from paddock.settings import Settings
+from paddock.store.kubernetes.backend import KubernetesStore
+from paddock.store.port import Store
+
+_OURS = "paddock.dev/"
+
+
+class ClusterRuntime:
+    """Everything the driver stands on; `run` keeps it fresh."""
+
+    def __init__(
+        self, settings: Settings, *, store: Store, provider: Provider, seed: TokenSeed, clock: Clock
+    ) -> None:
+        if not settings.agent_image:
+            raise InvalidError(
+                "PADDOCK_AGENT_IMAGE is not set: the image with envd, for every pod",
+                hint="build deploy/image and name it",
+            )
+        self._provider = provider
+        self._seed = seed
+        self._keys: dict[str, Key] = {}
+        ours = Filter(namespace=settings.namespace or None, labels=parse_labels(names.LABEL_UID))
+        self._pods = Informer(store, Pod, only=ours, transform=_lean, clock=clock)
+        self._claims = Informer(
+            store, VolumeClaim, indexes={"uid": _uid_of}, only=ours, clock=clock
+        )
+        labels = f"app.kubernetes.io/name=paddock,{names.LABEL_COMPONENT}={names.COMPONENT_NODE}"
+        self._agents = Informer(
+            store,
+            Pod,
+            only=Filter(namespace=settings.system_namespace, labels=parse_labels(labels)),
+            clock=clock,
+        )
+        self._templates = CachedTemplates(
+            provider.informer(SandboxTemplate), provider.informer(Checkpoint), provider.write
+        )
+        provider.informer(Sandbox).subscribe(self._observe)
+        self._envds = Envds(lambda uid: control_token(seed, uid))
+        self._nodes = Nodes(self._agents, lambda: node_token(seed))
+        self.driver = KubernetesRuntime(
+            cluster=store,
+            pods=self._pods,
+            claims=self._claims,
+            envds=self._envds,
+            nodes=self._nodes,
+            settings=PodSettings(
+                agent_image=settings.agent_image,
+                system_namespace=settings.system_namespace,
+                namespace=settings.namespace,
+                has_pod_limits=settings.pod_limits,
+                allow_host=settings.pods_may_reach_host,
+            ),
+            control_token=lambda uid: control_token(seed, uid),
+            blueprint_of=self._blueprint_of,
+            clock=clock,
+            server=store.client if isinstance(store, KubernetesStore) else None,
+        )
+
+    @contextlib.asynccontextmanager
+    async def run(self) -> AsyncGenerator[None]:
+        """Follow pods and claims beside the body, which begins when all are known."""
+        informers = (self._pods, self._claims, self._agents)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._envds.close)
+            stack.push_async_callback(self._nodes.close)
+            for informer in informers:
+                name = f"informer {informer.kind.KIND}"
+                await stack.enter_async_context(background(informer.run(), name=name))
+            try:
+                async with asyncio.timeout(SYNC_SECONDS):
+                    for informer in informers:
+                        await informer.wait_synced()
+            except TimeoutError as error:
+                raise UnavailableError(
+                    f"pods and volume claims were not listed within {SYNC_SECONDS:g} s",
+                    hint="look at the rights of this process's service account",
+                ) from error
+            yield
+
+    def _observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
+        if new is not None:
+            self._keys[new.metadata.uid] = new.key
+        elif old is not None:
+            self._keys.pop(old.metadata.uid, None)
+
+    def _blueprint_of(self, uid: str) -> Blueprint | None:
+        key = self._keys.get(uid)
+        sandbox = self._provider.get(Sandbox, key) if key is not None else None
+        if sandbox is None or sandbox.metadata.uid != uid:
+            return None
+        try:
+            template = self._templates.of(sandbox)
+        except NotFoundError:
+            return None
+        return blueprint(sandbox, template, self._seed, checkpoint_id=None)
+
+
+def _uid_of(claim: VolumeClaim) -> tuple[str, ...]:
+    uid = claim.metadata.labels.get(names.LABEL_UID)
+    return (uid,) if uid else ()
+
+
+def _lean(pod: Pod) -> Pod:
+    """Drop what others wrote on a pod: ten thousand of them are kept."""
+    marks = {
+        name: text for name, text in pod.metadata.annotations.items() if name.startswith(_OURS)
+    }
+    if len(marks) == len(pod.metadata.annotations):
+        return pod
+    return structs.replace(pod, metadata=structs.replace(pod.metadata, annotations=marks))

@@ -1,0 +1,117 @@
+"""The manager, wired: what every process has that answers clients' calls."""
+
+from paddock.cache.pool_members import Census
+from paddock.cache.provider import Provider
+from paddock.claims.caller import LABEL_KIND, SYSTEM_NAMESPACE
+from paddock.claims.cleanup import Disowning
+from paddock.claims.engine import Claims
+from paddock.claims.idempotency import Firsts
+from paddock.claims.limiter import FairLimiter
+from paddock.claims.overrides import Fitting
+from paddock.claims.ports import Announcer
+from paddock.claims.quota.reserve import Allowance
+from paddock.claims.quota.share_store import KIND_SHARES
+from paddock.claims.template_resolver import Targets
+from paddock.engine.informer import Filter
+from paddock.kit.clock import Clock
+from paddock.manager.environments.claims import EnvClaims
+from paddock.manager.ports import Agent
+from paddock.manager.sandboxes.batches import Batches
+from paddock.manager.sandboxes.lifecycle import Lifecycle
+from paddock.manager.sandboxes.snapshots import Snapshots
+from paddock.manager.service import Manager
+from paddock.resources import quantity
+from paddock.resources.kinds.builtin import Lease, Secret
+from paddock.resources.meta import Resource
+from paddock.resources.selectors import parse_labels
+from paddock.resources.tokens import TokenSeed
+from paddock.settings import Settings
+
+
+def own_records(namespace: str = SYSTEM_NAMESPACE) -> dict[type[Resource], Filter]:
+    """Say which Secrets and Leases are ours: keys, teams, and shares of quotas."""
+    return {
+        Secret: Filter(namespace=namespace, labels=parse_labels(LABEL_KIND)),
+        Lease: Filter(namespace=namespace, labels=parse_labels(f"{LABEL_KIND}={KIND_SHARES}")),
+    }
+
+
+def build_limiter(settings: Settings, clock: Clock) -> FairLimiter:
+    """Make the one gate through which everything goes that is made because stock is out."""
+    return FairLimiter(
+        clock,
+        per_second=settings.cold_creates_per_second,
+        burst=max(int(settings.cold_creates_per_second), 1),
+    )
+
+
+def build_fitting(settings: Settings, agent: Agent, provider: Provider) -> Fitting:
+    """Make what says which images and sizes claims may have."""
+    return Fitting(
+        agent,
+        provider,
+        memory_bytes=quantity.whole(settings.claim_memory) if settings.claim_memory else 0,
+        images=tuple(filter(None, map(str.strip, settings.claim_images.split(",")))),
+    )
+
+
+def build_manager(
+    settings: Settings,
+    *,
+    provider: Provider,
+    census: Census,
+    allowance: Allowance,
+    agent: Agent,
+    announcer: Announcer,
+    seed: TokenSeed,
+    clock: Clock,
+    limiter: FairLimiter | None = None,
+    environments: EnvClaims | None = None,
+    firsts: Firsts | None = None,
+) -> Manager:
+    """Wire one manager; census, ledger and keyring hear of changes by their own subscriptions."""
+    disowning = Disowning(provider, allowance.ledger, census)
+    targets = Targets(provider)
+    claims = Claims(
+        provider=provider,
+        census=census,
+        targets=targets,
+        allowance=allowance,
+        disowning=disowning,
+        firsts=firsts,
+        limiter=limiter or build_limiter(settings, clock),
+        agent=agent,
+        fitting=build_fitting(settings, agent, provider),
+        announcer=announcer,
+        seed=seed,
+        clock=clock,
+        environments=environments,
+        max_timeout_seconds=settings.max_timeout_seconds,
+    )
+    lifecycle = Lifecycle(
+        provider=provider,
+        allowance=allowance,
+        disowning=disowning,
+        agent=agent,
+        announcer=announcer,
+        clock=clock,
+        max_timeout_seconds=settings.max_timeout_seconds,
+    )
+    snapshots = Snapshots(
+        provider=provider,
+        claims=claims,
+        lifecycle=lifecycle,
+        targets=targets,
+        clock=clock,
+    )
+    return Manager(
+        provider=provider,
+        claims=claims,
+        lifecycle=lifecycle,
+        snapshots=snapshots,
+        targets=targets,
+        agent=agent,
+        clock=clock,
+        batches=Batches(provider, claims, agent, seed, clock),
+        disowning=disowning,
+    )

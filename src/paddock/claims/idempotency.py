@@ -1,0 +1,211 @@
+"""Who is first with an idempotency key, where several processes serve.
+
+Whoever creates the record of a key makes the sandbox; everybody else waits for it to be seen. The
+record is a Lease named by a hash of team and key. It is needed only as long as a claim may take
+until it is written: from then on the sandbox itself tells. One whose claim failed, or whose
+sandbox goes, is taken away, so that the key can be used anew; one whose process died is taken over
+after its time; old ones are swept.
+"""
+
+import asyncio
+import hashlib
+import logging
+from datetime import timedelta
+
+from msgspec import Struct, structs
+
+from paddock.cache import indexes
+from paddock.cache.provider import Provider
+from paddock.claims.caller import LABEL_KIND, SYSTEM_NAMESPACE
+from paddock.kit.clock import Clock
+from paddock.kit.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    NotFoundError,
+    PaddockError,
+    UnavailableError,
+)
+from paddock.kit.logs import fields
+from paddock.resources.kinds.builtin import Lease, LeaseSpec
+from paddock.resources.kinds.sandbox import ClaimIdentity, Sandbox
+from paddock.resources.meta import Key, ObjectMeta
+from paddock.resources.selectors import parse_fields, parse_labels
+from paddock.store.port import Store
+
+log = logging.getLogger(__name__)
+
+KIND_FIRST = "idempotency-key"
+MARGIN_SECONDS = 60.0
+"""So long after a claim's own time its record still holds: clocks differ, writes are slow."""
+KEEP_SECONDS = 600.0
+"""So long after that a record is kept."""
+SWEEP_SECONDS = 120.0
+LOOK_SECONDS = 0.05
+LOOKS = 6
+
+
+class First(Struct, frozen=True):
+    """The right to make the sandbox of a key."""
+
+    record: Lease
+    until: float
+    """What is not written by then, on our own clock, must not be written any more."""
+
+
+class Firsts:
+    """Gives each key to one claim."""
+
+    def __init__(
+        self,
+        store: Store,
+        provider: Provider,
+        clock: Clock,
+        account: str,
+        namespace: str = SYSTEM_NAMESPACE,
+    ) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._provider = provider
+        self._clock = clock
+        self._account = account
+        self._forgetting: set[asyncio.Task[None]] = set()
+        provider.informer(Sandbox).subscribe(self._observe)
+
+    async def enter(self, team: str, key: str, asked: str, *, seconds: float) -> First | Sandbox:
+        """Give the right to make the sandbox, or the sandbox that another process made.
+
+        `ConflictError` where the key was used for something else; `UnavailableError` where
+        another process has not made it in time.
+        """
+        until = self._clock.monotonic() + seconds
+        while True:
+            found = self._known(team, key)
+            if found is not None:
+                return found
+            wanted = self._record(team, key, asked, seconds)
+            started = self._clock.monotonic()
+            try:
+                return First(await self._store.create(wanted), started + seconds)
+            except AlreadyExistsError:
+                taken = await self._taken(wanted, team, key, started + seconds)
+            if taken is not None:
+                return taken
+            if self._clock.monotonic() >= until:
+                raise UnavailableError(
+                    "another request with this idempotency key is under way",
+                    hint="send it again; it will find the same sandbox",
+                    retry_after_seconds=1,
+                )
+            await self._seen_soon(team, key)
+
+    async def leave(self, first: First) -> None:
+        """Let others try: nothing was made, and nothing will be."""
+        await self._remove(first.record)
+
+    def _observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
+        """Let a key be used anew when the sandbox that we made with it goes."""
+        claim = old.spec.claim if old is not None else None
+        if claim is None or claim.account != self._account or not claim.idempotency_key:
+            return
+        begins = new is not None and new.is_deleting and old is not None and not old.is_deleting
+        if begins or new is None:
+            task = asyncio.get_running_loop().create_task(self._forget(claim), name="forget key")
+            self._forgetting.add(task)
+            task.add_done_callback(self._forgetting.discard)
+
+    async def _forget(self, claim: ClaimIdentity) -> None:
+        try:
+            record = await self._store.get(Lease, self._name(claim.owner, claim.idempotency_key))
+            taken = record.spec.acquire_time
+            if taken is not None and taken <= claim.claim_time:
+                await self._remove(record)
+        except NotFoundError:
+            return
+        except (PaddockError, OSError) as error:
+            log.info("record of a key was not removed", extra=fields(error=repr(error)))
+
+    async def _taken(
+        self, wanted: Lease, team: str, key: str, until: float
+    ) -> First | Sandbox | None:
+        """Look who has the key; where nobody has it any more, take it over."""
+        try:
+            record = await self._store.get(Lease, wanted.key)
+        except NotFoundError:
+            return None
+        if not self._is_over(record):
+            if record.spec.holder_identity != wanted.spec.holder_identity:
+                raise ConflictError("the same idempotency key was used for another request")
+            return None
+        owned = parse_fields(f"spec.claim.owner={team},spec.claim.idempotencyKey={key}")
+        page = await self._store.list(Sandbox, fields=owned)
+        if page.items:
+            # Made long ago, and not seen here yet.
+            self._provider.informer(Sandbox).observe(page.items[0])
+            return page.items[0]
+        try:
+            written = await self._store.update(structs.replace(record, spec=wanted.spec))
+        except (ConflictError, NotFoundError):
+            return None
+        return First(written, until)
+
+    def _known(self, team: str, key: str) -> Sandbox | None:
+        found = self._provider.by_index(Sandbox, indexes.IDEMPOTENCY_KEY, (team, key))
+        return found[0] if found else None
+
+    async def _seen_soon(self, team: str, key: str) -> None:
+        """Wait until the sandbox of a key is seen, or it is time to look at its record again."""
+        for _ in range(LOOKS):
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._known(team, key) is not None:
+                return
+
+    def _record(self, team: str, key: str, asked: str, seconds: float) -> Lease:
+        name = self._name(team, key)
+        return Lease(
+            metadata=ObjectMeta(
+                name=name.name, namespace=name.namespace, labels={LABEL_KIND: KIND_FIRST}
+            ),
+            spec=LeaseSpec(
+                holder_identity=asked,
+                lease_duration_seconds=int(seconds + MARGIN_SECONDS) + 1,
+                acquire_time=self._clock.now(),
+            ),
+        )
+
+    def _is_over(self, record: Lease, *, kept_seconds: float = 0.0) -> bool:
+        taken, seconds = record.spec.acquire_time, record.spec.lease_duration_seconds
+        if taken is None or seconds is None:
+            return True
+        return self._clock.now() >= taken + timedelta(seconds=seconds + kept_seconds)
+
+    # ---- sweeping ------------------------------------------------------------------------
+
+    async def keep_swept(self) -> None:
+        """Remove old records now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await self.sweep()
+            except PaddockError as error:
+                log.warning("old keys were not swept", extra=fields(error=error.message))
+
+    async def sweep(self) -> int:
+        """Remove old records; gives how many."""
+        labels = parse_labels(f"{LABEL_KIND}={KIND_FIRST}")
+        page = await self._store.list(Lease, namespace=self._namespace, labels=labels)
+        old = [item for item in page.items if self._is_over(item, kept_seconds=KEEP_SECONDS)]
+        for record in old:
+            await self._remove(record)
+        return len(old)
+
+    async def _remove(self, record: Lease) -> None:
+        version = record.metadata.resource_version
+        try:
+            await self._store.delete(Lease, record.key, resource_version=version)
+        except (NotFoundError, ConflictError):
+            # Somebody else has removed it, or has taken it over.
+            return
+
+    def _name(self, team: str, key: str) -> Key:
+        digest = hashlib.sha256(f"{team}\0{key}".encode()).hexdigest()[:40]
+        return Key(self._namespace, f"first-{digest}")

@@ -1,0 +1,1 @@
+"""Quotas: reservations, the ledger, and shares where several processes serve."""

@@ -1,0 +1,281 @@
+"""Quotas: what a team and a key may have, strictly.
+
+The ledger counts every claimed sandbox once, by its lock. A reservation is entered before the
+store is written, so that two claims in flight can never both take the last place; the informer's
+event for that lock confirms it. A write whose outcome is unknown keeps its place until the
+event or a look at the store tells.
+
+Where several processes serve, each sandbox also counts for the account of the process that
+claimed it, or resumed it; what an account may have is `apportioning`'s business.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from paddock.kit.errors import QuotaExceededError
+from paddock.resources import quantity
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.template import Resources
+
+DEFAULT_CPU_MILLIS = 2000
+DEFAULT_MEMORY_BYTES = 512 << 20
+
+
+class Dimension(StrEnum):
+    """What is counted."""
+
+    COUNT = "sandbox.count"
+    CPU = "limits.cpu"
+    """Thousandths of a core."""
+    MEMORY = "limits.memory"
+    """MiB."""
+
+
+class Scope(StrEnum):
+    """Which sandboxes count."""
+
+    ALL = "all"
+    RUNNING = "running"
+    """Paused ones are free."""
+
+
+class Limit(Struct, frozen=True):
+    """At most so much of one dimension."""
+
+    dimension: Dimension
+    scope: Scope
+    limit: int
+
+
+class Quota(Struct, frozen=True):
+    """All limits of one team or key."""
+
+    limits: tuple[Limit, ...] = ()
+
+
+class Footprint(Struct, frozen=True):
+    """What one sandbox counts for."""
+
+    cpu_millis: int
+    memory_mib: int
+
+    def of(self, dimension: Dimension) -> int:
+        """Give the amount in one dimension."""
+        if dimension is Dimension.COUNT:
+            return 1
+        return self.cpu_millis if dimension is Dimension.CPU else self.memory_mib
+
+
+class _Entry(Struct):
+    holders: tuple[str, ...]
+    footprint: Footprint
+    running: bool
+    confirmed: bool
+    account: str = ""
+    """Whose share of the quota it counts for."""
+    runner: str = ""
+    """Whose share it counts for as long as it runs."""
+    resuming: bool = False
+    """Counted as running ahead of the write that makes it so."""
+
+
+def footprint(resources: Resources) -> Footprint:
+    """Read what a sandbox with these limits counts for."""
+    cpu = quantity.millis(resources.cpu) if resources.cpu else DEFAULT_CPU_MILLIS
+    memory = quantity.whole(resources.memory) if resources.memory else DEFAULT_MEMORY_BYTES
+    return Footprint(cpu, quantity.mebibytes(memory))
+
+
+def resources_of(sandbox: Sandbox) -> Resources:
+    """Give the limits a sandbox has or will have."""
+    if sandbox.spec.resources is not None:
+        return sandbox.spec.resources
+    if sandbox.spec.template is not None:
+        return sandbox.spec.template.resources
+    return sandbox.status.resources
+
+
+def holders(team: str, key_id: str) -> tuple[str, ...]:
+    """Name whose quotas a claim of this team and key counts against."""
+    return (f"team:{team}", f"key:{key_id}") if key_id else (f"team:{team}",)
+
+
+Line: TypeAlias = tuple[str, Dimension, Scope]
+"""What is counted together: whose, what, and which of them."""
+
+
+class Ledger:
+    """Who holds how much."""
+
+    def __init__(self, account: str = "") -> None:
+        self.account = account
+        """Our own, where several processes share quotas."""
+        self._entries: dict[str, _Entry] = {}
+        self._sums: dict[Line, int] = {}
+        self._accounts: dict[Line, dict[str, int]] = {}
+        self._pending: set[str] = set()
+        """Reserved and not confirmed yet."""
+
+    def used(self, holder: str, dimension: Dimension, scope: Scope) -> int:
+        """Say how much a holder has, reservations included."""
+        return self._sums.get((holder, dimension, scope), 0)
+
+    def reserve(
+        self,
+        lock: str,
+        who: Iterable[tuple[str, Quota | None]],
+        size: Footprint,
+    ) -> None:
+        """Enter a claim before it is written; `QuotaExceededError` enters nothing."""
+        parties = tuple(who)
+        for holder, quota in parties:
+            self.check(holder, quota, size, (Scope.ALL, Scope.RUNNING))
+        if lock not in self._entries:
+            names = tuple(holder for holder, _ in parties)
+            own = self.account
+            self._enter(lock, _Entry(names, size, True, confirmed=False, account=own, runner=own))
+            self._pending.add(lock)
+
+    def paused_size(self, lock: str) -> Footprint | None:
+        """Say what a sandbox would add if it ran; `None` where it runs, or is nobody's."""
+        entry = self._entries.get(lock)
+        return None if entry is None or entry.running else entry.footprint
+
+    def reserve_resume(self, lock: str, who: Iterable[tuple[str, Quota | None]]) -> None:
+        """Count a paused sandbox as running again; `QuotaExceededError` changes nothing."""
+        entry = self._entries.get(lock)
+        if entry is None or entry.running:
+            return
+        for holder, quota in who:
+            self.check(holder, quota, entry.footprint, (Scope.RUNNING,))
+        self._count(entry, -1)
+        entry.running = entry.resuming = True
+        entry.runner = self.account
+        self._count(entry, +1)
+        self._pending.add(lock)
+
+    def cancel_resume(self, lock: str) -> None:
+        """Take back a resume whose write is known or feared not to have happened.
+
+        If it did happen, its event counts it again.
+        """
+        entry = self._entries.get(lock)
+        if entry is not None and entry.resuming:
+            self._count(entry, -1)
+            entry.running = entry.resuming = False
+            self._count(entry, +1)
+            self._pending.discard(lock)
+
+    def check(
+        self, holder: str, quota: Quota | None, size: Footprint, scopes: tuple[Scope, ...]
+    ) -> None:
+        """Raise `QuotaExceededError` where one more of this size is too much."""
+        for limit in quota.limits if quota else ():
+            if limit.scope not in scopes:
+                continue
+            used = self.used(holder, limit.dimension, limit.scope)
+            if used + size.of(limit.dimension) > limit.limit:
+                raise exceeded(holder, limit, used=used, needed=size.of(limit.dimension))
+
+    def held_by(self, account: str, line: Line) -> int:
+        """Say how much of a line one account has, reservations included."""
+        return self._accounts.get(line, {}).get(account, 0)
+
+    def accounts(self, line: Line) -> Mapping[str, int]:
+        """Say how much of a line each account has; what was claimed without one is not here."""
+        return self._accounts.get(line, {})
+
+    def is_pending(self, holder: str) -> bool:
+        """Say whether something of a holder is reserved and not known to be written."""
+        return any(holder in self._entries[lock].holders for lock in self._pending)
+
+    def release(self, lock: str) -> None:
+        """Forget a reservation whose write is known not to have happened."""
+        entry = self._entries.get(lock)
+        if entry is not None and not entry.confirmed:
+            self._remove(lock)
+
+    def observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
+        """Take in one event of the Sandbox informer."""
+        before = old.spec.claim.lock if old is not None and old.spec.claim else None
+        claim = new.spec.claim if new is not None else None
+        if before is not None and (claim is None or claim.lock != before):
+            self._remove(before)
+        if new is None or claim is None:
+            return
+        running = not new.spec.paused
+        known = self._entries.get(claim.lock)
+        size = known.footprint if known else footprint(resources_of(new))
+        if known is not None and known.resuming and not running:
+            # An event from before the resume's write: the reservation stands.
+            return
+        who = holders(claim.owner, claim.key_id)
+        runner = claim.running_account or claim.account
+        self._pending.discard(claim.lock)
+        if (
+            known is not None
+            and known.running == running
+            and known.holders == who
+            and known.account == claim.account
+            and (known.runner == runner or not running)
+        ):
+            # As it was reserved: the usual case, and nothing is to be counted anew.
+            known.confirmed, known.resuming = True, False
+            return
+        self._remove(claim.lock)
+        self._enter(
+            claim.lock,
+            _Entry(who, size, running, confirmed=True, account=claim.account, runner=runner),
+        )
+
+    def _enter(self, lock: str, entry: _Entry) -> None:
+        self._entries[lock] = entry
+        self._count(entry, +1)
+
+    def _remove(self, lock: str) -> None:
+        self._pending.discard(lock)
+        entry = self._entries.pop(lock, None)
+        if entry is not None:
+            self._count(entry, -1)
+
+    def _count(self, entry: _Entry, sign: int) -> None:
+        size = entry.footprint
+        amounts = (
+            (Dimension.COUNT, sign),
+            (Dimension.CPU, sign * size.cpu_millis),
+            (Dimension.MEMORY, sign * size.memory_mib),
+        )
+        sums = self._sums
+        for scope in (Scope.ALL, Scope.RUNNING) if entry.running else (Scope.ALL,):
+            account = entry.account if scope is Scope.ALL else entry.runner
+            for holder in entry.holders:
+                for dimension, amount in amounts:
+                    line = (holder, dimension, scope)
+                    if total := sums.get(line, 0) + amount:
+                        sums[line] = total
+                    else:
+                        sums.pop(line, None)
+                    if account:
+                        self._count_for(account, line, amount)
+
+    def _count_for(self, account: str, line: Line, amount: int) -> None:
+        counted = self._accounts.setdefault(line, {})
+        counted[account] = counted.get(account, 0) + amount
+        if not counted[account]:
+            del counted[account]
+        if not counted:
+            del self._accounts[line]
+
+
+def exceeded(holder: str, limit: Limit, *, used: int, needed: int) -> QuotaExceededError:
+    """Say which limit is in the way."""
+    # What is paused still counts where all count.
+    how = "kill or pause" if limit.scope is Scope.RUNNING else "kill"
+    return QuotaExceededError(
+        f"{holder.replace(':', ' ')} has {used} of {limit.limit} "
+        f"{limit.dimension} ({limit.scope}); this needs {needed}",
+        hint=f"{how} sandboxes, or ask an administrator to raise the quota",
+    )

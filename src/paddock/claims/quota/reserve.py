@@ -1,0 +1,59 @@
+"""Who may have one more: quotas as claims and resumes ask for them.
+
+`Allowance` is that of a process which serves alone: it has every sandbox in its ledger, so the
+ledger's word is enough. `apportioning.Apportioned` is that of one among several.
+"""
+
+from typing import Protocol
+
+from paddock.claims.caller import Caller
+from paddock.claims.quota.ledger import Footprint, Ledger, Quota
+
+
+class QuotaSource(Protocol):
+    """The quotas of teams and keys; `manager/keys.py` implements it."""
+
+    @property
+    def namespace(self) -> str:
+        """Where records of this installation are kept."""
+        ...
+
+    def quotas(self, caller: Caller) -> tuple[tuple[str, Quota | None], ...]:
+        """Return the quotas that a caller's claims count against, by holder."""
+        ...
+
+    def quota_of(self, holder: str) -> Quota | None:
+        """Return the quota of one holder as it is now."""
+        ...
+
+
+class Allowance:
+    """Takes places in a ledger, within the quotas of teams and keys."""
+
+    def __init__(self, ledger: Ledger, quotas: QuotaSource) -> None:
+        self.ledger = ledger
+        self.quotas = quotas
+
+    @property
+    def account(self) -> str:
+        """What is written on what we claim; empty where nobody else claims."""
+        return self.ledger.account
+
+    async def reserve(self, caller: Caller, lock: str, size: Footprint) -> None:
+        """Take a place before the claim is written; `QuotaExceededError` takes none."""
+        self.ledger.reserve(lock, self.quotas.quotas(caller), size)
+
+    async def reserve_resume(self, caller: Caller, lock: str) -> None:
+        """Take a place among the running; `QuotaExceededError` takes none."""
+        self.ledger.reserve_resume(lock, self.quotas.quotas(caller))
+
+    def must_hold(self, team: str) -> None:
+        """Raise `UnavailableError` where what was reserved may not be written any more."""
+
+    def release(self, lock: str) -> None:
+        """Give back a place whose write is known not to have happened."""
+        self.ledger.release(lock)
+
+    def cancel_resume(self, lock: str) -> None:
+        """Give back a place among the running that was not used."""
+        self.ledger.cancel_resume(lock)

@@ -1,0 +1,287 @@
+"""Quotas where several processes serve: each claims within a share of its own.
+
+A team without a quota pays nothing. One far from its limit pays a write per block of claims, off
+the path of most; one at its limit a write for each. A share is renewed while it is used, given
+back as far as it is not, and closed when its process goes or has nothing to do. Who has no share,
+or has not renewed it in time, takes a new one before the next claim is written.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+
+from msgspec import structs
+
+from paddock.cache.provider import Provider
+from paddock.claims.caller import Caller
+from paddock.claims.quota import share_math, share_store
+from paddock.claims.quota.ledger import Footprint, Ledger, Quota, Scope, exceeded
+from paddock.claims.quota.reserve import Allowance, QuotaSource
+from paddock.claims.quota.share_store import USE_SECONDS, Account, Books, Need
+from paddock.kit.backoff import Backoff
+from paddock.kit.clock import Clock
+from paddock.kit.errors import PaddockError, QuotaExceededError, UnavailableError
+from paddock.kit.logs import fields
+from paddock.resources.kinds.builtin import Lease
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.meta import Key
+
+log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 3.0
+"""How long a claim waits for what another process does not use and will give back."""
+GATHER_SECONDS = 0.05
+TEND_SECONDS = 1.0
+LEAVE_SECONDS = 3.0
+_BACKOFF = Backoff(base_seconds=0.005, cap_seconds=0.2, jitter=1.0)
+_ATTEMPTS = 50
+
+Quotas = Iterable[tuple[str, Quota | None]]
+
+
+class Apportioned(Allowance):
+    """Takes places within this process's shares of quotas."""
+
+    def __init__(
+        self, ledger: Ledger, quotas: QuotaSource, provider: Provider, clock: Clock
+    ) -> None:
+        super().__init__(ledger, quotas)
+        self._me = ledger.account
+        self._clock = clock
+        self._books = Books(ledger, provider, clock, quotas.namespace)
+        self._teams: dict[str, Account] = {}
+        self._by_key: dict[Key, Account] = {}
+        self._stirred = asyncio.Event()
+        provider.informer(Lease).subscribe(self._observe_book)
+        provider.informer(Sandbox).subscribe(self._observe_sandbox)
+
+    # ---- asking --------------------------------------------------------------------------
+
+    async def reserve(self, caller: Caller, lock: str, size: Footprint) -> None:
+        """Take a place before the claim is written; `QuotaExceededError` takes none."""
+        quotas = self.quotas.quotas(caller)
+        await self._have_room(caller.team, quotas, size, (Scope.ALL, Scope.RUNNING))
+        self.ledger.reserve(lock, quotas, size)
+
+    async def reserve_resume(self, caller: Caller, lock: str) -> None:
+        """Take a place among the running; `QuotaExceededError` takes none."""
+        quotas = self.quotas.quotas(caller)
+        size = self.ledger.paused_size(lock)
+        if size is not None:
+            await self._have_room(caller.team, quotas, size, (Scope.RUNNING,))
+        self.ledger.reserve_resume(lock, quotas)
+
+    def must_hold(self, team: str) -> None:
+        """Raise `UnavailableError` where what was reserved may not be written any more."""
+        account = self._teams.get(team)
+        if account is not None and account.usable_until <= self._clock.monotonic():
+            raise UnavailableError(
+                f"the share of team {team}'s quota could not be renewed in time",
+                hint="the store does not answer, or this process was held up; try again",
+                retry_after_seconds=1,
+            )
+
+    async def _have_room(
+        self, team: str, quotas: Quotas, size: Footprint, scopes: tuple[Scope, ...]
+    ) -> None:
+        """Return, without another wait in between, when our share has room for one more."""
+        needs: dict[str, Need] = {}
+        for holder, quota in quotas:
+            for limit in quota.limits if quota else ():
+                if limit.scope in scopes:
+                    need = Need(holder, limit, size.of(limit.dimension))
+                    needs[share_store.text(need.line)] = need
+        if not needs:
+            return
+        for holder, quota in quotas:
+            self.ledger.check(holder, quota, size, scopes)
+        account = self._account(team)
+        account.used_at = self._clock.monotonic()
+        account.needs.update(needs)
+        if self._fits(account, needs):
+            return
+        account.waiting += 1
+        try:
+            await self._wait_for_room(account, needs)
+        finally:
+            account.waiting -= 1
+
+    async def _wait_for_room(self, account: Account, needs: Mapping[str, Need]) -> None:
+        until = self._clock.monotonic() + WAIT_SECONDS
+        while True:
+            account.changed.clear()
+            async with account.lock:
+                refusal = None if self._fits(account, needs) else await self._grow(account, needs)
+                if self._fits(account, needs):
+                    return
+            if refusal is None:
+                continue
+            left = until - self._clock.monotonic()
+            if left <= 0 or not self._may_come(account, needs):
+                raise refusal
+            try:
+                async with asyncio.timeout(left):
+                    await account.changed.wait()
+            except TimeoutError:
+                raise refusal from None
+
+    def _fits(self, account: Account, needs: Mapping[str, Need]) -> bool:
+        return account.usable_until > self._clock.monotonic() and all(
+            self.ledger.held_by(self._me, need.line) + need.size <= account.amounts.get(name, 0)
+            for name, need in needs.items()
+        )
+
+    def _may_come(self, account: Account, needs: Mapping[str, Need]) -> bool:
+        """Say whether others have more than they use, and are there to give it back."""
+        book, _ = self._books.book(account)
+        for name, need in needs.items():
+            view = self._books.view(need)
+            room = share_math.free(book, self._me, name, view, seen=self._books.seen)
+            for other, share in book.shares.items():
+                is_there = self._books.silent_for(account, other) <= USE_SECONDS
+                if other != self._me and not share.closed_at and is_there:
+                    room += max(share.amounts.get(name, 0) - view.others.get(other, 0), 0)
+            if room < need.size:
+                return False
+        return True
+
+    async def _grow(self, account: Account, needs: Mapping[str, Need]) -> QuotaExceededError | None:
+        """Take more, as one write; gives why that cannot be."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            book, lease = self._books.book(account)
+            views = {name: self._books.view(need) for name, need in needs.items()}
+            seen = self._books.seen
+            wanted = share_math.grown(book, self._me, views, waiting=account.waiting, seen=seen)
+            if wanted is None:
+                if await self._books.close_dead(account):
+                    continue
+                left = {
+                    name: share_math.free(book, self._me, name, view, seen=seen)
+                    for name, view in views.items()
+                }
+                name = min(needs, key=lambda item: left[item] - needs[item].size)
+                need = needs[name]
+                used = need.limit.limit - max(left[name], 0)
+                return exceeded(need.holder, need.limit, used=used, needed=need.size)
+            if await self._books.write(account, lease, wanted):
+                return None
+            await asyncio.sleep(_BACKOFF.delay(attempt))
+        raise UnavailableError(
+            f"the shares of team {account.team}'s quota change all the time",
+            retry_after_seconds=1,
+        )
+
+    # ---- hearing -------------------------------------------------------------------------
+
+    def _account(self, team: str) -> Account:
+        account = self._teams.get(team)
+        if account is None:
+            account = self._teams[team] = Account(team, self.quotas.namespace)
+            self._by_key[account.key] = account
+            self._stirred.set()
+        return account
+
+    def _observe_book(self, old: Lease | None, new: Lease | None) -> None:
+        lease = new or old
+        if lease is None:
+            return
+        if new is not None:
+            self._books.observe(new)
+        account = self._by_key.get(lease.key)
+        if account is not None:
+            account.changed.set()
+            self._stirred.set()
+
+    def _observe_sandbox(self, old: Sandbox | None, new: Sandbox | None) -> None:
+        """Look after a team's share when something of it has gone."""
+        claim = old.spec.claim if old is not None else None
+        account = self._teams.get(claim.owner) if claim is not None else None
+        if account is None or (new is not None and new.spec.claim and not new.spec.paused):
+            return
+        account.changed.set()
+        self._stirred.set()
+
+    # ---- looking after shares ------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Renew, give back and close shares, until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(TEND_SECONDS if self._teams else None):
+                    await self._stirred.wait()
+            except TimeoutError:
+                # Nothing has changed but the time.
+                pass
+            await asyncio.sleep(GATHER_SECONDS)
+            self._stirred.clear()
+            for account in tuple(self._teams.values()):
+                try:
+                    async with account.lock:
+                        await self._tend(account)
+                except (PaddockError, OSError) as error:
+                    log.warning(
+                        "a share of a quota was not looked after",
+                        extra=fields(team=account.team, error=repr(error)),
+                    )
+
+    async def _tend(self, account: Account) -> None:
+        now = self._clock.monotonic()
+        book, lease = self._books.book(account)
+        share = book.shares.get(self._me)
+        is_open = share is not None and not share.closed_at
+        is_needed = account.waiting or self.ledger.is_pending(f"team:{account.team}")
+        if now - account.used_at > USE_SECONDS and not is_needed:
+            if is_open:
+                await self._close(account)
+            else:
+                del self._teams[account.team], self._by_key[account.key]
+            return
+        if not is_open:
+            return
+        needs = {name: self._as_it_is(need) for name, need in account.needs.items()}
+        views = {name: self._books.view(need) for name, need in needs.items() if need is not None}
+        wanted = share_math.kept(book, self._me, views, seen=self._books.seen)
+        if wanted is None and account.usable_until - now < USE_SECONDS / 2:
+            wanted = share_math.renewed(book, self._me)
+        if wanted is not None and not await self._books.write(account, lease, wanted):
+            self._stirred.set()
+
+    def _as_it_is(self, need: Need) -> Need | None:
+        """Give a need with its limit as it is by now; `None` where there is none any more."""
+        quota = self.quotas.quota_of(need.holder)
+        for limit in quota.limits if quota else ():
+            if (limit.dimension, limit.scope) == (need.limit.dimension, need.limit.scope):
+                return structs.replace(need, limit=limit)
+        return None
+
+    async def _close(self, account: Account) -> None:
+        """Give back what we do not use, and let what we have count by itself."""
+        account.usable_until = 0.0
+        # What is under way may still be written: then it stays open, and is closed in time.
+        is_pending = self.ledger.is_pending(f"team:{account.team}")
+        version = "" if is_pending else await self._books.version()
+        for attempt in range(1, _ATTEMPTS + 1):
+            book, lease = self._books.book(account)
+            share = book.shares.get(self._me)
+            if share is None or share.closed_at:
+                return
+            used = {
+                name: self.ledger.held_by(self._me, share_store.line(name))
+                for name in share.amounts
+            }
+            wanted = share_math.closed(book, self._me, at=version, amounts=used)
+            if await self._books.write(account, lease, wanted):
+                return
+            await asyncio.sleep(_BACKOFF.delay(attempt))
+
+    async def leave(self) -> None:
+        """Give every share back, as far as that can be done now."""
+        for account in tuple(self._teams.values()):
+            try:
+                async with asyncio.timeout(LEAVE_SECONDS), account.lock:
+                    await self._close(account)
+            except (PaddockError, OSError) as error:
+                log.info(
+                    "a share of a quota was not given back; it is closed in time",
+                    extra=fields(team=account.team, error=repr(error)),
+                )

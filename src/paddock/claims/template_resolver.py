@@ -1,0 +1,187 @@
+"""What a client's `templateID` stands for: a pool, a template, a snapshot, or an environment."""
+
+import re
+
+from msgspec import Struct
+
+from paddock.cache import indexes
+from paddock.cache.provider import Provider
+from paddock.claims.caller import Caller
+from paddock.kit.errors import FieldProblem, InvalidError, NotFoundError
+from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase
+from paddock.resources.kinds.env import SandboxEnv
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec
+from paddock.resources.meta import Key
+
+_REFERENCE = re.compile(
+    r"^(?:(?P<space>[a-z0-9][a-z0-9_-]*)/)?(?P<name>[a-z0-9][a-z0-9_.-]*)(?::(?P<tag>[a-z0-9_.-]+))?$"
+)
+SHARED_NAMESPACE = "default"
+"""Pools and public templates here serve every team."""
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """Where a sandbox comes from."""
+
+    template: SandboxTemplateSpec
+    pool: Key | None = None
+    """Warm stock, where there is any."""
+    template_name: str = ""
+    template_key: Key | None = None
+    checkpoint: Checkpoint | None = None
+    env: Key | None = None
+
+
+class Targets:
+    """Looks targets up in the cache."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+
+    def resolve(self, caller: Caller, reference: str) -> Target:
+        """Find what a name stands for; `NotFoundError` where it stands for nothing."""
+        if (checkpoint := self.checkpoint(caller, reference)) is not None:
+            return _from_checkpoint(checkpoint)
+        match = _read(reference)
+        if match is None:
+            problem = FieldProblem("templateID", f"{reference!r} is not [team/]name[:tag]")
+            raise InvalidError(str(problem), problems=[problem])
+        space, name = match
+        spaces = (space,) if space else (caller.team, SHARED_NAMESPACE)
+        for namespace in dict.fromkeys(spaces):
+            if (found := self._in(namespace, name, caller)) is not None:
+                return found
+        raise NotFoundError(f"template '{reference}' not found")
+
+    def _in(self, namespace: str, name: str, caller: Caller) -> Target | None:
+        key = Key(namespace, name)
+        mine = namespace in (caller.team, SHARED_NAMESPACE) or caller.is_admin
+        env = self._provider.informer(SandboxEnv).get(key) if mine else None
+        if env is not None and not env.is_deleting:
+            reference = env.spec.template_ref
+            home = reference.namespace or namespace
+            template = self._template(reference.name, home, caller)
+            spec = template.spec if template else SandboxTemplateSpec()
+            return Target(template=spec, env=key, template_name=name)
+        pool = self._provider.informer(SandboxPool).get(key)
+        if pool is not None and not pool.is_deleting:
+            return self._from_pool(pool, caller)
+        template = self._template(name, namespace, caller)
+        if template is None:
+            return None
+        return Target(
+            template=template.spec,
+            pool=self._pool_of(template),
+            template_name=template.metadata.name,
+            template_key=template.key,
+        )
+
+    def _from_pool(self, pool: SandboxPool, caller: Caller) -> Target | None:
+        reference = pool.spec.template_ref
+        if reference is None:
+            home = pool.metadata.namespace
+            if home not in (caller.team, SHARED_NAMESPACE) and not caller.is_admin:
+                return None
+            spec = pool.spec.template or SandboxTemplateSpec()
+            return Target(template=spec, pool=pool.key, template_name=pool.metadata.name)
+        home = reference.namespace or pool.metadata.namespace
+        template = self._template(reference.name, home, caller)
+        if template is None:
+            return None
+        return Target(
+            template=template.spec,
+            pool=pool.key,
+            template_name=template.metadata.name,
+            template_key=template.key,
+        )
+
+    def _template(self, name: str, namespace: str, caller: Caller) -> SandboxTemplate | None:
+        for template in self._provider.informer(SandboxTemplate).view(indexes.TEMPLATE_ID, name):
+            home = template.metadata.namespace
+            visible = home == caller.team or caller.is_admin or template.spec.public
+            if home == namespace and visible and not template.is_deleting:
+                return template
+        return None
+
+    def _pool_of(self, template: SandboxTemplate) -> Key | None:
+        pools = self._provider.informer(SandboxPool)
+        named = pools.view(indexes.TEMPLATE_ID, template.metadata.name)
+        for pool in sorted(named, key=lambda item: item.metadata.name):
+            reference = pool.spec.template_ref
+            home = (reference.namespace if reference else None) or pool.metadata.namespace
+            if home == template.metadata.namespace and not pool.is_deleting:
+                return pool.key
+        return None
+
+    def templates(self, caller: Caller) -> tuple[SandboxTemplate, ...]:
+        """List the templates that a caller may use."""
+        found = (
+            template
+            for template in self._provider.informer(SandboxTemplate).all()
+            if template.metadata.namespace == caller.team
+            or caller.is_admin
+            or (template.metadata.namespace == SHARED_NAMESPACE and template.spec.public)
+        )
+        return tuple(sorted(found, key=lambda item: item.key))
+
+    def template(self, caller: Caller, reference: str) -> SandboxTemplate:
+        """Find one template by name or alias."""
+        space, name = _read(reference) or ("", "")
+        found = (
+            template
+            for template in self.templates(caller)
+            if name in (template.metadata.name, *template.spec.aliases)
+            and space in ("", template.metadata.namespace)
+        )
+
+        def distance(template: SandboxTemplate) -> tuple[bool, bool, Key]:
+            home = template.metadata.namespace
+            return (home != caller.team, home != SHARED_NAMESPACE, template.key)
+
+        nearest = min(found, key=distance, default=None)
+        if nearest is None:
+            raise NotFoundError(f"template '{reference}' not found")
+        return nearest
+
+    def checkpoint(self, caller: Caller, reference: str) -> Checkpoint | None:
+        """Find a snapshot by id or name; the newest of a name.
+
+        An administrator's is another team's only where their own has none of that name.
+        """
+        name = reference.lower()
+        tagged = name if ":" in name else f"{name}:default"
+        informer = self._provider.informer(Checkpoint)
+        found = [
+            item
+            for key in dict.fromkeys((reference, name, tagged))
+            for item in informer.view(indexes.CHECKPOINT_ID, key)
+            if (item.spec.owner == caller.team or caller.is_admin)
+            and item.status.phase is CheckpointPhase.SUCCEEDED
+            and not item.is_deleting
+        ]
+        own = [item for item in found if item.spec.owner == caller.team]
+        return max(own or found, key=_completed, default=None)
+
+
+def _read(reference: str) -> tuple[str, str] | None:
+    """Take a reference apart: team, where it names one, and name; `None` where it is no such.
+
+    The tag `default` goes without saying. Templates have no others, so any other stays part of
+    the name: what was asked for is not there, and something else must not be given or deleted.
+    """
+    match = _REFERENCE.match(reference.lower())
+    if match is None:
+        return None
+    tag = match["tag"] or "default"
+    return match["space"] or "", match["name"] if tag == "default" else f"{match['name']}:{tag}"
+
+
+def _completed(checkpoint: Checkpoint) -> tuple[float, str]:
+    moment = checkpoint.status.completion_time
+    return (moment.timestamp() if moment else 0.0, checkpoint.metadata.name)
+
+
+def _from_checkpoint(checkpoint: Checkpoint) -> Target:
+    template = checkpoint.status.template or SandboxTemplateSpec()
+    return Target(template=template, checkpoint=checkpoint, template_name=checkpoint.metadata.name)

@@ -1,0 +1,1 @@
+"""`paddock batch`: one command in many sandboxes."""

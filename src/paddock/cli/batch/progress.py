@@ -1,0 +1,170 @@
+"""A batch as it goes on and when it is over: progress, tasks' logs, results."""
+
+import shlex
+import sys
+import time
+from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    track,
+)
+
+from paddock.cli.http import CallError
+from paddock.cli.output import Output, notes, screen
+from paddock.cli.target import Place, path_of
+from paddock.kit.errors import InvalidError, PaddockError, UnavailableError
+
+_OVER = ("Completed", "Failed")
+_TASKS_PORT = 5758
+_LOOK_SECONDS = 30.0
+_DOWNLOADS = 8
+"""So many logs are fetched at once."""
+
+
+def path(namespace: str, name: str = "") -> str:
+    """Give where batches are, or one of them."""
+    base = f"/apis/paddock.dev/v1alpha1/namespaces/{namespace}/batchsandboxes"
+    return f"{base}/{name}" if name else base
+
+
+def follow(place: Place, namespace: str, name: str, *, quiet: bool) -> dict[str, Any]:
+    """Show progress until every task is over; gives the batch as it is then."""
+    total = 0
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=notes,
+        transient=True,
+        disable=not notes.is_terminal,
+    )
+    with nullcontext() if quiet else progress:
+        bars = {key: progress.add_task(key, total=None) for key in ("sandboxes", "tasks")}
+        told = ""
+        for item in _watch(place, namespace, name):
+            status: dict[str, Any] = item.get("status") or {}
+            if (why := hindrance(status)) and why != told:
+                notes.print(f"batch {name} waits: {why}", markup=False, soft_wrap=True)
+            told = why
+            total = int(item["spec"].get("replicas", 1))
+            failed = int(status.get("taskFailed", 0))
+            done = int(status.get("taskSucceeded", 0)) + failed
+            words = f"tasks ({failed} failed)" if failed else "tasks"
+            progress.update(
+                bars["sandboxes"], completed=max(int(status.get("ready", 0)), done), total=total
+            )
+            progress.update(bars["tasks"], completed=done, total=total, description=words)
+            if status.get("phase") in _OVER:
+                return item
+    raise UnavailableError(f"batch {name} is gone before it was done")
+
+
+def hindrance(status: Mapping[str, Any]) -> str:
+    """Say what keeps a batch from going on that waiting alone may not cure; empty if nothing.
+
+    `InvalidError` where it can never go on.
+    """
+    message = str(status.get("message") or "")
+    for item in status.get("conditions") or ():
+        if item["status"] != "True":
+            continue
+        if item["type"] == "Quarantined":
+            raise InvalidError(f"the batch makes no sense: {item.get('message')}")
+        if item.get("reason") in ("Unsatisfiable", "PoolTooSmall"):
+            message = str(item.get("message"))
+    return message
+
+
+def _watch(place: Place, namespace: str, name: str) -> Generator[dict[str, Any]]:
+    """Give the batch now and at every change; opens the watch again when it ends."""
+    selector = quote(f"metadata.name={name}")
+    while True:
+        item = place.kube.call("GET", path(namespace, name))
+        yield item
+        version = item["metadata"]["resourceVersion"]
+        watch = f"{path(namespace)}?watch=true&fieldSelector={selector}&resourceVersion={version}"
+        started = time.monotonic()
+        try:
+            with place.kube.open("GET", watch, timeout_seconds=_LOOK_SECONDS) as response:
+                for line in response:
+                    event = msgspec.json.decode(line)
+                    if event["type"] == "DELETED":
+                        return
+                    if event["type"] in ("ADDED", "MODIFIED"):
+                        yield event["object"]
+        except (UnavailableError, CallError):
+            # Quiet for too long, or too far behind: look anew, but never in a hurry.
+            time.sleep(max(0.0, 0.5 - (time.monotonic() - started)))
+
+
+def collect(place: Place, item: Mapping[str, Any], directory: Path) -> None:
+    """Download the whole output of each task, several at once."""
+    directory.mkdir(parents=True, exist_ok=True)
+    uid, name = item["metadata"]["uid"][:8], item["metadata"]["name"]
+    shards = {
+        allocation["shard"]: str(allocation["sandboxId"])
+        for allocation in item["status"].get("allocations", [])
+        if allocation.get("sandboxId")
+    }
+
+    def fetch(shard: int, sandbox_id: str) -> str | None:
+        """Write one log; give what was in the way."""
+        try:
+            token = place.e2b.call("GET", path_of(sandbox_id)).get("envdAccessToken")
+            endpoint = place.sandbox(sandbox_id, token, port=_TASKS_PORT)
+            with endpoint.open("GET", f"/tasks/{name}-{shard}-{uid}/log") as response:
+                (directory / f"{shard}.log").write_bytes(response.read())
+        except PaddockError as error:
+            # Its sandbox went meanwhile, say: the others' logs and all results are still shown.
+            return f"no log of shard {shard}: {error.message}"
+        return None
+
+    with ThreadPoolExecutor(_DOWNLOADS) as threads:
+        problems = track(
+            threads.map(fetch, shards, shards.values()),
+            description="logs",
+            total=len(shards),
+            console=notes,
+            transient=True,
+            disable=not notes.is_terminal,
+        )
+        for problem in problems:
+            if problem:
+                notes.print(problem, markup=False, soft_wrap=True)
+
+
+def show(output: Output, item: Mapping[str, Any]) -> None:
+    """Show how each task ended, with what is kept of its output."""
+    status: Mapping[str, Any] = item["status"]
+    if output.is_json:
+        output.data(item)
+        return
+    for task in status.get("tasks", []):
+        text = task.get("outputHead", "")
+        tail = task.get("outputTail", "")
+        if tail:
+            text += f"\n…\n{tail}"
+        head = f"shard {task['shard']}: {task['state']}"
+        ended = f"exit code {task['exitCode']}" if task.get("exitCode") else ""
+        if ended:
+            head += f", {ended}"
+        if task["state"] != "Succeeded" and task.get("message") not in (None, "", ended):
+            head += f" ({task['message']})"
+        if text or task["state"] != "Succeeded":
+            screen.print(f"[bold]{head}[/]", soft_wrap=True)
+            sys.stdout.write(text if text.endswith("\n") or not text else text + "\n")
+            sys.stdout.flush()
+    done, failed = status.get("taskSucceeded", 0), status.get("taskFailed", 0)
+    notes.print(f"{done} succeeded, {failed} failed: {shlex.quote(item['metadata']['name'])}")

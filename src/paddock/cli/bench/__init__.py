@@ -1,0 +1,1 @@
+"""`paddock bench`: the project's benchmarks."""

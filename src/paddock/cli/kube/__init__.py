@@ -1,0 +1,1 @@
+"""`paddock kube`: Paddock on a cluster."""

@@ -1,0 +1,99 @@
+"""Paddock's own objects on a cluster, as plain data: what `paddock kube` applies.
+
+`kube_files` writes `deploy/kustomize` from here, and `deploy/helm` says the same; tests compare.
+Pods are in `kube_roles`, their accounts in `kube_rights`, Services and who is let in in
+`kube_network`.
+"""
+
+from paddock.cli.kube.network import policies, policy, service
+from paddock.cli.kube.options import KubeOptions, Manifest, labels, meta
+from paddock.cli.kube.rights import GROUP, identity
+from paddock.cli.kube.roles import PROBED, budget, deployment, node_agent
+from paddock.cli.kube.webhook import webhook
+from paddock.resources.registry import KINDS
+from paddock.resources.schema.crds import crd
+
+
+def definitions() -> list[Manifest]:
+    """Give the CRDs."""
+    return [crd(info) for info in KINDS]
+
+
+def manifests(options: KubeOptions) -> list[Manifest]:
+    """Give every object of an installation but the CRDs and the Secret, in order."""
+    namespace: Manifest = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": options.namespace, "labels": labels()},
+    }
+    made = [namespace]
+    for component in ("controllers", "api", "gateway"):
+        made += identity(options, component)
+        made.append(deployment(options, component))
+        made.append(budget(options, component))
+    made += [
+        service(options, "api", "paddock-api", 3001),
+        service(options, "api", "paddock-api-replicas", 3001, headless=True),
+        service(options, "gateway", "paddock", 3000, outside=80),
+        service(options, "gateway", "paddock-gateway-peers", 3002, headless=True),
+        *policies(options),
+    ]
+    if options.has_node:
+        made += node(options)
+    if options.has_webhook:
+        made += webhook(options.namespace, labels("api"), options.ca_bundle)
+    if options.monitoring:
+        made.append(monitor(options))
+    if options.pool_size:
+        made += _default_pool(options)
+    return made
+
+
+def secret(options: KubeOptions, *, seed: str, token: str, api_key: str) -> Manifest:
+    """Give the Secret that every role reads."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {**meta(options, options.secret), "labels": labels()},
+        "stringData": {"seed": seed, "token": token, "api-key": api_key},
+    }
+
+
+def node(options: KubeOptions) -> list[Manifest]:
+    """Give the agents that freeze pods, one per node; only Paddock's own pods reach them."""
+    ours = {"podSelector": {"matchLabels": labels()}}
+    rule = {"from": [ours], "ports": [{"port": PROBED["node"]}]}
+    return [*identity(options, "node"), node_agent(options), policy(options, "node", [rule])]
+
+
+def monitor(options: KubeOptions) -> Manifest:
+    """Let a Prometheus operator find every role's metrics."""
+    endpoints = [{"port": port, "path": "/metrics"} for port in ("http", "admin")]
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": meta(options, "paddock"),
+        "spec": {"selector": {"matchLabels": labels()}, "podMetricsEndpoints": endpoints},
+    }
+
+
+def _default_pool(options: KubeOptions) -> list[Manifest]:
+    metadata = {"name": "base", "namespace": "default", "labels": labels()}
+    return [
+        {
+            "apiVersion": f"{GROUP}/v1alpha1",
+            "kind": "SandboxTemplate",
+            "metadata": metadata,
+            "spec": {
+                "image": options.default_image,
+                "resources": {"cpu": "1", "memory": "1Gi"},
+                "description": "What a sandbox is made of when nobody says otherwise.",
+            },
+        },
+        {
+            "apiVersion": f"{GROUP}/v1alpha1",
+            "kind": "SandboxPool",
+            "metadata": metadata,
+            "spec": {"templateRef": {"name": "base"}, "replicas": options.pool_size},
+        },
+    ]

@@ -1,0 +1,1 @@
+"""`paddock sandbox`: sandboxes by hand."""

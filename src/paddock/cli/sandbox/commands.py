@@ -1,0 +1,198 @@
+"""`paddock sandbox`: sandboxes by hand."""
+
+from datetime import UTC
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from paddock.cli.click_ext import examples, pairs
+from paddock.cli.context import with_place
+from paddock.cli.http import CallError
+from paddock.cli.output import Output, age, notes, screen, until
+from paddock.cli.sandbox.exec import copy, execute, shell
+from paddock.cli.target import Place, path_of
+from paddock.kit.clock import system
+from paddock.kit.errors import PaddockError
+
+
+class _Sandboxes(click.Group):
+    """Says where to look for a sandbox that was not found."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except CallError as error:
+            # Not for files: of these the sandbox itself says that they are not there.
+            if error.status == HTTPStatus.NOT_FOUND and error.message.startswith("sandbox "):
+                error.hint = "`paddock sandbox ls` lists those that there are"
+            raise
+
+
+@click.group(cls=_Sandboxes)
+def sandbox() -> None:
+    """Sandboxes: create, look, run commands, copy files, pause, fork, kill."""
+
+
+@sandbox.command(
+    "create",
+    epilog=examples(
+        "ID=$(paddock sandbox create --timeout 3600 --metadata run=17)",
+        "paddock sandbox create python --env SEED=7 --pause-at-end --wake",
+    ),
+)
+@click.argument("template", default="base")
+@click.option("--timeout", default=300, show_default=True, help="Seconds until it ends.")
+@click.option("--env", "-e", multiple=True, help="NAME=VALUE for every process.")
+@click.option("--metadata", "-m", multiple=True, help="NAME=VALUE to find it by.")
+@click.option("--pause-at-end", is_flag=True, help="Pause it at its end instead of killing it.")
+@click.option("--wake", is_flag=True, help="Let traffic wake it; with --pause-at-end.")
+@with_place
+def create(
+    place: Place,
+    output: Output,
+    template: str,
+    timeout: int,
+    env: tuple[str, ...],
+    metadata: tuple[str, ...],
+    pause_at_end: bool,
+    wake: bool,
+) -> None:
+    """Create a sandbox of TEMPLATE (or of a pool or environment of that name); print its id."""
+    if wake and not pause_at_end:
+        raise click.UsageError("--wake needs --pause-at-end: what is killed at its end never wakes")
+    body: dict[str, Any] = {
+        "templateID": template,
+        "timeout": timeout,
+        "envVars": pairs(env, "--env"),
+        "metadata": pairs(metadata, "--metadata"),
+        "autoPause": pause_at_end,
+        "autoResume": {"enabled": wake},
+    }
+    try:
+        made = place.e2b.call("POST", "/v2/sandboxes", body)
+    except CallError as error:
+        if error.status == HTTPStatus.NOT_FOUND:
+            error.hint = "`paddock get templates` and `paddock get envs` list what there is"
+        raise
+    output.done(made["sandboxID"], made)
+
+
+@sandbox.command("ls")
+@click.option("--state", type=click.Choice(["running", "paused"]), help="Only these.")
+@click.option("--metadata", "-m", multiple=True, help="Only those with NAME=VALUE.")
+@with_place
+def list_sandboxes(
+    place: Place, output: Output, state: str | None, metadata: tuple[str, ...]
+) -> None:
+    """List sandboxes."""
+    wanted = "&".join(
+        f"{quote(quote(name))}={quote(quote(value))}"
+        for name, value in pairs(metadata, "--metadata").items()
+    )
+    query = f"?limit=100&metadata={quote(wanted)}" + (f"&state={state}" if state else "")
+    items: list[Any] = []
+    token = ""
+    while True:
+        with place.e2b.open("GET", f"/v2/sandboxes{query}{token}") as response:
+            items += msgspec.json.decode(response.read())
+            following = response.headers.get("X-Next-Token")
+        if not following:
+            break
+        token = f"&nextToken={quote(following)}"
+    now = system().now().astimezone(UTC)
+    output.rows(
+        items,
+        ("id", "template", "state", "age", "ends in", "metadata"),
+        (
+            (
+                item["sandboxID"],
+                item["templateID"],
+                item["state"],
+                age(item["startedAt"], now),
+                "-" if item["state"] == "paused" else until(item["endAt"], now),
+                " ".join(f"{key}={value}" for key, value in item["metadata"].items()),
+            )
+            for item in items
+        ),
+    )
+
+
+@sandbox.command("logs")
+@click.argument("sandbox_id")
+@click.option("--limit", default=1000, show_default=True)
+@with_place
+def sandbox_logs(place: Place, output: Output, sandbox_id: str, limit: int) -> None:
+    """Show what happened in a sandbox."""
+    path = f"/v2{path_of(sandbox_id)}/logs?direction=backward&limit={limit}"
+    entries = place.e2b.call("GET", path)["logs"][::-1]
+    if output.is_json:
+        output.data(entries)
+        return
+    for entry in entries:
+        text = f"{entry['timestamp']} {entry['level']:5} {entry['message']}"
+        screen.print(text, markup=False, soft_wrap=True)
+
+
+@sandbox.command("pause")
+@click.argument("sandbox_id")
+@click.option("--files-only", is_flag=True, help="Keep files, end processes.")
+@with_place
+def pause(place: Place, output: Output, sandbox_id: str, files_only: bool) -> None:
+    """Pause a sandbox; everything is kept."""
+    place.e2b.call("POST", f"{path_of(sandbox_id)}/pause", {"memory": not files_only})
+    output.done(f"paused {sandbox_id}", {"paused": sandbox_id})
+
+
+@sandbox.command("resume")
+@click.argument("sandbox_id")
+@click.option("--timeout", default=300, show_default=True, help="Seconds until it ends.")
+@with_place
+def resume(place: Place, output: Output, sandbox_id: str, timeout: int) -> None:
+    """Resume a sandbox, or extend a running one."""
+    made = place.e2b.call("POST", f"/v2{path_of(sandbox_id)}/connect", {"timeout": timeout})
+    output.done(f"running {sandbox_id}", made)
+
+
+@sandbox.command("fork")
+@click.argument("sandbox_id")
+@click.option("--count", default=1, show_default=True)
+@click.option("--timeout", default=300, show_default=True, help="Seconds until they end.")
+@with_place
+def fork(place: Place, output: Output, sandbox_id: str, count: int, timeout: int) -> None:
+    """Make clones of a running sandbox: files, memory, processes."""
+    body = {"count": count, "timeout": timeout}
+    with notes.status(f"forking {sandbox_id}"):
+        results = place.e2b.call("POST", f"{path_of(sandbox_id)}/fork", body)
+    ids = [item["sandbox"]["sandboxID"] for item in results if "sandbox" in item]
+    output.done("\n".join(ids), results)
+    failed = [item["error"]["message"] for item in results if "error" in item]
+    if failed:
+        raise PaddockError(f"{len(failed)} of {count} could not be made: {failed[0]}")
+
+
+@sandbox.command("kill")
+@click.argument("sandbox_ids", nargs=-1, required=True)
+@with_place
+def kill(place: Place, output: Output, sandbox_ids: tuple[str, ...]) -> None:
+    """End sandboxes, running or paused."""
+    killed: list[str] = []
+    failed: list[str] = []
+    for sandbox_id in sandbox_ids:
+        try:
+            place.e2b.call("DELETE", path_of(sandbox_id))
+        except CallError as error:
+            failed.append(error.message)
+            continue
+        killed.append(sandbox_id)
+    if killed:
+        output.done("\n".join(f"killed {item}" for item in killed), {"killed": killed})
+    if failed:
+        raise PaddockError("; ".join(failed))
+
+
+for _command in (execute, shell, copy):
+    sandbox.add_command(_command)

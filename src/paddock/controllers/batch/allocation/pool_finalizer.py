@@ -1,0 +1,89 @@
+"""Letting a pool go without what batches hold of it.
+
+A batch owns by its status, so the sandboxes that it holds still bear their pool's ownership and
+would be collected with it. A pool that serves batches gets a finalizer; when it is deleted, the
+batches' claims are written to what they hold, which unties it, and only then the pool goes.
+"""
+
+import logging
+
+from paddock.cache.pool_members import Census
+from paddock.cache.provider import Provider
+from paddock.kit.clock import Clock
+from paddock.kit.errors import NotFoundError
+from paddock.resources.kinds.batch import Allocation, BatchSandbox
+from paddock.resources.kinds.pool import FINALIZER_POOL, SandboxPool
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.meta import Key, with_meta
+from paddock.resources.tokens import TokenSeed
+from paddock.resources.transitions.batch_claim import stamped
+
+log = logging.getLogger(__name__)
+
+
+class Parting:
+    """Keeps a pool until nothing that a batch holds goes with it."""
+
+    def __init__(self, provider: Provider, census: Census, seed: TokenSeed, clock: Clock) -> None:
+        self._provider = provider
+        self._census = census
+        self._seed = seed
+        self._clock = clock
+
+    async def hold(self, pool: SandboxPool, *, is_giving: bool) -> None:
+        """Keep a pool that gives or gave to batches from vanishing at once; before it gives."""
+        if FINALIZER_POOL in pool.metadata.finalizers:
+            return
+        held = self._census.members(pool.key).allocated.values()
+        if not is_giving and all(item.spec.claim is not None for item in held):
+            return
+
+        def change(newest: SandboxPool) -> SandboxPool | None:
+            if newest.is_deleting or FINALIZER_POOL in newest.metadata.finalizers:
+                return None
+            return with_meta(newest, finalizers=(*newest.metadata.finalizers, FINALIZER_POOL))
+
+        await self._provider.write.mutate(SandboxPool, pool.key, change, uid=pool.metadata.uid)
+
+    async def let_go(self, pool: SandboxPool) -> int:
+        """Untie what batches hold, then let the pool go; gives how many were untied."""
+        if FINALIZER_POOL not in pool.metadata.finalizers:
+            return 0
+        held = tuple(self._census.members(pool.key).allocated.values())
+        untied = 0
+        for sandbox in held:
+            found = self._shard(sandbox)
+            if found is not None and sandbox.spec.claim is None:
+                untied += await self._untie(sandbox.key, sandbox.metadata.uid, *found)
+
+        def change(newest: SandboxPool) -> SandboxPool:
+            left = tuple(name for name in newest.metadata.finalizers if name != FINALIZER_POOL)
+            return with_meta(newest, finalizers=left)
+
+        try:
+            await self._provider.write.mutate(SandboxPool, pool.key, change, uid=pool.metadata.uid)
+        except NotFoundError:
+            log.debug("pool is gone already")
+        return untied
+
+    def _shard(self, sandbox: Sandbox) -> tuple[BatchSandbox, Allocation] | None:
+        holder = self._census.holder(sandbox.key)
+        batch = self._provider.get(BatchSandbox, holder) if holder is not None else None
+        if batch is None or batch.is_deleting:
+            return None
+        for item in batch.status.allocations:
+            if item.uid == sandbox.metadata.uid:
+                return batch, item
+        return None
+
+    async def _untie(self, key: Key, uid: str, batch: BatchSandbox, item: Allocation) -> int:
+        def change(newest: Sandbox) -> Sandbox | None:
+            if newest.spec.claim is not None or newest.is_deleting:
+                return None
+            return stamped(newest, batch, item, self._seed, now=self._clock.now())
+
+        try:
+            await self._provider.write.mutate(Sandbox, key, change, uid=uid)
+        except NotFoundError:
+            return 0
+        return 1

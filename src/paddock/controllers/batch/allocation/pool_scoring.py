@@ -1,0 +1,210 @@
+"""Choosing a pool for a batch that takes any (`poolRef: "*"`): predicates, then scores. Pure.
+
+A profile names the predicates that must all hold and the scores whose weighted sum decides; of
+equals the smaller name wins. Which profiles there are is configuration; `default` always is.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from msgspec import Struct
+
+from paddock.kit.errors import NotFoundError
+from paddock.resources import quantity
+from paddock.resources.kinds.batch import BatchSandbox
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.template import Resources, SandboxTemplateSpec
+from paddock.resources.meta import Key
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """A pool that might serve."""
+
+    pool: SandboxPool
+    template: SandboxTemplateSpec
+    allocated: int = 0
+    total: int = 0
+
+    @property
+    def key(self) -> Key:
+        """Where the pool is."""
+        return self.pool.key
+
+
+class Score(Struct, frozen=True, kw_only=True):
+    """A score with what it counts for."""
+
+    name: str
+    weight: int = 100
+
+
+class Profile(Struct, frozen=True, kw_only=True, rename="camel"):
+    """How a pool is chosen."""
+
+    name: str = "default"
+    predicates: tuple[str, ...] = ("image", "resource", "nodeselector", "capacity")
+    scores: tuple[Score, ...] = (Score(name="LeastAllocated"),)
+    label_keys: tuple[str, ...] = ()
+    """For `labelselector`: labels whose values must be equal on batch and pool."""
+
+
+DEFAULT_PROFILES: Mapping[str, Profile] = {
+    "default": Profile(),
+    "packed": Profile(name="packed", scores=(Score(name="MostAllocated"),)),
+}
+Predicate = Callable[[BatchSandbox, Candidate, Profile], str]
+"""Says why a pool will not do; empty where it will."""
+
+
+def _image(batch: BatchSandbox, candidate: Candidate, _profile: Profile) -> str:
+    wanted = batch.spec.template
+    if wanted is None or wanted.image in ("", candidate.template.image):
+        return ""
+    return f"its image is {candidate.template.image!r}, not {wanted.image!r}"
+
+
+def _resource(batch: BatchSandbox, candidate: Candidate, _profile: Profile) -> str:
+    if batch.spec.template is None:
+        return ""
+    wanted, offered = batch.spec.template.resources, candidate.template.resources
+    for name in ("cpu", "memory", "disk"):
+        if _less(offered, wanted, name):
+            return f"it offers less {name} than is wanted"
+    return ""
+
+
+def _less(offered: Resources, wanted: Resources, name: str) -> bool:
+    asked, given = getattr(wanted, name), getattr(offered, name)
+    if asked is None or given is None:
+        return False
+    read = quantity.millis if name == "cpu" else quantity.whole
+    return read(given, name) < read(asked, name)
+
+
+def _nodeselector(batch: BatchSandbox, candidate: Candidate, _profile: Profile) -> str:
+    asked, given = _node_labels(batch.spec.template), _node_labels(candidate.template)
+    for key, value in asked.items():
+        if given.get(key) != value:
+            return f"its sandboxes do not run on nodes with {key}={value}"
+    terms = _node_terms(batch.spec.template)
+    if terms and not any(all(_matches(item, given) for item in term) for term in terms):
+        return "its sandboxes do not run on nodes that the wanted affinity allows"
+    return ""
+
+
+def _inside(template: SandboxTemplateSpec | None, *path: str) -> Any:
+    """Look into a pod template; `None` where it has no such thing."""
+    found: Any = {} if template is None else template.pod_template
+    for name in ("spec", *path):
+        found = cast("Mapping[str, Any]", found).get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _node_labels(template: SandboxTemplateSpec | None) -> Mapping[str, Any]:
+    selector = _inside(template, "nodeSelector")
+    return cast("Mapping[str, Any]", selector) if isinstance(selector, Mapping) else {}
+
+
+def _node_terms(template: SandboxTemplateSpec | None) -> list[list[Mapping[str, Any]]]:
+    """Give what is required of nodes: one of these, each of which is all of its parts."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms = _inside(template, "affinity", "nodeAffinity", required, "nodeSelectorTerms") or ()
+    return [list(term.get("matchExpressions") or ()) for term in terms]
+
+
+def _matches(expression: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
+    value = labels.get(str(expression.get("key")))
+    listed = value in (expression.get("values") or ())
+    verdicts = {
+        "In": listed,
+        "NotIn": not listed,
+        "Exists": value is not None,
+        "DoesNotExist": value is None,
+    }
+    return verdicts.get(str(expression.get("operator")), False)
+
+
+def _labelselector(batch: BatchSandbox, candidate: Candidate, profile: Profile) -> str:
+    own, theirs = batch.metadata.labels, candidate.pool.metadata.labels
+    for key in profile.label_keys:
+        if own.get(key) != theirs.get(key):
+            return f"its label {key} differs"
+    return ""
+
+
+def _capacity(batch: BatchSandbox, candidate: Candidate, _profile: Profile) -> str:
+    capacity = candidate.pool.spec.capacity
+    if capacity is None or capacity.pool_max - candidate.allocated >= batch.spec.replicas:
+        return ""
+    return f"it has room for {max(capacity.pool_max - candidate.allocated, 0)} more"
+
+
+PREDICATES: dict[str, Predicate] = {
+    "image": _image,
+    "resource": _resource,
+    "nodeselector": _nodeselector,
+    "labelselector": _labelselector,
+    "capacity": _capacity,
+}
+
+
+def _least_allocated(candidate: Candidate) -> float:
+    return 1 - candidate.allocated / candidate.total if candidate.total else 0.0
+
+
+def _most_allocated(candidate: Candidate) -> float:
+    return candidate.allocated / candidate.total if candidate.total else 0.0
+
+
+SCORES: dict[str, Callable[[Candidate], float]] = {
+    "LeastAllocated": _least_allocated,
+    "MostAllocated": _most_allocated,
+}
+
+
+class Refusal(Struct, frozen=True):
+    """No pool will do; why, for people."""
+
+    why: str
+
+
+def choose(
+    batch: BatchSandbox,
+    candidates: tuple[Candidate, ...],
+    profiles: Mapping[str, Profile] = DEFAULT_PROFILES,
+) -> Key | Refusal:
+    """Choose the pool that serves a batch, or say why none does."""
+    profile = profiles.get(batch.spec.assign_profile)
+    if profile is None:
+        return Refusal(f"there is no profile {batch.spec.assign_profile!r}")
+    fitting: list[Candidate] = []
+    reasons: list[str] = []
+    for candidate in candidates:
+        if reason := _objection(batch, candidate, profile):
+            reasons.append(f"{candidate.key.name}: {reason}")
+        else:
+            fitting.append(candidate)
+    if not fitting:
+        return Refusal("no pool fits: " + ("; ".join(sorted(reasons)) or "there is none here"))
+    return min(fitting, key=lambda item: (-_sum(item, profile), item.key)).key
+
+
+def _objection(batch: BatchSandbox, candidate: Candidate, profile: Profile) -> str:
+    for name in profile.predicates:
+        predicate = PREDICATES.get(name)
+        if predicate is None:
+            known = ", ".join(sorted(PREDICATES))
+            raise NotFoundError(f"there is no predicate {name!r}", hint=f"use one of {known}")
+        if reason := predicate(batch, candidate, profile):
+            return reason
+    return ""
+
+
+def _sum(candidate: Candidate, profile: Profile) -> float:
+    total = 0.0
+    for score in profile.scores:
+        if score.name not in SCORES:
+            known = ", ".join(sorted(SCORES))
+            raise NotFoundError(f"there is no score {score.name!r}", hint=f"use one of {known}")
+        total += score.weight * SCORES[score.name](candidate)
+    return total

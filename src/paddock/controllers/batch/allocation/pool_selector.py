@@ -1,0 +1,126 @@
+"""Finding the pool that serves a batch: the one it names, or with `*` whichever fits best."""
+
+from collections.abc import Callable, Mapping
+
+from msgspec import structs
+
+from paddock.cache.pool_members import Census
+from paddock.cache.provider import Provider
+from paddock.controllers.batch.allocation.pool_scoring import Candidate, Profile, Refusal, choose
+from paddock.controllers.batch.shards import missing_shards
+from paddock.controllers.batch.status import CONDITION_ASSIGNED, with_condition
+from paddock.kit.clock import Clock
+from paddock.resources.kinds.batch import BatchSandbox
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.template import SandboxTemplateSpec
+from paddock.resources.meta import ConditionStatus, Key, condition
+
+SHARED_NAMESPACE = "default"
+"""Pools here serve every namespace."""
+ANY = "*"
+
+
+class Assignment:
+    """Looks pools up and weighs them."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        census: Census,
+        clock: Clock,
+        profiles: Mapping[str, Profile],
+        *,
+        of_environment: Callable[[Key, int, int], Key | None],
+    ) -> None:
+        """Look in one cache.
+
+        `of_environment` chooses an environment's pool, if there is such, for so many sandboxes, of
+        which so many are wanted at once.
+        """
+        self._provider = provider
+        self._census = census
+        self._clock = clock
+        self._profiles = profiles
+        self._of_environment = of_environment
+
+    def assigned(self, batch: BatchSandbox) -> tuple[BatchSandbox, bool]:
+        """Give the batch with its pool, and whether it has one (or needs none)."""
+        if not batch.spec.pool_ref:
+            return batch, True
+        if batch.status.pool and (self.pool_of(batch) is not None or not missing_shards(batch)):
+            return self._set_right(batch), True
+        if batch.spec.pool_ref != ANY:
+            return self._named(batch)
+        decision = choose(batch, self._candidates(batch), self._profiles)
+        if isinstance(decision, Refusal):
+            return self._said(batch, holds=False, reason="NoPoolFits", text=decision.why), False
+        chosen = structs.replace(batch.status, pool=_written(batch, decision))
+        batch = structs.replace(batch, status=chosen)
+        text = f"pool {decision} was chosen"
+        return self._said(batch, holds=True, reason="PoolChosen", text=text), True
+
+    def _named(self, batch: BatchSandbox) -> tuple[BatchSandbox, bool]:
+        name, wanted = batch.spec.pool_ref, batch.spec.replicas
+        at_once = batch.spec.min_available or 0
+        for namespace in (batch.metadata.namespace, SHARED_NAMESPACE):
+            key = Key(namespace, name)
+            key = self._of_environment(key, wanted, at_once) or key
+            pool = self._provider.get(SandboxPool, key)
+            if pool is None or pool.is_deleting:
+                continue
+            status = structs.replace(batch.status, pool=_written(batch, pool.key))
+            return self._set_right(structs.replace(batch, status=status)), True
+        places = " or ".join(dict.fromkeys((batch.metadata.namespace, SHARED_NAMESPACE)))
+        text = f"there is no pool or environment {name!r} in {places}"
+        return self._said(batch, holds=False, reason="PoolNotFound", text=text), False
+
+    def pool_of(self, batch: BatchSandbox) -> SandboxPool | None:
+        """Give the pool that serves a batch; `None` where there is none (any more)."""
+        namespace, _, name = batch.status.pool.rpartition("/")
+        pool = self._provider.get(SandboxPool, Key(namespace or batch.metadata.namespace, name))
+        return None if pool is None or pool.is_deleting else pool
+
+    def _set_right(self, batch: BatchSandbox) -> BatchSandbox:
+        """Take back what was said while there was no pool."""
+        told = condition(batch.status.conditions, CONDITION_ASSIGNED)
+        if told is None or told.status is ConditionStatus.TRUE:
+            return batch
+        return self._said(batch, holds=True, reason="PoolFound", text="")
+
+    def _said(self, batch: BatchSandbox, *, holds: bool, reason: str, text: str) -> BatchSandbox:
+        conditions = with_condition(
+            batch, batch.status.conditions, CONDITION_ASSIGNED, holds=holds, reason=reason,
+            text=text, clock=self._clock,
+        )  # fmt: skip
+        status = structs.replace(batch.status, conditions=conditions, message="" if holds else text)
+        return structs.replace(batch, status=status)
+
+    def _candidates(self, batch: BatchSandbox) -> tuple[Candidate, ...]:
+        namespaces = dict.fromkeys((batch.metadata.namespace, SHARED_NAMESPACE))
+        found: list[Candidate] = []
+        for namespace in namespaces:
+            for pool in self._provider.pools(namespace=namespace):
+                template = self._template(pool)
+                if template is None or pool.is_deleting:
+                    continue
+                members = self._census.members(pool.key)
+                allocated = len(members.allocated)
+                idle = len(members.available) + len(members.creating) + len(members.taken)
+                found.append(
+                    Candidate(
+                        pool=pool, template=template, allocated=allocated, total=allocated + idle
+                    )
+                )
+        return tuple(found)
+
+    def _template(self, pool: SandboxPool) -> SandboxTemplateSpec | None:
+        if pool.spec.template is not None or pool.spec.template_ref is None:
+            return pool.spec.template
+        reference = pool.spec.template_ref
+        home = reference.namespace or pool.metadata.namespace
+        template = self._provider.template(reference.name, namespace=home)
+        return None if template is None else template.spec
+
+
+def _written(batch: BatchSandbox, pool: Key) -> str:
+    return pool.name if pool.namespace == batch.metadata.namespace else str(pool)

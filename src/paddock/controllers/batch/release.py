@@ -1,0 +1,93 @@
+"""Giving one shard's sandbox back: its tasks are stopped, then it is recycled or deleted."""
+
+from paddock.cache.pool_members import pool_of
+from paddock.cache.provider import Provider
+from paddock.controllers.batch import shards
+from paddock.controllers.batch.shards import OVER
+from paddock.controllers.batch.tasks.watcher import Follower
+from paddock.kit.clock import Clock
+from paddock.kit.errors import NotFoundError
+from paddock.resources.kinds.batch import Allocation, BatchSandbox
+from paddock.resources.kinds.pool import SandboxPool
+from paddock.resources.kinds.sandbox import Phase, Sandbox
+from paddock.resources.transitions.recycling import Delete, Return, outcome
+
+
+class GivingBack:
+    """Returns sandboxes to their pools."""
+
+    def __init__(self, provider: Provider, follower: Follower, clock: Clock) -> None:
+        self._provider = provider
+        self._follower = follower
+        self._clock = clock
+
+    async def one(self, batch: BatchSandbox, item: Allocation) -> None:
+        """Give one shard's sandbox back; safe to repeat, and content if it is gone."""
+        sandbox = self._provider.sandbox(shards.sandbox_key(batch, item))
+        if sandbox is None or shards.loss(batch, item, sandbox):
+            if sandbox is not None and sandbox.metadata.uid == item.uid:
+                await self._delete_if_ours(batch, sandbox)
+            return
+        if not batch.spec.pool_ref:
+            await self._stop_tasks(batch, item, sandbox)
+            await self.delete(sandbox)
+            return
+        pool = pool_of(sandbox)
+        found = self._provider.get(SandboxPool, pool) if pool is not None else None
+        decision = outcome(sandbox, found, now=self._clock.now())
+        is_clear = await self._stop_tasks(
+            batch, item, sandbox, must_know=isinstance(decision, Return)
+        )
+        match decision:
+            case Delete():
+                await self.delete(sandbox)
+            case Return(back):
+                if not is_clear and not back.spec.recycle:
+                    # Something may still run in it: nobody else can have it.
+                    await self.delete(sandbox)
+                elif back != sandbox:
+                    await self._return(sandbox, found)
+
+    async def _return(self, sandbox: Sandbox, pool: SandboxPool | None) -> None:
+        """Write what its pool gets back, from the newest that the store has."""
+
+        def change(newest: Sandbox) -> Sandbox:
+            decision = outcome(newest, pool, now=self._clock.now())
+            return decision.sandbox if isinstance(decision, Return) else newest
+
+        try:
+            uid = sandbox.metadata.uid
+            await self._provider.write.mutate(Sandbox, sandbox.key, change, uid=uid)
+        except NotFoundError:
+            return
+
+    async def _stop_tasks(
+        self, batch: BatchSandbox, item: Allocation, sandbox: Sandbox, *, must_know: bool = False
+    ) -> bool:
+        template = batch.spec.task_template
+        if template is None:
+            return True
+        if sandbox.status.phase is not Phase.RUNNING:
+            # Paused, say: nobody in there listens, and what there is ends with the sandbox.
+            return False
+        result = shards.results(batch).get(item.shard)
+        if result is None and not must_know:
+            return True
+        if not must_know and result is not None and result.state in OVER:
+            return True
+        grace = float(template.spec.grace_seconds)
+        return await self._follower.stop(sandbox, item.sandbox_id, seconds=grace)
+
+    async def _delete_if_ours(self, batch: BatchSandbox, sandbox: Sandbox) -> None:
+        claim = sandbox.spec.claim
+        if claim is None or shards.is_batch_mark(batch, sandbox):
+            await self.delete(sandbox)
+
+    async def delete(self, sandbox: Sandbox) -> None:
+        """Delete a sandbox; one that is gone or going is no error."""
+        if sandbox.is_deleting:
+            return
+        try:
+            await self._provider.write.delete(sandbox)
+        except NotFoundError:
+            return

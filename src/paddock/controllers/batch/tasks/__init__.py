@@ -1,0 +1,1 @@
+"""Tasks of batches: which shard runs what, and how results come back."""

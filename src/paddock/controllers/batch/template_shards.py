@@ -1,0 +1,67 @@
+"""Shards made directly from a batch's own template, each with its patch: pure."""
+
+from datetime import datetime
+
+from msgspec import structs
+
+from paddock.kit import ids
+from paddock.resources.kinds.batch import Allocation, BatchSandbox
+from paddock.resources.kinds.sandbox import FINALIZER_SANDBOX, LABEL_TEMPLATE, Sandbox, SandboxSpec
+from paddock.resources.kinds.template import SandboxTemplateSpec
+from paddock.resources.meta import ObjectMeta, owner_reference, with_meta
+from paddock.resources.strategic_merge import merged
+from paddock.resources.tokens import TokenSeed
+from paddock.resources.transitions.batch_claim import terms
+from paddock.resources.transitions.claim import claimed
+
+
+def template_of(batch: BatchSandbox, shard: int) -> SandboxTemplateSpec:
+    """Give what one shard is made of; `InvalidError` where its patch cannot be merged."""
+    template = batch.spec.template or SandboxTemplateSpec()
+    patches = batch.spec.shard_patches
+    if shard >= len(patches) or not patches[shard]:
+        return template
+    return merged(template, patches[shard], where=f"spec.shardPatches[{shard}]")
+
+
+def check(batch: BatchSandbox) -> None:
+    """Raise what is wrong with a batch's patches."""
+    for shard, patch in enumerate(batch.spec.shard_patches):
+        if patch:
+            template_of(batch, shard)
+
+
+def child(batch: BatchSandbox, shard: int, seed: TokenSeed, *, now: datetime) -> Sandbox:
+    """Make the sandbox of one shard, claimed from its first moment."""
+    allocation = Allocation(shard=shard, sandbox_id=ids.sandbox_id())
+    bare = Sandbox(
+        metadata=ObjectMeta(
+            name=f"{batch.metadata.name}-{shard}",
+            namespace=batch.metadata.namespace,
+            finalizers=(FINALIZER_SANDBOX,),
+            labels={LABEL_TEMPLATE: batch.metadata.name},
+        ),
+        spec=SandboxSpec(template=template_of(batch, shard)),
+    )
+    made = claimed(bare, terms(batch, allocation, seed, now=now), now=now)
+    return with_meta(made, owner_references=(owner_reference(batch),))
+
+
+def allocation_of(shard: int, sandbox: Sandbox) -> Allocation:
+    """Give the allocation of a shard that was made directly."""
+    claim = sandbox.spec.claim
+    return Allocation(
+        shard=shard,
+        sandbox=sandbox.metadata.name,
+        uid=sandbox.metadata.uid,
+        sandbox_id=claim.sandbox_id if claim else "",
+    )
+
+
+def adopted(batch: BatchSandbox, children: dict[int, Sandbox]) -> BatchSandbox:
+    """Give the batch with these children as its shards' sandboxes."""
+    known = {item.shard: item for item in batch.status.allocations}
+    for shard, sandbox in children.items():
+        known[shard] = allocation_of(shard, sandbox)
+    allocations = tuple(known[shard] for shard in sorted(known))
+    return structs.replace(batch, status=structs.replace(batch.status, allocations=allocations))

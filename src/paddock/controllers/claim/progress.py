@@ -1,0 +1,113 @@
+"""How far a sandbox that a claim has taken is on its way to being handed over: pure.
+
+What was ready once is the claim's for good, whatever becomes of it later. Everything is read from
+the sandbox itself, so that whoever goes on after a crash sees the same.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from msgspec import Struct
+
+from paddock.cache import checks
+from paddock.kit.errors import PaddockError
+from paddock.resources.kinds.claim import SandboxClaim
+from paddock.resources.kinds.sandbox import LABEL_GIVEN_UP, Sandbox
+
+
+class Standing(StrEnum):
+    """Where one sandbox stands."""
+
+    READY = "ready"
+    """It was ready, with the image and size of its claim."""
+    UNSIZED = "unsized"
+    """It runs, and has yet to be given its size."""
+    COMING = "coming"
+    """It is being made, or given its image."""
+    LOST = "lost"
+    """It failed before it was ready, or took too long."""
+    LEFT = "left"
+    """It is none of the claim's any more."""
+
+
+class Held(Struct, frozen=True, kw_only=True):
+    """What a claim has, by how far it is."""
+
+    ready: tuple[Sandbox, ...] = ()
+    unsized: tuple[Sandbox, ...] = ()
+    coming: tuple[Sandbox, ...] = ()
+    lost: tuple[Sandbox, ...] = ()
+    until: datetime | None = None
+    """When the first of those on their way takes too long."""
+
+    @property
+    def on_their_way(self) -> tuple[Sandbox, ...]:
+        """Those that may be ready yet."""
+        return self.unsized + self.coming
+
+
+def held(claim: SandboxClaim, sandboxes: Iterable[Sandbox], *, now: datetime) -> Held:
+    """Sort a claim's sandboxes by how far they are."""
+    found: dict[Standing, list[Sandbox]] = {standing: [] for standing in Standing}
+    for sandbox in sorted(sandboxes, key=lambda item: item.metadata.name):
+        found[standing_of(claim, sandbox, now=now)].append(sandbox)
+    waiting = found[Standing.UNSIZED] + found[Standing.COMING]
+    taken = [item.spec.claim.claim_time for item in waiting if item.spec.claim is not None]
+    return Held(
+        ready=tuple(found[Standing.READY]),
+        unsized=tuple(found[Standing.UNSIZED]),
+        coming=tuple(found[Standing.COMING]),
+        lost=tuple(found[Standing.LOST]),
+        until=min(taken) + _patience(claim) if taken else None,
+    )
+
+
+def standing_of(claim: SandboxClaim, sandbox: Sandbox, *, now: datetime) -> Standing:
+    """Say how far one sandbox is."""
+    identity = sandbox.spec.claim
+    if identity is None or identity.claim_uid != claim.metadata.uid:
+        return Standing.LEFT
+    if LABEL_GIVEN_UP in sandbox.metadata.labels:
+        return Standing.LEFT
+    runs = _has_run(sandbox)
+    if runs and _has_size(sandbox):
+        return Standing.READY
+    if sandbox.is_deleting:
+        return Standing.LEFT
+    if now >= identity.claim_time + _patience(claim) or _is_over(sandbox, now):
+        return Standing.LOST
+    return Standing.UNSIZED if runs else Standing.COMING
+
+
+def why_lost(sandbox: Sandbox, *, now: datetime) -> str:
+    """Say in words why a sandbox was not handed over."""
+    try:
+        missing = checks.ready(sandbox, now)
+    except PaddockError as error:
+        return error.message
+    if missing is None and not _has_size(sandbox):
+        missing = "it has not been given its size"
+    return f"sandbox {sandbox.key} was not ready in time: {missing or 'it is only now'}"
+
+
+def _has_run(sandbox: Sandbox) -> bool:
+    """Say whether it was ready at some time with the image it is to have."""
+    wanted = sandbox.spec.image
+    return sandbox.status.incarnation > 0 and wanted in (None, sandbox.status.image)
+
+
+def _has_size(sandbox: Sandbox) -> bool:
+    return sandbox.spec.resources in (None, sandbox.status.resources)
+
+
+def _is_over(sandbox: Sandbox, now: datetime) -> bool:
+    try:
+        checks.ready(sandbox, now)
+    except PaddockError:
+        return True
+    return False
+
+
+def _patience(claim: SandboxClaim) -> timedelta:
+    return timedelta(seconds=claim.spec.wait_ready_timeout_seconds)

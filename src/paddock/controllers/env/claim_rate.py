@@ -1,0 +1,76 @@
+"""Counts claims as they happen, pool by pool, for the autoscaler's forecast and its patience.
+
+What is counted between two looks is in memory; what follows from it (the rate, the last claim's
+time) is kept in the pool's status, and claimed sandboxes bear their time, so that a restart
+forgets next to nothing.
+"""
+
+from datetime import datetime
+
+from msgspec import structs
+
+from paddock.cache.pool_members import pool_of
+from paddock.controllers.env.formulas import decayed_rate
+from paddock.resources.kinds.pool import AutoscalingState
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.meta import Key
+
+
+class ClaimMeter:
+    """Fed by the Sandbox informer."""
+
+    def __init__(self) -> None:
+        self._claims: dict[Key, int] = {}
+        self._last: dict[Key, datetime] = {}
+
+    def observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
+        """Take in one event of the Sandbox informer."""
+        if new is None or new.spec.claim is None:
+            return
+        pool = pool_of(new)
+        if pool is None:
+            return
+        lock = old.spec.claim.lock if old is not None and old.spec.claim is not None else ""
+        if lock == new.spec.claim.lock:
+            return
+        at = new.spec.claim.claim_time
+        self._last[pool] = max(at, self._last.get(pool, at))
+        if old is not None:
+            # One that was claimed before we looked is in the rate already.
+            self._claims[pool] = self._claims.get(pool, 0) + 1
+
+    def update(
+        self, pool: Key, state: AutoscalingState, now: datetime, *, window_seconds: float
+    ) -> AutoscalingState:
+        """Give the state with what has come since; what was counted is forgotten."""
+        rate = decayed_rate(
+            state.claim_rate,
+            state.claim_rate_time,
+            self._claims.pop(pool, 0),
+            now,
+            window_seconds=window_seconds,
+        )
+        known = (item for item in (state.last_claim_time, self._last.get(pool)) if item)
+        return structs.replace(
+            state, claim_rate=rate, claim_rate_time=now, last_claim_time=max(known, default=None)
+        )
+
+    def forget(self, pool: Key) -> None:
+        """Forget a pool that is gone."""
+        self._claims.pop(pool, None)
+        self._last.pop(pool, None)
+
+
+def is_worth_writing(old: AutoscalingState | None, new: AutoscalingState) -> bool:
+    """Say whether a state differs in more than the slow drift of its measurements."""
+    if old is None:
+        return True
+    if _steady(old) != _steady(new):
+        return True
+    if (old.claim_rate == 0) != (new.claim_rate == 0):
+        return True
+    return abs(new.claim_rate - old.claim_rate) > 0.2 * max(old.claim_rate, new.claim_rate)
+
+
+def _steady(state: AutoscalingState) -> AutoscalingState:
+    return structs.replace(state, claim_rate=0.0, claim_rate_time=None, last_claim_time=None)

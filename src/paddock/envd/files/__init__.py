@@ -1,0 +1,1 @@
+"""Files of a sandbox: routes, uploads, downloads, entries, watches."""

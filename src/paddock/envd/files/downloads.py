@@ -1,0 +1,100 @@
+"""Sending a file over HTTP: whole, a range of it, compressed, or not at all if it is known.
+
+Who may have it, and which it is, is `files`' business; the notations are `headers`'.
+"""
+
+import os
+import posixpath
+import zlib
+
+from paddock.envd.blocking import in_thread
+from paddock.envd.files import paths
+from paddock.envd.http import headers
+from paddock.envd.http.exchange import Exchange, RefusedError
+
+_CHUNK = 256 << 10
+_SAMPLE = 64 << 10
+_MAX_UNSIZED = 4 << 20
+
+
+async def send(exchange: Exchange, path: str) -> None:
+    """Answer with a file, or with as much of it as was asked for."""
+    fd = paths.open_regular(path, os.O_RDONLY)
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        info = os.fstat(fd)
+        name = posixpath.basename(path)
+        common = [
+            ("Content-Type", headers.content_type(name, os.pread(fd, 512, 0))),
+            ("Content-Disposition", headers.disposition(name)),
+            ("Last-Modified", headers.format_date(info.st_mtime)),
+            ("Vary", "Accept-Encoding"),
+        ]
+        if _is_settled(exchange, int(info.st_mtime), common):
+            return
+        span = _span(exchange, info)
+        encoding = headers.choose_encoding(exchange.headers.get("accept-encoding"))
+        if encoding is None:
+            raise RefusedError(406, "no acceptable encoding: gzip and identity are offered")
+        if not info.st_size and (content := _unsized(fd)):
+            exchange.respond(200, content, headers=common)
+            return
+        if encoding == "gzip" and span is None and exchange.method == "GET" and _shrinks(fd):
+            await _send_gzip(exchange, fd, common)
+            return
+        offset, length = span or (0, info.st_size)
+        common.append(("Accept-Ranges", "bytes"))
+        if span is not None:
+            last = offset + length - 1
+            common.append(("Content-Range", f"bytes {offset}-{last}/{info.st_size}"))
+        exchange.start(206 if span is not None else 200, common, length=length)
+        await exchange.send_file(file, offset, length)
+
+
+def _is_settled(exchange: Exchange, modified: int, common: list[tuple[str, str]]) -> bool:
+    """Answer a conditional request whose condition says that no body is wanted."""
+    unless = headers.parse_date(exchange.headers.get("if-unmodified-since"))
+    if unless is not None and modified > unless:
+        raise RefusedError(412, "the file was modified since")
+    since = headers.parse_date(exchange.headers.get("if-modified-since"))
+    if since is not None and modified <= since and "if-none-match" not in exchange.headers:
+        exchange.respond(304, headers=common[2:])
+        return True
+    return False
+
+
+def _span(exchange: Exchange, info: os.stat_result) -> tuple[int, int] | None:
+    condition = exchange.headers.get("if-range")
+    if condition is not None and headers.parse_date(condition) != int(info.st_mtime):
+        return None
+    try:
+        return headers.parse_range(exchange.headers.get("range"), info.st_size)
+    except headers.UnsatisfiableRangeError:
+        exchange.response_headers.append(("Content-Range", f"bytes */{info.st_size}"))
+        raise RefusedError(416, "the range lies outside the file") from None
+
+
+def _unsized(fd: int) -> bytes:
+    """Read a file that claims to be empty: those of /proc and /sys often are not."""
+    pieces: list[bytes] = []
+    offset = 0
+    while offset < _MAX_UNSIZED and (piece := os.pread(fd, _SAMPLE, offset)):
+        pieces.append(piece)
+        offset += len(piece)
+    return b"".join(pieces)
+
+
+def _shrinks(fd: int) -> bool:
+    """Whether compressing is worth it: most clients accept gzip without needing it."""
+    sample = os.pread(fd, _SAMPLE, 0)
+    return bool(sample) and len(zlib.compress(sample, 1)) < 0.9 * len(sample) + 64
+
+
+async def _send_gzip(exchange: Exchange, fd: int, common: list[tuple[str, str]]) -> None:
+    exchange.start(200, [*common, ("Content-Encoding", "gzip")])
+    engine = zlib.compressobj(level=1, wbits=31)
+    offset = 0
+    while data := os.pread(fd, _CHUNK, offset):
+        offset += len(data)
+        if packed := await in_thread(engine.compress, data):
+            await exchange.write(packed)
+    await exchange.write(engine.flush(), is_last=True)

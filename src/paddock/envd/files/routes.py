@@ -1,0 +1,178 @@
+"""`/files`: downloads and uploads over plain HTTP, and `/files/compose`.
+
+Who may (token or signature), which file, which status code. Files are sent by `downloads`, uploads
+are read by `receiving`.
+"""
+
+import errno
+import os
+import posixpath
+import secrets
+import time
+from collections.abc import Awaitable, Mapping
+
+import msgspec
+from msgspec import Struct
+
+from paddock.envd.blocking import in_thread
+from paddock.envd.environment import Environment
+from paddock.envd.files import downloads, paths, signature, upload_body
+from paddock.envd.files.upload_body import Written
+from paddock.envd.files.uploads import NoSpaceError
+from paddock.envd.http.exchange import BodyTooLargeError, Exchange, RefusedError
+from paddock.envd.rpc.connect_frames import ConnectError, printable
+from paddock.envd.users import User
+
+_STATUS = {
+    errno.ENOENT: 404,
+    errno.ENOTDIR: 404,
+    errno.ENAMETOOLONG: 400,
+    errno.ELOOP: 400,
+    errno.EACCES: 403,
+    errno.EPERM: 403,
+    errno.EROFS: 403,
+    errno.ENOSPC: 507,
+    errno.EDQUOT: 507,
+}
+_NAMED: Mapping[type[Exception], int] = {
+    paths.NotRegularError: 400,
+    paths.ParentError: 400,
+    NoSpaceError: 507,
+}
+
+
+class ComposeRequest(Struct, frozen=True):
+    """Body of `POST /files/compose`."""
+
+    source_paths: tuple[str, ...]
+    destination: str
+    username: str = ""
+
+
+class Files:
+    """The file routes."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    async def serve(self, exchange: Exchange, *, is_trusted: bool) -> None:
+        """Answer `/files`."""
+        if exchange.method not in ("GET", "HEAD", "POST"):
+            exchange.respond(405, headers=[("Allow", "GET, HEAD, POST")])
+            return
+        await self._answered(exchange, self._serve(exchange, is_trusted=is_trusted))
+
+    async def _serve(self, exchange: Exchange, *, is_trusted: bool) -> None:
+        is_write = exchange.method == "POST"
+        if not is_trusted:
+            self._authorise(exchange, "write" if is_write else "read")
+        user = self._environment.user(exchange.query.get("username"))
+        if is_write:
+            written = await upload_body.receive(exchange, self._environment, user)
+            body = msgspec.json.encode(written)
+            exchange.respond(200, body, headers=[("Content-Type", "application/json")])
+        else:
+            path = self._environment.resolve(exchange.query.get("path", ""), user)
+            await downloads.send(exchange, path)
+
+    async def compose(self, exchange: Exchange) -> None:
+        """Concatenate files into one."""
+        await self._answered(exchange, self._compose(exchange))
+
+    async def _answered(self, exchange: Exchange, work: Awaitable[None]) -> None:
+        """Turn what goes wrong into an answer, or cut the connection if one has begun."""
+        try:
+            await work
+        except (RefusedError, ConnectError, OSError, *_NAMED) as error:
+            if exchange.is_started:
+                exchange.abort()
+                return
+            status, message = _explain(error)
+            body = msgspec.json.encode({"code": status, "message": printable(message)})
+            # An upload refused half-way: what is left of it is not read.
+            exchange.keep_alive = exchange.keep_alive and exchange.body.is_complete
+            exchange.respond(status, body, headers=[("Content-Type", "application/json")])
+
+    # -- access
+
+    def _authorise(self, exchange: Exchange, operation: signature.Operation) -> None:
+        token = self._environment.settings.access_token
+        if token is None:
+            return
+        given = exchange.headers.get("x-access-token")
+        if given is not None:
+            if not signature.is_token(given, token):
+                raise RefusedError(401, "invalid access token")
+            return
+        query = exchange.query
+        if "signature" not in query:
+            raise RefusedError(
+                401, "missing signature: sign the URL or send the X-Access-Token header"
+            )
+        try:
+            signature.verify(
+                signature=query["signature"],
+                path=query.get("path", ""),
+                operation=operation,
+                username=query.get("username", ""),
+                token=token,
+                expiration=query.get("signature_expiration"),
+                now=time.time(),
+            )
+        except signature.BadSignatureError as error:
+            raise RefusedError(401, str(error)) from error
+
+    async def _compose(self, exchange: Exchange) -> None:
+        try:
+            body = await exchange.body.read(1 << 20)
+            request = msgspec.json.decode(body, type=ComposeRequest)
+        except (msgspec.MsgspecError, BodyTooLargeError, RecursionError) as error:
+            raise RefusedError(400, f"cannot read the request: {error}") from error
+        if not request.source_paths or not request.destination:
+            raise RefusedError(400, "source_paths and destination are required")
+        user = self._environment.user(request.username or None)
+        sources = [self._environment.resolve(path, user) for path in request.source_paths]
+        destination = self._environment.resolve(request.destination, user)
+        await in_thread(_concatenate, sources, destination, user)
+        answer = Written(
+            name=printable(posixpath.basename(destination)),
+            path=printable(destination),
+            type="file",
+        )
+        exchange.respond(
+            200, msgspec.json.encode(answer), headers=[("Content-Type", "application/json")]
+        )
+
+
+def _explain(error: Exception) -> tuple[int, str]:
+    if isinstance(error, RefusedError):
+        return error.status, str(error)
+    if isinstance(error, ConnectError):
+        return (401 if error.code == "unauthenticated" else 400), error.message
+    if not isinstance(error, OSError):
+        return _NAMED[type(error)], str(error)
+    status = _STATUS.get(error.errno or 0, 500)
+    where = f" {os.fsdecode(error.filename)!r}" if isinstance(error.filename, str | bytes) else ""
+    return status, f"cannot access{where}: {error.strerror}"
+
+
+def _concatenate(sources: list[str], destination: str, user: User) -> None:
+    """Write beside the destination and rename, so that a source may be the destination."""
+    paths.make_parents(destination, uid=user.uid, gid=user.gid)
+    draft = f"{destination}.{secrets.token_hex(6)}.part"
+    out = paths.open_regular(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        os.fchown(out, user.uid, user.gid)
+        for source in sources:
+            fd = paths.open_regular(source, os.O_RDONLY)
+            try:
+                while os.sendfile(out, fd, None, 1 << 24):
+                    pass
+            finally:
+                os.close(fd)
+        os.rename(draft, destination)
+    except BaseException:
+        os.unlink(draft)
+        raise
+    finally:
+        os.close(out)

@@ -1,0 +1,1 @@
+"""Processes of a sandbox: registry, spawners, the protocol of init, process trees."""

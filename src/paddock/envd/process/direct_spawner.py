@@ -1,0 +1,219 @@
+"""Commands forked by envd itself: they are its children, and nobody finds them again after it."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import struct
+import subprocess
+import termios
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping
+from types import FrameType
+
+from paddock.envd.process.init_protocol import Scope
+from paddock.envd.process.spawner import (
+    OOM_SCORE_ADJ,
+    Child,
+    Command,
+    ExitStatus,
+    OnExit,
+    Spawner,
+    SpawnError,
+    Survivor,
+)
+from paddock.envd.process.tree import kill_all, members, signal_all
+
+_MOST_EXPENDABLE = 1000
+_PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class _DirectChild:
+    """A command whose parent is this process."""
+
+    def __init__(self, pid: int, outputs: Mapping[str, int]) -> None:
+        self.pid = pid
+        self.stdin: int | None = None
+        self.outputs = outputs
+        self.is_reaped = False
+
+    async def signal(self, number: int, scope: Scope = Scope.PROCESS) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if scope is Scope.TREE and number == signal.SIGKILL:
+                kill_all(self.pid)
+            elif scope is Scope.TREE:
+                signal_all(members(self.pid), number)
+            elif scope is Scope.GROUP:
+                os.killpg(self.pid, number)
+            elif not self.is_reaped:
+                os.kill(self.pid, number)
+
+    async def close_stdin(self) -> None:
+        """Nobody else holds the write end."""
+
+    async def answer(self) -> None:
+        """We are its parent."""
+
+    async def forget(self) -> None:
+        """Nothing is kept."""
+
+
+class DirectSpawner:
+    """Forks in this process's own tree."""
+
+    def __init__(self, *, switch_user: bool = True) -> None:
+        self._switch_user = switch_user and os.geteuid() == 0
+        self._watched: set[int] = set()
+        _ignore_no_more_than_we_must()
+
+    async def attach(self, on_exit: Callable[[int], OnExit]) -> list[Survivor]:
+        """Children of an earlier process cannot be found again."""
+        return []
+
+    async def spawn(self, command: Command, on_exit: OnExit) -> Child:
+        """Fork and exec here, in a session of its own."""
+        try:
+            mine, theirs = _streams(command)
+        except OSError as error:
+            raise SpawnError(f"cannot run {command.argv[0]!r}: {error}", error.errno) from error
+        uid, gid, groups = command.uid, command.gid, list(command.groups)
+        try:
+            with _expendable():
+                popen = subprocess.Popen(  # noqa: ASYNC220 - vfork and exec, no waiting
+                    command.argv,
+                    stdin=theirs[0],
+                    stdout=theirs[1],
+                    stderr=theirs[2],
+                    cwd=command.cwd,
+                    env=command.env,
+                    start_new_session=True,
+                    umask=0o022,
+                    preexec_fn=_own_terminal if command.pty_size else None,
+                    user=uid if self._switch_user else None,
+                    group=gid if self._switch_user else None,
+                    extra_groups=groups if self._switch_user else None,
+                )
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            _close(fd for fd in mine.values() if fd is not None)
+            number = error.errno if isinstance(error, OSError) else None
+            raise SpawnError(f"cannot run {command.argv[0]!r}: {error}", number) from error
+        finally:
+            _close(set(theirs))
+        popen.returncode = 0  # the object must not wait: we do, by pidfd
+        outputs = {k: fd for k, fd in mine.items() if fd is not None and k != "stdin"}
+        child = _DirectChild(popen.pid, outputs)
+        child.stdin = mine["stdin"]
+        self._watch(child, on_exit)
+        return child
+
+    def close(self) -> None:
+        """Stop waiting for children."""
+        loop = asyncio.get_running_loop()
+        for pidfd in self._watched:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._watched.clear()
+
+    def _watch(self, child: _DirectChild, on_exit: OnExit) -> None:
+        pidfd = os.pidfd_open(child.pid)
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._watched.discard(pidfd)
+            child.is_reaped = True
+            _, status = os.waitpid(child.pid, 0)
+            on_exit(ExitStatus.from_wait(status))
+
+        self._watched.add(pidfd)
+        loop.add_reader(pidfd, ended)
+
+
+def _streams(command: Command) -> tuple[dict[str, int | None], tuple[int, int, int]]:
+    """Give our ends by name, and the three the command gets."""
+    opened: list[int] = []
+    try:
+        return _opened(command, opened)
+    except OSError:
+        _close(opened)
+        raise
+
+
+def _opened(
+    command: Command, opened: list[int]
+) -> tuple[dict[str, int | None], tuple[int, int, int]]:
+    if command.pty_size is not None:
+        columns, rows = command.pty_size
+        master, slave = os.openpty()
+        opened += (master, slave)
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        os.set_blocking(master, False)
+        return {"stdin": None, "pty": master}, (slave, slave, slave)
+    out_read, out_write = os.pipe()
+    opened += (out_read, out_write)
+    error_read, error_write = os.pipe()
+    opened += (error_read, error_write)
+    mine: dict[str, int | None] = {"stdin": None, "stdout": out_read, "stderr": error_read}
+    if command.has_stdin:
+        theirs_in, mine["stdin"] = os.pipe()
+    else:
+        theirs_in = os.open("/dev/null", os.O_RDONLY)
+    for fd in mine.values():
+        if fd is not None:
+            os.set_blocking(fd, False)
+    return mine, (theirs_in, out_write, error_write)
+
+
+def _ignore_no_more_than_we_must() -> None:
+    """Let commands be reached by every signal, also where we were told to ignore some (`nohup`).
+
+    What is ignored stays so in whatever is executed; a handler of ours does not.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return  # Only there can handlers be set.
+    for number in signal.valid_signals():
+        # Python itself ignores two more, and gives them back to what it starts.
+        if signal.getsignal(number) is signal.SIG_IGN and number not in _PYTHONS_OWN:
+            signal.signal(number, _go_on)
+
+
+def _go_on(_number: int, _frame: FrameType | None) -> None:
+    """Be no more moved by a signal than if it were ignored."""
+
+
+@contextlib.contextmanager
+def _expendable() -> Generator[None]:
+    """Out of memory, what is forked here goes before us, however expendable we are ourselves.
+
+    We take the higher score for that moment: a child that got it later could have forked by then.
+    """
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # no /proc, or one to read only
+        yield
+        return
+    try:
+        own = int(os.read(fd, 16))
+        os.pwrite(fd, b"%d" % min(own + OOM_SCORE_ADJ, _MOST_EXPENDABLE), 0)
+        try:
+            yield
+        finally:
+            os.pwrite(fd, b"%d" % own, 0)
+    finally:
+        os.close(fd)
+
+
+def _own_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+_: type[Spawner] = DirectSpawner

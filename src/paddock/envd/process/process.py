@@ -1,0 +1,341 @@
+"""Processes started through envd: output to subscribers, input, signals, ends.
+
+A `Process` reads its pipes as fast as its slowest subscriber takes them; without a subscriber
+output is thrown away, so that nothing ever blocks for want of a listener. All data precede the
+end. The end comes when the process exited and its pipes are closed, or at once when it was
+signalled (a grandchild that holds the pipe must not hang a kill). `registry` keeps them all.
+"""
+
+import asyncio
+import fcntl
+import os
+import signal
+import struct
+import termios
+from collections import deque
+from collections.abc import Callable
+
+from paddock.envd.process.init_protocol import Scope
+from paddock.envd.process.spawner import Child, ExitStatus
+from paddock.envd.rpc.messages import DataEvent, EndEvent, ProcessConfig, ProcessEvent
+
+PIPE_CHUNK = 32 << 10
+PTY_CHUNK = 16 << 10
+HIGH = 1 << 20
+LOW = 256 << 10
+_READS_PER_TURN = 8
+_DRAIN_LIMIT = 1 << 20
+
+# What Go's runtime calls the signals; clients compare these words.
+_SIGNAL_WORDS = {
+    1: "hangup", 2: "interrupt", 3: "quit", 4: "illegal instruction", 5: "trace/breakpoint trap",
+    6: "aborted", 7: "bus error", 8: "floating point exception", 9: "killed",
+    10: "user defined signal 1", 11: "segmentation fault", 12: "user defined signal 2",
+    13: "broken pipe", 14: "alarm clock", 15: "terminated",
+}  # fmt: skip
+
+
+class StdinError(Exception):
+    """Input cannot be delivered; the message says why."""
+
+
+def end_event(status: ExitStatus) -> EndEvent:
+    """Describe an exit in the words clients expect."""
+    if status.signal:
+        words = "signal: " + _SIGNAL_WORDS.get(status.signal, f"signal {status.signal}")
+        if status.is_core_dumped:
+            words += " (core dumped)"
+        return EndEvent(exit_code=-1, exited=False, status=words, error=words)
+    words = f"exit status {status.code}"
+    return EndEvent(
+        exit_code=status.code, exited=True, status=words, error=words if status.code else None
+    )
+
+
+class Subscription:
+    """One listener's share of a process's events."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+        self._events: deque[ProcessEvent] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self.buffered = 0
+
+    def push(self, event: ProcessEvent, size: int) -> None:
+        """An event for this listener."""
+        self._events.append(event)
+        self.buffered += size
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self, patience: float) -> list[ProcessEvent]:
+        """Wait for events and take all there are; none within `patience` seconds gives none."""
+        if not self._events:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(patience):
+                    await self._waiter
+            except TimeoutError:
+                return []
+            finally:
+                self._waiter = None
+        taken = list(self._events)
+        self._events.clear()
+        self.buffered = 0
+        self._process.resume()
+        return taken
+
+
+class Process:
+    """One process: running, or ended and remembered for a while."""
+
+    def __init__(self, config: ProcessConfig, tag: str | None) -> None:
+        self.config = config
+        self.tag = tag
+        self.pid = 0
+        self.end: EndEvent | None = None
+        self.is_pty = False
+        self.on_end: Callable[[Process], None] | None = None
+        self.on_leader_exit: Callable[[ExitStatus], None] | None = None
+        """Told of the process's own exit, whoever still holds its pipes."""
+        self._loop = asyncio.get_running_loop()
+        self._child: Child | None = None
+        self._open: dict[str, int] = {}
+        self._stdin: int | None = None
+        self._stdin_lock = asyncio.Lock()
+        self._subscribers: set[Subscription] = set()
+        self._exit: ExitStatus | None = None
+        self._is_signalled = False
+        self._is_paused = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self.is_timed_out = False
+
+    # -- life
+
+    def begin(self, child: Child) -> None:
+        """The command runs: start reading what it says."""
+        self._child = child
+        self.pid = child.pid
+        self._open = dict(child.outputs)
+        self._stdin = child.stdin
+        self.is_pty = "pty" in self._open
+        for name, fd in self._open.items():
+            self._loop.add_reader(fd, self._readable, name, fd)
+        if self._exit is not None:
+            self._settle()
+
+    def exited(self, status: ExitStatus) -> None:
+        """The process itself is gone; its pipes may not be."""
+        self._exit = status
+        if status.signal in (signal.SIGKILL, signal.SIGTERM):
+            self._is_signalled = True
+        if self.on_leader_exit is not None:
+            self.on_leader_exit(status)
+        if self._child is not None:
+            self._settle()
+
+    @property
+    def leader_exit(self) -> ExitStatus | None:
+        """How the process itself exited, if it has."""
+        return self._exit
+
+    async def signal(self, number: int, scope: Scope = Scope.PROCESS) -> None:
+        """Send a signal; kill and terminate end the stream even if a pipe stays open."""
+        if self._child is None or (self.end is not None and scope is not Scope.TREE):
+            return
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            self._is_signalled = True
+        await self._child.signal(number, scope)
+        if self._exit is not None:
+            self._settle()
+
+    def at_deadline(self, seconds: float, call: Callable[["Process"], object]) -> None:
+        """Have somebody told when it still runs after so many seconds."""
+        self._deadline = self._loop.call_later(seconds, call, self)
+
+    async def answer(self) -> None:
+        """Return once the sandbox answers: at once, or when it is paused no more."""
+        if self._child is not None:
+            await self._child.answer()
+
+    async def time_out(self) -> None:
+        """Kill it for having run too long, and have those who listen told so."""
+        if self.end is None:
+            self.is_timed_out = True
+            await self.signal(signal.SIGKILL)
+
+    async def forget(self) -> None:
+        """Nobody will ask for it any more."""
+        if self._child is not None:
+            await self._child.forget()
+
+    def release(self) -> None:
+        """Let go of the descriptors without ending anything."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for name in tuple(self._open):
+            self._close_output(name)
+        self._close_stdin()
+
+    # -- output
+
+    def subscribe(self) -> Subscription:
+        """Listen from now on; an ended process gives its end at once."""
+        subscription = Subscription(self)
+        if self.end is not None:
+            subscription.push(ProcessEvent(end=self.end), 0)
+        else:
+            self._subscribers.add(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Stop listening."""
+        self._subscribers.discard(subscription)
+        self.resume()
+
+    def resume(self) -> None:
+        """Read on if every listener has room."""
+        if self._is_paused and all(s.buffered < LOW for s in self._subscribers):
+            self._is_paused = False
+            for name, fd in self._open.items():
+                self._loop.add_reader(fd, self._readable, name, fd)
+
+    def _readable(self, name: str, fd: int) -> None:
+        for _ in range(_READS_PER_TURN):
+            has_more = self._read_once(name, fd)
+            if any(s.buffered > HIGH for s in self._subscribers):
+                self._pause()
+                return
+            if not has_more:
+                return
+
+    def _read_once(self, name: str, fd: int) -> bool:
+        """Read one chunk; false when there is nothing more for now or ever."""
+        size = PTY_CHUNK if name == "pty" else PIPE_CHUNK
+        try:
+            data = os.read(fd, size)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""  # EIO: the last holder of the terminal closed it
+        if not data:
+            self._close_output(name)
+            self._settle()
+            return False
+        if self._subscribers:
+            event = ProcessEvent(data=_data_event(name, data))
+            for subscriber in self._subscribers:
+                subscriber.push(event, len(data))
+        return len(data) == size or name == "pty"
+
+    def _pause(self) -> None:
+        self._is_paused = True
+        for fd in self._open.values():
+            self._loop.remove_reader(fd)
+
+    def _close_output(self, name: str) -> None:
+        fd = self._open.pop(name)
+        self._loop.remove_reader(fd)
+        os.close(fd)
+
+    def _settle(self) -> None:
+        """End if everything that must come first has come."""
+        if self._exit is None or self.end is not None:
+            return
+        if self._open and not self._is_signalled:
+            return
+        self.end = end_event(self._exit)  # before draining, which comes back here
+        self._drain()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for name in tuple(self._open):
+            self._close_output(name)
+        self._close_stdin()
+        for subscriber in self._subscribers:
+            subscriber.push(ProcessEvent(end=self.end), 0)
+        self._subscribers.clear()
+        if self.on_end is not None:
+            self.on_end(self)
+
+    def _drain(self) -> None:
+        """Take what is in the pipes now, and no more than a pipe holds."""
+        for name, fd in tuple(self._open.items()):
+            taken = 0
+            while taken < _DRAIN_LIMIT and name in self._open:
+                if not self._read_once(name, fd):
+                    break
+                taken += PIPE_CHUNK
+
+    # -- input
+
+    async def write(self, data: bytes, *, to_pty: bool) -> None:
+        """Write all of it, waiting while the process does not read."""
+        async with self._stdin_lock:
+            fd = self._input_fd(to_pty=to_pty)
+            view = memoryview(data)
+            while view:
+                try:
+                    view = view[os.write(fd, view[:PIPE_CHUNK]) :]
+                except BlockingIOError:
+                    await self._writable(fd)
+                    fd = self._input_fd(to_pty=to_pty)
+                except OSError as error:
+                    raise StdinError(f"cannot write to process {self.pid}: {error}") from error
+
+    async def close_input(self) -> None:
+        """Give the process end-of-file on its standard input."""
+        if self.is_pty:
+            raise StdinError(
+                "a terminal's input cannot be closed: send Ctrl+D (0x04) to it instead"
+            )
+        async with self._stdin_lock:
+            if self._stdin is None:
+                raise StdinError("standard input is closed or was never connected")
+            self._close_stdin()
+            if self._child is not None:
+                await self._child.close_stdin()
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Tell the terminal its size."""
+        if not self.is_pty or "pty" not in self._open:
+            raise StdinError(f"process {self.pid} has no terminal")
+        size = struct.pack("HHHH", rows & 0xFFFF, columns & 0xFFFF, 0, 0)
+        fcntl.ioctl(self._open["pty"], termios.TIOCSWINSZ, size)
+
+    def _input_fd(self, *, to_pty: bool) -> int:
+        if to_pty:
+            if "pty" not in self._open:
+                raise StdinError(f"process {self.pid} has no terminal")
+            return self._open["pty"]
+        if self.is_pty:
+            raise StdinError(f"process {self.pid} has a terminal: send its input as pty")
+        if self._stdin is None:
+            raise StdinError("standard input is closed or was never connected")
+        return self._stdin
+
+    async def _writable(self, fd: int) -> None:
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        # A copy, so that our interest in writing cannot disturb the reader of a terminal.
+        copy = os.dup(fd)
+        self._loop.add_writer(copy, _set, waiter)
+        try:
+            await waiter
+        finally:
+            self._loop.remove_writer(copy)
+            os.close(copy)
+
+    def _close_stdin(self) -> None:
+        if self._stdin is not None:
+            os.close(self._stdin)
+            self._stdin = None
+
+
+def _set(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _data_event(name: str, data: bytes) -> DataEvent:
+    if name == "stdout":
+        return DataEvent(stdout=data)
+    return DataEvent(stderr=data) if name == "stderr" else DataEvent(pty=data)

@@ -1,0 +1,1 @@
+"""Connect RPC: protocol, messages, and the services `process` and `filesystem`."""

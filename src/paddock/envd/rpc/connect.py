@@ -1,0 +1,240 @@
+"""The Connect protocol over HTTP/1.1: unary, server-streaming and client-streaming calls.
+
+Deadlines, errors and end-of-stream frames; how all of it is written is `connect_wire`'s. What the
+methods do is the services' business; who may call is `server`'s.
+"""
+
+import asyncio
+import base64
+import binascii
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct
+
+from paddock.envd.http.exchange import BodyTooLargeError, ClientGoneError, Exchange
+from paddock.envd.rpc import proto
+from paddock.envd.rpc.connect_frames import (
+    COMPRESSED,
+    END,
+    MAX_MESSAGE,
+    STATUS,
+    STREAM,
+    UNARY,
+    Code,
+    Codec,
+    ConnectError,
+    EnvelopeReader,
+    envelope,
+    inflate,
+)
+
+log = logging.getLogger(__name__)
+
+DEFAULT_KEEPALIVE_SECONDS = 90.0
+
+
+class Call:
+    """What a method knows of its caller besides the message."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._headers = exchange.headers
+        self.timeout = self._read_timeout()
+        """Seconds the client gives us, or `None`."""
+
+    @property
+    def username(self) -> str | None:
+        """User named by Basic authorization, `None` for the default user."""
+        scheme, _, value = self._headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "basic":
+            return None
+        try:
+            name, _, _ = base64.b64decode(value, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError) as error:
+            raise ConnectError(
+                Code.UNAUTHENTICATED, "the Authorization header is not valid Basic authorization"
+            ) from error
+        return name or None
+
+    @property
+    def keepalive_seconds(self) -> float:
+        """How long a stream may be silent."""
+        value = self._headers.get("keepalive-ping-interval", "")
+        return float(value) if value.isdigit() and int(value) > 0 else DEFAULT_KEEPALIVE_SECONDS
+
+    def _read_timeout(self) -> float | None:
+        value = self._headers.get("connect-timeout-ms")
+        if value is None:
+            return None
+        if not (value.isascii() and value.isdigit() and len(value) <= 10):
+            raise ConnectError(
+                Code.INVALID_ARGUMENT, f"connect-timeout-ms is not a number: {value!r}"
+            )
+        return int(value) / 1000
+
+
+class Stream:
+    """The sending side of a server stream."""
+
+    def __init__(self, exchange: Exchange, codec: Codec) -> None:
+        self._exchange = exchange
+        self._codec = codec
+        self._kept = b""
+
+    async def send(self, *messages: Struct, is_last: bool = False) -> None:
+        """Send messages at once; waits while the client is slow. The last leave with the end."""
+        data = b"".join(envelope(self._codec.encode(m)) for m in messages)
+        if is_last:
+            self._kept = data
+        else:
+            await self._write(data)
+
+    async def end(self, payload: bytes) -> None:
+        """Send the end frame."""
+        await self._write(self._kept + envelope(payload, END), is_last=True)
+
+    async def _write(self, data: bytes, *, is_last: bool = False) -> None:
+        # Not before there is something to say: some clients stop sending the request when the
+        # response begins.
+        if not self._exchange.is_started:
+            self._exchange.start(200, [("Content-Type", self._codec.stream_type)])
+        await self._exchange.write(data, is_last=is_last)
+
+
+class Unary(Struct, frozen=True):
+    """One message in, one out."""
+
+    request: type[Struct]
+    handler: Callable[[Call, Any], Awaitable[Struct]]
+
+
+class ServerStream(Struct, frozen=True):
+    """One message in, many out. The handler keeps the deadline itself."""
+
+    request: type[Struct]
+    handler: Callable[[Call, Any, Stream], Awaitable[None]]
+
+
+class ClientStream(Struct, frozen=True):
+    """Many messages in, one out."""
+
+    request: type[Struct]
+    handler: Callable[[Call, AsyncIterator[Any]], Awaitable[Struct]]
+
+
+Method = Unary | ServerStream | ClientStream
+
+
+async def serve(exchange: Exchange, method: Method) -> None:
+    """Answer one call."""
+    if exchange.method != "POST":
+        exchange.respond(405, headers=[("Allow", "POST")])
+        return
+    content_type = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
+    codec = (UNARY if isinstance(method, Unary) else STREAM).get(content_type)
+    if codec is None:
+        accepted = ", ".join(UNARY if isinstance(method, Unary) else STREAM)
+        exchange.respond(415, headers=[("Accept-Post", accepted)])
+        return
+    if isinstance(method, Unary):
+        await _serve_unary(exchange, method, codec)
+    else:
+        await _serve_stream(exchange, method, codec)
+
+
+def respond_error(exchange: Exchange, error: ConnectError) -> None:
+    """Answer a unary call with an error."""
+    exchange.respond(
+        STATUS[error.code], error.to_json(), headers=[("Content-Type", "application/json")]
+    )
+
+
+async def _serve_unary(exchange: Exchange, method: Unary, codec: Codec) -> None:
+    try:
+        call = Call(exchange)
+        body = await exchange.body.read(MAX_MESSAGE)
+        encoding = exchange.headers.get("content-encoding", "identity").lower()
+        request = _decode(body, encoding, method.request, codec)
+        if call.timeout is None:
+            answer = await method.handler(call, request)
+        else:
+            async with asyncio.timeout(call.timeout):
+                answer = await method.handler(call, request)
+    except ConnectError as error:
+        respond_error(exchange, error)
+    except BodyTooLargeError as error:
+        respond_error(exchange, ConnectError(Code.RESOURCE_EXHAUSTED, str(error)))
+    except TimeoutError:
+        respond_error(exchange, ConnectError(Code.DEADLINE_EXCEEDED, "the deadline has passed"))
+    except ClientGoneError:
+        raise
+    except Exception as error:
+        log.exception("call failed", extra={"path": exchange.path})
+        respond_error(exchange, ConnectError(Code.INTERNAL, f"internal error: {error}"))
+    else:
+        exchange.respond(200, codec.encode(answer), headers=[("Content-Type", codec.unary_type)])
+
+
+async def _serve_stream(
+    exchange: Exchange, method: ServerStream | ClientStream, codec: Codec
+) -> None:
+    """Errors of a stream travel in its end frame, after status 200."""
+    stream = Stream(exchange, codec)
+    end = b"{}"
+    try:
+        call = Call(exchange)
+        if isinstance(method, ServerStream):
+            request = await _first(exchange, method.request, codec)
+            await method.handler(call, request, stream)
+        else:
+            messages = _incoming(exchange, method.request, codec)
+            async with asyncio.timeout(call.timeout):
+                answer = await method.handler(call, messages)
+            await stream.send(answer, is_last=True)
+    except ConnectError as error:
+        end = b'{"error":%b}' % error.to_json()
+    except TimeoutError:
+        late = ConnectError(Code.DEADLINE_EXCEEDED, "the deadline has passed")
+        end = b'{"error":%b}' % late.to_json()
+    except ClientGoneError:
+        raise
+    except Exception as error:
+        log.exception("stream failed", extra={"path": exchange.path})
+        end = b'{"error":%b}' % ConnectError(Code.INTERNAL, f"internal error: {error}").to_json()
+    await stream.end(end)
+
+
+def _decode(body: bytes, encoding: str, kind: type[Struct], codec: Codec) -> Struct:
+    if encoding == "gzip":
+        body = inflate(body)
+    elif encoding != "identity":
+        raise ConnectError(
+            Code.UNIMPLEMENTED, f"compression {encoding!r} is not supported: use gzip or identity"
+        )
+    try:
+        return codec.decode(body, kind)
+    except proto.DecodeError as error:
+        raise ConnectError(Code.INVALID_ARGUMENT, f"cannot read the request: {error}") from error
+
+
+async def _incoming(exchange: Exchange, kind: type[Struct], codec: Codec) -> AsyncIterator[Struct]:
+    encoding = exchange.headers.get("connect-content-encoding", "identity").lower()
+    reader = EnvelopeReader()
+    async for piece in exchange.body:
+        for flags, payload in reader.feed(piece):
+            if flags & END:
+                return
+            yield _decode(payload, encoding if flags & COMPRESSED else "identity", kind, codec)
+    if not reader.is_empty:
+        raise ConnectError(Code.INVALID_ARGUMENT, "the request stream ends inside a message")
+
+
+async def _first(exchange: Exchange, kind: type[Struct], codec: Codec) -> Struct:
+    """Read the one message of a server stream, without waiting for the body's end."""
+    encoding = exchange.headers.get("connect-content-encoding", "identity").lower()
+    reader = EnvelopeReader()
+    while piece := await exchange.body.chunk():
+        for flags, payload in reader.feed(piece):
+            return _decode(payload, encoding if flags & COMPRESSED else "identity", kind, codec)
+    raise ConnectError(Code.INVALID_ARGUMENT, "expected one message, got none")

@@ -1,0 +1,225 @@
+"""`process.Process`: the eight RPC methods, over the process registry.
+
+Turns messages into commands and events into messages. Deadlines, users, environment and error
+codes are decided here; pipes and ends in `processes`, forking in `spawner`.
+"""
+
+import asyncio
+import os
+import signal
+import stat
+from collections.abc import AsyncIterator, Mapping
+
+from paddock.envd.environment import Environment
+from paddock.envd.process.process import Process, StdinError, Subscription
+from paddock.envd.process.registry import Registry
+from paddock.envd.process.spawner import Command, SandboxGoneError, SpawnError
+from paddock.envd.rpc import messages as m
+from paddock.envd.rpc.connect import Call, ClientStream, Method, ServerStream, Stream, Unary
+from paddock.envd.rpc.connect_frames import Code, ConnectError, printable
+
+_SIGNALS = {m.Signal.TERM: signal.SIGTERM, m.Signal.KILL: signal.SIGKILL}
+_DEFAULT_SIZE = (80, 24)
+
+
+class ProcessService:
+    """Processes, for clients."""
+
+    def __init__(self, registry: Registry, environment: Environment) -> None:
+        self._registry = registry
+        self._environment = environment
+
+    def methods(self) -> Mapping[str, Method]:
+        """Routes of the service."""
+        prefix = "/process.Process/"
+        return {
+            prefix + "List": Unary(m.Empty, self.list),
+            prefix + "Start": ServerStream(m.StartRequest, self.start),
+            prefix + "Connect": ServerStream(m.SelectRequest, self.connect),
+            prefix + "Update": Unary(m.UpdateRequest, self.update),
+            prefix + "SendInput": Unary(m.SendInputRequest, self.send_input),
+            prefix + "StreamInput": ClientStream(m.StreamInputRequest, self.stream_input),
+            prefix + "SendSignal": Unary(m.SendSignalRequest, self.send_signal),
+            prefix + "CloseStdin": Unary(m.SelectRequest, self.close_stdin),
+        }
+
+    async def list(self, call: Call, request: m.Empty) -> m.ListResponse:
+        """Tell what runs."""
+        found = [
+            m.ProcessInfo(config=p.config, pid=p.pid, tag=p.tag) for p in self._registry.running()
+        ]
+        return m.ListResponse(processes=tuple(found))
+
+    async def start(self, call: Call, request: m.StartRequest, stream: Stream) -> None:
+        """Run a command and tell what it says until it ends."""
+        command, config = self._command(call, request)
+        try:
+            process, subscription = await self._registry.start(
+                command, config, request.tag, timeout=call.timeout
+            )
+        except SpawnError as error:
+            code = Code.RESOURCE_EXHAUSTED if error.is_for_want else Code.INVALID_ARGUMENT
+            raise ConnectError(code, printable(str(error))) from error
+        except SandboxGoneError as error:
+            raise ConnectError(Code.UNAVAILABLE, f"the sandbox has ended: {error}") from error
+        await self._follow(call, process, subscription, stream, is_starter=True)
+        if process.is_timed_out:
+            raise ConnectError(
+                Code.DEADLINE_EXCEEDED,
+                f"the command was killed: it ran longer than the {call.timeout:g} s it was given",
+            )
+
+    async def connect(self, call: Call, request: m.SelectRequest, stream: Stream) -> None:
+        """Tell what a process says from now on; the deadline ends the stream, not the process."""
+        process = self._find(request.process, with_ended=True)
+        subscription = process.subscribe()
+        await self._follow(call, process, subscription, stream, limit=call.timeout)
+
+    async def _follow(
+        self,
+        call: Call,
+        process: Process,
+        subscription: Subscription,
+        stream: Stream,
+        *,
+        limit: float | None = None,
+        is_starter: bool = False,
+    ) -> None:
+        patience = call.keepalive_seconds
+        try:
+            async with asyncio.timeout(limit):
+                start = m.ProcessEvent(start=m.StartEvent(pid=process.pid))
+                await stream.send(m.ProcessEventResponse(event=start))
+                while True:
+                    events = await subscription.take(patience)
+                    if is_starter and process.is_timed_out:
+                        # The caller ends the stream with the reason instead of the end. Whoever
+                        # connected gave no deadline: to them it was killed.
+                        if data := [event for event in events if event.end is None]:
+                            await _send(stream, data)
+                        if process.end is not None:
+                            return
+                        continue
+                    await _send(stream, events)
+                    if events and events[-1].end is not None:
+                        return
+        finally:
+            process.unsubscribe(subscription)
+
+    async def update(self, call: Call, request: m.UpdateRequest) -> m.Empty:
+        """Resize a terminal."""
+        process = self._find(request.process)
+        if request.pty is None or request.pty.size is None:
+            return m.Empty()
+        try:
+            process.resize(request.pty.size.cols, request.pty.size.rows)
+        except (StdinError, OSError) as error:
+            raise ConnectError(Code.INTERNAL, f"cannot resize: {error}") from error
+        return m.Empty()
+
+    async def send_input(self, call: Call, request: m.SendInputRequest) -> m.Empty:
+        """Write to a process."""
+        await self._write(self._find(request.process), request.input)
+        return m.Empty()
+
+    async def stream_input(
+        self, call: Call, messages: AsyncIterator[m.StreamInputRequest]
+    ) -> m.Empty:
+        """Write to a process, in order, as input comes."""
+        process: Process | None = None
+        async for message in messages:
+            if message.start is not None:
+                process = self._find(message.start.process)
+            elif message.data is not None:
+                if process is None:
+                    raise ConnectError(
+                        Code.INVALID_ARGUMENT, "the first message must say which process it is for"
+                    )
+                await self._write(process, message.data.input)
+        return m.Empty()
+
+    async def send_signal(self, call: Call, request: m.SendSignalRequest) -> m.Empty:
+        """Terminate or kill."""
+        process = self._find(request.process)
+        number = _SIGNALS.get(request.signal)
+        if number is None:
+            raise ConnectError(
+                Code.UNIMPLEMENTED, "only SIGNAL_SIGTERM and SIGNAL_SIGKILL can be sent"
+            )
+        try:
+            await process.signal(number)
+        except (OSError, SandboxGoneError) as error:
+            raise ConnectError(Code.INTERNAL, f"cannot signal: {error}") from error
+        return m.Empty()
+
+    async def close_stdin(self, call: Call, request: m.SelectRequest) -> m.Empty:
+        """Let a process read end-of-file."""
+        process = self._find(request.process)
+        try:
+            await process.close_input()
+        except StdinError as error:
+            raise ConnectError(Code.INTERNAL, str(error)) from error
+        return m.Empty()
+
+    def _find(self, selector: m.ProcessSelector | None, *, with_ended: bool = False) -> Process:
+        if selector is None or (selector.pid is None and selector.tag is None):
+            raise ConnectError(Code.INVALID_ARGUMENT, "say which process: by pid or by tag")
+        process = self._registry.find(pid=selector.pid, tag=selector.tag, with_ended=with_ended)
+        if process is None:
+            what = f"pid {selector.pid}" if selector.pid is not None else f"tag {selector.tag!r}"
+            raise ConnectError(Code.NOT_FOUND, f"process with {what} not found")
+        return process
+
+    async def _write(self, process: Process, piece: m.ProcessInput | None) -> None:
+        if piece is None or (piece.stdin is None and piece.pty is None):
+            raise ConnectError(Code.INVALID_ARGUMENT, "the input is neither stdin nor pty")
+        try:
+            if piece.pty is not None:
+                await process.write(piece.pty, to_pty=True)
+            elif piece.stdin is not None:
+                await process.write(piece.stdin, to_pty=False)
+        except StdinError as error:
+            raise ConnectError(Code.INTERNAL, str(error)) from error
+
+    def _command(self, call: Call, request: m.StartRequest) -> tuple[Command, m.ProcessConfig]:
+        config = request.process
+        if config is None or not config.cmd:
+            raise ConnectError(Code.INVALID_ARGUMENT, "process.cmd is empty: say what to run")
+        user = self._environment.user(call.username)
+        cwd = self._environment.resolve(config.cwd or "", user)
+        try:
+            is_directory = stat.S_ISDIR(os.stat(cwd).st_mode)
+        except (OSError, ValueError):
+            is_directory = False
+        if not is_directory:
+            raise ConnectError(
+                Code.INVALID_ARGUMENT, f"cwd {printable(cwd)!r} does not exist or is no directory"
+            )
+        size: tuple[int, int] | None = None
+        if request.pty is not None:
+            given = request.pty.size or m.PtySize()
+            size = (given.cols or _DEFAULT_SIZE[0], given.rows or _DEFAULT_SIZE[1])
+        env = self._environment.variables(user) | dict(config.envs)
+        if any("\0" in text for text in (config.cmd, *config.args, *env, *env.values())):
+            raise ConnectError(Code.INVALID_ARGUMENT, "NUL bytes cannot be passed to a command")
+        command = Command(
+            argv=(config.cmd, *config.args),
+            env=env,
+            cwd=cwd,
+            uid=user.uid,
+            gid=user.gid,
+            groups=user.groups,
+            pty_size=size,
+            has_stdin=request.stdin is not False,
+        )
+        return command, config
+
+
+async def _send(stream: Stream, events: list[m.ProcessEvent]) -> None:
+    if events:
+        is_last = events[-1].end is not None
+        answers = (m.ProcessEventResponse(event=event) for event in events)
+        await stream.send(*answers, is_last=is_last)
+    else:
+        keepalive = m.ProcessEvent(keepalive=m.Empty())
+        await stream.send(m.ProcessEventResponse(event=keepalive))

@@ -1,0 +1,1 @@
+"""Tasks: records, retries, logs, the HTTP API, process and container mode."""

@@ -1,0 +1,297 @@
+"""Container mode: each task is a container of the executor's own pod, made through a CRI socket.
+
+Speaks `runtime.v1` to containerd (or any other CRI runtime) over its socket. The container's own
+stop does TERM, grace and KILL; each has processes of its own, so that all of them end with it.
+Containers bear the task's name, by which a later executor finds them. What they say is read by
+`task_executor_logs`. Needs the extra `cri` (grpcio).
+"""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import grpc  # pyright: ignore[reportMissingTypeStubs]
+import msgspec
+from msgspec import Struct
+
+from paddock.envd.tasks.cri_logs import Transcript
+from paddock.envd.tasks.cri_wire import message, pairs, read, text, whole
+from paddock.envd.tasks.executor import ExecutorError
+from paddock.envd.tasks.manager import LaunchError
+from paddock.envd.tasks.model import Record
+
+LABEL_TASK = "paddock.dev/task"
+LABEL_ATTEMPT = "paddock.dev/attempt"
+POD_UID = "io.kubernetes.pod.uid"
+LOOK_SECONDS = 0.5
+DRAIN_SECONDS = 0.25
+CALL_SECONDS = 30.0
+PULL_SECONDS = 600.0
+LOST_CODE = 137
+"""The exit code of a container that somebody else removed: nobody will ever know."""
+_EXITED = 2
+_OWN_PROCESSES: Mapping[int, Any] = {2: {3: {2: 1}}}
+"""A process namespace of its own: when its first process ends, the kernel ends the others."""
+_rpc = cast("Any", grpc)
+
+
+class _Linux(Struct, frozen=True):
+    cgroup_parent: str = ""
+
+
+class _SandboxConfig(Struct, frozen=True):
+    linux: _Linux = _Linux()
+
+
+class _SandboxInfo(Struct, frozen=True):
+    """What containerd tells of a pod beyond the protocol."""
+
+    config: _SandboxConfig = _SandboxConfig()
+
+
+class CriError(Exception):
+    """The container runtime refused or did not answer."""
+
+    def __init__(self, message: str, *, is_gone: bool = False) -> None:
+        super().__init__(message)
+        self.is_gone = is_gone
+        """Whether it says that there is no such thing."""
+
+
+class CriClient:
+    """A connection to a CRI socket."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._channel = _rpc.aio.insecure_channel(f"unix://{socket_path}")
+        self._path = socket_path
+
+    async def call(
+        self, method: str, fields: Mapping[int, Any], *, seconds: float = CALL_SECONDS
+    ) -> dict[int, list[Any]]:
+        """Call a method of the runtime (or, with `Image` in its name, of its image service)."""
+        service = "ImageService" if "Image" in method else "RuntimeService"
+        unary = self._channel.unary_unary(
+            f"/runtime.v1.{service}/{method}",
+            request_serializer=message,
+            response_deserializer=read,
+        )
+        try:
+            return await unary(fields, timeout=seconds)
+        except _rpc.aio.AioRpcError as error:
+            is_gone = error.code() is _rpc.StatusCode.NOT_FOUND
+            words = f"{method}: {error.details()} ({error.code().name})"
+            raise CriError(words, is_gone=is_gone) from error
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        await self._channel.close()
+
+
+class ContainerRunning:
+    """A task's container."""
+
+    def __init__(
+        self, client: CriClient, container_id: str, grace: float, transcript: Transcript
+    ) -> None:
+        self._client = client
+        self._id = container_id
+        self._grace = grace
+        self._transcript = transcript
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    @property
+    def handle(self) -> str:
+        """The container's id."""
+        return self._id
+
+    async def wait(self) -> int:
+        """Wait for the container's exit; then it is removed."""
+        while True:
+            code = await self._exit_code()
+            self._transcript.go_on()
+            if code is not None:
+                await self._heard()
+                return code
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _heard(self) -> None:
+        """Wait for its last words: runtimes write them after they have told of the end."""
+        has_said = True
+        while has_said:
+            await asyncio.sleep(DRAIN_SECONDS)
+            has_said = self._transcript.go_on()
+
+    async def _exit_code(self) -> int | None:
+        try:
+            answer = await self._client.call("ContainerStatus", {1: self._id})
+            status = read(answer[1][-1]) if answer.get(1) else {}
+            if whole(status, 3) != _EXITED:
+                return None
+            await self._client.call("RemoveContainer", {1: self._id})
+        except CriError as error:
+            # A runtime that is being restarted is asked again: containers go on without it.
+            return LOST_CODE if error.is_gone else None
+        return whole(status, 7)
+
+    async def signal(self, number: int) -> None:
+        """Stop it: the runtime sends TERM, and KILL after the grace; KILL needs no grace."""
+        grace = 0 if number == signal.SIGKILL else max(int(self._grace), 1)
+        if number not in (signal.SIGTERM, signal.SIGKILL):
+            return
+        # The runtime answers when the container has ended: nobody here waits for that.
+        task = asyncio.get_running_loop().create_task(self._stop(grace), name=f"stop {self._id}")
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+    async def answer(self) -> None:
+        """Return at once: whoever pauses a pod pauses its executor too."""
+
+    async def _stop(self, grace: int) -> None:
+        try:
+            await self._client.call(
+                "StopContainer", {1: self._id, 2: grace}, seconds=grace + CALL_SECONDS
+            )
+        except CriError:
+            # It ended by itself meanwhile, or the wait says what became of it.
+            return
+
+
+class ContainerLauncher:
+    """Makes containers in one pod."""
+
+    def __init__(self, client: CriClient, pod_uid: str, socket_path: str) -> None:
+        self._client = client
+        self._pod_uid = pod_uid
+        self._socket_path = socket_path
+        self._sandbox = ""
+        self._sandbox_meta: Mapping[int, Any] = {}
+        self._cgroup_parent = ""
+
+    @classmethod
+    def connect(cls, socket_path: str, pod_uid: str) -> "ContainerLauncher":
+        """Open the socket; `probe` says whether anybody answers."""
+        return cls(CriClient(socket_path), pod_uid, socket_path)
+
+    async def probe(self) -> None:
+        """Find the runtime and our pod, or say at once what is wrong."""
+        try:
+            await self._client.call("Version", {1: "v1"})
+            answer = await self._client.call("ListPodSandbox", {1: self._pod_filter()})
+        except CriError as error:
+            raise ExecutorError(f"no CRI runtime at {self._socket_path}: {error}") from error
+        found = [read(item) for item in answer.get(1, [])]
+        if len(found) != 1:
+            raise ExecutorError(
+                f"{len(found)} pods have the uid {self._pod_uid!r}: set POD_UID to the pod's own "
+                "(fieldRef metadata.uid)"
+            )
+        self._sandbox = text(found[0], 1)
+        self._sandbox_meta = {
+            number: values[-1] for number, values in read(found[0][2][-1]).items()
+        }
+        self._cgroup_parent = await self._parent()
+
+    async def _parent(self) -> str:
+        """Give the control group of the pod: its limits are for what tasks use, too."""
+        try:
+            answer = await self._client.call("PodSandboxStatus", {1: self._sandbox, 2: True})
+        except CriError:
+            return ""
+        for entry in map(read, answer.get(2, [])):
+            if text(entry, 1) != "info":
+                continue
+            with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
+                told = msgspec.json.decode(text(entry, 2), type=_SandboxInfo)
+                return told.config.linux.cgroup_parent
+        return ""
+
+    def _pod_filter(self) -> Mapping[int, Any]:
+        # An earlier life of the same pod may still be listed: only the one that is ready counts.
+        ready: Mapping[int, Any] = {2: {}}
+        return {**ready, 3: pairs({POD_UID: self._pod_uid})} if self._pod_uid else ready
+
+    async def launch(
+        self, record: Record, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
+    ) -> ContainerRunning:
+        """Pull the image, make the container, start it."""
+        container = _container(record)
+        image = {1: str(container["image"])}
+        labels = {LABEL_TASK: record.name, LABEL_ATTEMPT: str(record.attempt)}
+        if is_hook:
+            labels = {f"{LABEL_TASK}-hook": record.name}
+        transcript = Transcript(Path(log_path), _attempt(record, is_hook=is_hook))
+        transcript.begin()
+        config = {
+            1: {1: f"{record.name}{'-hook' if is_hook else ''}", 2: record.attempt},
+            2: image,
+            3: list(argv) or list(container.get("command") or ()),
+            4: [] if argv else list(container.get("args") or ()),
+            5: container.get("workingDir") or "",
+            6: [{1: item["name"], 2: item.get("value", "")} for item in _env(record, container)],
+            9: pairs(labels),
+            11: transcript.source.name,
+            15: _OWN_PROCESSES,
+        }
+        try:
+            if not (await self._client.call("ImageStatus", {1: image})).get(1):
+                await self._client.call("PullImage", {1: image}, seconds=PULL_SECONDS)
+            sandbox_config = {
+                1: self._sandbox_meta,
+                3: str(transcript.source.parent),
+                8: {1: self._cgroup_parent},
+            }
+            made = await self._client.call(
+                "CreateContainer", {1: self._sandbox, 2: config, 3: sandbox_config}
+            )
+            container_id = text(made, 1)
+            await self._begin(container_id)
+        except CriError as error:
+            raise LaunchError(f"no container could be started: {error}") from error
+        return ContainerRunning(self._client, container_id, _grace(record), transcript)
+
+    async def _begin(self, container_id: str) -> None:
+        try:
+            await self._client.call("StartContainer", {1: container_id})
+        except CriError:
+            with contextlib.suppress(CriError):
+                await self._client.call("RemoveContainer", {1: container_id})
+            raise
+
+    async def find(self, record: Record, log_path: str) -> ContainerRunning | None:
+        """Find the container that an earlier executor made."""
+        wanted = {LABEL_TASK: record.name, LABEL_ATTEMPT: str(record.attempt)}
+        try:
+            answer = await self._client.call("ListContainers", {1: {4: pairs(wanted)}})
+        except CriError as error:
+            raise LaunchError(str(error)) from error
+        for item in answer.get(1, []):
+            transcript = Transcript(Path(log_path), _attempt(record))
+            return ContainerRunning(self._client, text(read(item), 1), _grace(record), transcript)
+        return None
+
+
+def _attempt(record: Record, *, is_hook: bool = False) -> str:
+    return f"hook-{record.attempt}" if is_hook else f"attempt-{record.attempt}"
+
+
+def _grace(record: Record) -> float:
+    return record.task.process.grace_seconds if record.task.process is not None else 10.0
+
+
+def _container(record: Record) -> dict[str, Any]:
+    template = record.task.pod_template_spec or {}
+    spec = cast("dict[str, Any]", template.get("spec") or {})
+    containers = cast("list[dict[str, Any]]", spec.get("containers") or [])
+    if len(containers) != 1 or not containers[0].get("image"):
+        raise LaunchError("podTemplateSpec.spec.containers must hold one container with an image")
+    return containers[0]
+
+
+def _env(record: Record, container: dict[str, Any]) -> list[dict[str, str]]:
+    own = cast("list[dict[str, str]]", container.get("env") or [])
+    process = record.task.process
+    more = [{"name": item.name, "value": item.value} for item in process.env] if process else []
+    return [*own, *more]

@@ -1,0 +1,194 @@
+"""`paddock task-executor`: the task API for pods, where no envd serves the sandbox.
+
+Host mode runs tasks where the executor runs; sidecar mode enters the main container's namespaces
+(the pod shares its process namespace); container mode makes a container for each task through a
+CRI socket. What a mode needs is checked at the start, not when a task comes.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from paddock.envd.http.exchange import Exchange
+from paddock.envd.http.server import Server
+from paddock.envd.tasks.files import TaskFiles
+from paddock.envd.tasks.http_api import TaskRoutes, is_task_path, respond_problem
+from paddock.envd.tasks.manager import Launcher, Tasks
+from paddock.envd.tasks.shim import ShimLauncher, on_host
+
+log = logging.getLogger(__name__)
+
+MARK = "SANDBOX_MAIN_CONTAINER"
+"""The variable by which a sidecar knows the main container's processes."""
+MODES = ("host", "sidecar", "container")
+
+
+class ExecutorError(Exception):
+    """The executor cannot start; the message says why and what to do."""
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """How an executor is run."""
+
+    mode: str = "host"
+    data_dir: str = "/var/lib/sandbox/tasks"
+    listen: str = "127.0.0.1:5758"
+    token: str = ""
+    main_container: str = "main"
+    cri_socket: str = ""
+    pod_uid: str = ""
+
+
+def check(options: Options) -> None:
+    """Refuse at the start what could only fail later."""
+    if options.mode not in MODES:
+        raise ExecutorError(f"there is no mode {options.mode!r}: use one of {', '.join(MODES)}")
+    host, _, port = options.listen.rpartition(":")
+    if not port.isdigit():
+        raise ExecutorError(f"{options.listen!r} is not host:port")
+    if not options.token and host not in ("127.0.0.1", "localhost", "[::1]", "::1"):
+        raise ExecutorError(
+            "anybody who can reach this could run commands: set TASK_EXECUTOR_TOKEN, "
+            "or listen on 127.0.0.1"
+        )
+    if options.mode == "container" and not options.cri_socket:
+        raise ExecutorError("container mode needs a CRI socket: give --cri-socket or CRI_SOCKET")
+    if options.mode == "container" and not Path(options.cri_socket).exists():
+        raise ExecutorError(f"there is no CRI socket at {options.cri_socket}")
+    if options.mode == "sidecar" and os.geteuid() != 0:
+        raise ExecutorError("sidecar mode enters other namespaces: run it as root")
+
+
+class Executor:
+    """Serves tasks over TCP."""
+
+    def __init__(self, options: Options, launcher: Launcher) -> None:
+        self._options = options
+        self.tasks = Tasks(launcher, TaskFiles(options.data_dir))
+        self._routes = TaskRoutes(self.tasks)
+        self._server = Server(self._serve)
+
+    async def start(self, listener: socket.socket) -> None:
+        """Take up what an earlier executor left, then serve."""
+        found = await self.tasks.start()
+        await self._server.start(listener)
+        log.info("task executor serves %s (%s mode, %d tasks known)",
+                 self._options.listen, self._options.mode, found)  # fmt: skip
+
+    def close(self) -> None:
+        """Stop serving; tasks go on."""
+        self._server.close()
+        self.tasks.close()
+
+    async def _serve(self, exchange: Exchange) -> None:
+        if exchange.path == "/health":
+            exchange.respond(
+                200, b'{"status":"healthy"}', headers=[("Content-Type", "application/json")]
+            )
+        elif not self._may(exchange):
+            respond_problem(exchange, 401, "give the token in the X-Access-Token header")
+        elif is_task_path(exchange.path):
+            await self._routes.serve(exchange)
+        else:
+            respond_problem(exchange, 404, f"there is no {exchange.path} here")
+
+    def _may(self, exchange: Exchange) -> bool:
+        token = self._options.token
+        given = exchange.headers.get("x-access-token", "")
+        if not given and exchange.headers.get("authorization", "").startswith("Bearer "):
+            given = exchange.headers["authorization"].removeprefix("Bearer ")
+        return not token or hmac.compare_digest(given.encode(), token.encode())
+
+
+# ---- sidecar mode ----------------------------------------------------------------------------
+
+
+def main_process(name: str) -> int:
+    """Find the main container's first process, by the variable it was started with."""
+    wanted = f"{MARK}={name}".encode()
+    for entry in sorted(os.listdir("/proc"), key=lambda text: (len(text), text)):
+        if entry.isdigit() and int(entry) != os.getpid() and wanted in _environ(int(entry)):
+            return int(entry)
+    raise OSError(f"no process with {MARK}={name}: does the pod share its process namespace?")
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def enter_main(name: str, argv: tuple[str, ...], directory: str | None) -> tuple[str, ...]:
+    """Put `nsenter` before a command, so that it runs in the main container."""
+    pid = main_process(name)
+    where = (f"--wd={directory}",) if directory else ()
+    flags = ("--mount", "--uts", "--ipc", "--net", "--pid", "--root")
+    return ("nsenter", "--target", str(pid), *flags, *where, "--", *argv)
+
+
+def main_environment(name: str) -> Mapping[str, str]:
+    """Give the main container's variables."""
+    pairs = (item.partition(b"=") for item in _environ(main_process(name)) if b"=" in item)
+    return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+
+
+# ---- running ---------------------------------------------------------------------------------
+
+
+def launcher_for(options: Options) -> Launcher:
+    """Make the launcher of a mode."""
+    if options.mode == "container":
+        try:
+            from paddock.envd.tasks.cri import ContainerLauncher
+        except ImportError as error:
+            raise ExecutorError("container mode needs grpcio: install paddock[cri]") from error
+        return ContainerLauncher.connect(options.cri_socket, options.pod_uid)
+    if options.mode == "sidecar":
+        name = options.main_container
+        return ShimLauncher(
+            lambda argv, directory: enter_main(name, argv, directory),
+            lambda: main_environment(name),
+        )
+    return ShimLauncher(on_host)
+
+
+async def serve(options: Options) -> None:
+    """Run an executor until told to stop."""
+    check(options)
+    launcher = launcher_for(options)
+    if (probe := getattr(launcher, "probe", None)) is not None:
+        await probe()
+    host, _, port = options.listen.rpartition(":")
+    listener = socket.create_server((host.strip("[]"), int(port)), backlog=128)
+    listener.setblocking(False)
+    executor = Executor(options, launcher)
+    await executor.start(listener)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+    executor.close()
+    if (close := getattr(launcher, "close", None)) is not None:
+        with contextlib.suppress(OSError):
+            close()
+
+
+def run(options: Options) -> None:
+    """Run an executor in this process; exits with 2 where it cannot start."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(serve(options))
+    except (ExecutorError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)

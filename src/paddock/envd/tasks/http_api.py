@@ -1,0 +1,106 @@
+"""The task executor's HTTP API: `/setTasks`, `/getTasks`, `/tasks`, `/tasks/{id}`, and logs.
+
+`GET /tasks?watch=1` stays open and gives a line of JSON, all tasks, at every change. The same
+routes are served by envd (behind the sandbox's token) and by `paddock task-executor`.
+"""
+
+import os
+import stat
+from http import HTTPStatus
+from typing import BinaryIO, cast
+
+import msgspec
+
+from paddock.envd.http.exchange import BodyTooLargeError, Exchange
+from paddock.envd.tasks.manager import Tasks
+from paddock.envd.tasks.model import Task, TaskProblem
+
+MAX_BODY_BYTES = 4 << 20
+_JSON = [("Content-Type", "application/json")]
+_LINES = [("Content-Type", "application/x-ndjson"), ("Cache-Control", "no-store")]
+
+
+def is_task_path(path: str) -> bool:
+    """Say whether a path is of this API."""
+    return path in ("/setTasks", "/getTasks", "/tasks") or path.startswith("/tasks/")
+
+
+class TaskRoutes:
+    """Serves tasks."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Answer one request whose caller may ask."""
+        try:
+            await self._route(exchange)
+        except TaskProblem as problem:
+            respond_problem(exchange, problem.status, str(problem))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            respond_problem(exchange, 400, f"cannot read the task: {error}")
+        except BodyTooLargeError as error:
+            respond_problem(exchange, 413, str(error))
+
+    async def _route(self, exchange: Exchange) -> None:
+        method, path = exchange.method, exchange.path
+        if path == "/setTasks" and method == "POST":
+            body = await exchange.body.read(MAX_BODY_BYTES)
+            wanted = msgspec.json.decode(body or b"[]", type=tuple[Task, ...])
+            _respond(exchange, 200, self._tasks.set(wanted))
+        elif path in ("/getTasks", "/tasks") and method == "GET":
+            if path == "/tasks" and exchange.query.get("watch") in ("1", "true"):
+                await self._watch(exchange)
+            else:
+                _respond(exchange, 200, self._tasks.all())
+        elif path == "/tasks" and method == "POST":
+            body = await exchange.body.read(MAX_BODY_BYTES)
+            _respond(exchange, 201, self._tasks.add(msgspec.json.decode(body, type=Task)))
+        elif path.startswith("/tasks/"):
+            await self._one(exchange, method, path.removeprefix("/tasks/"))
+        else:
+            raise TaskProblem(f"{method} is not allowed here", 405)
+
+    async def _one(self, exchange: Exchange, method: str, rest: str) -> None:
+        name, _, part = rest.partition("/")
+        if part in ("log", "logs") and method == "GET":
+            await self._log(exchange, name)
+        elif part:
+            raise TaskProblem(f"there is no {exchange.path} here", 404)
+        elif method == "GET":
+            _respond(exchange, 200, self._tasks.show(name))
+        elif method == "DELETE":
+            self._tasks.remove(name)
+            exchange.respond(204)
+        else:
+            raise TaskProblem(f"{method} is not allowed here", 405)
+
+    async def _watch(self, exchange: Exchange) -> None:
+        exchange.start(200, _LINES)
+        async for tasks in self._tasks.watch():
+            await exchange.write(msgspec.json.encode(tasks) + b"\n")
+
+    async def _log(self, exchange: Exchange, name: str) -> None:
+        path = self._tasks.log_path(name)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            exchange.respond(200, b"", headers=[("Content-Type", "text/plain; charset=utf-8")])
+            return
+        with cast("BinaryIO", os.fdopen(fd, "rb")) as file:
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                raise TaskProblem("the log is not a file any more", 500)
+            headers = [("Content-Type", "text/plain; charset=utf-8")]
+            exchange.start(200, headers, length=info.st_size)
+            await exchange.send_file(file, 0, info.st_size)
+
+
+def _respond(exchange: Exchange, status: int, value: object) -> None:
+    exchange.respond(status, msgspec.json.encode(value), headers=_JSON)
+
+
+def respond_problem(exchange: Exchange, status: int, message: str) -> None:
+    """Answer with an error as clients of task executors read it."""
+    code = HTTPStatus(status).phrase
+    _respond(exchange, status, {"code": code, "message": message})

@@ -1,0 +1,163 @@
+"""How envd runs tasks in its sandbox: through the process registry, output into the log.
+
+The leader's exit is the task's end; what it left in the background may go on and is still heard.
+A later envd finds tasks again by the tag that init keeps for it.
+"""
+
+import asyncio
+import contextlib
+import os
+
+from paddock.envd.environment import Environment
+from paddock.envd.process.init_protocol import Scope
+from paddock.envd.process.process import Process, Subscription
+from paddock.envd.process.registry import Registry
+from paddock.envd.process.spawner import Command, ExitStatus, SandboxGoneError, SpawnError
+from paddock.envd.rpc.connect_frames import ConnectError
+from paddock.envd.rpc.messages import ProcessConfig
+from paddock.envd.tasks.manager import LaunchError
+from paddock.envd.tasks.model import Record
+
+MAX_LOG_BYTES = 64 << 20
+"""What a task says beyond this is not kept; how it ends is."""
+DRAIN_SECONDS = 0.25
+TAG = "paddock-task:"
+
+
+class _Log:
+    """A log that is written until it is full."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        self._left = MAX_LOG_BYTES - os.fstat(self._fd).st_size
+
+    def write(self, data: bytes) -> None:
+        """Append what there is room for; a full disk loses output, not the task."""
+        if self._left > 0:
+            with contextlib.suppress(OSError):
+                self._left -= os.write(self._fd, data[: self._left])
+            if self._left <= 0:
+                with contextlib.suppress(OSError):
+                    os.write(self._fd, b"\n[the log is full: nothing more is kept]\n")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._fd)
+
+
+class RegistryRunning:
+    """A task's process."""
+
+    def __init__(self, process: Process, subscription: Subscription, log_path: str) -> None:
+        self._process = process
+        self._subscription = subscription
+        self._exit: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
+        self._quiet = asyncio.Event()
+        process.on_leader_exit = self._exited
+        if process.leader_exit is not None:
+            self._exited(process.leader_exit)
+        self._reader = asyncio.get_running_loop().create_task(
+            self._read(_Log(log_path)), name=f"log of {process.pid}"
+        )
+
+    @property
+    def handle(self) -> str:
+        """Its pid, for people; it is found by its tag."""
+        return str(self._process.pid)
+
+    async def wait(self) -> int:
+        """Wait for the leader's exit, and a moment for its last words."""
+        status = await asyncio.shield(self._exit)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await self._quiet.wait()
+        return 128 + status.signal if status.signal else status.code
+
+    async def signal(self, number: int) -> None:
+        """Signal the whole tree; what has gone is no error."""
+        with contextlib.suppress(SandboxGoneError, ProcessLookupError):
+            await self._process.signal(number, Scope.TREE)
+
+    async def answer(self) -> None:
+        """Return once the sandbox answers; one that has ended will not, and is no error."""
+        with contextlib.suppress(SandboxGoneError):
+            await self._process.answer()
+
+    def _exited(self, status: ExitStatus) -> None:
+        if not self._exit.done():
+            self._exit.set_result(status)
+
+    async def _read(self, log: _Log) -> None:
+        try:
+            while True:
+                for event in await self._subscription.take(3600.0):
+                    if event.data is not None:
+                        data = event.data
+                        log.write(data.stdout or data.stderr or data.pty or b"")
+                    if event.end is not None:
+                        return
+        finally:
+            self._quiet.set()
+            self._process.unsubscribe(self._subscription)
+            log.close()
+
+    def close(self) -> None:
+        """Stop listening; the process goes on."""
+        self._reader.cancel()
+
+
+class RegistryLauncher:
+    """Runs tasks as the sandbox's users."""
+
+    def __init__(self, registry: Registry, environment: Environment) -> None:
+        self._registry = registry
+        self._environment = environment
+        self._running: set[RegistryRunning] = set()
+
+    async def launch(
+        self, record: Record, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
+    ) -> RegistryRunning:
+        """Start a command with the task's user, directory and variables."""
+        process = record.task.process
+        if process is None:
+            raise LaunchError("this executor has no container runtime: give process instead")
+        try:
+            user = self._environment.user(process.user)
+            directory = self._environment.resolve(process.working_dir or "", user)
+        except ConnectError as error:
+            raise LaunchError(str(error)) from error
+        env = self._environment.variables(user) | {item.name: item.value for item in process.env}
+        command = Command(
+            argv=argv, env=env, cwd=directory, uid=user.uid, gid=user.gid, groups=user.groups,
+            has_stdin=False,
+        )  # fmt: skip
+        config = ProcessConfig(cmd=argv[0] if argv else "", args=argv[1:], cwd=directory)
+        try:
+            started, subscription = await self._registry.start(
+                command, config, None if is_hook else _tag(record)
+            )
+        except SpawnError as error:
+            raise LaunchError(str(error)) from error
+        except SandboxGoneError as error:
+            raise LaunchError(f"the sandbox has ended: {error}") from error
+        return self._kept(RegistryRunning(started, subscription, log_path))
+
+    async def find(self, record: Record, log_path: str) -> RegistryRunning | None:
+        """Find what an earlier envd started."""
+        found = self._registry.find(pid=None, tag=_tag(record), with_ended=True)
+        if found is None:
+            return None
+        return self._kept(RegistryRunning(found, found.subscribe(), log_path))
+
+    def _kept(self, running: RegistryRunning) -> RegistryRunning:
+        self._running.add(running)
+        return running
+
+    def close(self) -> None:
+        """Stop listening to everything."""
+        for running in self._running:
+            running.close()
+
+
+def _tag(record: Record) -> str:
+    return f"{TAG}{record.name}:{record.attempt}"

@@ -1,0 +1,407 @@
+"""Tasks: run once each, tried again if they fail, ended for good when they must.
+
+`Tasks` knows what is wanted and what has become of it; how a command is run is a `Launcher`'s
+business, HTTP is `tasks_http`'s. Every step is written down before it is taken, so that after a
+restart nothing runs twice: what was running is found again or counts as a failed attempt.
+"""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from msgspec import Struct, structs
+
+from paddock.envd.tasks.files import TaskFiles, is_name
+from paddock.envd.tasks.model import OVER, Hook, Record, State, Task, TaskProblem, shown
+
+log = logging.getLogger(__name__)
+
+MAX_ACTIVE = 64
+BACKOFF_LIMIT_SECONDS = 300.0
+KILL_SECONDS = 5.0
+HEARTBEAT_SECONDS = 20.0
+SPANS, SPAN_SECONDS = 20, 1.0
+"""A task's time is counted in so many parts, or in parts of so long if that is longer."""
+TIMED_OUT, LOST, STOPPED = "TaskTimeout", "ProcessLost", "Stopped"
+
+
+class Ended(Struct, frozen=True):
+    """How an attempt ended."""
+
+    reason: str
+    message: str
+    exit_code: int = 137
+
+
+class LaunchError(Exception):
+    """The command could not be started; the message says why, for people."""
+
+
+class Running(Protocol):
+    """A command under way."""
+
+    @property
+    def handle(self) -> str:
+        """What a later launcher finds it by."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait for its end; a signal counts as 128 and its number."""
+        ...
+
+    async def signal(self, number: int) -> None:
+        """Signal everything that belongs to it."""
+        ...
+
+    async def answer(self) -> None:
+        """Return once it can run: at once, or when its paused sandbox goes on."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts commands whose output goes to the task's log, and finds them again."""
+
+    async def launch(
+        self, record: Record, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
+    ) -> Running:
+        """Start a command, or raise `LaunchError`; a hook is never found again."""
+        ...
+
+    async def find(self, record: Record, log_path: str) -> Running | None:
+        """Find what an earlier executor started; `None` where it cannot be known any more."""
+        ...
+
+
+class Tasks:
+    """All tasks of one executor."""
+
+    def __init__(self, launcher: Launcher, files: TaskFiles) -> None:
+        self._launcher = launcher
+        self._files = files
+        self._records: dict[str, Record] = {}
+        self._work: dict[str, asyncio.Task[None]] = {}
+        self._stops: dict[str, asyncio.Event] = {}
+        self._changed = asyncio.Event()
+
+    # -- life
+
+    async def start(self) -> int:
+        """Take up what an earlier executor left; gives how many tasks there are."""
+        for record in self._files.load():
+            self._records[record.name] = record
+            if record.is_unwanted or not record.is_final:
+                running: Running | None = None
+                if record.state in (State.STARTING, State.RUNNING):
+                    path = str(self._files.log_path(record.name))
+                    running = await self._launcher.find(record, path)
+                self._begin(record.name, self._resume(record.name, running))
+        return len(self._records)
+
+    def close(self) -> None:
+        """Stop looking after tasks; what runs goes on."""
+        for task in self._work.values():
+            task.cancel()
+        self._work.clear()
+
+    @property
+    def active(self) -> int:
+        """How many tasks are not over."""
+        return sum(1 for record in self._records.values() if not record.is_final)
+
+    # -- what clients ask
+
+    def all(self) -> list[dict[str, Any]]:
+        """Show every task."""
+        return [self.show(name) for name in self._records]
+
+    def show(self, name: str) -> dict[str, Any]:
+        """Show one task."""
+        record = self._records.get(name)
+        if record is None:
+            raise TaskProblem(f"there is no task {name!r}", 404)
+        return shown(record, *self._files.ends(name))
+
+    def log_path(self, name: str) -> str:
+        """Give where a task's whole output is."""
+        self.show(name)
+        return str(self._files.log_path(name))
+
+    async def watch(self) -> AsyncIterator[list[dict[str, Any]]]:
+        """Show every task now, and again at every change (and now and then without one)."""
+        while True:
+            changed = self._changed
+            yield self.all()
+            try:
+                async with asyncio.timeout(HEARTBEAT_SECONDS):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+    def set(self, wanted: Iterable[Task]) -> list[dict[str, Any]]:
+        """Run these and no others; what is known already is left as it is."""
+        named = {task.name: task for task in wanted if task.name}
+        for task in named.values():
+            if task.name not in self._records:
+                self.check(task)
+        for name in [name for name in self._records if name not in named]:
+            self.remove(name)
+        for task in named.values():
+            known = self._records.get(task.name)
+            if known is None:
+                self.add(task)
+        return self.all()
+
+    def check(self, task: Task) -> None:
+        """Refuse a task that can never run."""
+        if not is_name(task.name):
+            raise TaskProblem("a task needs a name of letters, digits, dashes and dots")
+        if task.process is None and task.pod_template_spec is None:
+            raise TaskProblem(f"task {task.name} says neither process nor podTemplateSpec")
+        if task.process is not None and not task.process.command:
+            raise TaskProblem(f"task {task.name}: process.command is empty")
+
+    def add(self, task: Task) -> dict[str, Any]:
+        """Begin a new task."""
+        self.check(task)
+        if task.name in self._records:
+            raise TaskProblem(f"task {task.name} exists", 500)
+        if self.active >= MAX_ACTIVE:
+            raise TaskProblem(f"{MAX_ACTIVE} tasks are active already", 500)
+        first = task.process.first_attempt if task.process is not None else 1
+        self._put(Record(task=task, attempt=max(first, 1)))
+        self._begin(task.name, self._run(task.name))
+        return self.show(task.name)
+
+    def remove(self, name: str) -> None:
+        """End a task and forget it; unknown ones are no error."""
+        record = self._records.get(name)
+        if record is None:
+            return
+        if name in self._work:
+            if not record.is_unwanted:
+                self._put(structs.replace(record, is_unwanted=True))
+            self._stops[name].set()
+        else:
+            self._forget(name)
+
+    # -- how it works
+
+    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._stops[name] = asyncio.Event()
+        if self._records[name].is_unwanted:
+            self._stops[name].set()
+        task = asyncio.get_running_loop().create_task(self._whole(name, work), name=f"task {name}")
+        self._work[name] = task
+
+    async def _whole(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:
+            log.exception("task %s broke down", name)
+            self._over(name, Ended("ExecutorError", "the executor failed; see its log"))
+        finally:
+            self._work.pop(name, None)
+            self._stops.pop(name, None)
+        record = self._records.get(name)
+        if record is not None and record.is_unwanted:
+            self._forget(name)
+
+    def _put(self, record: Record) -> None:
+        self._files.save(record)
+        self._records[record.name] = record
+        self._tell()
+
+    def _forget(self, name: str) -> None:
+        self._records.pop(name, None)
+        self._files.remove(name)
+        self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _resume(self, name: str, running: Running | None) -> None:
+        """Go on with a task of an earlier executor."""
+        record = self._records[name]
+        if record.is_final:
+            return
+        if record.state in (State.STARTING, State.RUNNING):
+            end = Ended(LOST, "the executor was restarted and did not find it again")
+            if running is not None:
+                self._put(structs.replace(record, state=State.RUNNING, handle=running.handle))
+                end = await self._see_through(name, running)
+            if not await self._again(name, end):
+                return
+        elif record.state is State.BACKING_OFF and not await self._pause(name):
+            return
+        await self._run(name)
+
+    async def _run(self, name: str) -> None:
+        while await self._again(name, await self._attempt(name)):
+            pass
+
+    async def _attempt(self, name: str) -> Ended:
+        """Run the task once; says how it ended."""
+        record = self._records[name]
+        if self._stops[name].is_set():
+            return Ended(STOPPED, "it was stopped before it began")
+        process = record.task.process
+        hook = process.lifecycle.pre_start if process is not None else None
+        # Written before anything runs: whoever finds this knows that it may have run.
+        record = structs.replace(
+            record, state=State.STARTING, reason="", message="", started_at=_now()
+        )
+        record = structs.replace(record, exit_code=None, finished_at=None, handle="")
+        self._put(record)
+        if hook is not None and (problem := await self._hook(name, hook)):
+            return Ended("PreStartHookFailed", problem, 1)
+        argv = process.argv if process is not None else ()
+        try:
+            running = await self._launcher.launch(record, argv, str(self._files.log_path(name)))
+        except LaunchError as error:
+            return Ended("StartFailed", str(error), 127)
+        self._put(structs.replace(record, state=State.RUNNING, handle=running.handle))
+        return await self._see_through(name, running)
+
+    async def _see_through(self, name: str, running: Running) -> Ended:
+        """Wait for the end, or bring it about; says how it ended."""
+        record = self._records[name]
+        process = record.task.process
+        ended = asyncio.ensure_future(running.wait())
+        stopped = asyncio.ensure_future(self._stops[name].wait())
+        try:
+            limit = process.timeout_seconds if process is not None else None
+            if limit is None:
+                await asyncio.wait({ended, stopped}, return_when="FIRST_COMPLETED")
+            else:
+                await _for(_left(record, limit), limit, running, {ended, stopped})
+            if ended.done():
+                code = ended.result()
+                reason = "Succeeded" if code == 0 else "Failed"
+                return Ended(reason, "" if code == 0 else f"exit code {code}", code)
+            grace = process.grace_seconds if process is not None else 10.0
+            await self._end(running, ended, grace)
+            if stopped.done():
+                return Ended(STOPPED, "it was stopped", 143)
+            return Ended(TIMED_OUT, f"it ran longer than {limit:g} s")
+        finally:
+            ended.cancel()
+            stopped.cancel()
+
+    async def _end(self, running: Running, ended: "asyncio.Future[int]", grace: float) -> None:
+        """TERM, then KILL, for everything that belongs to the task, whether or not it listens."""
+        await running.signal(signal.SIGTERM)
+        await asyncio.wait({ended}, timeout=grace)
+        # Also when the leader has gone: others of its group may have stayed.
+        await running.signal(signal.SIGKILL)
+        await asyncio.wait({ended}, timeout=KILL_SECONDS)
+
+    async def _again(self, name: str, end: Ended) -> bool:
+        """Write down how an attempt ended; says whether another one follows."""
+        record = self._records[name]
+        process = record.task.process
+        most = process.max_attempts if process is not None else 1
+        tries = end.exit_code != 0 and end.reason != STOPPED and record.attempt < most
+        if not tries or self._stops[name].is_set():
+            await self._finish(name, end)
+            return False
+        self._over(name, end, state=State.BACKING_OFF)
+        return await self._pause(name)
+
+    async def _pause(self, name: str) -> bool:
+        """Wait before the next attempt; says whether it is still wanted."""
+        record = self._records[name]
+        process = record.task.process
+        base = process.backoff_seconds if process is not None else 1.0
+        seconds = min(base * 2.0 ** (record.attempt - 1), BACKOFF_LIMIT_SECONDS)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stops[name].wait()
+        except TimeoutError:
+            self._put(structs.replace(record, attempt=record.attempt + 1, state=State.PENDING))
+            return True
+        await self._finish(name, Ended(STOPPED, "it was stopped", 143))
+        return False
+
+    async def _finish(self, name: str, end: Ended) -> None:
+        process = self._records[name].task.process
+        hook = process.lifecycle.post_stop if process is not None else None
+        message = end.message
+        if hook is not None and (problem := await self._hook(name, hook)):
+            message = f"{message}; postStop: {problem}".lstrip("; ")
+        self._over(name, Ended(end.reason, message, end.exit_code))
+
+    def _over(self, name: str, end: Ended, *, state: State | None = None) -> None:
+        over = State.SUCCEEDED if end.exit_code == 0 else State.FAILED
+        self._put(
+            structs.replace(
+                self._records[name],
+                state=state or over,
+                exit_code=end.exit_code,
+                reason=end.reason,
+                message=end.message,
+                finished_at=_now(),
+                is_final=state is None,
+            )
+        )
+
+    async def _hook(self, name: str, hook: Hook) -> str:
+        """Run a hook; gives what is wrong, empty where nothing is."""
+        record = self._records[name]
+        try:
+            path = str(self._files.log_path(name))
+            running = await self._launcher.launch(record, hook.argv, path, is_hook=True)
+        except LaunchError as error:
+            return str(error)
+        ended = asyncio.ensure_future(running.wait())
+        try:
+            await _for(hook.timeout_seconds, hook.timeout_seconds, running, {ended})
+            if not ended.done():
+                await self._end(running, ended, 1.0)
+                return f"the hook ran longer than {hook.timeout_seconds:g} s"
+            code = ended.result()
+            return f"the hook ended with {code}" if code else ""
+        finally:
+            ended.cancel()
+
+
+def _left(record: Record, limit: float) -> float:
+    """Give the seconds left to a task; all of them to one that slept through its end."""
+    if record.started_at is None:
+        return limit
+    left = limit - (_now() - record.started_at).total_seconds()
+    return left if 0 < left <= limit else limit
+
+
+async def _for(
+    seconds: float, limit: float, running: Running, ends: "set[asyncio.Future[Any]]"
+) -> None:
+    """Wait until one of these is over, or something has run for so long.
+
+    Pauses do not count: after every span it must answer before the next one begins.
+    """
+    while seconds > 0:
+        span = min(seconds, max(limit / SPANS, SPAN_SECONDS))
+        done, _ = await asyncio.wait(ends, timeout=span, return_when="FIRST_COMPLETED")
+        if done:
+            return
+        answer = asyncio.ensure_future(running.answer())
+        try:
+            done, _ = await asyncio.wait({*ends, answer}, return_when="FIRST_COMPLETED")
+            if done & ends:
+                return
+            answer.result()
+        finally:
+            answer.cancel()
+        seconds -= span
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(time.time(), UTC)
+
+
+__all__ = ["OVER", "Ended", "LaunchError", "Launcher", "Running", "Tasks"]

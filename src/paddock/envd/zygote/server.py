@@ -1,0 +1,324 @@
+"""The warm parent of every envd on a node.
+
+`python -m paddock.envd.zygote.start --fd N` (a connected SOCK_SEQPACKET unix socket; the zygote
+ends with it) or `--socket PATH` (it listens there and serves whoever connects, one after another
+or at once).
+
+One datagram is one request, JSON with descriptors by SCM_RIGHTS:
+
+    {"op":"start","id":<any string>,"config":{…Config…},"fds":["listener","control","init","userns",
+     "mntns","netns","cgroup","disk","cgroup_procs"]}
+
+`fds` names the descriptors in the order they are attached; all but `listener` may be left out:
+
+    listener      listening socket (unix or TCP) where clients come; `/init` is 404 there
+    control       listening unix socket of the node: no token asked, and `/init` and `/status` exist
+    init          envd's channel to the sandbox's pid 1 (`initproto`); without it commands fork here
+    userns mntns netns   namespaces to join, in that order
+    cgroup        directory descriptors of the sandbox's cgroup for `/metrics`: `cgroup` (v2), or
+    cgroup_memory, cgroup_cpu      the v1 hierarchies
+    disk          a file for `/metrics` that says how many bytes the sandbox has written
+    wait          instead of a listener: join, then wait on this SOCK_SEQPACKET socket for a `start`
+                  with config, listener and control, and with init and the mount namespace where
+                  those were not there yet; end with the socket
+    cgroup_procs  written "0" before joining, so that envd itself is accounted there
+
+Replies and events, also JSON datagrams:
+
+    {"id":…,"op":"started","pid":N}      with the child's pidfd; it is inside and about to serve
+    {"id":…,"op":"failed","error":"…"}
+    {"id":…,"op":"exited","pid":N,"status":<wait status>}    later, to the connection that asked
+    {"op":"ping"} -> {"op":"pong","children":N}
+    {"op":"broken","error":"…"}          it cannot be, and ends: nobody who asked is answered
+
+`--spares N` keeps N children forked beforehand, so that a start costs no fork.
+
+envds outlive the zygote; a new zygote does not know old ones (hold on to the pidfds). Exit status 0
+of an envd means it was idle (`idle_exit_seconds`): keep the listener, start another when it
+becomes readable.
+"""
+
+import argparse
+import array
+import contextlib
+import gc
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from paddock.envd import isolation
+from paddock.envd.server import Envd
+from paddock.envd.zygote.child import MAX_FDS, MAX_REQUEST, Request, child_main, live, spare_main
+from paddock.envd.zygote.cow_layout import fill_holes
+from paddock.envd.zygote.warmup import warm_up
+
+_QUIET_SECONDS = 0.03
+_SHORTAGE_SECONDS = 1.0
+"""How long no spare is tried for where there was no room for one."""
+
+
+class Starting(Struct):
+    """A child that has not yet said whether it got in."""
+
+    id: str
+    pid: int
+    pidfd: int
+    asked_by: socket.socket
+    said: bytes = b""
+
+
+class Spare(Struct):
+    """A child that waits for a sandbox."""
+
+    pid: int
+    pidfd: int
+    channel: socket.socket
+
+
+class Zygote:
+    """Forks envds on request. Single-threaded; every wait is in one selector."""
+
+    def __init__(
+        self,
+        *,
+        listener: socket.socket | None,
+        peer: socket.socket | None,
+        spares: int = 0,
+    ) -> None:
+        self._envd = Envd()
+        """What children take over as it is: they only have to be told whom they serve."""
+        self._wanted_spares = spares
+        self._spares: list[Spare] = []
+        self._selector = selectors.DefaultSelector()
+        self._children = 0
+        self._is_bound_to_peer = peer is not None
+        self._is_done = False
+        if listener is not None:
+            listener.setblocking(False)
+            self._register(listener, lambda: self._accept(listener))
+        if peer is not None:
+            self._add_peer(peer)
+
+    def run(self) -> None:
+        """Serve until the peer given at the start goes away."""
+        quiet = _QUIET_SECONDS
+        while not self._is_done:
+            # Spares are made when nobody has asked for anything for a moment.
+            is_short = len(self._spares) < self._wanted_spares
+            ready = self._selector.select(quiet if is_short else None)
+            for key, _ in ready:
+                key.data()
+            if is_short and not ready:
+                try:
+                    self._add_spare()
+                    quiet = _QUIET_SECONDS
+                except OSError:
+                    quiet = _SHORTAGE_SECONDS
+
+    def _register(self, source: Any, action: Callable[[], None]) -> None:
+        self._selector.register(source, selectors.EVENT_READ, action)
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            peer, _ = listener.accept()
+            self._add_peer(peer)
+
+    def _add_peer(self, peer: socket.socket) -> None:
+        peer.setblocking(False)
+        self._register(peer, lambda: self._receive(peer))
+
+    def _receive(self, peer: socket.socket) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(peer, MAX_REQUEST, MAX_FDS)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._selector.unregister(peer)
+            peer.close()
+            self._is_done = self._is_bound_to_peer
+            return
+        try:
+            self._handle(peer, data, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _handle(self, peer: socket.socket, data: bytes, fds: list[int]) -> None:
+        try:
+            request = msgspec.json.decode(data, type=Request)
+        except msgspec.MsgspecError as error:
+            self._say(peer, {"op": "failed", "id": "", "error": f"cannot read it: {error}"})
+            return
+        if request.op == "ping":
+            self._say(peer, {"op": "pong", "id": request.id, "children": self._children})
+            return
+        problem = _problem(request, fds)
+        if problem is not None:
+            self._say(peer, {"op": "failed", "id": request.id, "error": problem})
+            return
+        self._fork(peer, request, dict(zip(request.fds, fds, strict=True)))
+
+    def _fork(self, peer: socket.socket, request: Request, fds: dict[str, int]) -> None:
+        try:
+            reading, pid, pidfd = self._begin(request, fds)
+        except OSError as error:
+            # Want of descriptors, memory or processes: nothing that makes us unable to go on.
+            self._say(peer, {"op": "failed", "id": request.id, "error": f"cannot fork: {error}"})
+            return
+        self._children += 1
+        starting = Starting(request.id, pid, pidfd, peer)
+        self._register(reading, lambda: self._reported(starting, reading))
+        self._register(starting.pidfd, lambda: self._exited(starting))
+
+    def _begin(self, request: Request, fds: dict[str, int]) -> tuple[int, int, int]:
+        """Give a child its work; gives where it reports, its pid and a pidfd."""
+        reading, writing = os.pipe()
+        try:
+            spare = self._hand_to_spare(request, [writing, *fds.values()])
+            if spare is None:
+                spare = _fork_off(lambda: child_main(self._envd, request.config, fds, writing))
+        except OSError:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        return reading, *spare
+
+    def _add_spare(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def wait() -> None:
+            ours.close()
+            spare_main(self._envd, theirs)
+
+        try:
+            pid, pidfd = _fork_off(wait)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        spare = Spare(pid, pidfd, ours)
+        self._spares.append(spare)
+        self._register(spare.pidfd, lambda: self._spare_died(spare))
+
+    def _hand_to_spare(self, request: Request, fds: list[int]) -> tuple[int, int] | None:
+        while self._spares:
+            spare = self._spares.pop()
+            self._selector.unregister(spare.pidfd)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+            try:
+                spare.channel.sendmsg([msgspec.json.encode(request)], rights, socket.MSG_NOSIGNAL)
+            except OSError:  # it died and we have not looked yet
+                os.waitpid(spare.pid, 0)
+                os.close(spare.pidfd)
+                continue
+            finally:
+                spare.channel.close()
+            return spare.pid, spare.pidfd
+        return None
+
+    def _spare_died(self, spare: Spare) -> None:
+        if spare not in self._spares:  # handed out by the event before this one
+            return
+        self._selector.unregister(spare.pidfd)
+        os.waitpid(spare.pid, 0)
+        os.close(spare.pidfd)
+        spare.channel.close()
+        self._spares.remove(spare)
+
+    def _reported(self, child: Starting, reading: int) -> None:
+        """A child says `ok`, or why not; end-of-file without a word is a crash."""
+        said = os.read(reading, 512)
+        self._selector.unregister(reading)
+        os.close(reading)
+        if said == b"ok":
+            answer = {"op": "started", "id": child.id, "pid": child.pid}
+            self._say(child.asked_by, answer, [child.pidfd])
+        else:
+            error = said.decode("utf-8", "replace") or "envd ended while starting"
+            self._say(child.asked_by, {"op": "failed", "id": child.id, "error": error})
+
+    def _exited(self, child: Starting) -> None:
+        _, status = os.waitpid(child.pid, 0)
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+        self._children -= 1
+        gone = {"op": "exited", "id": child.id, "pid": child.pid, "status": status}
+        self._say(child.asked_by, gone)
+
+    def _say(self, peer: socket.socket, message: object, fds: list[int] | None = None) -> None:
+        # A node that went away or does not listen must not stop the others.
+        with contextlib.suppress(OSError):
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds or []))]
+            peer.sendmsg([msgspec.json.encode(message)], rights if fds else [], socket.MSG_NOSIGNAL)
+
+
+def _fork_off(live: Callable[[], None]) -> tuple[int, int]:
+    """Fork a child that lives as it is told and never returns; gives its pid and a pidfd."""
+    pid = os.fork()
+    if pid == 0:
+        live()
+    try:
+        return pid, os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def _problem(request: Request, fds: list[int]) -> str | None:
+    if request.op != "start":
+        return f"unknown op {request.op!r}: use start or ping"
+    if len(request.fds) != len(fds):
+        return f"{len(request.fds)} descriptors are named but {len(fds)} came"
+    return None if {"listener", "wait"} & set(request.fds) else "a listener is needed"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Warm up, then serve."""
+    parser = argparse.ArgumentParser(prog="python -m paddock.envd.zygote.start")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--fd", type=int, help="connected SOCK_SEQPACKET socket")
+    where.add_argument("--socket", help="path to listen on")
+    parser.add_argument("--spares", type=int, default=0, help="envds kept forked and waiting")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="envd[%(process)d] %(levelname)s %(message)s"
+    )
+    peer = listener = None
+    if options.fd is not None:
+        peer = socket.socket(fileno=options.fd)
+        peer.set_inheritable(False)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(options.socket)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(options.socket)
+        os.chmod(options.socket, 0o600)
+        listener.listen(64)
+    tempfile.gettempdir()  # remembered: TMPDIR goes with the rest
+    os.environ.clear()
+    isolation.preload()
+    warm_up(lambda config, fds, report: live(Envd(), config, fds, report))
+    # Here rather than in each child: what it frees would be copied a hundred times.
+    isolation.seal_interpreter()
+    zygote = Zygote(listener=listener, peer=peer, spares=options.spares)
+    isolation.rename("envd-zygote")
+    gc.collect()
+    filler = fill_holes()
+    gc.freeze()
+    zygote.run()
+    filler.clear()
+    return 0

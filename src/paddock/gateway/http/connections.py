@@ -1,0 +1,77 @@
+"""The clients of one gateway process: how many there may be, how long, and how they are let go."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from paddock.gateway.activity import Activity
+from paddock.gateway.http import error_responses
+from paddock.gateway.http.client import ClientConnection
+from paddock.gateway.limits import Limits
+
+
+class Connections:
+    """Every connection from a client."""
+
+    def __init__(self, activity: Activity, limits: Limits, now: Callable[[], float]) -> None:
+        self._activity = activity
+        self._limits = limits
+        self._now = now
+        self._open: set[ClientConnection] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[ClientConnection]:
+        return iter(tuple(self._open))
+
+    def add(self, client: ClientConnection) -> bool:
+        """Take in a new connection; says whether there is room for it."""
+        if len(self._open) >= self._limits.connections:
+            self.refused(503)
+            return False
+        self._open.add(client)
+        self._activity.connections += 1
+        return True
+
+    def remove(self, client: ClientConnection) -> None:
+        """Take in that a connection is gone."""
+        if client in self._open:
+            self._open.remove(client)
+            self._activity.connections -= 1
+
+    def refused(self, status: int) -> None:
+        """Take in that something was sent that is no request."""
+        self._activity.answered(status)
+
+    def sweep(self) -> None:
+        """Close what has been idle, or slow with its head, for too long."""
+        now = self._now()
+        for client in self:
+            since = client.head_since
+            if since is not None and now - since > self._limits.head_seconds:
+                self.refused(408)
+                client.write(
+                    error_responses.reply(408, "the request's head did not arrive in time")
+                )
+                client.close()
+            elif client.is_idle:
+                if client.idle_since is None:
+                    client.idle_since = now
+                elif now - client.idle_since > self._limits.idle_seconds:
+                    # (One that never reads what it was sent is never done with closing.)
+                    client.abort() if client.is_closing else client.close()
+
+    async def drain(self, seconds: float) -> None:
+        """Let requests under way be answered, for a while; then close every connection."""
+        until = self._now() + seconds
+        while self._open and self._now() < until:
+            for client in self:
+                if client.is_idle:
+                    client.close()
+            await asyncio.sleep(0.02)
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection, once what it carries is sent."""
+        for client in self:
+            client.close()

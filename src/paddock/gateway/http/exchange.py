@@ -1,0 +1,288 @@
+"""One request and its response, between a client's connection and an upstream one.
+
+Bytes flow as they come; what one side cannot take pauses the other. A request is sent upstream
+exactly once: it is bound to one upstream connection and never repeated on another, save one that
+is safe to repeat and met a kept-alive connection that had just ended. What it lies between is in
+`sides`.
+"""
+
+from msgspec import Struct
+
+from paddock.gateway.activity import Traffic
+from paddock.gateway.http.bodies import chunk, last_chunk
+from paddock.gateway.http.error_responses import reply
+from paddock.gateway.http.protocols import Because, Client, Upstream, Watcher
+from paddock.gateway.http.request_heads import RequestHead
+from paddock.gateway.http.response_heads import ResponseHead, write_response
+from paddock.gateway.routing.routes import Route
+
+MAX_PENDING_BYTES = 64 * 1024
+"""What is held of a body that nobody takes yet."""
+_WORTH_NO_COPY = 8 * 1024
+_SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
+
+
+class Exchange(Struct, eq=False):
+    """One request and its response. (A struct since one is made for every request.)"""
+
+    client: Client
+    head: RequestHead
+    started: float
+    watcher: Watcher
+    is_request_done: bool = False
+    upstream: Upstream | None = None
+    response: ResponseHead | None = None
+    is_over: bool = False
+    is_tunnel: bool = False
+    is_reusing: bool = False
+    """Whether its upstream connection served others before."""
+    has_client_ended: bool = False
+    has_upstream_ended: bool = False
+    status: int = 0
+    request_bytes: int = 0
+    response_bytes: int = 0
+    sandbox_id: str | None = None
+    port: int | None = None
+    route: Route | None = None
+    traffic: Traffic | None = None
+    sent: bytes = b""
+    """The head as it was sent on."""
+    task: object | None = None
+    """What is being waited for before this can be sent on; cancelled with the client."""
+    held_bytes: int = 0
+    pending: list[bytes] | None = None
+    """What came of the body while nobody took it."""
+    rechunks: bool = False
+
+    # ---- from the client -----------------------------------------------------------------
+
+    def body(self, data: bytes) -> None:
+        """Take in a piece of the request's body."""
+        self.request_bytes += len(data)
+        upstream = self.upstream
+        if upstream is not None:
+            if not self.head.framing.is_chunked:
+                upstream.write(data)
+            elif len(data) > _WORTH_NO_COPY:
+                upstream.write_pieces((b"%x\r\n" % len(data), data, b"\r\n"))
+            else:
+                upstream.write(chunk(data))
+        elif not self.is_over:
+            self._hold(chunk(data) if self.head.framing.is_chunked else data)
+
+    def end_of_request(self, trailers: list[bytes]) -> None:
+        """Take in that the request is complete."""
+        self.is_request_done = True
+        if self.head.framing.is_chunked:
+            end = last_chunk(trailers)
+            if self.upstream is not None:
+                self.upstream.write(end)
+            elif not self.is_over:
+                self._hold(end)
+
+    def _hold(self, data: bytes) -> None:
+        if self.pending is None:
+            self.pending = []
+        self.pending.append(data)
+        self.held_bytes += len(data)
+        if self.held_bytes > MAX_PENDING_BYTES:
+            self.client.pause(Because.HELD)
+
+    def take_pending(self) -> bytes:
+        """Give what came of the body so far; the rest is not held back any more."""
+        pending = b"".join(self.pending or ())
+        self.pending = None
+        self.held_bytes = 0
+        self.client.resume(Because.HELD)
+        return pending
+
+    def client_ended(self) -> None:
+        """Take in that a tunnel's client sends nothing more."""
+        self.has_client_ended = True
+        upstream = self.upstream
+        if upstream is not None:
+            upstream.write_eof()
+            self._close_if_both_ended()
+
+    # ---- from the sandbox ----------------------------------------------------------------
+
+    def interim(self, response: ResponseHead) -> None:
+        """Pass a 1xx answer on, to a client that knows of such."""
+        if self.head.is_http_1_1:
+            self.client.write(write_response(response, keep_alive=True, is_http_1_1=True))
+
+    def switched(self, response: ResponseHead) -> None:
+        """Pass on that the protocol changes; bytes flow as they are from here."""
+        self.status = 101
+        self.response = response
+        self.is_tunnel = True
+        self.client.write(write_response(response, keep_alive=True, is_http_1_1=True))
+        self.client.tunnel(self)
+
+    def response_head(self, response: ResponseHead, body: bytes) -> None:
+        """Pass the answer's head on, together with what is there of a body of known length."""
+        self.response = response
+        self.status = response.status
+        is_http_1_1 = self.head.is_http_1_1
+        self.rechunks = is_http_1_1 and response.framing.length is None
+        written = write_response(response, keep_alive=self.keeps_client, is_http_1_1=is_http_1_1)
+        if body:
+            self.response_bytes += len(body)
+            written += body
+        self.client.write(written)
+
+    def whole_response(self, response: ResponseHead, body: bytes) -> None:
+        """Pass on an answer that is here in one piece, as most are."""
+        head = self.head
+        self.response = response
+        self.status = response.status
+        self.response_bytes = len(body)
+        keeps = head.is_kept
+        if keeps and head.is_http_1_1:
+            self.client.write(response.usual + body)
+        else:
+            written = write_response(response, keep_alive=keeps, is_http_1_1=head.is_http_1_1)
+            self.client.write(written + body)
+        is_done = self.is_request_done
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            upstream.done(reusable=is_done and response.is_keep_alive)
+        self._end()
+        self.client.finished(self, keep_alive=is_done and keeps)
+
+    @property
+    def keeps_client(self) -> bool:
+        """Whether the client's connection serves another request afterwards."""
+        if not self.head.is_kept:
+            return False
+        if self.head.is_http_1_1 or self.response is None:
+            return True
+        return self.response.framing.length is not None
+
+    def response_body(self, data: bytes) -> None:
+        """Pass a piece of the answer's body on."""
+        self.response_bytes += len(data)
+        if not self.rechunks:
+            self.client.write(data)
+        elif len(data) > _WORTH_NO_COPY:
+            self.client.write_pieces((b"%x\r\n" % len(data), data, b"\r\n"))
+        else:
+            self.client.write(chunk(data))
+
+    def response_end(self, trailers: list[bytes], *, reusable: bool) -> None:
+        """Pass on that the answer is complete."""
+        if self.rechunks:
+            self.client.write(last_chunk(trailers))
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            # What the client still sends belongs to no one: the connection is not used again.
+            upstream.done(reusable=reusable and self.is_request_done)
+        self._finish(keep_alive=self.is_request_done and self.keeps_client)
+
+    def upstream_ended(self) -> None:
+        """Take in that a tunnel's sandbox sends nothing more."""
+        self.has_upstream_ended = True
+        self.client.write_eof()
+        self._close_if_both_ended()
+
+    def _close_if_both_ended(self) -> None:
+        if self.has_client_ended and self.has_upstream_ended:
+            upstream, self.upstream = self.upstream, None
+            if upstream is not None:
+                upstream.done(reusable=False)
+            self._end()
+            self.client.close()
+
+    def upstream_lost(self) -> None:
+        """Take in that the sandbox's side broke off."""
+        self.upstream = None
+        if self.is_over:
+            return
+        if self.is_tunnel:
+            self._end()
+            self.client.abort()
+        elif self.response is not None:
+            # Half an answer: only a broken connection tells the client the truth.
+            self._end()
+            self.client.abort()
+        elif self._may_repeat:
+            self.watcher.again(self)
+        else:
+            self.fail(502, "The sandbox closed the connection before it answered")
+
+    @property
+    def _may_repeat(self) -> bool:
+        return (
+            self.is_reusing
+            and self.head.method in _SAFE
+            and self.head.framing.length == 0
+            and self.head.upgrade is None
+        )
+
+    # ---- ends ----------------------------------------------------------------------------
+
+    def fail(
+        self,
+        status: int,
+        message: str,
+        *,
+        port: int | None = None,
+        retry_after_seconds: int | None = None,
+    ) -> None:
+        """Answer for the sandbox, if nothing was answered yet; else break off."""
+        if self.response is not None:
+            self.abort()
+            return
+        keep = self.head.is_kept and self.is_request_done
+        self.answer(
+            status,
+            reply(
+                status,
+                message,
+                head=self.head,
+                sandbox_id=self.sandbox_id,
+                port=port,
+                retry_after_seconds=retry_after_seconds,
+                keep_alive=keep,
+            ),
+            keep_alive=keep,
+        )
+
+    def answer(self, status: int, whole: bytes, *, keep_alive: bool) -> None:
+        """Give an answer of our own."""
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            upstream.abort()
+        if self.is_over:
+            return
+        self.status = status
+        self.client.write(whole)
+        self._finish(keep_alive=keep_alive)
+
+    def client_lost(self) -> None:
+        """Take in that the client hung up: its own waiting ends, nobody else's."""
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            upstream.abort()
+        self._end()
+
+    def abort(self) -> None:
+        """Cut both sides off: the sandbox is gone."""
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            upstream.abort()
+        if not self.is_over:
+            self._end()
+            self.client.abort()
+
+    def _finish(self, *, keep_alive: bool) -> None:
+        self._end()
+        self.client.finished(self, keep_alive=keep_alive)
+
+    def _end(self) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        self.pending = None
+        self.held_bytes = 0
+        self.watcher.ended(self)

@@ -1,0 +1,136 @@
+"""Heads of answers: read as strictly as requests' are, and written anew. Pure."""
+
+import re
+from functools import lru_cache
+
+from msgspec import Struct
+
+from paddock.gateway.http.bodies import CHUNKED, NO_BODY, UNTIL_CLOSE, Framing, fields
+from paddock.gateway.http.request_heads import (
+    MAX_HEADERS,
+    WORTH_KEEPING,
+    BadHead,
+    connection_tokens,
+    drop_named,
+    is_length,
+)
+
+_KEPT_HEADS = 2048
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?\r\n")
+_BODYLESS = frozenset((204, 304))
+_DROP, _LENGTH, _ENCODING, _UPGRADE, _CONNECTION = range(5)
+_FIELDS: dict[bytes, int] = {
+    b"content-length": _LENGTH,
+    b"transfer-encoding": _ENCODING,
+    b"upgrade": _UPGRADE,
+    b"connection": _CONNECTION,
+    b"keep-alive": _DROP,
+    b"proxy-connection": _DROP,
+    b"proxy-authenticate": _DROP,
+    b"te": _DROP,
+    b"trailer": _DROP,
+}
+
+
+class ResponseHead(Struct, gc=False):
+    """What a sandbox answered. Shared between answers that are alike: nobody changes it."""
+
+    status: int
+    reason: bytes
+    lines: list[bytes]
+    framing: Framing
+    is_keep_alive: bool
+    upgrade: bytes | None = None
+    passed: bytes = b""
+    """`lines` as they are sent on."""
+    whole_length: int = -1
+    """How long a body is that the head tells the length of, of an answer that is the last."""
+    usual: bytes = b""
+    """The whole head for a client that speaks HTTP/1.1 and is kept, as nearly all are."""
+
+
+def read_response(block: bytes, *, method: str) -> ResponseHead:
+    """Read an answer's head; `BadHead` where it can be read in two ways."""
+    is_head = method == "HEAD"
+    if len(block) <= WORTH_KEEPING:
+        return _read_known(block, is_head)
+    return _read_response(block, is_head)
+
+
+def _read_response(block: bytes, is_head: bool) -> ResponseHead:  # noqa: C901 - one pass
+    line = _STATUS_LINE.match(block)
+    found = fields(block[line.end() :]) if line else None
+    if line is None or found is None or len(found) > MAX_HEADERS:
+        raise BadHead(502, "The sandbox did not answer in HTTP")
+    status = int(line[2])
+    lines: list[bytes] = []
+    length = encoding = upgrade = None
+    connection = b""
+    for raw, name, value in found:
+        kind = _FIELDS.get(name.lower())
+        if kind is None:
+            lines.append(raw)
+        elif kind == _LENGTH:
+            if length is not None and length != value:
+                raise BadHead(502, "the sandbox gave two lengths for its answer")
+            if length is None:
+                lines.append(raw)
+            length = value
+        elif kind == _ENCODING:
+            encoding = value if encoding is None else encoding + b"," + value
+        elif kind == _CONNECTION:
+            connection = connection + b"," + value if connection else value
+        elif kind == _UPGRADE:
+            upgrade = value.rstrip()
+    tokens = connection_tokens(connection)
+    if len(tokens) > 1 or connection:
+        drop_named(lines, tokens, found)
+    keep = b"close" not in tokens if line[1] == b"1" else b"keep-alive" in tokens
+    framing = _response_framing(status, length, encoding, is_head=is_head)
+    passed = b"".join(lines)
+    head = ResponseHead(status, line[3] or b"", lines, framing, keep, upgrade, passed)
+    if status >= 200:
+        head.whole_length = -1 if framing.length is None else framing.length
+        head.usual = _write_response(head, keep_alive=True, is_http_1_1=True)
+    return head
+
+
+_read_known = lru_cache(_KEPT_HEADS)(_read_response)
+
+
+def _response_framing(
+    status: int, length: bytes | None, encoding: bytes | None, *, is_head: bool
+) -> Framing:
+    if encoding is not None and length is not None:
+        raise BadHead(502, "the sandbox framed its answer in two ways")
+    if length is not None and not is_length(length):
+        raise BadHead(502, "the sandbox gave a Content-Length that is not one number")
+    if is_head or status in _BODYLESS or status < 200:
+        return NO_BODY
+    if encoding is not None:
+        if encoding.strip().lower() != b"chunked":
+            raise BadHead(502, "the sandbox used a transfer encoding that is not understood")
+        return CHUNKED
+    return UNTIL_CLOSE if length is None else Framing(length=int(length))
+
+
+def write_response(head: ResponseHead, *, keep_alive: bool, is_http_1_1: bool) -> bytes:
+    """Write the head that the client sees."""
+    if keep_alive and is_http_1_1 and head.usual:
+        return head.usual
+    return _write_response(head, keep_alive=keep_alive, is_http_1_1=is_http_1_1)
+
+
+def _write_response(head: ResponseHead, *, keep_alive: bool, is_http_1_1: bool) -> bytes:
+    end = b"\r\n"
+    framing = head.framing
+    if is_http_1_1:
+        if framing.is_chunked or framing.is_until_close:
+            end = b"Transfer-Encoding: chunked\r\n\r\n"
+    elif keep_alive:
+        end = b"Connection: keep-alive\r\n\r\n"
+    if head.status == 101 and head.upgrade is not None:
+        end = b"Connection: Upgrade\r\nUpgrade: " + head.upgrade + b"\r\n" + end
+    elif not keep_alive and head.status >= 200:
+        end = b"Connection: close\r\n" + end
+    return b"HTTP/1.1 %d %b\r\n%b%b" % (head.status, head.reason, head.passed, end)

@@ -1,0 +1,216 @@
+"""Sending requests on: over a kept connection at once, or over a new one."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from paddock.gateway.http import error_responses
+from paddock.gateway.http.client import ClientConnection
+from paddock.gateway.http.connection_pool import PoolKey, UpstreamPool
+from paddock.gateway.http.exchange import Exchange
+from paddock.gateway.http.request_heads import RequestHead
+from paddock.gateway.http.request_rewrite import write_lines, write_request
+from paddock.gateway.http.upstream import Shelf, UpstreamConnection
+from paddock.gateway.limits import Behaviour, Limits
+from paddock.gateway.routing.addressing import ENVD_PORT, TASKS_PORT, Destination
+from paddock.gateway.routing.routes import Route, RouteTable
+from paddock.kit.clock import Clock
+from paddock.kit.errors import NotFoundError, UnavailableError
+from paddock.kit.logs import fields
+
+log = logging.getLogger(__name__)
+
+_API = PoolKey("api", 0, 0)
+_LATE_SECONDS = 0.25
+"""Who hears of a limit so late cannot say that the other side has passed it."""
+
+
+class Dialer(Protocol):
+    """Connects to sandboxes and to the API."""
+
+    async def dial(
+        self, route: Route, port: int, protocol: UpstreamConnection
+    ) -> UpstreamConnection:
+        """Connect to a port of a sandbox; `ConnectionError` where nothing listens."""
+        ...
+
+    async def dial_api(self, protocol: UpstreamConnection) -> UpstreamConnection:
+        """Connect to the API."""
+        ...
+
+
+class Sender:
+    """Upstream connections of one gateway, and requests on their way to them."""
+
+    def __init__(
+        self,
+        dialer: Dialer,
+        routes: RouteTable,
+        clock: Clock,
+        *,
+        limits: Limits,
+        behaviour: Behaviour,
+    ) -> None:
+        self._dialer = dialer
+        self._routes = routes
+        self._limits = limits
+        self._trusts = behaviour.trusts_forwarded
+        self._pool = UpstreamPool(clock.monotonic)
+
+    def sweep(self) -> None:
+        """Close connections that nobody has used for a while."""
+        self._pool.drop_older(self._limits.upstream_idle_seconds)
+
+    def drop(self, uid: str) -> None:
+        """Close every idle connection to a sandbox."""
+        self._pool.drop(uid)
+
+    # ---- to sandboxes --------------------------------------------------------------------
+
+    def shelf(self, route: Route, port: int) -> Shelf:
+        """Give the kept connections to a port of a sandbox's present life."""
+        return self._pool.shelf(PoolKey(route.uid, route.incarnation, port))
+
+    def send(self, exchange: Exchange, route: Route, where: Destination) -> bool:
+        """Send over a kept connection; says whether there was one."""
+        connection = self.shelf(route, where.port).take()
+        if connection is None:
+            return False
+        connection.serve(exchange, self._sandbox_head(exchange, route, where))
+        return True
+
+    def lines(self, client: ClientConnection, head: RequestHead, route: Route, port: int) -> bytes:
+        """Write everything after the first line of the head that a sandbox of ours sees."""
+        return write_lines(
+            head,
+            host=_host(head, route, port),
+            client=client.peer,
+            scheme=client.scheme,
+            trusted=self._trusts or client.trusts_forwarded,
+        )
+
+    async def connect(self, exchange: Exchange, route: Route, where: Destination) -> None:
+        """Connect to the sandbox and send, or say why not."""
+        head = self._sandbox_head(exchange, route, where)
+        await self._connect(exchange, route, where.port, head)
+
+    async def connect_again(self, exchange: Exchange) -> None:
+        """Send what met a connection that had just ended, over a new one."""
+        if exchange.route is None or exchange.port is None:
+            await self._connect_to_api(exchange, exchange.sent)
+        else:
+            await self._connect(exchange, exchange.route, exchange.port, exchange.sent)
+
+    async def _connect(self, exchange: Exchange, route: Route, port: int, head: bytes) -> None:
+        try:
+            connection = await self._in_time(
+                lambda: self._dial(route, port, UpstreamConnection(self.shelf(route, port)))
+            )
+        except ConnectionRefusedError:
+            exchange.fail(502, error_responses.PORT_CLOSED, port=port)
+        except TimeoutError:
+            exchange.fail(504, "the sandbox did not take the connection in time", port=port)
+        except (OSError, UnavailableError, NotFoundError) as error:
+            log.info("dial failed", extra=fields(sandbox=route.id, error=repr(error)))
+            if self._routes.get(route.id) is None:
+                exchange.fail(502, error_responses.NOT_FOUND)
+            else:
+                exchange.fail(502, error_responses.PORT_CLOSED, port=port)
+        else:
+            _carry(connection, exchange, head)
+
+    async def _in_time(
+        self, dial: Callable[[], Awaitable[UpstreamConnection]]
+    ) -> UpstreamConnection:
+        """Connect within the limit; once more where it was this process that stood still."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._limits.connect_seconds
+        try:
+            async with asyncio.timeout_at(until):
+                return await dial()
+        except TimeoutError:
+            if loop.time() < until + _LATE_SECONDS:
+                raise
+        async with asyncio.timeout(self._limits.connect_seconds):
+            return await dial()
+
+    async def _dial(
+        self, route: Route, port: int, protocol: UpstreamConnection
+    ) -> UpstreamConnection:
+        if route.remote is None:
+            return await self._dialer.dial(route, port, protocol)
+        host, _, number = route.remote.rpartition(":")
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: protocol, host.strip("[]"), int(number))
+        return protocol
+
+    def _sandbox_head(self, exchange: Exchange, route: Route, where: Destination) -> bytes:
+        if route.remote is not None:
+            # The other gateway is told by the path, the one way that needs no name of its own.
+            target = f"/kruise/{route.id}/{where.port}{where.target}"
+            token = exchange.head.traffic_token if route.traffic_token_hash else None
+            return self._head(exchange, target, route.remote, traffic_token=token)
+        return self._head(exchange, where.target, _host(exchange.head, route, where.port))
+
+    def _head(
+        self, exchange: Exchange, target: str, host: str, *, traffic_token: str | None = None
+    ) -> bytes:
+        client = exchange.client
+        if not isinstance(client, ClientConnection):
+            raise TypeError("only clients' own connections are sent on")
+        return write_request(
+            exchange.head,
+            target=target,
+            host=host,
+            client=client.peer,
+            scheme=client.scheme,
+            trusted=self._trusts or client.trusts_forwarded,
+            traffic_token=traffic_token,
+        )
+
+    # ---- to the API ----------------------------------------------------------------------
+
+    def send_to_api(self, exchange: Exchange) -> bool:
+        """Send over a kept connection; says whether there was one."""
+        connection = self._pool.shelf(_API).take()
+        if connection is None:
+            return False
+        connection.serve(exchange, self._api_head(exchange))
+        return True
+
+    async def connect_to_api(self, exchange: Exchange) -> None:
+        """Connect to the API and send, or say why not."""
+        await self._connect_to_api(exchange, self._api_head(exchange))
+
+    def _api_head(self, exchange: Exchange) -> bytes:
+        return self._head(exchange, exchange.head.target, exchange.head.host or "localhost")
+
+    async def _connect_to_api(self, exchange: Exchange, head: bytes) -> None:
+        try:
+            connection = await self._in_time(
+                lambda: self._dialer.dial_api(UpstreamConnection(self._pool.shelf(_API)))
+            )
+        except (OSError, TimeoutError):
+            exchange.fail(503, "the control plane does not answer", retry_after_seconds=1)
+            return
+        _carry(connection, exchange, head)
+
+
+def _host(head: RequestHead, route: Route, port: int) -> str:
+    """Give the host that a sandbox sees."""
+    if route.mask_host and port not in (ENVD_PORT, TASKS_PORT):
+        return route.mask_host.replace("${PORT}", str(port))
+    return head.host or f"localhost:{port}"
+
+
+def _carry(connection: UpstreamConnection, exchange: Exchange, head: bytes) -> None:
+    exchange.task = None
+    if exchange.is_over:
+        connection.abort()
+    elif connection.is_open:
+        connection.serve(exchange, head)
+    else:
+        # Taken and closed at once: of this end nobody hears a second time.
+        exchange.is_reusing = False
+        exchange.upstream_lost()

@@ -1,0 +1,316 @@
+"""Connections to sandboxes (and to the API), kept alive between requests.
+
+One on which anything came that nobody had asked for is never used again. Which are whose is
+`pooling`'s business.
+"""
+
+import asyncio
+from typing import cast
+
+from msgspec import structs
+
+from paddock.gateway.http.bodies import BadBody, ChunkedReader
+from paddock.gateway.http.exchange import Exchange
+from paddock.gateway.http.protocols import Because
+from paddock.gateway.http.request_heads import MAX_HEAD_BYTES, BadHead
+from paddock.gateway.http.response_heads import ResponseHead, read_response
+
+IDLE_LIMIT = 64
+"""Idle connections kept on one shelf."""
+WRITE_BUFFER_BYTES = 128 * 1024
+
+
+class Shelf:
+    """Idle connections that serve alike. One that was put away takes none back."""
+
+    __slots__ = ("connections", "idle", "is_open")
+
+    def __init__(self) -> None:
+        self.idle: list[UpstreamConnection] = []
+        self.connections = 0
+        """Idle or not."""
+        self.is_open = True
+
+    def take(self) -> "UpstreamConnection | None":
+        """Take an idle connection, the most recently used first."""
+        idle = self.idle
+        while idle:
+            connection = idle.pop()
+            if connection.is_open:
+                return connection
+        return None
+
+    def put_away(self) -> None:
+        """Cut off what is idle; what is under way is not kept afterwards."""
+        self.is_open = False
+        for connection in tuple(self.idle):
+            connection.abort()
+        self.idle.clear()
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to a sandbox."""
+
+    __slots__ = (
+        "_body",
+        "_buffer",
+        "_exchange",
+        "_has_served",
+        "_left",
+        "_pauses",
+        "_response",
+        "_shelf",
+        "_transport",
+        "idle_since",
+    )
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._transport: asyncio.Transport | None = None
+        self._exchange: Exchange | None = None
+        self._response: ResponseHead | None = None
+        """The answer whose body is being read."""
+        self._buffer = b""
+        self._left = 0
+        self._body: ChunkedReader | None = None
+        self._pauses = 0
+        self.idle_since: float | None = None
+        """When it was first seen idle."""
+        self._has_served = False
+
+    # ---- asyncio -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember the transport."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._shelf.connections += 1
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what the sandbox sent."""
+        exchange = self._exchange
+        if exchange is None:
+            # Nobody asked: whatever this is, the next request must not see it.
+            self.abort()
+        elif exchange.is_tunnel:
+            exchange.response_bytes += len(data)
+            exchange.client.write(data)
+        elif self._response is not None:
+            self._take_body(exchange, self._response, data)
+        elif self._buffer:
+            self._read_heads(exchange, self._buffer + data)
+        else:
+            self._read_heads(exchange, data)
+
+    def eof_received(self) -> bool:
+        """Take in that the sandbox sends nothing more."""
+        exchange = self._exchange
+        if exchange is None:
+            return False
+        if exchange.is_tunnel:
+            exchange.upstream_ended()
+            return True
+        response = self._response
+        if response is not None and response.framing.is_until_close:
+            exchange.response_end([], reusable=False)
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Take in that the connection is gone."""
+        shelf = self._shelf
+        shelf.connections -= 1
+        if self in shelf.idle:
+            shelf.idle.remove(self)
+        exchange, self._exchange = self._exchange, None
+        self._transport = None
+        if exchange is not None:
+            exchange.upstream_lost()
+
+    def pause_writing(self) -> None:
+        """Take no more from the client until the sandbox has caught up."""
+        if self._exchange is not None:
+            self._exchange.client.pause(Because.OTHER_SIDE_FULL)
+
+    def resume_writing(self) -> None:
+        """Take from the client again."""
+        if self._exchange is not None:
+            self._exchange.client.resume(Because.OTHER_SIDE_FULL)
+
+    # ---- exchange's side -----------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def serve(self, exchange: Exchange, head: bytes) -> None:
+        """Send a request on, over this connection and no other."""
+        self._exchange = exchange
+        exchange.upstream = self
+        exchange.sent = head
+        exchange.is_reusing = self._has_served
+        self._has_served = True
+        if exchange.pending is not None:
+            head += exchange.take_pending()
+        self.write(head)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the sandbox."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            transport.write(data)
+
+    def write_pieces(self, pieces: tuple[bytes, ...]) -> None:
+        """Send bytes that lie apart."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            transport.writelines(pieces)
+
+    def write_eof(self) -> None:
+        """Say that nothing more comes."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing() and transport.can_write_eof():
+            transport.write_eof()
+
+    def pause(self, reason: int) -> None:
+        """Take no more from the sandbox for now."""
+        if not self._pauses and self._transport is not None and self.is_open:
+            self._transport.pause_reading()
+        self._pauses |= reason
+
+    def resume(self, reason: int) -> None:
+        """Take from the sandbox again."""
+        if not self._pauses & reason:
+            return
+        self._pauses &= ~reason
+        if not self._pauses and self._transport is not None and self.is_open:
+            self._transport.resume_reading()
+
+    def done(self, *, reusable: bool) -> None:
+        """Give the connection back, or close it."""
+        exchange, self._exchange = self._exchange, None
+        self._response = None
+        self._body = None
+        if exchange is not None and exchange.client.pauses:
+            # A next request must not stay paused for what this one could not write.
+            exchange.client.resume(Because.OTHER_SIDE_FULL)
+        if self._pauses:
+            self.resume(self._pauses)
+        shelf, transport = self._shelf, self._transport
+        if (
+            reusable
+            and not self._buffer
+            and shelf.is_open
+            and len(shelf.idle) < IDLE_LIMIT
+            and transport is not None
+            and not transport.is_closing()
+        ):
+            self.idle_since = None
+            shelf.idle.append(self)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Close once everything is sent."""
+        self._exchange = None
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Cut it off."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.client.resume(Because.OTHER_SIDE_FULL)
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- reading -------------------------------------------------------------------------
+
+    def _read_heads(self, exchange: Exchange, data: bytes) -> None:
+        """Read the answer's head, and 1xx answers before it."""
+        self._buffer = b""
+        while data and self._exchange is exchange:
+            stop = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
+            if stop < 0:
+                self._buffer = data
+                if len(data) >= MAX_HEAD_BYTES:
+                    exchange.fail(502, "The sandbox answered with a head that is too large")
+                return
+            try:
+                response = read_response(data[: stop + 2], method=exchange.head.method)
+            except BadHead as bad:
+                exchange.fail(502, bad.message)
+                return
+            data = data[stop + 4 :]
+            if len(data) == response.whole_length:
+                # All of it is here, as of most answers: it leaves in one piece.
+                exchange.whole_response(response, data)
+                return
+            if response.status >= 200:
+                self._begin(exchange, response, data)
+                return
+            if response.status == 101:
+                self._switch(exchange, response, data)
+                return
+            exchange.interim(response)
+
+    def _begin(self, exchange: Exchange, response: ResponseHead, rest: bytes) -> None:
+        length = response.framing.length
+        if length is not None:
+            if len(rest) > length:
+                # Bytes beyond the end are nobody's; they keep the connection from being used.
+                self._buffer = rest[length:]
+                exchange.whole_response(response, rest[:length])
+            else:
+                self._response = response
+                self._left = length - len(rest)
+                exchange.response_head(response, rest)
+            return
+        self._response = response
+        self._body = ChunkedReader() if response.framing.is_chunked else None
+        exchange.response_head(response, b"")
+        if rest:
+            self._take_body(exchange, response, rest)
+
+    def _take_body(self, exchange: Exchange, response: ResponseHead, data: bytes) -> None:
+        reader = self._body
+        if reader is not None:
+            self._take_chunks(exchange, response, reader, data)
+        elif response.framing.is_until_close:
+            exchange.response_body(data)
+        elif len(data) < self._left:
+            self._left -= len(data)
+            exchange.response_body(data)
+        else:
+            self._buffer = data[self._left :]
+            exchange.response_body(data[: self._left] if self._buffer else data)
+            self._end(exchange, response, [])
+
+    def _take_chunks(
+        self, exchange: Exchange, response: ResponseHead, reader: ChunkedReader, data: bytes
+    ) -> None:
+        try:
+            pieces, is_done = reader.feed(data)
+        except BadBody:
+            exchange.fail(502, "The sandbox sent a body that cannot be read")
+            return
+        for piece in pieces:
+            exchange.response_body(piece)
+        if is_done and self._exchange is exchange:
+            self._buffer = reader.rest
+            self._end(exchange, response, reader.trailers)
+
+    @staticmethod
+    def _end(exchange: Exchange, response: ResponseHead, trailers: list[bytes]) -> None:
+        exchange.response_end(trailers, reusable=response.is_keep_alive)
+
+    def _switch(self, exchange: Exchange, response: ResponseHead, early: bytes) -> None:
+        if exchange.head.upgrade is None or not exchange.is_request_done:
+            exchange.fail(502, "The sandbox changed the protocol unasked")
+            return
+        if response.upgrade is None:
+            response = structs.replace(response, upgrade=exchange.head.upgrade)
+        exchange.switched(response)
+        if early:
+            exchange.response_bytes += len(early)
+            exchange.client.write(early)

@@ -1,0 +1,1 @@
+"""Routing: from a request's address to a sandbox and its route."""

@@ -1,0 +1,260 @@
+"""Routes told from process to process: by the control plane to its gateways, and among gateways.
+
+Every message is signed with a key that follows from the installation's seed, carries the time and
+a number used once, and is refused when it is old or was seen before: whoever listens in can
+neither forge a route nor play one back. Whether a route is news is `routes`' business, so a
+message that comes twice, late or out of order does no harm.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import secrets
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+
+import msgspec
+from msgspec import Struct
+
+from paddock.gateway.routing.routes import Fence, Route, RouteTable
+from paddock.kit.clock import Clock
+from paddock.kit.errors import UnauthenticatedError
+from paddock.kit.http_client import Exchange, NoConnectionError
+from paddock.kit.logs import fields
+from paddock.resources.tokens import TokenSeed
+
+log = logging.getLogger(__name__)
+
+PATH = "/_paddock/routes"
+MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_AGE_SECONDS = 30.0
+_PURPOSE = "peer"
+_TIME, _NONCE, _SIGNATURE = "Paddock-Time", "Paddock-Nonce", "Paddock-Signature"
+_ATTEMPTS = 2
+_PATIENCE_SECONDS = 0.25
+_BATCH = 500
+
+
+class News(Struct, frozen=True, kw_only=True):
+    """Routes that changed and keys that are gone."""
+
+    routes: tuple[Route, ...] = ()
+    fences: tuple[Fence, ...] = ()
+
+
+class State(Struct, frozen=True, kw_only=True):
+    """Everything one gateway knows, for another that was away."""
+
+    digest: str
+    is_ready: bool = False
+    """Whether whoever says this has had its own first sync."""
+    news: News | None = None
+
+
+def sign(seed: TokenSeed, method: str, body: bytes, *, now: float, nonce: str) -> dict[str, str]:
+    """Give the headers that prove a message is ours."""
+    return {
+        _TIME: f"{now:.3f}",
+        _NONCE: nonce,
+        _SIGNATURE: seed.sign(_PURPOSE, _message(method, f"{now:.3f}", nonce, body)),
+    }
+
+
+def _message(method: str, time: str, nonce: str, body: bytes) -> bytes:
+    return f"{method}\n{time}\n{nonce}\n{hashlib.sha256(body).hexdigest()}".encode()
+
+
+class Gatekeeper:
+    """Checks what comes in: ours, recent, and for the first time."""
+
+    def __init__(self, seed: TokenSeed, clock: Clock) -> None:
+        self._seed = seed
+        self._clock = clock
+        self._seen: dict[str, float] = {}
+
+    def check(self, method: str, headers: Mapping[str, str], body: bytes) -> None:
+        """Raise `UnauthenticatedError` unless a message is to be believed."""
+        time, nonce = headers.get(_TIME, ""), headers.get(_NONCE, "")
+        expected = self._seed.sign(_PURPOSE, _message(method, time, nonce, body))
+        if not hmac.compare_digest(expected.encode(), headers.get(_SIGNATURE, "").encode()):
+            raise UnauthenticatedError("the message is not signed by this installation")
+        now = self._clock.now().timestamp()
+        if abs(now - float(time)) > MAX_AGE_SECONDS:
+            raise UnauthenticatedError("the message is too old, or a clock is wrong")
+        self._forget_old(now)
+        if nonce in self._seen:
+            raise UnauthenticatedError("the message was seen before")
+        self._seen[nonce] = now
+
+    def _forget_old(self, now: float) -> None:
+        # In the order they came: the old ones are in front.
+        for nonce, at in tuple(islice(self._seen.items(), 64)):
+            if now - at <= 2 * MAX_AGE_SECONDS:
+                return
+            del self._seen[nonce]
+
+
+class Peer:
+    """One gateway as seen from elsewhere: news go to it in batches, one at a time."""
+
+    def __init__(self, url: str, seed: TokenSeed, clock: Clock) -> None:
+        self.url = url
+        self._exchange = Exchange(
+            url,
+            tls=ssl.create_default_context() if url.startswith("https:") else None,
+            tls_server_name=None,
+            connect_seconds=_PATIENCE_SECONDS,
+        )
+        self._seed = seed
+        self._clock = clock
+        self._waiting: dict[str, Route] = {}
+        self._lock = asyncio.Lock()
+        self.failures = 0
+
+    async def tell(self, routes: Iterable[Route]) -> bool:
+        """Tell it of routes; says whether it took them."""
+        for route in routes:
+            waiting = self._waiting.get(route.uid)
+            if waiting is None or waiting.version < route.version:
+                self._waiting[route.uid] = route
+        # While one batch travels, the next gathers.
+        async with self._lock:
+            while self._waiting:
+                batch = dict(list(self._waiting.items())[:_BATCH])
+                for uid in batch:
+                    del self._waiting[uid]
+                if not await self._send(News(routes=tuple(batch.values()))):
+                    return False
+        return True
+
+    async def _send(self, news: News) -> bool:
+        body = msgspec.msgpack.encode(news)
+        for attempt in range(_ATTEMPTS):
+            status = await self._request("POST", body)
+            if status is not None and status[0] < 500:
+                self.failures = 0
+                return status[0] == 204
+            await asyncio.sleep(0.01 * (attempt + 1))
+        self.failures += 1
+        return False
+
+    async def state(self, digest: str) -> State | None:
+        """Ask for everything it knows, unless that is the same as here."""
+        body = msgspec.msgpack.encode(State(digest=digest))
+        answer = await self._request("PUT", body)
+        if answer is None or answer[0] != 200:
+            return None
+        return msgspec.msgpack.decode(answer[1], type=State)
+
+    async def _request(self, method: str, body: bytes) -> tuple[int, bytes] | None:
+        headers = sign(
+            self._seed,
+            method,
+            body,
+            now=self._clock.now().timestamp(),
+            nonce=secrets.token_hex(12),
+        )
+        head = [
+            f"{method} {self._exchange.prefix}{PATH} HTTP/1.1",
+            f"Host: {self._exchange.host}",
+            f"Content-Length: {len(body)}",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
+        request = "\r\n".join((*head, "", "")).encode() + body
+        try:
+            answer = await self._exchange.ask(request, _PATIENCE_SECONDS)
+        except (NoConnectionError, OSError) as error:
+            log.debug("peer was not reached", extra=fields(peer=self.url, error=repr(error)))
+            return None
+        return answer.code, answer.body
+
+    def close(self) -> None:
+        """Hang up."""
+        self._exchange.close()
+
+
+class Peers:
+    """All gateways that are to be told."""
+
+    def __init__(self, seed: TokenSeed, clock: Clock) -> None:
+        self._seed = seed
+        self._clock = clock
+        self._by_url: dict[str, Peer] = {}
+
+    def known(self) -> tuple[str, ...]:
+        """Give their addresses."""
+        return tuple(self._by_url)
+
+    def silent(self) -> tuple[str, ...]:
+        """Give the addresses of those that did not answer last time."""
+        return tuple(url for url, peer in self._by_url.items() if peer.failures)
+
+    def set(self, urls: Iterable[str]) -> None:
+        """Take in who there is now."""
+        wanted = set(urls)
+        for url in self._by_url.keys() - wanted:
+            self._by_url.pop(url).close()
+        for url in wanted - self._by_url.keys():
+            self._by_url[url] = Peer(url, self._seed, self._clock)
+
+    async def tell(self, routes: Iterable[Route]) -> int:
+        """Tell everyone; says how many took it. One that does not answer delays nobody for long."""
+        told = tuple(routes)
+        if not self._by_url or not told:
+            return 0
+        return sum(await asyncio.gather(*(peer.tell(told) for peer in self._by_url.values())))
+
+    async def catch_up(self, table: RouteTable) -> int:
+        """Take over what others know and we do not; says how many of them were ready."""
+        ready = 0
+        for peer in tuple(self._by_url.values()):
+            state = await peer.state(table.digest())
+            if state is None:
+                continue
+            ready += state.is_ready
+            if state.news is not None:
+                take(table, state.news)
+        return ready
+
+    def close(self) -> None:
+        """Hang up."""
+        for peer in self._by_url.values():
+            peer.close()
+
+
+class Desk:
+    """What a gateway does with messages from others."""
+
+    def __init__(
+        self, table: RouteTable, gatekeeper: Gatekeeper, on_news: Callable[[], None] | None = None
+    ) -> None:
+        self._table = table
+        self._gatekeeper = gatekeeper
+        self._on_news = on_news
+
+    def take_news(self, headers: Mapping[str, str], body: bytes) -> None:
+        """Take in routes that somebody tells of."""
+        self._gatekeeper.check("POST", headers, body)
+        take(self._table, msgspec.msgpack.decode(body, type=News))
+        if self._on_news is not None:
+            self._on_news()
+
+    def give_state(self, headers: Mapping[str, str], body: bytes) -> bytes:
+        """Give everything known, unless the asker knows the same."""
+        self._gatekeeper.check("PUT", headers, body)
+        theirs = msgspec.msgpack.decode(body, type=State).digest
+        ours = self._table.digest()
+        same = hmac.compare_digest(theirs.encode(), ours.encode())
+        news = None if same else News(routes=self._table.all(), fences=self._table.fences())
+        state = State(digest=ours, is_ready=self._table.is_ready, news=news)
+        return msgspec.msgpack.encode(state)
+
+
+def take(table: RouteTable, news: News) -> None:
+    """Take news into a table: fences first, so that nothing older comes back."""
+    for fence in news.fences:
+        table.remove(fence.key, fence.version)
+    for route in news.routes:
+        table.put(route)

@@ -1,0 +1,234 @@
+"""Routes this gateway process can serve.
+
+A table from sandbox id to address, fed by the Sandbox informer and by peers. Reads are one
+dictionary lookup and never wait. Only strictly newer versions change a route; a deleted one
+leaves a fence for a while, so that a late message cannot bring it back. Every state but dead is
+kept, paused ones included: their requests are held, not refused. Waking is `waker`'s business.
+"""
+
+import hashlib
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from msgspec import Struct, structs
+
+from paddock.cache import states
+from paddock.cache.states import State
+from paddock.kit.clock import Clock
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.meta import Key
+from paddock.resources.tokens import hashed
+
+FENCE_SECONDS = 600.0
+REMOTE_SECONDS = 5.0
+"""For so long a gateway believes what another cluster said about a sandbox."""
+_CLEANING_SECONDS = 60.0
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """How one sandbox is reached, and by whom."""
+
+    id: str
+    key: Key
+    uid: str
+    version: int
+    state: State
+    wakes: bool = False
+    """Whether traffic wakes it."""
+    owner: str = ""
+    access_token_hash: str = ""
+    traffic_token_hash: str = ""
+    mask_host: str | None = None
+    ip: str | None = None
+    envd: str | None = None
+    node: str | None = None
+    incarnation: int = 0
+    ends_at: datetime | None = None
+    """Dead from this instant, whatever the state says."""
+    remote: str | None = None
+    """Another cluster's gateway, `host:port`, through which it is reached."""
+
+
+def route_of(sandbox: Sandbox, now: datetime) -> Route | None:
+    """Make a claimed sandbox's route; `None` for one that is nobody's."""
+    claim = sandbox.spec.claim
+    if claim is None:
+        return None
+    address = sandbox.status.address
+    network = sandbox.spec.network
+    wake = sandbox.spec.wake_on_traffic
+    return Route(
+        id=claim.sandbox_id,
+        key=sandbox.key,
+        uid=sandbox.metadata.uid,
+        version=int(sandbox.metadata.resource_version or 0),
+        state=states.state(sandbox, now),
+        wakes=bool(wake and wake.enabled),
+        owner=claim.owner,
+        access_token_hash=claim.access_token_hash,
+        traffic_token_hash=claim.traffic_token_hash,
+        mask_host=network.mask_request_host if network else None,
+        ip=address.ip,
+        envd=address.envd,
+        node=address.node,
+        incarnation=sandbox.status.incarnation,
+        ends_at=sandbox.spec.shutdown_time,
+    )
+
+
+def remote_route(route: Route, gateway: str, now: datetime) -> Route:
+    """Make the route of a sandbox that lives in another cluster: its gateway knows the rest.
+
+    It is believed for a moment only, since nobody tells of its changes; paused or not is for its
+    own gateway to see.
+    """
+    until = now + timedelta(seconds=REMOTE_SECONDS)
+    return structs.replace(
+        route,
+        key=Key("@remote", route.id),
+        version=int(now.timestamp() * 1_000_000),
+        state=State.RUNNING,
+        wakes=False,
+        remote=gateway,
+        ends_at=min(route.ends_at, until) if route.ends_at is not None else until,
+    )
+
+
+class Fence(Struct, frozen=True):
+    """A key of which nothing up to this version may come back."""
+
+    key: Key
+    version: int
+
+
+class _Standing(Struct, frozen=True):
+    version: int
+    until: float
+
+
+class RouteTable:
+    """All routes of one gateway."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._active: dict[str, Route] = {}
+        self._by_key: dict[Key, Route] = {}
+        self._by_token: dict[str, str] = {}
+        """Sandbox ids by the hash of their access token."""
+        self._fences: dict[Key, _Standing] = {}
+        self._ended: dict[str, float] = {}
+        """Sandbox ids that were here and are nobody's now, each for as long as its fence."""
+        self._cleaned_at = clock.monotonic()
+        self._listeners: list[Callable[[Route | None, Route | None], None]] = []
+        self.is_ready = False
+        """Set once the first sync is complete; gates serving, never ingestion."""
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def get(self, sandbox_id: str) -> Route | None:
+        """Find a live route."""
+        route = self._active.get(sandbox_id)
+        if route is not None and route.ends_at is not None and route.ends_at <= self._clock.now():
+            return None
+        return route
+
+    def has_ended(self, sandbox_id: str) -> bool:
+        """Say whether a sandbox is known to be gone, rather than not known."""
+        return sandbox_id in self._ended
+
+    def of_token(self, token: str) -> Route | None:
+        """Find a live route by its sandbox's access token, which is no other sandbox's."""
+        sandbox_id = self._by_token.get(hashed(token))
+        return None if sandbox_id is None else self.get(sandbox_id)
+
+    def all(self) -> tuple[Route, ...]:
+        """Give every route, for peers and signed URLs."""
+        return tuple(self._active.values())
+
+    def fences(self) -> tuple[Fence, ...]:
+        """Give every fence, for peers."""
+        return tuple(Fence(key, fence.version) for key, fence in self._fences.items())
+
+    def digest(self) -> str:
+        """Give a summary that is equal where everything known is equal."""
+        routes = (f"{route.key}={route.version}" for route in self._by_key.values())
+        fences = (f"-{key}={fence.version}" for key, fence in self._fences.items())
+        text = "\n".join(sorted((*routes, *fences)))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def on_change(self, listener: Callable[[Route | None, Route | None], None]) -> None:
+        """Call with what was and what is, whenever a route changes."""
+        self._listeners.append(listener)
+
+    def observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
+        """Take in one event of the Sandbox informer."""
+        if new is not None:
+            if (route := route_of(new, self._clock.now())) is not None:
+                self.put(route)
+            elif (known := self._by_key.get(new.key)) is not None:
+                # Given back to its pool: nobody's now.
+                self.remove(known.key, int(new.metadata.resource_version or 0))
+        elif old is not None:
+            self.remove(old.key, int(old.metadata.resource_version or 0))
+
+    def put(self, route: Route) -> bool:
+        """Add or replace a route if it is strictly newer; says whether it was."""
+        self._clean()
+        known = self._by_key.get(route.key)
+        if known is not None and route.version <= known.version:
+            return False
+        fence = self._fences.get(route.key)
+        if fence is not None and route.version <= fence.version:
+            return False
+        if route.state is State.DEAD:
+            self.remove(route.key, route.version)
+            return True
+        if known is not None and known.id != route.id:
+            self._release(known)
+        self._by_key[route.key] = route
+        holder = self._active.get(route.id)
+        if holder is None or holder.key == route.key or route.version > holder.version:
+            # Of two objects with one id the later takes over; the other stays as a watermark.
+            self._active[route.id] = route
+            self._ended.pop(route.id, None)
+            if route.access_token_hash:
+                self._by_token[route.access_token_hash] = route.id
+            self._tell(holder, route)
+        return True
+
+    def remove(self, key: Key, version: int) -> None:
+        """Take a route out and put up a fence against older news of it."""
+        known = self._by_key.get(key)
+        if known is not None and version < known.version:
+            return
+        fence = self._fences.get(key)
+        if fence is not None and fence.version > version:
+            return
+        until = self._clock.monotonic() + FENCE_SECONDS
+        self._fences[key] = _Standing(version, until)
+        if known is not None:
+            del self._by_key[key]
+            self._release(known)
+            if known.id not in self._active:
+                self._ended[known.id] = until
+
+    def _release(self, route: Route) -> None:
+        if (holder := self._active.get(route.id)) is not None and holder.key == route.key:
+            del self._active[route.id]
+            self._by_token.pop(holder.access_token_hash, None)
+            self._tell(holder, None)
+
+    def _tell(self, old: Route | None, new: Route | None) -> None:
+        for listener in self._listeners:
+            listener(old, new)
+
+    def _clean(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._cleaned_at < _CLEANING_SECONDS:
+            return
+        self._cleaned_at = now
+        for key in [key for key, fence in self._fences.items() if fence.until <= now]:
+            del self._fences[key]
+        for sandbox_id in [item for item, until in self._ended.items() if until <= now]:
+            del self._ended[sandbox_id]

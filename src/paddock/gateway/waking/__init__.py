@@ -1,0 +1,1 @@
+"""Waking paused sandboxes: held requests, one wake per sandbox, in-flight requests."""

@@ -1,0 +1,1 @@
+"""Claims addressed to environments: choice of a member, queue, tickets."""

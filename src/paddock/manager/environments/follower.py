@@ -1,0 +1,138 @@
+"""Environments in a process that answers clients but has no controllers.
+
+It learns of members from the environments' status, and writes there how many claims wait with it,
+so that the autoscaler, which runs elsewhere, counts them too.
+"""
+
+import asyncio
+import logging
+from datetime import datetime, timedelta
+
+from msgspec import structs
+
+from paddock.cache.environments import Board, EnvSnapshot, MemberSnapshot
+from paddock.cache.provider import Provider
+from paddock.kit.clock import Clock
+from paddock.kit.errors import NotFoundError, PaddockError
+from paddock.kit.logs import fields
+from paddock.manager.environments.queue import Router
+from paddock.resources.kinds.env import MemberState, ObservedQueue, SandboxEnv, SandboxEnvStatus
+from paddock.resources.meta import Key
+
+log = logging.getLogger(__name__)
+
+GATHER_SECONDS = 0.1
+REFRESH_SECONDS = 10.0
+FORGET_SECONDS = 60.0
+"""What a process said that has been silent for so long is taken out."""
+
+
+class Apart:
+    """Follows environments by their status, and tells of its own line there."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        board: Board,
+        router: Router,
+        cluster: str,
+        name: str,
+        clock: Clock,
+    ) -> None:
+        self._provider = provider
+        self._board = board
+        self._router = router
+        self._cluster = cluster
+        self._name = name
+        self._clock = clock
+        self._changed: set[Key] = set()
+        self._told: dict[Key, datetime] = {}
+        self._wake = asyncio.Event()
+        provider.informer(SandboxEnv).subscribe(self._observe)
+        router.on_demand(self._mark)
+
+    def _observe(self, old: SandboxEnv | None, new: SandboxEnv | None) -> None:
+        if new is not None:
+            self._board.put(snapshot_of(new, self._cluster, self._clock.now()))
+        elif old is not None:
+            self._board.drop(old.key)
+
+    def _mark(self, env: Key) -> None:
+        self._changed.add(env)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Tell how many wait, whenever that changes and now and then, until cancelled."""
+        for env in self._provider.envs():
+            self._observe(None, env)
+        while True:
+            try:
+                async with asyncio.timeout(REFRESH_SECONDS):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._changed.update(self._told)
+            await asyncio.sleep(GATHER_SECONDS)
+            self._wake.clear()
+            changed, self._changed = self._changed, set()
+            for env in changed:
+                try:
+                    await self._tell(env)
+                except NotFoundError:
+                    self._told.pop(env, None)
+                except PaddockError as error:
+                    # The store is away for a moment: said again with the next change or refresh.
+                    log.warning(
+                        "waiting claims could not be told of",
+                        extra=fields(env=env, cause=str(error)),
+                    )
+                    self._told.setdefault(env, self._clock.now())
+
+    async def _tell(self, env: Key) -> None:
+        waiting, now = self._router.waiting(env), self._clock.now()
+        own: tuple[ObservedQueue, ...] = ()
+        if waiting.total:
+            own = (
+                ObservedQueue(
+                    name=self._name, waiting=waiting.anywhere, pinned=waiting.pinned, time=now
+                ),
+            )
+            self._told[env] = now
+        elif self._told.pop(env, None) is None:
+            return
+        limit = now - timedelta(seconds=FORGET_SECONDS)
+
+        def change(found: SandboxEnv) -> SandboxEnv:
+            others = tuple(
+                item
+                for item in found.status.queues
+                if item.name != self._name and item.time is not None and item.time > limit
+            )
+            status: SandboxEnvStatus = structs.replace(found.status, queues=(*others, *own))
+            return structs.replace(found, status=status)
+
+        await self._provider.write.mutate(SandboxEnv, env, change, is_status=True)
+
+
+def snapshot_of(env: SandboxEnv, cluster: str, now: datetime) -> EnvSnapshot:
+    """Read what the controllers said of this cluster's members."""
+    found = next((item for item in env.status.clusters if item.cluster_id == cluster), None)
+    members = found.observed_members if found is not None else ()
+    return EnvSnapshot(
+        env=env.key,
+        cluster=cluster,
+        taken_at=(found.last_snapshot_time if found is not None else None) or now,
+        members=tuple(
+            MemberSnapshot(
+                name=member.name,
+                pool=Key(env.metadata.namespace, member.pool),
+                priority=member.priority,
+                scaling_group=member.scaling_group,
+                idle=member.idle,
+                pending=max(member.desired - member.running - member.idle, 0),
+                headroom=member.scale_up_headroom,
+                saturated_until=member.saturated_until,
+            )
+            for member in members
+            if member.pool and member.state is not MemberState.MISSING
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Claims that other clusters serve."""

@@ -1,0 +1,183 @@
+"""What control planes of several clusters say to each other, and how they know each other.
+
+Pure: words, addresses, signatures. Who speaks when is `federation`'s business. All clusters of a
+federation have the same seed: from it follow both the signatures of their messages and the tokens
+of their sandboxes, so a sandbox made there opens to the token given out here.
+"""
+
+import hashlib
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from paddock.claims.caller import Role
+from paddock.claims.requests import NewSandbox
+from paddock.kit.clock import Clock
+from paddock.kit.errors import FieldProblem, InvalidError, UnauthenticatedError
+from paddock.resources.tokens import TokenSeed
+
+PREFIX = "/_federation"
+SIGNATURE = "x-paddock-federation"
+GATEWAY = "x-paddock-remote"
+"""Tells a gateway where the gateway of a sandbox's own cluster is."""
+SKEW_SECONDS = 30.0
+MAX_HOPS = 1
+"""A claim that was sent on is served where it came to, or not at all."""
+_TAG = 5
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+class Peer(Struct, frozen=True):
+    """Another cluster's control plane."""
+
+    cluster: str
+    url: str
+
+
+class Announced(Struct, frozen=True, kw_only=True):
+    """One member of one environment, as its own cluster sees it; ages, not times: clocks differ."""
+
+    namespace: str
+    env: str
+    name: str
+    pool: str
+    priority: int = 0
+    scaling_group: str = "default"
+    idle: int = 0
+    pending: int = 0
+    headroom: int | None = 0
+    saturated_seconds: float = 0.0
+    age_seconds: float = 0.0
+
+
+class Announcement(Struct, frozen=True, kw_only=True):
+    """What a cluster has."""
+
+    cluster: str
+    gateway: str
+    """Where its sandboxes are reached: `host:port`."""
+    members: tuple[Announced, ...] = ()
+
+
+class ForwardedClaim(Struct, frozen=True, kw_only=True):
+    """A claim on its way to another cluster."""
+
+    team: str
+    role: Role
+    request: NewSandbox
+    via: tuple[str, ...]
+    """Clusters that it has come through."""
+
+
+class ForwardedCall(Struct, frozen=True, kw_only=True):
+    """A call about a sandbox of another cluster."""
+
+    team: str
+    role: Role
+    method: str
+    path: str
+    query: str = ""
+    body: bytes = b""
+
+
+class Reply(Struct, frozen=True, kw_only=True):
+    """What the other cluster answered a call."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = {}
+
+
+class Abandoned(Struct, frozen=True):
+    """A claim whose caller is gone: what it got is to be ended."""
+
+    sandbox_id: str
+
+
+def parse_peers(text: str, own: str) -> tuple[Peer, ...]:
+    """Read `cluster=url` pairs, separated by commas."""
+    peers: list[Peer] = []
+    for part in filter(None, (item.strip() for item in text.split(","))):
+        cluster, equals, url = part.partition("=")
+        if not equals or not cluster or not url.strip().startswith(("http://", "https://")):
+            problem = FieldProblem("federation_peers", f"{part!r} is not cluster=http://host:port")
+            hint = "write https:// where the other cluster's gateways serve TLS"
+            raise InvalidError(str(problem), problems=[problem], hint=hint)
+        peers.append(Peer(cluster.strip(), url.strip().rstrip("/")))
+    names = [own, *(peer.cluster for peer in peers)]
+    if len(set(names)) != len(names) or len({tag_of(name) for name in names}) != len(names):
+        problem = FieldProblem("federation_peers", "every cluster needs a name of its own")
+        raise InvalidError(str(problem), problems=[problem])
+    return tuple(peers)
+
+
+def tag_of(cluster: str) -> str:
+    """Give the few signs by which a sandbox's id tells its cluster."""
+    number = int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:8])
+    signs = ""
+    for _ in range(_TAG):
+        number, digit = divmod(number, len(_ALPHABET))
+        signs += _ALPHABET[digit]
+    return signs
+
+
+def remote_id(cluster: str) -> str:
+    """Make the id of a sandbox that another cluster is asked for."""
+    tail = "".join(secrets.choice(_ALPHABET) for _ in range(20 - _TAG))
+    return f"f{tag_of(cluster)}{tail}"
+
+
+def tag_in(sandbox_id: str) -> str:
+    """Read the tag of an id; empty where it has none."""
+    return sandbox_id[1 : 1 + _TAG] if sandbox_id.startswith("f") and len(sandbox_id) == 21 else ""
+
+
+class Signer:
+    """Signs messages to peers and checks theirs: fresh, for us, and never heard before."""
+
+    def __init__(self, seed: TokenSeed, own: str, clock: Clock) -> None:
+        self._seed = seed
+        self._own = own
+        self._clock = clock
+        self._heard: OrderedDict[str, float] = OrderedDict()
+
+    def sign(self, to: str, method: str, path: str, body: bytes) -> str:
+        """Give the header's value."""
+        at = f"{self._clock.now().timestamp():.3f}"
+        nonce = secrets.token_hex(12)
+        mark = self._mark(self._own, to, method, path, body, at, nonce)
+        return f"{self._own};{at};{nonce};{mark}"
+
+    def check(self, header: str, method: str, path: str, body: bytes) -> str:
+        """Give the name of the cluster that sent this; `UnauthenticatedError`."""
+        parts = header.split(";")
+        if len(parts) != 4:
+            raise UnauthenticatedError("this is for other control planes")
+        sender, at, nonce, mark = parts
+        wanted = self._mark(sender, self._own, method, path, body, at, nonce)
+        if not secrets.compare_digest(mark.encode(), wanted.encode()):
+            raise UnauthenticatedError("the signature is not of this federation")
+        now = self._clock.now().timestamp()
+        if abs(now - float(at)) > SKEW_SECONDS:
+            raise UnauthenticatedError("the message is too old", hint="set the clocks")
+        self._forget(now)
+        if nonce in self._heard:
+            raise UnauthenticatedError("the message was heard before")
+        self._heard[nonce] = now
+        return sender
+
+    def _forget(self, now: float) -> None:
+        while self._heard:
+            nonce, at = next(iter(self._heard.items()))
+            if now - at <= 2 * SKEW_SECONDS:
+                return
+            del self._heard[nonce]
+
+    def _mark(
+        self, sender: str, to: str, method: str, path: str, body: bytes, at: str, nonce: str
+    ) -> str:
+        digest = hashlib.sha256(body).hexdigest()
+        text = "\n".join((sender, to, method, path, at, nonce, digest))
+        return self._seed.sign("federation", text.encode())

@@ -1,0 +1,1 @@
+"""Use cases of sandboxes: lifecycle, snapshots, forks, batches, lists."""

@@ -1,0 +1,345 @@
+"""Pausing, resuming, connecting, extending and killing: the documented outcomes of each.
+
+First writer wins; callers of the same direction join and share its outcome. Who wants to resume
+what is being paused waits for that; who wants to pause what is being resumed is told of the
+conflict. Flag and deadlines change in one write. A slot is held before the write, so that no
+event can be missed and no opposite waiter can slip in.
+"""
+
+import asyncio
+from collections.abc import Callable
+from types import EllipsisType
+
+from msgspec import structs
+
+from paddock.cache import states
+from paddock.cache.provider import Provider
+from paddock.cache.states import State
+from paddock.cache.waits import WaitTask
+from paddock.claims import warm
+from paddock.claims.caller import Caller
+from paddock.claims.cleanup import Disowning
+from paddock.claims.ports import Announcer
+from paddock.claims.quota.reserve import Allowance
+from paddock.kit.clock import Clock
+from paddock.kit.errors import (
+    ConflictError,
+    DeadlineExceededError,
+    FieldProblem,
+    InvalidError,
+    NotFoundError,
+)
+from paddock.manager.ports import Agent
+from paddock.manager.sandboxes import recycle
+from paddock.resources.kinds.sandbox import Phase, Sandbox, SandboxSpec
+from paddock.resources.kinds.template import NetworkPolicy
+from paddock.resources.transitions import deadlines
+from paddock.resources.transitions.pause_strategy import strategy_for
+
+PAUSE_SECONDS = 60.0
+RESUME_SECONDS = 600.0
+SLOW_SECONDS = 1.0
+AGAIN_SECONDS = 0.01
+LOOK_SECONDS = 1.0
+"""How long whoever could not resume waits to hear what became of it."""
+
+
+class Lifecycle:
+    """What can be done with a sandbox that is somebody's."""
+
+    def __init__(
+        self,
+        *,
+        provider: Provider,
+        allowance: Allowance,
+        disowning: Disowning,
+        agent: Agent,
+        announcer: Announcer,
+        clock: Clock,
+        max_timeout_seconds: int,
+    ) -> None:
+        self._provider = provider
+        self._allowance = allowance
+        self._disowning = disowning
+        self._agent = agent
+        self._announcer = announcer
+        self._clock = clock
+        self._max_timeout = max_timeout_seconds
+
+    def find(self, caller: Caller, sandbox_id: str) -> Sandbox:
+        """Find a caller's live sandbox; unknown, foreign and dead ones look the same."""
+        sandbox = self._own(caller, sandbox_id)
+        if states.state(sandbox, self._clock.now()) is State.DEAD:
+            raise _not_found(sandbox_id)
+        return sandbox
+
+    def _own(self, caller: Caller, sandbox_id: str) -> Sandbox:
+        # Older clients append their client id to the sandbox's.
+        public_id = sandbox_id.partition("-")[0]
+        sandbox = self._provider.claimed_sandbox(public_id)
+        if sandbox is None or sandbox.spec.claim is None:
+            raise _not_found(sandbox_id)
+        if sandbox.spec.claim.owner != caller.team and not caller.is_admin:
+            raise _not_found(sandbox_id)
+        return sandbox
+
+    # ---- pause and resume ----------------------------------------------------------------
+
+    async def pause(
+        self,
+        caller: Caller,
+        sandbox_id: str,
+        *,
+        memory: bool = True,
+        retention_seconds: int | EllipsisType | None = ...,
+    ) -> Sandbox:
+        """Pause; done when this returns. A sandbox that is paused already is a conflict."""
+        caller.must_write()
+        sandbox = self.find(caller, sandbox_id)
+        if states.state(sandbox, self._clock.now()) is State.PAUSED and sandbox.spec.paused:
+            raise ConflictError(f"sandbox {sandbox_id} is paused already")
+        _require(states.pausable(sandbox, self._clock.now()), sandbox_id, "paused")
+
+        def flagged(spec: SandboxSpec) -> SandboxSpec:
+            if spec.paused:
+                return spec
+            if not isinstance(retention_seconds, EllipsisType):
+                spec = structs.replace(spec, paused_retention_seconds=retention_seconds)
+            spec = structs.replace(spec, pause_strategy=strategy_for(spec, memory=memory))
+            return deadlines.paused(spec, now=self._clock.now())
+
+        with self._provider.waits.pause(sandbox) as task:
+            written = await self._write(sandbox, flagged)
+            paused = await task.wait(PAUSE_SECONDS, written=written)
+        await self._announcer.announce(paused)
+        return paused
+
+    async def resume(
+        self,
+        caller: Caller,
+        sandbox_id: str,
+        *,
+        timeout_seconds: int,
+        auto_pause: bool | None = None,
+    ) -> Sandbox:
+        """Resume; running when this returns. A sandbox that runs already is a conflict."""
+        caller.must_write()
+        self._check(timeout_seconds)
+        sandbox = self.find(caller, sandbox_id)
+        if states.state(sandbox, self._clock.now()) in (State.RUNNING, State.CREATING):
+            raise ConflictError(f"sandbox {sandbox_id} is running already")
+        resumed = await self._wake(caller, sandbox, timeout_seconds, auto_pause=auto_pause)
+        await self._announcer.announce(resumed)
+        return resumed
+
+    async def connect(
+        self, caller: Caller, sandbox_id: str, *, timeout_seconds: int
+    ) -> tuple[Sandbox, bool]:
+        """Extend a running sandbox or resume a paused one; says whether it was resumed."""
+        caller.must_write()
+        self._check(timeout_seconds)
+        sandbox = self.find(caller, sandbox_id)
+        now = self._clock.now()
+        if states.state(sandbox, now) in (State.RUNNING, State.CREATING):
+            written = await self._write(
+                sandbox,
+                lambda spec: (
+                    spec
+                    if spec.paused
+                    else deadlines.extended(spec, now=now, seconds=timeout_seconds)
+                ),
+            )
+            if not written.spec.paused:
+                return written, False
+            # Somebody paused it meanwhile: connecting wakes it.
+            sandbox = written
+        resumed = await self._wake(caller, sandbox, timeout_seconds)
+        await self._announcer.announce(resumed)
+        return resumed, True
+
+    async def wake(self, sandbox: Sandbox) -> Sandbox:
+        """Resume a sandbox because traffic came for it; its deadline follows the wake rules."""
+        claim = sandbox.spec.claim
+        if claim is None:
+            raise NotFoundError(f"sandbox {sandbox.key} is nobody's")
+        return await self._wake(Caller(claim.owner, claim.key_id), sandbox, None)
+
+    async def _wake(
+        self,
+        caller: Caller,
+        sandbox: Sandbox,
+        timeout_seconds: int | None,
+        *,
+        auto_pause: bool | None = None,
+    ) -> Sandbox:
+        current, task = await self._turn_to_resume(sandbox)
+        claim = current.spec.claim
+
+        def running(spec: SandboxSpec) -> SandboxSpec:
+            if not spec.paused or spec.claim is None:
+                return spec
+            self._allowance.must_hold(spec.claim.owner)
+            identity = structs.replace(spec.claim, running_account=self._allowance.account)
+            if auto_pause is not None:
+                identity = structs.replace(identity, auto_pause=auto_pause)
+            spec = structs.replace(spec, claim=identity)
+            if timeout_seconds is None:
+                return deadlines.woken(spec, now=self._clock.now())
+            return deadlines.resumed(spec, now=self._clock.now(), seconds=timeout_seconds)
+
+        with task:
+            if claim is None:
+                raise _not_found(str(sandbox.key))
+            _require(states.resumable(current, self._clock.now()), claim.sandbox_id, "resumed")
+            owner = Caller(claim.owner, claim.key_id, caller.role)
+            await self._allowance.reserve_resume(owner, claim.lock)
+            started = self._clock.monotonic()
+            try:
+                written = await self._write(current, running)
+            except (asyncio.CancelledError, *warm.AMBIGUOUS):
+                # Perhaps it was written: its place is free when the store says that it was not.
+                looked = self._disowning.look_after_resume(current)
+                await asyncio.wait((looked,), timeout=LOOK_SECONDS)
+                raise
+            except Exception:
+                self._allowance.cancel_resume(claim.lock)
+                raise
+            resumed = await task.wait(RESUME_SECONDS, written=written)
+        if timeout_seconds is None or self._clock.monotonic() - started < SLOW_SECONDS:
+            return resumed
+        # The timeout is for running: what the resuming took is not the caller's loss.
+        now = self._clock.now()
+        return await self._write(
+            resumed, lambda spec: deadlines.extended(spec, now=now, seconds=timeout_seconds)
+        )
+
+    async def _turn_to_resume(self, sandbox: Sandbox) -> tuple[Sandbox, WaitTask[Sandbox]]:
+        """Hold the slot for resuming; where it is being paused, once that is complete."""
+        until = self._clock.monotonic() + PAUSE_SECONDS
+        while True:
+            current = await self._when_paused(sandbox)
+            try:
+                return current, self._provider.waits.resume(current)
+            except ConflictError:
+                # Whoever waited for the same pause has yet to go, or somebody pauses it again.
+                if self._clock.monotonic() >= until:
+                    raise
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _when_paused(self, sandbox: Sandbox) -> Sandbox:
+        """Wait for a pause that is under way to be complete."""
+        current = self._provider.sandbox(sandbox.key) or sandbox
+        if states.state(current, self._clock.now()) is not State.PAUSING:
+            return current
+        with self._provider.waits.pause(current) as task:
+            try:
+                return await task.wait(PAUSE_SECONDS)
+            except DeadlineExceededError as error:
+                raise ConflictError(f"sandbox {sandbox.key} is still being paused") from error
+
+    # ---- deadlines -----------------------------------------------------------------------
+
+    async def set_timeout(
+        self, caller: Caller, sandbox_id: str, *, timeout_seconds: int
+    ) -> Sandbox:
+        """Let a running sandbox end so many seconds from now, sooner or later than before."""
+        caller.must_write()
+        if timeout_seconds:
+            self._check(timeout_seconds)
+        sandbox = self._running(caller, sandbox_id)
+        now = self._clock.now()
+        written = await self._write(
+            sandbox,
+            lambda spec: deadlines.with_timeout(
+                _unpaused(spec, sandbox_id), now=now, seconds=timeout_seconds
+            ),
+        )
+        if not timeout_seconds:
+            # It ends now, and not when gateways hear of it.
+            await self._announcer.announce(written)
+        return written
+
+    async def refresh(self, caller: Caller, sandbox_id: str, *, seconds: int) -> Sandbox:
+        """Let a running sandbox live at least so many seconds more."""
+        caller.must_write()
+        sandbox = self._running(caller, sandbox_id)
+        now = self._clock.now()
+        return await self._write(
+            sandbox,
+            lambda spec: deadlines.extended(_unpaused(spec, sandbox_id), now=now, seconds=seconds),
+        )
+
+    def _running(self, caller: Caller, sandbox_id: str) -> Sandbox:
+        sandbox = self.find(caller, sandbox_id)
+        if sandbox.spec.paused:
+            raise _not_found(sandbox_id)
+        return sandbox
+
+    def _check(self, timeout_seconds: int) -> None:
+        if not 0 < timeout_seconds <= self._max_timeout:
+            problem = FieldProblem("timeout", f"between 1 and {self._max_timeout} seconds")
+            raise InvalidError(str(problem), problems=[problem])
+
+    # ---- the rest ------------------------------------------------------------------------
+
+    async def kill(self, caller: Caller, sandbox_id: str) -> None:
+        """End a sandbox, running or paused; for everybody it is gone when this returns.
+
+        Its pool may want it back, and then gets it back reset.
+        """
+        caller.must_write()
+        sandbox = self._own(caller, sandbox_id)
+        if sandbox.status.phase is not Phase.FAILED or sandbox.is_deleting:
+            sandbox = self.find(caller, sandbox_id)
+        # One that died by itself takes a place of its owner's quota until somebody ends it.
+        ended = await recycle.give_back(self._provider, sandbox, now=self._clock.now())
+        if ended is None:
+            ended = await self._provider.write.delete(sandbox)
+        await self._announcer.announce_end(sandbox, ended.metadata.resource_version)
+
+    async def set_network(self, caller: Caller, sandbox_id: str, policy: NetworkPolicy) -> Sandbox:
+        """Replace the egress policy; in force when this returns."""
+        caller.must_write()
+        sandbox = self.find(caller, sandbox_id)
+        if sandbox.spec.paused:
+            raise ConflictError(f"sandbox {sandbox_id} is paused")
+        before = sandbox.spec.network or NetworkPolicy()
+        changed = structs.replace(
+            policy,
+            allow_public_traffic=before.allow_public_traffic,
+            mask_request_host=before.mask_request_host,
+            allow_private_networks=before.allow_private_networks,
+        )
+        written = await self._write(sandbox, lambda spec: structs.replace(spec, network=changed))
+        await self._agent.set_network(written, changed)
+        return written
+
+    async def _write(
+        self, sandbox: Sandbox, change: Callable[[SandboxSpec], SandboxSpec]
+    ) -> Sandbox:
+        """Change the spec; on a conflict look again and decide anew."""
+
+        def changed(current: Sandbox) -> Sandbox:
+            if current.is_deleting:
+                raise _not_found(str(sandbox.key))
+            return structs.replace(current, spec=change(current.spec))
+
+        return await self._provider.write.mutate(
+            Sandbox, sandbox.key, changed, uid=sandbox.metadata.uid, attempts=100
+        )
+
+
+def _unpaused(spec: SandboxSpec, sandbox_id: str) -> SandboxSpec:
+    """Refuse a spec that was paused since it was read: a paused sandbox has no timeout."""
+    if spec.paused:
+        raise _not_found(sandbox_id)
+    return spec
+
+
+def _require(verdict: states.Verdict, sandbox_id: str, what: str) -> None:
+    if not verdict:
+        raise ConflictError(f"sandbox {sandbox_id} cannot be {what}: {verdict.reason}")
+
+
+def _not_found(sandbox_id: str) -> NotFoundError:
+    return NotFoundError(f"sandbox {sandbox_id!r} was not found")

@@ -1,0 +1,223 @@
+"""Snapshots and forks: stored states, and sandboxes made from them."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from msgspec import structs
+
+from paddock.cache.provider import Provider
+from paddock.claims.caller import Caller
+from paddock.claims.engine import Claims
+from paddock.claims.requests import NewSandbox
+from paddock.claims.template_resolver import Targets
+from paddock.kit import ids
+from paddock.kit.clock import Clock
+from paddock.kit.errors import (
+    ConflictError,
+    FieldProblem,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    PaddockError,
+)
+from paddock.manager.sandboxes import paging
+from paddock.manager.sandboxes.lifecycle import Lifecycle
+from paddock.manager.sandboxes.requests import ForkResult
+from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase, CheckpointSpec, Content
+from paddock.resources.kinds.sandbox import ClaimIdentity, Sandbox
+from paddock.resources.kinds.template import SandboxTemplate
+from paddock.resources.meta import GROUP, ObjectMeta
+from paddock.resources.transitions.pause_strategy import strategy_for
+
+SNAPSHOT_SECONDS = 120.0
+FORK_TTL_SECONDS = 60
+"""A fork's own checkpoint is kept this long after it is made, then goes by itself."""
+_NAME = re.compile(r"^(?:[a-z0-9][a-z0-9_-]*/)?[a-z0-9][a-z0-9_-]*(?::[a-z0-9_.-]+)?$")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Snapshots:
+    """Stores states and makes sandboxes from them."""
+
+    def __init__(
+        self,
+        *,
+        provider: Provider,
+        claims: Claims,
+        lifecycle: Lifecycle,
+        targets: Targets,
+        clock: Clock,
+    ) -> None:
+        self._provider = provider
+        self._claims = claims
+        self._lifecycle = lifecycle
+        self._targets = targets
+        self._clock = clock
+
+    async def snapshot(
+        self, caller: Caller, sandbox_id: str, *, name: str | None, memory: bool = True
+    ) -> Checkpoint:
+        """Store a sandbox's state; stored when this returns. The sandbox goes on."""
+        caller.must_write()
+        sandbox = self._lifecycle.find(caller, sandbox_id)
+        names = self._names(caller, name)
+        return await self._store(caller, sandbox, names=names, memory=memory)
+
+    @staticmethod
+    def _names(caller: Caller, name: str | None) -> tuple[str, ...]:
+        if not name:
+            return ()
+        lowered = name.lower()
+        if not _NAME.match(lowered):
+            problem = FieldProblem("name", f"{name!r} is not [team/]name[:tag]")
+            raise InvalidError(str(problem), problems=[problem])
+        bare = lowered.partition("/")[2] or lowered
+        tagged = bare if ":" in bare else f"{bare}:default"
+        untagged = (bare.partition(":")[0],) if tagged.endswith(":default") else ()
+        return tuple(dict.fromkeys((f"{caller.team}/{tagged}", tagged, *untagged)))
+
+    async def _store(
+        self,
+        caller: Caller,
+        sandbox: Sandbox,
+        *,
+        names: tuple[str, ...] = (),
+        memory: bool = True,
+        ttl_seconds: int | None = None,
+    ) -> Checkpoint:
+        claim = sandbox.spec.claim
+        contents = (Content.MEMORY, Content.FILESYSTEM) if memory else (Content.FILESYSTEM,)
+        wanted = Checkpoint(
+            metadata=ObjectMeta(
+                generate_name=f"{sandbox.metadata.name}-", namespace=sandbox.metadata.namespace
+            ),
+            spec=CheckpointSpec(
+                sandbox_name=sandbox.metadata.name,
+                sandbox_uid=sandbox.metadata.uid,
+                sandbox_id=claim.sandbox_id if claim else "",
+                persistent_contents=contents,
+                owner=caller.team,
+                checkpoint_id=f"snap{ids.sandbox_id()}",
+                names=names,
+                ttl_seconds_after_finished=ttl_seconds,
+            ),
+        )
+        created = await self._provider.write.create(wanted)
+        return await self._provider.waits.checkpoint(created).wait(
+            SNAPSHOT_SECONDS, written=created
+        )
+
+    async def fork(
+        self, caller: Caller, sandbox_id: str, *, count: int, timeout_seconds: int
+    ) -> tuple[ForkResult, ...]:
+        """Make clones of a running sandbox: one stored state, so many sandboxes."""
+        caller.must_write()
+        sandbox = self._lifecycle.find(caller, sandbox_id)
+        claim = sandbox.spec.claim
+        if sandbox.spec.paused or claim is None:
+            raise ConflictError(f"sandbox {sandbox_id} is paused; only a running one is forked")
+        wanted = _alike(sandbox, claim, timeout_seconds)
+        self._claims.check(wanted)
+        stored = await self._store(caller, sandbox, ttl_seconds=FORK_TTL_SECONDS)
+        request = structs.replace(wanted, template=stored.status.checkpoint_id)
+        return tuple(await asyncio.gather(*(self._child(caller, request) for _ in range(count))))
+
+    async def _child(self, caller: Caller, request: NewSandbox) -> ForkResult:
+        try:
+            return ForkResult(await self._claims.create(caller, request))
+        except PaddockError as error:
+            return ForkResult(None, error)
+
+    def snapshots(
+        self,
+        caller: Caller,
+        *,
+        sandbox_id: str | None,
+        name: str | None,
+        limit: int,
+        token: str | None,
+    ) -> tuple[tuple[Checkpoint, ...], str | None]:
+        """List a team's snapshots, newest first."""
+        source = self._source(sandbox_id) if sandbox_id is not None else None
+        found = (
+            ((item.status.completion_time or _EPOCH, item.metadata.name), item)
+            for item in self._provider.checkpoints(caller.team)
+            if item.status.phase is CheckpointPhase.SUCCEEDED
+            and not item.is_deleting
+            and item.spec.ttl_seconds_after_finished is None
+            and (source is None or source(item))
+            and (name is None or name.lower() in item.spec.names)
+        )
+        return paging.page(found, limit=limit, token=token, ascending=False)
+
+    def _source(self, sandbox_id: str) -> Callable[[Checkpoint], bool]:
+        """Give what tells the snapshots of one sandbox from all others."""
+        public_id = sandbox_id.partition("-")[0]
+        sandbox = self._provider.claimed_sandbox(public_id)
+        name = sandbox.metadata.name if sandbox is not None else None
+
+        def is_of(item: Checkpoint) -> bool:
+            # One made by hand may name the object alone.
+            return item.spec.sandbox_id == public_id or (
+                not item.spec.sandbox_id and item.spec.sandbox_name == name
+            )
+
+        return is_of
+
+    async def delete_template(self, caller: Caller, reference: str) -> None:
+        """Delete a snapshot or a template of the caller's own."""
+        caller.must_write()
+        checkpoint = self._targets.checkpoint(caller, reference)
+        if checkpoint is not None:
+            await self._provider.write.delete(checkpoint)
+            return
+        template = self._own_template(caller, reference)
+        if self._provider.pools_of_template(template.metadata.name):
+            raise ConflictError(
+                f"template '{reference}' is used by a pool", hint="delete the pool first"
+            )
+        try:
+            await self._provider.write.delete(template)
+        except NotFoundError as error:
+            raise NotFoundError(f"template '{reference}' not found") from error
+
+    async def publish(self, caller: Caller, reference: str, *, public: bool) -> SandboxTemplate:
+        """Let every team use a template of the caller's own, or no longer."""
+        caller.must_write()
+        template = self._own_template(caller, reference)
+        return await self._provider.write.mutate(
+            SandboxTemplate,
+            template.key,
+            lambda item: structs.replace(item, spec=structs.replace(item.spec, public=public)),
+            uid=template.metadata.uid,
+        )
+
+    def _own_template(self, caller: Caller, reference: str) -> SandboxTemplate:
+        template = self._targets.template(caller, reference)
+        if template.metadata.namespace != caller.team and not caller.is_admin:
+            raise ForbiddenError(f"template '{reference}' belongs to another team")
+        return template
+
+
+def _alike(sandbox: Sandbox, claim: ClaimIdentity, timeout_seconds: int) -> NewSandbox:
+    """Ask for a sandbox like another: all but its state and its timeout is as there."""
+    spec = sandbox.spec
+    ours = f"{GROUP}/"
+    return NewSandbox(
+        template=claim.template_id,
+        timeout_seconds=timeout_seconds,
+        auto_pause=claim.auto_pause,
+        auto_pause_memory=claim.auto_pause_memory,
+        auto_resume=spec.wake_on_traffic is not None and spec.wake_on_traffic.enabled,
+        idle_pause=spec.idle_pause,
+        paused_retention_seconds=spec.paused_retention_seconds,
+        pause_strategy=strategy_for(spec, memory=True),
+        metadata=claim.metadata,
+        env_vars=claim.env_vars,
+        labels={k: v for k, v in sandbox.metadata.labels.items() if not k.startswith(ours)},
+        network=spec.network,
+        resources=spec.resources,
+        secure=bool(claim.access_token_hash),
+    )

@@ -1,0 +1,1 @@
+"""The kinds as frozen structs, one module each."""

@@ -1,0 +1,1 @@
+"""Validation rules, OpenAPI schemas and CRDs of the kinds."""

@@ -1,0 +1,340 @@
+"""Limits of single fields: one table, read by validation and by the schemas alike.
+
+What the API server refuses and what Paddock refuses can therefore not drift apart. Rules between
+fields are in `rules`. Types stay free of limits: what is stored must decode even after a limit
+was tightened.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from paddock.resources.kinds.batch import (
+    BatchSandboxSpec,
+    EnvVar,
+    Hook,
+    Process,
+    TaskSpec,
+)
+from paddock.resources.kinds.builtin import LeaseSpec, Secret
+from paddock.resources.kinds.checkpoint import CheckpointSpec
+from paddock.resources.kinds.claim import InplaceUpdate, SandboxClaimSpec, UpdatedResources
+from paddock.resources.kinds.env import (
+    Autoscaling,
+    EnvCluster,
+    EnvDefaults,
+    EnvMember,
+    EnvOverrides,
+    Forecast,
+    MemberConfig,
+    MemberMetadata,
+    SandboxEnvSpec,
+    ScalingGroup,
+    ScheduledFloor,
+)
+from paddock.resources.kinds.pool import (
+    Capacity,
+    RecycleStrategy,
+    SandboxPoolSpec,
+    ScaleStrategy,
+    UpdateStrategy,
+)
+from paddock.resources.kinds.sandbox import ClaimIdentity, IdlePause, SandboxSpec, WakeOnTraffic
+from paddock.resources.kinds.template import (
+    NetworkPolicy,
+    Port,
+    Probe,
+    Resources,
+    SandboxTemplateSpec,
+    TemplateRef,
+    Volume,
+)
+from paddock.resources.schema import formats
+from paddock.resources.schema.formats import Check
+
+
+class Limit(Struct, frozen=True, kw_only=True):
+    """What one field may hold. Everything but the checks is said to the API server too."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    is_above: bool = False
+    """The minimum itself is not allowed."""
+    pattern: str | None = None
+    meaning: str = ""
+    """What the pattern stands for, in words, for messages."""
+    choices: tuple[str, ...] = ()
+    min_length: int | None = None
+    max_length: int | None = None
+    min_items: int | None = None
+    max_items: int | None = None
+    max_properties: int | None = None
+    items: "Limit | None" = None
+    """Of each element of a list, or of each value of a mapping."""
+    check: Check | None = None
+    """What a pattern cannot say."""
+    key_check: Check | None = None
+    """Of each key of a mapping."""
+
+
+DAY = 86_400
+YEAR = 366 * DAY
+MANY = 1_000_000
+"""More sandboxes than anything holds; guards against typing errors and overflow."""
+
+_COUNT = Limit(minimum=0, maximum=MANY)
+_SIZE = Limit(minimum=1, maximum=MANY)
+_SECONDS = Limit(minimum=1, maximum=YEAR)
+_SECONDS_OR_NONE = Limit(minimum=0, maximum=YEAR)
+_SHORT = Limit(minimum=1, maximum=DAY)
+_PRIORITY = Limit(minimum=-MANY, maximum=MANY)
+_QUANTITY = Limit(
+    pattern=formats.QUANTITY, meaning="a quantity such as 2, 500m or 512Mi", max_length=32
+)
+_SOME = Limit(
+    pattern=formats.POSITIVE_QUANTITY,
+    meaning="a quantity above zero, such as 2, 500m or 512Mi",
+    max_length=32,
+)
+_IMAGE = Limit(min_length=1, max_length=512)
+_NAME = Limit(
+    pattern=formats.DNS_SUBDOMAIN,
+    meaning="a name: lower case letters, digits, '-' and '.'",
+    min_length=1,
+    max_length=formats.MAX_NAME,
+)
+_NAMESPACE = Limit(
+    pattern=formats.DNS_LABEL,
+    meaning="a namespace: lower case letters, digits and '-'",
+    max_length=formats.MAX_LABEL,
+)
+_PERCENT_OR_COUNT = Limit(
+    minimum=1,
+    maximum=MANY,
+    pattern=formats.PERCENTAGE,
+    meaning="a number from 1, or a percentage from 1% to 100%",
+    max_length=4,
+)
+_VARIABLES = Limit(max_properties=512, key_check=formats.env_name, items=Limit(max_length=131_072))
+_LABELS = Limit(
+    max_properties=64,
+    key_check=formats.qualified_name,
+    items=Limit(max_length=63, check=formats.label_value),
+)
+_ANNOTATIONS = Limit(
+    max_properties=256, key_check=formats.qualified_name, items=Limit(max_length=262_144)
+)
+_COMMAND = Limit(min_items=1, max_items=256, items=Limit(max_length=131_072))
+_ABSOLUTE = Limit(pattern=formats.ABSOLUTE_PATH, meaning="an absolute path", max_length=4096)
+_TEXT = Limit(max_length=1024)
+_LONG_TEXT = Limit(max_length=131_072)
+
+LIMITS: Mapping[type[Struct], Mapping[str, Limit]] = {
+    Port: {
+        "port": Limit(minimum=1, maximum=65535),
+        "name": Limit(max_length=63),
+        "protocol": Limit(choices=("TCP", "UDP")),
+    },
+    Resources: {
+        "cpu": _QUANTITY,
+        "memory": _QUANTITY,
+        "disk": _QUANTITY,
+        "pids": Limit(minimum=1, maximum=4_194_304),
+    },
+    Volume: {
+        "name": Limit(
+            pattern=formats.DNS_LABEL,
+            meaning="a name: lower case letters, digits and '-'",
+            min_length=1,
+            max_length=63,
+        ),
+        "mount_path": _ABSOLUTE,
+        "host_path": _ABSOLUTE,
+        "claim_name": _NAME,
+    },
+    NetworkPolicy: {
+        "allow_out": Limit(
+            max_items=128, items=Limit(max_length=253, check=formats.network_or_domain)
+        ),
+        "deny_out": Limit(max_items=128, items=Limit(max_length=253, check=formats.network)),
+        "dns_servers": Limit(max_items=8, items=Limit(max_length=64, check=formats.address)),
+        "mask_request_host": Limit(
+            pattern=formats.HOST_NAME, meaning="a host, where ${PORT} is replaced", max_length=253
+        ),
+    },
+    Probe: {
+        "command": _LONG_TEXT,
+        "period_seconds": _SHORT,
+        "timeout_seconds": _SHORT,
+        "failure_threshold": Limit(minimum=1, maximum=1000),
+    },
+    TemplateRef: {"name": _NAME, "namespace": _NAMESPACE},
+    SandboxTemplateSpec: {
+        "image": _IMAGE,
+        "env": _VARIABLES,
+        "user": Limit(min_length=1, max_length=64),
+        "workdir": _ABSOLUTE,
+        "start_command": _LONG_TEXT,
+        "ready_command": _LONG_TEXT,
+        "ready_timeout_seconds": _SHORT,
+        "ports": Limit(max_items=32),
+        "volumes": Limit(max_items=32),
+        "volume_claim_templates": Limit(max_items=32),
+        "aliases": Limit(
+            max_items=32,
+            items=Limit(
+                pattern=formats.ALIAS,
+                meaning="a name such as team/name:tag",
+                min_length=1,
+                max_length=253,
+            ),
+        ),
+        "description": Limit(max_length=4096),
+    },
+    WakeOnTraffic: {"timeout_seconds": _SECONDS},
+    IdlePause: {
+        "after_seconds": _SECONDS,
+        "cpu_percent_below": Limit(minimum=0, maximum=10_000),
+    },
+    ClaimIdentity: {
+        "sandbox_id": Limit(
+            pattern=formats.SANDBOX_ID, meaning="lower case letters and digits", max_length=63
+        ),
+        "owner": _TEXT,
+        "lock": Limit(min_length=1, max_length=1024),
+        "timeout_seconds": _SECONDS_OR_NONE,
+    },
+    SandboxSpec: {
+        "restore_from": Limit(min_length=1, max_length=253),
+        "image": _IMAGE,
+        "paused_retention_seconds": _SECONDS_OR_NONE,
+    },
+    Capacity: {
+        "buffer_min": _COUNT,
+        "buffer_max": _COUNT,
+        "pool_min": _COUNT,
+        "pool_max": _COUNT,
+    },
+    ScaleStrategy: {"max_unavailable": _PERCENT_OR_COUNT},
+    UpdateStrategy: {"max_unavailable": _PERCENT_OR_COUNT},
+    RecycleStrategy: {"max_recycles": _COUNT, "timeout_seconds": _SHORT},
+    SandboxPoolSpec: {
+        "replicas": _COUNT,
+        "max_idle_age_seconds": _SECONDS,
+        "labels": _LABELS,
+        "annotations": _ANNOTATIONS,
+        "algorithm": Limit(choices=("packed", "spread")),
+        "eviction_handler": Limit(min_length=1, max_length=253),
+    },
+    UpdatedResources: {"cpu": _SOME, "memory": _SOME},
+    InplaceUpdate: {"image": _IMAGE},
+    SandboxClaimSpec: {
+        "template_name": _NAME,
+        "replicas": _SIZE,
+        "claim_timeout_seconds": _SHORT,
+        "wait_ready_timeout_seconds": _SHORT,
+        "ttl_seconds_after_completed": Limit(minimum=-1, maximum=YEAR),
+        "labels": _LABELS,
+        "annotations": _ANNOTATIONS,
+        "env_vars": _VARIABLES,
+        "priority": _PRIORITY,
+    },
+    CheckpointSpec: {
+        "sandbox_name": _NAME,
+        "persistent_contents": Limit(min_items=1, max_items=2),
+        "ttl_seconds_after_finished": _SECONDS_OR_NONE,
+        "names": Limit(
+            max_items=32,
+            items=Limit(
+                pattern=formats.ALIAS,
+                meaning="a name such as team/name:tag",
+                min_length=1,
+                max_length=253,
+            ),
+        ),
+    },
+    EnvVar: {
+        "name": Limit(min_length=1, max_length=1024, check=formats.env_name),
+        "value": _LONG_TEXT,
+    },
+    Hook: {"command": _COMMAND, "timeout_seconds": _SHORT},
+    Process: {
+        "command": _COMMAND,
+        "args": Limit(max_items=1024, items=_LONG_TEXT),
+        "env": Limit(max_items=512),
+        "working_dir": _ABSOLUTE,
+    },
+    TaskSpec: {
+        "timeout_seconds": _SECONDS,
+        "max_attempts": Limit(minimum=1, maximum=1000),
+        "backoff_seconds": Limit(minimum=0, maximum=DAY),
+        "grace_seconds": Limit(minimum=0, maximum=DAY),
+    },
+    BatchSandboxSpec: {
+        "replicas": Limit(minimum=0, maximum=100_000),
+        "pool_ref": Limit(
+            pattern=r"^(\*|([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?)$",
+            meaning="the name of a pool, '*' or nothing",
+            max_length=formats.MAX_NAME,
+        ),
+        "shard_patches": Limit(max_items=100_000),
+        "shard_task_patches": Limit(max_items=100_000),
+        "priority": _PRIORITY,
+        "min_available": Limit(minimum=1, maximum=100_000),
+        "assign_profile": Limit(min_length=1, max_length=253),
+    },
+    EnvDefaults: {"multiplier": Limit(minimum=1, maximum=1000)},
+    MemberConfig: {
+        "labels": _LABELS,
+        "annotations": _ANNOTATIONS,
+        "multiplier": Limit(minimum=1, maximum=1000),
+        "scaling_group": Limit(min_length=1, max_length=63),
+        "min_replicas": _COUNT,
+        "max_replicas": _COUNT,
+        "priority": _PRIORITY,
+        "scale_up_priority": _PRIORITY,
+        "scale_down_priority": _PRIORITY,
+    },
+    MemberMetadata: {"labels": _LABELS, "annotations": _ANNOTATIONS},
+    EnvMember: {"replicas": _COUNT},
+    EnvCluster: {"members": Limit(max_properties=32, key_check=formats.dns_label)},
+    ScheduledFloor: {
+        "cron": Limit(min_length=9, max_length=128, check=formats.cron),
+        "duration_seconds": Limit(minimum=60, maximum=31 * DAY),
+        "min_replicas": _COUNT,
+    },
+    Forecast: {
+        "window_seconds": Limit(minimum=10, maximum=DAY),
+        "lead_seconds": Limit(minimum=0, maximum=DAY),
+    },
+    ScalingGroup: {
+        "min_replicas": _COUNT,
+        "max_replicas": _COUNT,
+        "cooldown_seconds": _SECONDS_OR_NONE,
+        "saturation_cooldown_seconds": _SECONDS_OR_NONE,
+        "idle_threshold_seconds": _SECONDS_OR_NONE,
+        "idle_zero_quiet_window_seconds": _SECONDS_OR_NONE,
+        "stabilization_seconds": _SECONDS_OR_NONE,
+        "idle_timeout_seconds": _SECONDS_OR_NONE,
+        "schedules": Limit(max_items=64),
+    },
+    Autoscaling: {"groups": Limit(max_properties=64, key_check=formats.dns_label)},
+    EnvOverrides: {
+        "image": _IMAGE,
+        "env": _VARIABLES,
+        "default_startup_timeout_seconds": _SECONDS,
+        "default_idle_timeout_seconds": _SECONDS,
+    },
+    SandboxEnvSpec: {"clusters": Limit(max_properties=16, key_check=formats.dns_subdomain)},
+    LeaseSpec: {"lease_duration_seconds": Limit(minimum=1)},
+    Secret: {
+        "data": Limit(key_check=formats.secret_key, items=Limit(check=formats.base64_text)),
+    },
+}
+
+
+def limit_of(cls: type[Any], field: str) -> Limit | None:
+    """Find the limit of a struct's field, if it has one."""
+    found = LIMITS.get(cls)
+    return found.get(field) if found else None

@@ -1,0 +1,1 @@
+"""Pure changes of a Sandbox: claim, deadlines, pause strategy, recycling."""

@@ -1,0 +1,107 @@
+"""Handing a sandbox to somebody: a pure change of the object, written by one compare-and-swap.
+
+Ownership of the pool goes and the claim's identity comes in the same write, so a sandbox is at
+every instant either its pool's or exactly one claimer's.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from msgspec import structs
+
+from paddock.resources.kinds.sandbox import (
+    LABEL_BATCH,
+    LABEL_CLAIM,
+    LABEL_CLAIMED,
+    LABEL_SHARD,
+    LABEL_TEAM,
+    ClaimIdentity,
+    IdlePause,
+    Sandbox,
+    SandboxSpec,
+    WakeOnTraffic,
+)
+from paddock.resources.kinds.template import (
+    NetworkPolicy,
+    PauseStrategy,
+    Resources,
+    SandboxTemplateSpec,
+)
+from paddock.resources.meta import Part, with_meta
+from paddock.resources.transitions import deadlines
+
+OURS = (LABEL_CLAIM, LABEL_BATCH, LABEL_SHARD)
+"""Labels that a claim of our own controllers writes over what is there."""
+
+
+class Terms(Part, frozen=True, kw_only=True):
+    """On what terms a sandbox is claimed."""
+
+    identity: ClaimIdentity
+    wake: WakeOnTraffic | None = None
+    idle_pause: IdlePause | None = None
+    network: NetworkPolicy | None = None
+    resources: Resources | None = None
+    image: str | None = None
+    """Replaces, in place, the one that it was made of."""
+    pause_strategy: PauseStrategy | None = None
+    paused_retention_seconds: int | None = None
+    shutdown_time: datetime | None = None
+    """A fixed end instead of a timeout."""
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+
+
+class Fit(Part, frozen=True, kw_only=True):
+    """How a claimed sandbox is to be, and whether one in stock can become so."""
+
+    template: SandboxTemplateSpec
+    """What one is made of that is newly made."""
+    size: Resources
+    """What it may use, and counts for."""
+    resources: Resources | None = None
+    """The same, where it is not what its template says."""
+    image: str | None = None
+    """What one in stock is given as it runs, where that is another than its template's."""
+    obstacle: str = ""
+    """Why one in stock cannot become so; empty where it can."""
+
+
+def claimed_spec(spec: SandboxSpec, terms: Terms, *, now: datetime) -> SandboxSpec:
+    """Give the spec as it is once claimed on these terms."""
+    changed = structs.replace(
+        spec,
+        claim=terms.identity,
+        paused=False,
+        recycle=False,
+        wake_on_traffic=terms.wake,
+        idle_pause=terms.idle_pause,
+        network=terms.network or spec.network,
+        resources=terms.resources or spec.resources,
+        image=terms.image or spec.image,
+        pause_strategy=terms.pause_strategy or spec.pause_strategy,
+        paused_retention_seconds=terms.paused_retention_seconds,
+    )
+    if terms.shutdown_time is not None:
+        return structs.replace(changed, shutdown_time=terms.shutdown_time, pause_time=None)
+    seconds = terms.identity.timeout_seconds
+    if seconds is None:
+        return structs.replace(changed, shutdown_time=None, pause_time=None)
+    return deadlines.with_timeout(changed, now=now, seconds=seconds)
+
+
+def claimed(sandbox: Sandbox, terms: Terms, *, now: datetime) -> Sandbox:
+    """Give the sandbox as it is once claimed on these terms."""
+    labels = {
+        **terms.labels,
+        **sandbox.metadata.labels,
+        **{name: terms.labels[name] for name in OURS if name in terms.labels},
+        LABEL_CLAIMED: "true",
+        LABEL_TEAM: terms.identity.owner,
+    }
+    return with_meta(
+        structs.replace(sandbox, spec=claimed_spec(sandbox.spec, terms, now=now)),
+        owner_references=(),
+        labels=labels,
+        annotations={**sandbox.metadata.annotations, **terms.annotations},
+    )

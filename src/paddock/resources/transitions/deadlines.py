@@ -1,0 +1,107 @@
+"""What happens to a sandbox's deadlines, as pure functions over its spec.
+
+Two instants rule a claimed sandbox: `pauseTime` and `shutdownTime`. Which of them its timeout
+moves depends on what it is to do at the end (`claim.autoPause`). A sandbox without a timeout
+(`claim.timeoutSeconds` is `None`) keeps neither, through every operation.
+"""
+
+from datetime import datetime, timedelta
+
+from msgspec import structs
+
+from paddock.resources.kinds.sandbox import SandboxSpec
+
+MIN_WAKE_SECONDS = 300
+"""A sandbox that traffic woke lives at least this long before its next auto-pause."""
+
+
+def end_of(spec: SandboxSpec) -> datetime | None:
+    """Give the instant at which its timeout ends, for people (`endAt`)."""
+    return spec.pause_time or spec.shutdown_time
+
+
+def never_ends(spec: SandboxSpec) -> bool:
+    """Say whether it was claimed without a timeout."""
+    return spec.claim is not None and spec.claim.timeout_seconds is None
+
+
+def with_timeout(spec: SandboxSpec, *, now: datetime, seconds: float) -> SandboxSpec:
+    """Let the timeout end so many seconds from now, sooner or later than before."""
+    if never_ends(spec):
+        return spec
+    end = now + timedelta(seconds=seconds)
+    if spec.claim is not None and spec.claim.auto_pause:
+        return structs.replace(spec, pause_time=end, shutdown_time=None)
+    return structs.replace(spec, pause_time=None, shutdown_time=end)
+
+
+def extended(spec: SandboxSpec, *, now: datetime, seconds: float) -> SandboxSpec:
+    """Let the timeout end no sooner than so many seconds from now; never shorten it."""
+    end = end_of(spec)
+    if end is None or end >= now + timedelta(seconds=seconds):
+        return spec
+    return with_timeout(spec, now=now, seconds=seconds)
+
+
+def paused(spec: SandboxSpec, *, now: datetime) -> SandboxSpec:
+    """Pause it: the flag and the deadlines change together. It is then kept for its retention."""
+    if spec.paused_retention_seconds is None:
+        until = None
+    else:
+        until = now + timedelta(seconds=spec.paused_retention_seconds)
+    return structs.replace(spec, paused=True, pause_time=None, shutdown_time=until)
+
+
+def resumed(spec: SandboxSpec, *, now: datetime, seconds: float) -> SandboxSpec:
+    """Resume it with a fresh timeout, in the same write that clears the flag."""
+    running = structs.replace(spec, paused=False, pause_time=None, shutdown_time=None)
+    return with_timeout(running, now=now, seconds=seconds)
+
+
+def woken(spec: SandboxSpec, *, now: datetime) -> SandboxSpec:
+    """Resume it because traffic came: only what is to be paused again gets a fresh timeout.
+
+    One that is to be shut down, or never, keeps its deadline as it is: a stranger's request must
+    not prolong a life. The end of a retention was the pause's and goes with it.
+    """
+    retained = spec.paused and spec.paused_retention_seconds is not None
+    unretained = structs.replace(spec, shutdown_time=None) if retained else spec
+    if never_ends(spec):
+        return structs.replace(unretained, paused=False, pause_time=None)
+    if spec.claim is not None and spec.claim.auto_pause:
+        until = now + timedelta(seconds=wake_seconds(spec))
+        return structs.replace(unretained, paused=False, pause_time=until)
+    return structs.replace(spec, paused=False, pause_time=None)
+
+
+def wake_seconds(spec: SandboxSpec) -> int:
+    """Say how long a sandbox that traffic woke lives until its next auto-pause."""
+    configured = spec.wake_on_traffic.timeout_seconds if spec.wake_on_traffic else 0
+    claimed = spec.claim.timeout_seconds if spec.claim and spec.claim.timeout_seconds else 0
+    return max(configured, claimed, MIN_WAKE_SECONDS)
+
+
+def is_over(spec: SandboxSpec, *, now: datetime) -> bool:
+    """Say whether it is dead by its deadline.
+
+    A due pause wins over a due shutdown: after a downtime in which both instants passed, a
+    sandbox that was to be paused is paused, and loses nothing.
+    """
+    if spec.shutdown_time is None or spec.shutdown_time > now:
+        return False
+    return not is_pause_due(spec, now=now)
+
+
+def is_pause_due(spec: SandboxSpec, *, now: datetime) -> bool:
+    """Say whether it is to be paused now."""
+    return not spec.paused and spec.pause_time is not None and spec.pause_time <= now
+
+
+def next_instant(spec: SandboxSpec) -> datetime | None:
+    """Give the earliest deadline, for a timer."""
+    instants = [
+        moment
+        for moment in (None if spec.paused else spec.pause_time, spec.shutdown_time)
+        if moment is not None
+    ]
+    return min(instants, default=None)

@@ -1,0 +1,113 @@
+"""Giving a sandbox back to its pool: one handler per `recycleStrategy.type`, pure.
+
+Each says what becomes of the sandbox; whoever gives it back writes it, in one write. A sandbox
+that is no longer well, has been used too often, or has no living pool is always deleted.
+"""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from msgspec import Struct, structs
+
+from paddock.resources.kinds.pool import RecycleType, SandboxPool
+from paddock.resources.kinds.sandbox import (
+    LABEL_CLAIMED,
+    LABEL_EVICT,
+    LABEL_POOL,
+    LABEL_REVISION,
+    LABEL_TEMPLATE,
+    Phase,
+    Sandbox,
+    SandboxSpec,
+)
+from paddock.resources.meta import owner_reference, with_meta
+
+ANNOTATION_RESET_BY = "paddock.dev/reset-by"
+"""A reset that is not done by then has failed."""
+
+
+class Delete(Struct, frozen=True):
+    """It ends."""
+
+    why: str = ""
+
+
+class Return(Struct, frozen=True):
+    """It goes back as this; equal to what it was where nothing need be written."""
+
+    sandbox: Sandbox
+
+
+Outcome = Delete | Return
+Handler = Callable[[Sandbox, SandboxPool, datetime], Outcome]
+
+
+def _delete(_sandbox: Sandbox, _pool: SandboxPool, _now: datetime) -> Outcome:
+    return Delete("the pool deletes what was used")
+
+
+def _noop(sandbox: Sandbox, pool: SandboxPool, _now: datetime) -> Outcome:
+    if sandbox.spec.image is not None or sandbox.spec.resources is not None:
+        return Delete("its claim gave it another image or size than its pool's")
+    return Return(unclaimed(sandbox, pool))
+
+
+def _restart(sandbox: Sandbox, pool: SandboxPool, now: datetime) -> Outcome:
+    strategy = pool.spec.recycle_strategy
+    if sandbox.status.recycled_count >= strategy.max_recycles:
+        return Delete(f"it was reset {sandbox.status.recycled_count} times already")
+    by = now + timedelta(seconds=strategy.timeout_seconds)
+    back = unclaimed(sandbox, pool)
+    annotations = {**back.metadata.annotations, ANNOTATION_RESET_BY: by.isoformat()}
+    back = with_meta(back, annotations=annotations)
+    return Return(structs.replace(back, spec=structs.replace(back.spec, recycle=True)))
+
+
+HANDLERS: dict[RecycleType, Handler] = {
+    RecycleType.DELETE: _delete,
+    RecycleType.NOOP: _noop,
+    RecycleType.RESTART: _restart,
+}
+
+
+def outcome(sandbox: Sandbox, pool: SandboxPool | None, *, now: datetime) -> Outcome:
+    """Say what becomes of a sandbox that is given back."""
+    if pool is None or pool.is_deleting:
+        return Delete("its pool is gone")
+    if sandbox.status.phase is not Phase.RUNNING or sandbox.spec.paused:
+        return Delete(f"it is {sandbox.status.phase}")
+    if LABEL_EVICT in sandbox.metadata.labels:
+        return Delete("it was to be evicted")
+    return HANDLERS[pool.spec.recycle_strategy.type](sandbox, pool, now)
+
+
+def unclaimed(sandbox: Sandbox, pool: SandboxPool) -> Sandbox:
+    """Give the sandbox as its pool's own again."""
+    if sandbox.spec.claim is None and sandbox.metadata.owner_references:
+        return sandbox
+    kept = {*pool.spec.labels, LABEL_POOL, LABEL_TEMPLATE, LABEL_REVISION}
+    labels = {name: value for name, value in sandbox.metadata.labels.items() if name in kept}
+    # Whatever a claim brought goes with it; what it is made of stays as it was made.
+    spec = SandboxSpec(
+        template=sandbox.spec.template,
+        template_ref=sandbox.spec.template_ref,
+        restore_from=sandbox.spec.restore_from,
+    )
+    return with_meta(
+        structs.replace(sandbox, spec=spec),
+        labels={**labels, LABEL_CLAIMED: "false"},
+        annotations={},
+        owner_references=(owner_reference(pool),),
+    )
+
+
+def is_overdue(sandbox: Sandbox, now: datetime) -> bool:
+    """Say whether a reset has taken longer than its pool allows."""
+    by = sandbox.metadata.annotations.get(ANNOTATION_RESET_BY)
+    if not sandbox.spec.recycle or by is None:
+        return False
+    try:
+        return datetime.fromisoformat(by) <= now
+    except (TypeError, ValueError):
+        # Nobody but us writes this; whoever garbled it has no claim to the sandbox.
+        return True

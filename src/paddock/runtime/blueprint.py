@@ -1,0 +1,89 @@
+"""From resources to what a runtime needs: a pure translation."""
+
+from collections.abc import Callable, Mapping
+
+from paddock.resources import quantity
+from paddock.resources.kinds.sandbox import LABEL_POOL, Sandbox
+from paddock.resources.kinds.template import NetworkPolicy, Resources, SandboxTemplateSpec, Volume
+from paddock.resources.tokens import TokenSeed
+from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, Limits, Mount
+
+
+def blueprint(
+    sandbox: Sandbox, template: SandboxTemplateSpec, seed: TokenSeed, *, checkpoint_id: str | None
+) -> Blueprint:
+    """Say what to make for this sandbox."""
+    metadata = sandbox.metadata
+    return Blueprint(
+        uid=metadata.uid,
+        namespace=metadata.namespace,
+        name=metadata.name,
+        image=sandbox.spec.image or template.image,
+        checkpoint_id=checkpoint_id,
+        limits=limits(sandbox.spec.resources or template.resources),
+        egress=egress(sandbox.spec.network or template.network),
+        env=template.env,
+        user=template.user,
+        workdir=template.workdir,
+        start_command=template.start_command,
+        ready_command=template.ready_command,
+        ready_timeout_seconds=template.ready_timeout_seconds,
+        hostname=sandbox.spec.claim.sandbox_id if sandbox.spec.claim else metadata.name,
+        mounts=tuple(_mount(volume) for volume in template.volumes),
+        privileges=template.privileges.value,
+        agent=agent_config(sandbox, template, seed),
+        pod_template=template.pod_template,
+        volume_claim_templates=template.volume_claim_templates,
+        labels=metadata.labels,
+    )
+
+
+def agent_config(sandbox: Sandbox, template: SandboxTemplateSpec, seed: TokenSeed) -> AgentConfig:
+    """Say what envd must know of this sandbox."""
+    claim = sandbox.spec.claim
+    env: Mapping[str, str] = template.env
+    if claim is None:
+        return AgentConfig(
+            env=env,
+            default_user=template.user,
+            default_workdir=template.workdir,
+            is_reserved=LABEL_POOL in sandbox.metadata.labels,
+        )
+    return AgentConfig(
+        access_token=seed.access_token(claim.sandbox_id) if claim.access_token_hash else None,
+        env={**env, **claim.env_vars},
+        default_user=template.user,
+        default_workdir=template.workdir,
+        sandbox_id=claim.sandbox_id,
+        template_id=claim.template_id,
+    )
+
+
+def limits(resources: Resources) -> Limits:
+    """Read quantities."""
+    return Limits(
+        cpu_millis=_read(quantity.millis, resources.cpu, "cpu"),
+        memory_bytes=_read(quantity.whole, resources.memory, "memory"),
+        disk_bytes=_read(quantity.whole, resources.disk, "disk"),
+        pids=resources.pids,
+    )
+
+
+def _read(reader: Callable[[str, str], int], text: str | None, name: str) -> int | None:
+    return None if text is None else reader(text, f"spec.resources.{name}")
+
+
+def egress(network: NetworkPolicy) -> EgressPolicy:
+    """Keep what concerns the way out; the way in is the gateway's."""
+    return EgressPolicy(
+        allow_internet=network.allow_internet_access,
+        allow_out=network.allow_out,
+        deny_out=network.deny_out,
+        dns_servers=network.dns_servers,
+        allow_private=network.allow_private_networks,
+    )
+
+
+def _mount(volume: Volume) -> Mount:
+    source = volume.host_path or f"volume:{volume.claim_name or volume.name}"
+    return Mount(source=source, path=volume.mount_path, read_only=volume.read_only)

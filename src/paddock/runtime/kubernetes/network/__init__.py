@@ -1,0 +1,1 @@
+"""Egress policies of sandboxes as NetworkPolicies."""

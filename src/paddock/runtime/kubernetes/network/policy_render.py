@@ -1,0 +1,104 @@
+"""Egress policies as NetworkPolicies: one per distinct policy, shared by all pods that have it.
+
+A pod says by label which one it is under, so that neither a new sandbox nor a changed policy costs
+more than a label. NetworkPolicies know addresses only; names are refused, not ignored.
+"""
+
+import hashlib
+import ipaddress
+from typing import Any
+
+import msgspec
+
+from paddock.kit.errors import InvalidError, UnsupportedError
+from paddock.resources.kinds.pods import NetworkPolicyManifest
+from paddock.resources.meta import ObjectMeta
+from paddock.runtime.kubernetes import names
+from paddock.runtime.port import EgressPolicy
+
+_PRIVATE = (
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "127.0.0.0/8",
+    "168.63.129.16/32",  # a public address by which a cloud's machines reach their host
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+)
+_PRIVATE_6 = ("::1/128", "fc00::/7", "fe80::/10")
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def policy_name(policy: EgressPolicy, system_namespace: str) -> str:
+    """Give the name that this policy has in every namespace."""
+    text = msgspec.json.encode((policy, system_namespace))
+    return "paddock-" + hashlib.sha256(text).hexdigest()[:12]
+
+
+def network_policy(
+    policy: EgressPolicy, namespace: str, *, system_namespace: str
+) -> NetworkPolicyManifest:
+    """Say in Kubernetes' words where pods of this policy may connect to, and who to them."""
+    name = policy_name(policy, system_namespace)
+    return NetworkPolicyManifest(
+        metadata=ObjectMeta(
+            name=name, namespace=namespace, labels={names.LABEL_MANAGED: names.MANAGER}
+        ),
+        spec={
+            "podSelector": {"matchLabels": {names.LABEL_EGRESS: name}},
+            "policyTypes": ["Ingress", "Egress"],
+            # Gateways, the API and controllers; nobody else speaks to a sandbox directly.
+            "ingress": [{"from": [_namespace(system_namespace)]}],
+            "egress": _egress(policy),
+        },
+    )
+
+
+def _namespace(name: str) -> dict[str, Any]:
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+
+
+def _egress(policy: EgressPolicy) -> list[dict[str, Any]]:
+    rules: list[dict[str, Any]] = [_dns(policy)]
+    allowed = [_block(text) for text in policy.allow_out]
+    if allowed:
+        rules.append({"to": [{"ipBlock": {"cidr": str(net)}} for net in allowed]})
+    if policy.allow_internet:
+        denied = [_block(text) for text in policy.deny_out]
+        if not policy.allow_private:
+            denied += [ipaddress.ip_network(text) for text in (*_PRIVATE, *_PRIVATE_6)]
+        rules.append({"to": [_everywhere(4, denied), _everywhere(6, denied)]})
+    return rules
+
+
+def _dns(policy: EgressPolicy) -> dict[str, Any]:
+    ports = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+    if policy.dns_servers:
+        blocks = [_block(text) for text in policy.dns_servers]
+        return {"to": [{"ipBlock": {"cidr": str(net)}} for net in blocks], "ports": ports}
+    cluster_dns = {
+        **_namespace("kube-system"),
+        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    }
+    return {"to": [cluster_dns], "ports": ports}
+
+
+def _everywhere(version: int, denied: list[Network]) -> dict[str, Any]:
+    everything = ipaddress.ip_network("0.0.0.0/0" if version == 4 else "::/0")
+    excepted = sorted({str(net) for net in denied if net.version == version and net != everything})
+    block: dict[str, Any] = {"cidr": str(everything)}
+    if excepted:
+        block["except"] = excepted
+    return {"ipBlock": block}
+
+
+def _block(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError as error:
+        if "/" in text:
+            raise InvalidError(f"{text!r} is neither an address nor a CIDR: {error}") from error
+        raise UnsupportedError(
+            f"the egress rule {text!r} names a host, and NetworkPolicies know addresses only",
+            hint="use addresses or CIDRs on Kubernetes",
+        ) from error

@@ -1,0 +1,90 @@
+"""The node agents of a cluster, where they are installed: whoever freezes a pod's processes.
+
+They are pods themselves, one per node, found by label; the driver asks the one on a sandbox's node.
+"""
+
+from collections.abc import Callable
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from paddock.kit.errors import NotFoundError, UnavailableError, UnsupportedError
+from paddock.resources.kinds.pods import Pod
+from paddock.runtime.kubernetes import names
+from paddock.runtime.kubernetes.cluster import Pods
+
+_SECONDS = 10.0
+
+
+class FreezeOrder(Struct, frozen=True):
+    """`POST /freeze`: stop, or let go on, every process of a pod, its envd included."""
+
+    pod_uid: str
+    frozen: bool
+
+
+class Nodes:
+    """Finds and asks node agents."""
+
+    def __init__(self, pods: Pods | None, token: Callable[[], str]) -> None:
+        self._pods = pods
+        self._token = token
+        self._opened: aiohttp.ClientSession | None = None
+
+    @property
+    def are_installed(self) -> bool:
+        """Say whether there is any node agent."""
+        return bool(self._agents())
+
+    def _agents(self) -> dict[str, str]:
+        if self._pods is None:
+            return {}
+        return {
+            pod.spec.node_name: pod.status.pod_ip
+            for pod in self._pods.all()
+            if pod.spec.node_name and pod.status.pod_ip and not pod.is_deleting
+        }
+
+    async def freeze(self, pod: Pod, *, frozen: bool) -> None:
+        """Stop a pod's processes where they are, or let them go on."""
+        agents = self._agents()
+        if not agents:
+            raise UnsupportedError(
+                "pods cannot be frozen here: the node DaemonSet is not installed",
+                hint="install it (node.enabled in the chart), or pause with Stop and a volume",
+            )
+        ip = agents.get(pod.spec.node_name)
+        if ip is None:
+            raise UnavailableError(
+                f"node {pod.spec.node_name} has no agent right now", retry_after_seconds=2.0
+            )
+        order = FreezeOrder(pod.metadata.uid, frozen)
+        host = f"[{ip}]" if ":" in ip else ip
+        try:
+            async with self._session().post(
+                f"http://{host}:{names.NODE_PORT}/freeze",
+                data=msgspec.json.encode(order),
+                headers={"Authorization": f"Bearer {self._token()}"},
+            ) as response:
+                text = (await response.read()).decode(errors="replace")[:200]
+                status = response.status
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise UnavailableError(
+                f"the agent of node {pod.spec.node_name} does not answer: {error!r}",
+                retry_after_seconds=1.0,
+            ) from error
+        if status == 404:
+            raise NotFoundError(f"node {pod.spec.node_name} does not run that pod: {text}")
+        if status != 204:
+            raise UnavailableError(f"the agent of node {pod.spec.node_name} says {status}: {text}")
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS))
+        return self._opened
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._opened is not None:
+            await self._opened.close()

@@ -1,0 +1,1 @@
+"""Pods of sandboxes: rendered, created, watched, and changed while they run."""

@@ -1,0 +1,1 @@
+"""`paddock doctor`: probes of this machine and their report."""

@@ -1,0 +1,301 @@
+"""The image `host`: this machine's own root, masked, as an instant default.
+
+A layer over `/` hides everything that is not plainly software: homes, mounts, data, the state of
+services, Paddock itself, and every file below /etc, /usr and /opt that others may not read on this
+machine (root inside could, for it is root over all it sees). In their place come a user
+`user` (1000) and root, both without a password, and `sudo` for the former where it is installed.
+
+What is world-readable on the machine can be read inside: whoever runs sandboxes for strangers uses
+an image of their own.
+"""
+
+import contextlib
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from paddock.kit import clock
+from paddock.runtime.local.launch.native_build import mark_opaque
+
+_SOFTWARE = {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "var", "opt"}
+_PROVIDED = {"proc", "sys", "dev", ".paddock"}
+_EMPTY = {
+    "tmp": 0o1777, "run": 0o755, "mnt": 0o755, "media": 0o755, "srv": 0o755, "boot": 0o755,
+    "var/tmp": 0o1777, "var/log": 0o755, "var/cache": 0o755, "var/cache/apt": 0o755,
+    "var/cache/apt/archives": 0o755, "var/cache/apt/archives/partial": 0o700,
+    "var/spool": 0o755, "var/mail": 0o775,
+}  # fmt: skip
+_VAR = {"tmp", "log", "cache", "spool", "mail", "lib", "lock", "run"}
+_VAR_LIB = {"dpkg", "apt", "pam", "ucf", "python", "xml-core", "sgml-base", "dictionaries-common"}
+_SECRET_NAMES = {
+    "shadow", "shadow-", "gshadow", "gshadow-", "passwd-", "group-", "subuid", "subgid", "ssh",
+    "machine-id", "sudoers.d", "krb5.keytab", "fstab", "crypttab", "mtab",
+}  # fmt: skip
+_MEMORY = Path("/var/cache/paddock/closed-software.json")
+_MEMORY_SECONDS = 900
+_PROFILE = 'export PS1="\\u@\\h:\\w\\$ "\n'
+
+
+class _Seen(Struct, frozen=True):
+    """What a look through /usr and /opt found, and of which time it is."""
+
+    at: float
+    newest: float
+    paths: tuple[str, ...]
+
+
+# Made at import, not by the first use: see docs/decisions/0080.
+_decoder = msgspec.json.Decoder(_Seen)
+
+
+def ensure_layer(layers: Path, *, hidden: tuple[Path, ...] = ()) -> Path:
+    """Give the layer's directory, making it where it is not there yet."""
+    layer = layers / "host"
+    if layer.exists():
+        return layer
+    staging = layers / f"host.{os.getpid()}"
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(mode=0o755)
+    _fill(staging, hidden)
+    try:
+        staging.rename(layer)
+    except OSError:  # another process was faster
+        shutil.rmtree(staging)
+    return layer
+
+
+def host_trees() -> tuple[str, ...]:
+    """Name what a rootless sandbox sees of the host itself: a user's own namespace can lay no
+    overlay over `/`, because things are mounted below it."""
+    return tuple(path for path in ("/usr", "/opt") if os.path.isdir(path))
+
+
+def ensure_rootless_layer(layers: Path) -> Path:
+    """Give a layer with what is beside those trees: links, a copy of what /etc shows everybody."""
+    layer = layers / "host"
+    if layer.exists():
+        return layer
+    staging = layers / f"host.{os.getpid()}"
+    staging.mkdir(mode=0o755)
+    for name in sorted(_SOFTWARE - {"etc", "var"}):
+        path = Path("/", name)
+        if path.is_symlink():
+            (staging / name).symlink_to(os.readlink(path))
+        elif path.is_dir():
+            (staging / name).mkdir(mode=0o755)
+    shutil.copytree(
+        "/etc", staging / "etc", symlinks=True, ignore=_closed_to_us, dirs_exist_ok=True
+    )
+    for name, mode in _EMPTY.items():
+        _directory(staging, name, mode)
+    for name in _SECRET_NAMES:
+        (staging / "etc" / name).unlink(missing_ok=True)
+    _people(staging, user_id=0)
+    staging.rename(layer)
+    return layer
+
+
+def _closed_to_us(directory: str, names: list[str]) -> list[str]:
+    closed: list[str] = []
+    for name in names:
+        path = os.path.join(directory, name)
+        need = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
+        if name in _SECRET_NAMES or not (os.path.islink(path) or os.access(path, need)):
+            closed.append(name)
+    return closed
+
+
+def _fill(layer: Path, hidden: tuple[Path, ...]) -> None:
+    for name in os.listdir("/"):
+        if name not in _SOFTWARE and name not in _PROVIDED and name not in _EMPTY:
+            _hide(layer, Path("/", name))
+    for name, mode in _EMPTY.items():
+        _directory(layer, name, mode)
+        mark_opaque(layer / name)
+    for name in _others("/var", _VAR):
+        _hide(layer, name)
+    for name in _others("/var/lib", _VAR_LIB):
+        _hide(layer, name)
+    own = (Path(sys.prefix), Path(__file__).resolve().parents[4])
+    for path in (*hidden, *own):
+        _hide_unless_gone(layer, path)
+    secrets = (Path("/etc", name) for name in _SECRET_NAMES)
+    for path in (*_unreadable("/etc"), *_unreadable_software(), *secrets):
+        _hide_unless_gone(layer, path)
+    _people(layer)
+
+
+def _others(parent: str, kept: set[str]) -> Iterator[Path]:
+    yield from (Path(parent, name) for name in os.listdir(parent) if name not in kept)
+
+
+def _unreadable_software() -> list[Path]:
+    """Look through /usr and /opt, which takes seconds: what was seen lately is remembered."""
+    newest = max(_changed("/var/lib/dpkg/status"), _changed("/usr/local"), _changed("/opt"))
+    try:
+        seen = _decoder.decode(_MEMORY.read_bytes())
+        age = clock.system().now().timestamp() - seen.at
+        if seen.newest == newest and 0 <= age < _MEMORY_SECONDS:
+            return [Path(path) for path in seen.paths]
+    except (OSError, msgspec.DecodeError):
+        pass
+    paths = [*_unreadable("/usr"), *_unreadable("/opt")]
+    seen = _Seen(at=clock.system().now().timestamp(), newest=newest, paths=tuple(map(str, paths)))
+    if os.geteuid() == 0:
+        _MEMORY.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _MEMORY.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(msgspec.json.encode(seen))
+        temporary.replace(_MEMORY)
+    return paths
+
+
+def _changed(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _unreadable(tree: str) -> Iterator[Path]:
+    """Find what others may not read; a closed directory is given itself, not what is in it."""
+    pending = [tree] if os.path.isdir(tree) and not os.path.islink(tree) else []
+    while pending:
+        for path, mode in _modes(pending.pop()):
+            if stat.S_ISLNK(mode):
+                continue
+            if stat.S_ISDIR(mode):
+                if mode & 0o005 == 0o005:
+                    pending.append(path)
+                else:
+                    yield Path(path)
+            # A set-uid program that others may run but not read (sudo) holds no secret.
+            elif not mode & 0o004 and not mode & 0o001:
+                yield Path(path)
+
+
+def _modes(directory: str) -> Iterator[tuple[str, int]]:
+    """List what is in a directory; software comes and goes while we look."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                yield entry.path, entry.stat(follow_symlinks=False).st_mode
+
+
+def _people(layer: Path, *, user_id: int = 1000) -> None:
+    keep = ("root:", "user:")
+    system = [
+        line
+        for line in Path("/etc/passwd").read_text().splitlines()
+        if line.count(":") == 6 and int(line.split(":")[2]) < 1000 and not line.startswith(keep)
+    ]
+    nobody = [line for line in system if line.startswith("nobody:")]
+    people = [
+        "root:x:0:0:root:/root:/bin/bash",
+        *system,
+        f"user:x:{user_id}:{user_id}::/home/user:/bin/bash",
+    ]
+    if not nobody:
+        people.append("nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin")
+    groups = [
+        line.rsplit(":", 1)[0] + ":"
+        for line in Path("/etc/group").read_text().splitlines()
+        if line.count(":") == 3 and int(line.split(":")[2]) < 1000
+    ]
+    if user_id:  # with one id only there are no further groups to be in
+        groups = [g + "user" if g.startswith("sudo:") else g for g in groups]
+    _file(layer, "etc/passwd", "\n".join(people) + "\n", 0o644)
+    _file(layer, "etc/group", "\n".join([*groups, "user:x:1000:"]) + "\n", 0o644)
+    shadow = "".join(f"{line.split(':')[0]}:*:19000:0:99999:7:::\n" for line in people)
+    _file(layer, "etc/shadow", shadow, 0o640)
+    _file(layer, "etc/sudoers.d/paddock", "user ALL=(ALL:ALL) NOPASSWD: ALL\n", 0o440)
+    if shutil.which("sudo"):
+        rules = (
+            "Defaults env_reset\n"
+            'Defaults secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n'
+            "root ALL=(ALL:ALL) ALL\n@includedir /etc/sudoers.d\n"
+        )
+        _file(layer, "etc/sudoers", rules, 0o440)
+    for home, uid, mode in (("root", 0, 0o700), ("home", 0, 0o755), ("home/user", 1000, 0o755)):
+        path = layer / home
+        if path.exists() and not path.is_dir():
+            path.unlink()
+        _directory(layer, home, mode)
+        mark_opaque(path)
+        if home != "home":
+            _file(layer, f"{home}/.bashrc", _PROFILE, 0o644)
+            _own(path / ".bashrc", uid)
+        _own(path, uid)
+
+
+def _own(path: Path, uid: int) -> None:
+    if os.geteuid() == 0:
+        os.chown(path, uid, uid)
+
+
+def _directory(layer: Path, name: str, mode: int) -> Path:
+    path = layer
+    for part in Path(name).parts:
+        path /= part
+        if not path.exists():
+            path.mkdir()
+            _like_host(path, layer)
+    path.chmod(mode)
+    return path
+
+
+def _like_host(path: Path, layer: Path) -> None:
+    """Give a directory the mode it has on the host: the upper one's mode is what is seen."""
+    try:
+        path.chmod(stat.S_IMODE(os.stat(Path("/", path.relative_to(layer))).st_mode))
+    except FileNotFoundError:
+        path.chmod(0o755)
+
+
+def _file(layer: Path, name: str, text: str, mode: int) -> None:
+    path = layer / name
+    if not path.parent.exists() or not path.parent.is_dir():
+        if path.parent.exists():
+            path.parent.unlink()
+        _directory(layer, str(Path(name).parent), 0o755)
+        if Path(name).parent.name == "sudoers.d":
+            mark_opaque(path.parent)
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+
+
+def _hide(layer: Path, path: Path) -> None:
+    """Put a whiteout where something is on the host."""
+    relative = path.relative_to("/")
+    parent = layer / relative.parent
+    if not parent.exists():
+        for part in reversed(relative.parents[:-1]):
+            made = layer / part
+            if not made.exists():
+                made.mkdir()
+                _like_host(made, layer)
+    os.mknod(layer / relative, 0o600 | stat.S_IFCHR, os.makedev(0, 0))
+
+
+def _hide_unless_gone(layer: Path, path: Path) -> None:
+    """Hide a path unless it, or a directory above it, is hidden or replaced already."""
+    relative = path.relative_to("/")
+    at = layer
+    for part in relative.parts:
+        at /= part
+        if at.is_char_device() or at.is_file():
+            return
+        if at.is_dir() and _is_opaque(at):
+            return
+    if not at.exists() and path.exists():
+        _hide(layer, path)
+
+
+def _is_opaque(path: Path) -> bool:
+    return any(name.endswith("overlay.opaque") for name in os.listxattr(path))

@@ -1,0 +1,129 @@
+"""The two native programs, compiled once and kept by hash: init, and the launcher of sandboxes.
+
+Init is laid over every image as a layer of its own. The layer also holds what every root needs and
+some images lack: mount points, and the files that device nodes are bound to. It is read-only,
+shared, and the highest of the lower ones, so that no image can replace init; its /dev is opaque,
+so that no image's device files show.
+"""
+
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from paddock.kit.errors import UnavailableError
+from paddock.runtime.local.launch.skeleton import DEVICES, INIT_PATH
+
+PREFIX = "init-"
+
+LAUNCHER_PREFIX = "launcher-"
+CACHE = Path("/var/cache/paddock/init")
+"""Where root keeps what was built."""
+
+_SOURCES = Path(__file__).parent / "native" / "init"
+_LAUNCHER_SOURCES = Path(__file__).parent / "native" / "launcher"
+_DIRECTORIES = {
+    "proc": 0o555, "sys": 0o555, "tmp": 0o1777, "run": 0o755, ".paddock": 0o755,
+    "dev": 0o755, "dev/pts": 0o755, "dev/shm": 0o1777,
+}  # fmt: skip
+_LINKS = {
+    "dev/ptmx": "pts/ptmx", "dev/fd": "/proc/self/fd", "dev/stdin": "/proc/self/fd/0",
+    "dev/stdout": "/proc/self/fd/1", "dev/stderr": "/proc/self/fd/2", "dev/core": "/proc/kcore",
+}  # fmt: skip
+
+
+def ensure_layer(layers: Path, cache: Path | None = None) -> Path:
+    """Give the layer's directory, building it where this version is not there yet.
+
+    Layers are on a tmpfs and gone after a reboot; the cache is on a disk and keeps every version,
+    as a hibernated sandbox needs the very init it had.
+    """
+    name = f"{PREFIX}{_digest(_SOURCES)}"
+    cache = cache or layers / ".cache"
+    _ensure(cache / name, compile_init)
+    return bring_layer(layers, cache, name)
+
+
+def ensure_launcher(cache: Path = CACHE) -> Path:
+    """Give the launcher's program, building it where this version is not there yet."""
+    program = cache / f"{LAUNCHER_PREFIX}{_digest(_LAUNCHER_SOURCES)}"
+    _ensure(program, functools.partial(_compile, _LAUNCHER_SOURCES / "launcher.c"))
+    return program
+
+
+def bring_layer(layers: Path, cache: Path, name: str) -> Path:
+    """Lay out the layer of a version that was once built here."""
+    layer = layers / name
+    if layer.exists():
+        return layer
+    if not (cache / name).exists():
+        raise UnavailableError(f"the init this sandbox ran with ({name}) is no longer kept")
+    staging = layers / f"{name}.{os.getpid()}"
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(mode=0o755)
+    fill_skeleton(staging)
+    shutil.copyfile(cache / name, staging / INIT_PATH.lstrip("/"))
+    (staging / INIT_PATH.lstrip("/")).chmod(0o755)
+    try:
+        staging.rename(layer)
+    except OSError:  # another process was faster with the same content
+        shutil.rmtree(staging)
+    return layer
+
+
+def fill_skeleton(root: Path) -> None:
+    """Make mount points and device stand-ins."""
+    for name, mode in _DIRECTORIES.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        (root / name).chmod(mode)
+    for name, target in _LINKS.items():
+        (root / name).symlink_to(target)
+    for name in DEVICES:
+        (root / "dev" / name).touch(mode=0o666)
+        (root / "dev" / name).chmod(0o666)
+    mark_opaque(root / "dev")
+
+
+def mark_opaque(directory: Path) -> None:
+    """Let nothing of lower layers show in a directory; overlays of users read another name."""
+    space = "trusted" if os.geteuid() == 0 else "user"
+    os.setxattr(directory, f"{space}.overlay.opaque", b"y")
+
+
+def compile_init(target: Path) -> None:
+    """Compile init statically."""
+    _compile(_SOURCES / "init.c", target)
+
+
+def _digest(sources: Path) -> str:
+    found = sorted(path for path in sources.iterdir() if path.suffix in {".c", ".h"})
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in found)).hexdigest()[:16]
+
+
+def _ensure(program: Path, build: Callable[[Path], None]) -> None:
+    if program.exists():
+        return
+    program.parent.mkdir(parents=True, exist_ok=True)
+    temporary = program.with_name(f"{program.name}.{os.getpid()}")
+    build(temporary)
+    temporary.replace(program)
+
+
+def _compile(source: Path, target: Path) -> None:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise UnavailableError(
+            f"{source.stem} cannot be built: there is no C compiler",
+            hint="apt-get install gcc libc6-dev",
+        )
+    command = [compiler, "-static", "-Os", "-s", "-o", str(target), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UnavailableError(
+            f"{source.stem} cannot be built: {done.stderr.strip()[-500:]}",
+            hint="apt-get install gcc libc6-dev",
+        )
+    target.chmod(0o755)

@@ -1,0 +1,133 @@
+"""Asking name servers on behalf of sandboxes, by UDP and by TCP.
+
+A reply counts only if it comes from the server asked, carries the number we chose and repeats the
+question. Who may ask what is `dns`' business.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import struct
+from collections.abc import AsyncGenerator, Sequence
+from ipaddress import ip_address
+
+from paddock.kit.errors import PaddockError
+from paddock.runtime.local.net.dns import messages as wire
+from paddock.runtime.local.net.netns import socket_in
+
+_ATTEMPTS = 3
+_ATTEMPT_SECONDS = 2.0
+"""How long one server may take before the next is asked."""
+_MAX_ANSWER = 65535
+
+
+class NoServerError(PaddockError):
+    """None of the servers gave a usable answer."""
+
+    reason = "NameServersUnreachable"
+
+
+class Upstream:
+    """Asks from one network namespace."""
+
+    def __init__(self, netns_fd: int | None) -> None:
+        self._netns_fd = netns_fd
+
+    async def ask(
+        self, query: wire.Query, servers: Sequence[str], *, by_tcp: bool
+    ) -> tuple[bytes, wire.Answer]:
+        """Ask one server after the other; give the first usable reply, as it came and as read."""
+        if not servers:
+            raise NoServerError("this machine has no name servers in /etc/resolv.conf")
+        exchange = self._exchange_tcp if by_tcp else self._exchange_udp
+        problem = ""
+        for attempt in range(max(_ATTEMPTS, min(len(servers), _ATTEMPTS + 1))):
+            server = servers[attempt % len(servers)]
+            try:
+                async with asyncio.timeout(_ATTEMPT_SECONDS):
+                    return await exchange(query, server)
+            except (TimeoutError, OSError, EOFError, wire.MalformedError) as error:
+                problem = f"{server}: {error or type(error).__name__}"
+        raise NoServerError(problem)
+
+    async def _exchange_udp(self, query: wire.Query, server: str) -> tuple[bytes, wire.Answer]:
+        # A socket for each question: its random port and number are what a forger has to guess.
+        identity = secrets.randbits(16)
+        replies: asyncio.Queue[bytes | OSError] = asyncio.Queue(maxsize=16)
+        with self._socket(server, socket.SOCK_DGRAM) as connection:
+            connection.connect((server, 53))
+            transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+                lambda: _Replies(replies), sock=connection
+            )
+            try:
+                transport.sendto(wire.upstream_query(query, identity))
+                while True:
+                    raw = await replies.get()
+                    if isinstance(raw, OSError):
+                        raise raw
+                    with contextlib.suppress(wire.MalformedError):
+                        return raw, wire.parse_answer(raw, query, identity)
+            finally:
+                transport.close()
+
+    async def _exchange_tcp(self, query: wire.Query, server: str) -> tuple[bytes, wire.Answer]:
+        identity = secrets.randbits(16)
+        with self._socket(server, socket.SOCK_STREAM) as connection:
+            await asyncio.get_running_loop().sock_connect(connection, (server, 53))
+            async with _streams(connection) as (reader, writer):
+                asked = wire.upstream_query(query, identity)
+                writer.write(struct.pack("!H", len(asked)) + asked)
+                (size,) = struct.unpack("!H", await reader.readexactly(2))
+                raw = await reader.readexactly(size)
+                return raw, wire.parse_answer(raw, query, identity)
+
+    def _socket(self, server: str, kind: socket.SocketKind) -> socket.socket:
+        family = socket.AF_INET if ip_address(server).version == 4 else socket.AF_INET6
+        connection = socket_in(self._netns_fd, family, kind)
+        connection.setblocking(False)
+        return connection
+
+
+def host_servers(path: str = "/etc/resolv.conf") -> tuple[str, ...]:
+    """Read the host's own name servers; unreadable lines and files count as none."""
+    found: list[str] = []
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.read(65536).splitlines()
+    except OSError:
+        return ()
+    for line in lines:
+        words = line.split()
+        if len(words) >= 2 and words[0] == "nameserver":
+            with contextlib.suppress(ValueError):
+                ip_address(words[1])
+                found.append(words[1])
+    return tuple(found)
+
+
+class _Replies(asyncio.DatagramProtocol):
+    def __init__(self, replies: asyncio.Queue[bytes | OSError]) -> None:
+        self._replies = replies
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        self._put(data)
+
+    def error_received(self, exc: Exception) -> None:
+        self._put(exc if isinstance(exc, OSError) else OSError(str(exc)))
+
+    def _put(self, what: bytes | OSError) -> None:
+        # A forger's flood fills the queue and is dropped; the query then times out.
+        with contextlib.suppress(asyncio.QueueFull):
+            self._replies.put_nowait(what)
+
+
+@contextlib.asynccontextmanager
+async def _streams(
+    connection: socket.socket,
+) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(sock=connection, limit=_MAX_ANSWER + 2)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()

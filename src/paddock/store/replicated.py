@@ -1,0 +1,120 @@
+"""A store whose writes are announced to the other API replicas before they return.
+
+How replicas are found and reached is in `adapters/replicas.py`.
+"""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from paddock.resources import registry
+from paddock.resources.meta import Key, R, Resource
+from paddock.resources.selectors import FieldSelector, LabelSelector
+from paddock.store.port import Page, Propagation, Store, WatchEvent
+
+
+class Peers(Protocol):
+    """The other replicas."""
+
+    async def tell(self, obj: Resource, *, is_gone: bool) -> None:
+        """Return once every other replica knows, or has had its chance."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class SharingStore:
+    """A store whose writes are told to other replicas before they return."""
+
+    def __init__(self, store: Store, replicas: Peers) -> None:
+        self._store = store
+        self._replicas = replicas
+
+    async def get(self, kind: type[R], key: Key) -> R:
+        """Read one."""
+        return await self._store.get(kind, key)
+
+    async def list(
+        self,
+        kind: type[R],
+        *,
+        namespace: str | None = None,
+        labels: LabelSelector | None = None,
+        fields: FieldSelector | None = None,
+        limit: int | None = None,
+        continue_token: str = "",
+    ) -> Page[R]:
+        """Read many."""
+        return await self._store.list(
+            kind,
+            namespace=namespace,
+            labels=labels,
+            fields=fields,
+            limit=limit,
+            continue_token=continue_token,
+        )
+
+    async def create(self, obj: R, *, with_status: bool = False, dry_run: bool = False) -> R:
+        """Store a new one."""
+        made = await self._store.create(obj, with_status=with_status, dry_run=dry_run)
+        return await self._told(made, dry_run=dry_run)
+
+    async def update(self, obj: R, *, dry_run: bool = False) -> R:
+        """Write metadata and spec."""
+        return await self._told(await self._store.update(obj, dry_run=dry_run), dry_run=dry_run)
+
+    async def update_status(self, obj: R, *, dry_run: bool = False) -> R:
+        """Write status."""
+        written = await self._store.update_status(obj, dry_run=dry_run)
+        return await self._told(written, dry_run=dry_run)
+
+    async def delete(
+        self,
+        kind: type[R],
+        key: Key,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+        propagation: Propagation = Propagation.BACKGROUND,
+        dry_run: bool = False,
+    ) -> R:
+        """Begin (or finish) deletion."""
+        gone = await self._store.delete(
+            kind,
+            key,
+            uid=uid,
+            resource_version=resource_version,
+            propagation=propagation,
+            dry_run=dry_run,
+        )
+        if not dry_run:
+            await self._replicas.tell(gone, is_gone=not gone.metadata.finalizers)
+        return gone
+
+    async def _told(self, obj: R, *, dry_run: bool) -> R:
+        if not dry_run and obj.KIND in registry.BY_KIND:
+            await self._replicas.tell(obj, is_gone=False)
+        return obj
+
+    def watch(
+        self,
+        kind: type[R],
+        *,
+        since: str | None = None,
+        namespace: str | None = None,
+        labels: LabelSelector | None = None,
+        fields: FieldSelector | None = None,
+    ) -> AsyncGenerator[WatchEvent[R], None]:
+        """Stream changes."""
+        return self._store.watch(
+            kind, since=since, namespace=namespace, labels=labels, fields=fields
+        )
+
+    async def close(self) -> None:
+        """Release everything."""
+        await self._replicas.close()
+        await self._store.close()
+
+
+_: type[Store] = SharingStore

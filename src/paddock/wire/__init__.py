@@ -1,0 +1,1 @@
+"""Wire formats that envd and the node share. Standard library only."""

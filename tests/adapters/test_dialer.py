@@ -1,0 +1,25 @@
+"""Ways to pods: by their addresses, of either kind."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from paddock.adapters.dialer import LocalDialer
+from paddock.gateway.http.upstream import Shelf, UpstreamConnection
+from paddock.settings import Settings
+from tests.gateway.rig import route
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+async def test_a_pod_is_reached_by_whichever_address_it_has(address: str) -> None:
+    if ":" in address and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this kernel knows no IPv6")
+    server = await asyncio.start_server(lambda _, writer: writer.close(), address, 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        pod = structs.replace(route(), ip=address)
+        reached = await LocalDialer(Settings()).dial(pod, port, UpstreamConnection(Shelf()))
+        reached.close()
+        await asyncio.sleep(0)

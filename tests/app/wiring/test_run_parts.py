@@ -1,0 +1,116 @@
+"""The parts of a process: which is there as long as which needs it, and what a failure does."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+import httpx
+import pytest
+from starlette.responses import StreamingResponse
+
+from paddock.app.wiring import run_parts
+from paddock.app.wiring.http_server import Server, listen
+from paddock.engine.supervisor import Group
+from paddock.kit.errors import ConflictError, UnavailableError
+from paddock.kit.tasks import background
+
+
+async def test_a_request_under_way_is_answered_before_what_it_needs_is_stopped() -> None:
+    asked, stop, ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    wanted: asyncio.Queue[asyncio.Future[bytes]] = asyncio.Queue()
+
+    async def app(_scope, _receive, send) -> None:
+        asked.set()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        await wanted.put(answer)
+        body = await answer
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    async def reconcile() -> None:
+        await stop.wait()
+        while True:
+            (await wanted.get()).set_result(b"done")
+
+    listener = listen("127.0.0.1", 0)
+    parts = (
+        run_parts.together("controllers", lambda: {"reconcile": reconcile()}),
+        run_parts.serving(Server(app, listener, ready.set)),
+    )
+    async with (
+        background(run_parts.run(parts, stop), name="process") as process,
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=25
+        ) as client,
+    ):
+        await ready.wait()
+        async with background(client.get("/"), name="request") as request:
+            await asked.wait()
+            stop.set()
+            assert (await request).text == "done"
+        await process
+
+
+async def test_streams_hold_up_no_stop_and_leave_no_complaint(caplog) -> None:
+    stop, ready = asyncio.Event(), asyncio.Event()
+
+    async def lines() -> AsyncGenerator[bytes]:
+        yield b"first"
+        await asyncio.Event().wait()
+
+    async def app(scope, receive, send) -> None:
+        await StreamingResponse(lines())(scope, receive, send)
+
+    listener = listen("127.0.0.1", 0)
+    async with (
+        background(
+            run_parts.run((run_parts.serving(Server(app, listener, ready.set)),), stop),
+            name="process",
+        ) as process,
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=25
+        ) as client,
+    ):
+        await ready.wait()
+        async with client.stream("GET", "/") as response:
+            stream = response.aiter_raw()
+            assert await anext(stream) == b"first"
+            stop.set()
+            with pytest.raises((StopAsyncIteration, httpx.RemoteProtocolError)):
+                await anext(stream)
+        await process
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+async def test_what_fails_ends_the_process_with_its_own_error() -> None:
+    left: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def cluster() -> AsyncGenerator[None]:
+        yield
+        left.append("never: it is cancelled where it waits")
+
+    async def breaks() -> None:
+        raise ConflictError("two of us")
+
+    async def lives() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.append("lives")
+
+    parts = (
+        run_parts.held("cluster", Group.CACHES, cluster),
+        run_parts.together("controllers", lambda: {"lives": lives(), "breaks": breaks()}),
+    )
+    with pytest.raises(ConflictError, match="two of us"):
+        await run_parts.run(parts, asyncio.Event())
+    assert left == ["lives"]
+
+
+def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
+    with contextlib.closing(listen("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UnavailableError, match=str(port)) as refused:
+            listen("127.0.0.1", port)
+    assert "another port" in (refused.value.hint or "")

@@ -1,0 +1,125 @@
+"""The admission webhook without a cluster: its protocol, and its certificate."""
+
+import asyncio
+import base64
+import ssl
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from paddock.api.admission_webhook import MAX_BODY_BYTES, create_app
+from paddock.app.wiring import webhook
+from paddock.cli.kube.webhook import certificate
+from paddock.kit.errors import InvalidError
+from paddock.settings import Settings
+from tests.ports import free_ports
+
+BAD: dict[str, Any] = {"image": "i", "env": {"1=x": "y"}}
+
+
+def review(operation: str, spec: Any, *, old: Any = None, **metadata: Any) -> dict[str, Any]:
+    def template(content: Any) -> dict[str, Any]:
+        return {"metadata": {"name": "t", "namespace": "n", **metadata}, "spec": content}
+
+    request = {
+        "uid": "r1",
+        "kind": {"group": "paddock.dev", "version": "v1alpha1", "kind": "SandboxTemplate"},
+        "operation": operation,
+        "object": None if spec is None else template(spec),
+        "oldObject": None if old is None else template(old),
+    }
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+async def ask(body: Any) -> httpx.Response:
+    transport = httpx.ASGITransport(create_app([webhook.pod_check(Settings())]))
+    async with httpx.AsyncClient(transport=transport, base_url="http://webhook") as client:
+        if isinstance(body, bytes):
+            return await client.post("/validate", content=body)
+        return await client.post("/validate", json=body)
+
+
+async def verdict(body: Any) -> dict[str, Any]:
+    answer = (await ask(body)).json()
+    assert answer["kind"] == "AdmissionReview"
+    assert answer["response"]["uid"] == "r1"
+    return answer["response"]
+
+
+async def test_a_refusal_says_every_problem_with_its_path():
+    said = await verdict(review("CREATE", {**BAD, "network": {"denyOut": ["nowhere"]}}))
+    assert said["allowed"] is False
+    assert said["status"]["code"] == 422
+    assert "spec.env" in said["status"]["message"]
+    assert "spec.network.denyOut[0]" in said["status"]["message"]
+
+
+async def test_what_was_wrong_already_may_stay_so_and_be_let_go():
+    labelled = review("UPDATE", BAD, old=BAD, labels={"a": "b"})
+    assert (await verdict(labelled))["allowed"]
+    leaving = {"deletionTimestamp": "2030-01-01T00:00:00Z", "finalizers": []}
+    host = {"image": "i", "podTemplate": {"spec": {"hostPID": True}}}
+    assert (await verdict(review("UPDATE", host, old={"image": "i"}, **leaving)))["allowed"]
+    assert (await verdict(review("DELETE", None, old=BAD)))["allowed"]
+
+
+async def test_kinds_of_others_are_not_judged():
+    body = review("CREATE", BAD)
+    body["request"]["kind"]["kind"] = "Deployment"
+    assert (await verdict(body))["allowed"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b"x" * (MAX_BODY_BYTES + 1)])
+async def test_what_is_no_review_is_a_bad_request(body: bytes):
+    assert (await ask(body)).status_code == 400
+
+
+def _settings(directory: Path, port: int) -> Settings:
+    return Settings(
+        webhook_certificate=str(directory / "tls.crt"),
+        webhook_key=str(directory / "tls.key"),
+        webhook_port=port,
+    )
+
+
+def _renew(directory: Path) -> str:
+    made = certificate("paddock-system", {})
+    for name, text in made["data"].items():
+        (directory / name).write_bytes(base64.b64decode(text))
+    return (directory / "tls.crt").read_text()
+
+
+@pytest.mark.timeout(90)
+async def test_a_renewed_certificate_is_shown_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(webhook, "RELOAD_SECONDS", 0.02)
+    port = free_ports(1)[0]
+    first = _renew(tmp_path)
+
+    async def shown() -> str:
+        return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=30)
+
+    async with asyncio.timeout(60), webhook.served(_settings(tmp_path, port)):
+        assert (await shown()).split() == first.split()
+        old_key = (tmp_path / "tls.key").read_bytes()
+        second = _renew(tmp_path)
+        new_key = (tmp_path / "tls.key").read_bytes()
+        (tmp_path / "tls.key").write_bytes(old_key)
+        # With half of the new pair there, the old one is shown.
+        while "webhook certificate not taken" not in caplog.messages:
+            await asyncio.sleep(0.02)
+        assert (await shown()).split() == first.split()
+        (tmp_path / "tls.key").write_bytes(new_key)
+        while (await shown()).split() != second.split():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_certificate_that_cannot_be_used_is_named_at_the_start(tmp_path: Path):
+    (tmp_path / "tls.crt").write_text("no certificate")
+    (tmp_path / "tls.key").write_text("no key")
+    with pytest.raises(InvalidError, match=r"tls\.crt"):
+        async with webhook.served(_settings(tmp_path, 0)):
+            pass

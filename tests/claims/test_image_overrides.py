@@ -1,0 +1,45 @@
+"""A client that names an image: made so where the operator lets it, refused in words elsewhere."""
+
+import pytest
+
+from paddock.claims.requests import NewSandbox
+from paddock.kit.errors import ForbiddenError
+from paddock.resources.kinds.sandbox import Sandbox
+from tests.scenario.paddock import CALLER, paddock
+
+pytestmark = pytest.mark.looptime
+
+KEY = "e2b.agents.kruise.io/image"
+
+
+async def test_an_image_that_may_be_chosen_is_what_the_sandbox_is_made_of() -> None:
+    async with paddock(pool_size=2, claim_images="other/*, team/tool:*") as world:
+        await world.stocked(2)
+        stock = {sandbox.metadata.uid for sandbox in world.provider.all(Sandbox)}
+        body = {"templateID": "base", "metadata": {KEY: "team/tool:7", "mine": "stays"}}
+        answer = await world.http.post("/v2/sandboxes", json=body)
+        assert answer.status_code == 201, answer.text
+        found = world.provider.claimed_sandbox(answer.json()["sandboxID"])
+        assert found is not None
+        assert found.metadata.uid not in stock
+        assert found.spec.template is not None
+        assert found.spec.template.image == "team/tool:7"
+        assert found.spec.claim is not None
+        assert found.spec.claim.metadata == {"mine": "stays"}
+
+
+@pytest.mark.parametrize("allowed", ["", "team/tool", "team/*-slim"])
+async def test_any_other_is_refused_and_nothing_is_taken(allowed: str) -> None:
+    async with paddock(pool_size=1, claim_images=allowed) as world:
+        await world.stocked(1)
+        with pytest.raises(ForbiddenError, match="none that clients may choose"):
+            await world.manager.create(CALLER, NewSandbox(template="base", image="host"))
+        body = {"templateID": "base", "metadata": {KEY: "host"}}
+        assert (await world.http.post("/v2/sandboxes", json=body)).status_code == 403
+        assert not world.provider.sandboxes(CALLER.team)
+
+
+async def test_no_image_at_all_is_a_bad_request() -> None:
+    async with paddock(claim_images="*") as world:
+        body = {"templateID": "base", "metadata": {KEY: " "}}
+        assert (await world.http.post("/v2/sandboxes", json=body)).status_code == 400

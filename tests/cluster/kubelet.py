@@ -1,0 +1,417 @@
+"""A kubelet of ours: runs each Pod of a real API server as processes of this machine.
+
+Enough of one for sandboxes: it takes pods that nobody scheduled, gives each an address of its own
+on loopback, runs the main container in a root of its own and the sidecar beside it, tells the API
+server what became of them, and finishes deletions. Volume claims are directories that outlive
+pods. Images are not pulled: `missing` is the one that cannot be, all others are the base image.
+Another image for a running pod replaces its main container alone; another size is granted, or
+refused as a test wishes (`resizes`). Both are told to the API server as a kubelet would.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paddock.kit.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    PaddockError,
+)
+from paddock.resources.kinds.pods import PodManifest
+from paddock.runtime.kubernetes.freezer import CGROUPS, freeze
+from paddock.store.kubernetes import KubernetesStore
+from paddock.store.kubernetes.client import JSON, MERGE_PATCH
+from paddock.store.port import Change
+from tests.cluster.addresses import fresh_address
+from tests.cluster.pod_runner import Plan
+from tests.cluster.pod_status import Life, main_of, size_of, waiting
+from tests.leaks import note_group
+
+log = logging.getLogger(__name__)
+
+IMAGES = Path(os.environ.get("PADDOCK_CACHE_DIR", "/var/cache/paddock")) / "images"
+ROOT = Path(__file__).parents[2]
+NODE = "fake-node"
+PATIENCE_SECONDS = 60.0
+"""For processes to end that were killed, on a machine that is busy."""
+
+
+def base_rootfs() -> Path | None:
+    """Give the base image's files, where it was built."""
+    found = sorted(IMAGES.glob("base-*/rootfs"))
+    return found[-1] if found else None
+
+
+def build_hold(directory: Path) -> Path:
+    """Compile the program that keeps main containers alive."""
+    target = directory / "hold"
+    source = ROOT / "deploy" / "image" / "hold.c"
+    subprocess.run(["cc", "-static", "-Os", "-o", str(target), str(source)], check=True)
+    return target
+
+
+class Kubelet:
+    """Runs pods; use as an async context manager."""
+
+    def __init__(
+        self, store: KubernetesStore, rootfs: Path, *, runs_processes: bool = True
+    ) -> None:
+        self._store = store
+        self._rootfs = rootfs
+        self._runs_processes = runs_processes
+        self._directory = Path(tempfile.mkdtemp(prefix="paddock-kubelet."))
+        self._hold = build_hold(self._directory) if runs_processes else None
+        self._claims = self._directory / "claims"
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._cgroups: dict[str, list[Path]] = {}
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        """Process 1 of each running pod, by the pod's name."""
+        self.lives: dict[str, Life] = {}
+        """Of each running pod, by the pod's uid."""
+        self._can_resize = False
+        self.resizes = ""
+        """What becomes of other sizes: empty for granted, else `Deferred` or `Infeasible`."""
+        self.started: list[str] = []
+        """Names of pods in the order they were started, for counting."""
+
+    async def __aenter__(self) -> "Kubelet":
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
+        with contextlib.suppress(AlreadyExistsError):
+            await self._ask("POST", "/api/v1/nodes", node, "nodes")
+        self._following = asyncio.create_task(self._follow(), name="kubelet")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._following.cancel()
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(self._following, *self._tasks.values(), return_exceptions=True)
+        for uid in self._cgroups:
+            with contextlib.suppress(PaddockError):
+                await freeze(uid, frozen=False)
+        for process in list(self.processes.values()):
+            await self._kill(process)
+        for uid in list(self._cgroups):
+            await self._remove_cgroup(uid)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async with aclosing(self._store.watch(PodManifest)) as events:
+                    async for event in events:
+                        if event.object is not None:
+                            self._take(event.change, event.object)
+            except PaddockError as error:
+                log.warning("watch ended: %r", error)
+                await asyncio.sleep(0.2)
+
+    def _take(self, change: Change, pod: PodManifest) -> None:
+        uid = pod.metadata.uid
+        if pod.spec.get("nodeName", NODE) != NODE:
+            return  # another node's
+        if change is Change.DELETED:
+            if (task := self._tasks.pop(uid, None)) is not None:
+                task.cancel()
+            self.lives.pop(uid, None)
+            return
+        if pod.metadata.deletion_timestamp is not None:
+            self._spawn(uid + "/ending", self._end(pod))
+        elif uid not in self._tasks:
+            self._spawn(uid, self._run(pod))
+        elif (life := self.lives.get(uid)) is not None:
+            life.pod = pod
+            if main_of(pod)["image"] != life.image:
+                life.image = main_of(pod)["image"]
+                self._spawn(f"{uid}/{life.image}", self._replace(life))
+            if size_of(pod) != life.size:
+                life.size = size_of(pod)
+                self._spawn(f"{uid}/{pod.metadata.generation}", self._resize(life))
+
+    def _spawn(self, key: str, work: Any) -> None:
+        if key in self._tasks:
+            work.close()
+            return
+        task = self._tasks[key] = asyncio.create_task(work, name=f"pod {key}")
+        task.add_done_callback(_log_failure)
+
+    # ---- one pod -------------------------------------------------------------------------
+
+    async def _run(self, pod: PodManifest) -> None:
+        images = [container["image"] for container in pod.spec["containers"]]
+        if "nodeName" not in pod.spec:
+            await self._bind(pod)
+        if all(each["name"] != "envd" for each in pod.spec.get("initContainers", ())):
+            return  # no sandbox: somebody else says what became of it
+        if any("missing" in image for image in images):
+            await self._report(pod, waiting("ImagePullBackOff", f"no such image: {images[0]}"))
+            return
+        address = fresh_address()
+        life = Life(pod, address)
+        self.started.append(pod.metadata.name)
+        if not self._runs_processes:
+            self.lives[pod.metadata.uid] = life
+            await self._show(life)
+            return
+        process = await self._start(pod, address)
+        self.lives[pod.metadata.uid] = life
+        try:
+            await self._show(life)
+            code = await process.wait()
+        except asyncio.CancelledError:
+            # It is gone from the API server without having been asked to end.
+            await self._finish(pod.metadata.uid, process)
+            raise
+        self.processes.pop(pod.metadata.name, None)
+        self.lives.pop(pod.metadata.uid, None)
+        await self._report(pod, life.ended(code))
+
+    async def _show(self, life: Life) -> None:
+        await self._report(life.pod, life.status(resizes=self._can_resize))
+
+    async def _replace(self, life: Life) -> None:
+        """End the main container and start it anew from another image, if there is such a one."""
+        pod = life.pod
+        if "missing" in life.image:
+            # Nothing is restarted in pods of sandboxes, so this was its last try.
+            why = f'Failed to pull image "{life.image}": no such image'
+            await self._complain(pod, why)
+            await self._complain(pod, "Error: ErrImagePull")
+            await self._replace_main(pod, "")
+            return
+        await self._replace_main(pod, life.image)
+        life.begin_anew()
+        await self._show(life)
+
+    async def _replace_main(self, pod: PodManifest, image: str) -> None:
+        """Let a pod's main container be one of this image; of none: let it be over."""
+        if not self._runs_processes:
+            return
+        orders = self.processes[pod.metadata.name].stdin
+        assert orders is not None
+        orders.write(f"{image}\n".encode())
+        file = self._directory / pod.metadata.uid / "started"
+        while image and not (file.exists() and file.read_text() == image):
+            await asyncio.sleep(0.01)
+
+    async def learn_to_resize(self) -> None:
+        """Resize pods in place from now on, and say so."""
+        self._can_resize = True
+        room = {"cpu": "64", "memory": "256Gi", "pods": "1000"}
+        status = {
+            "declaredFeatures": ["InPlacePodLevelResourcesVerticalScaling"],
+            "capacity": room,
+            "allocatable": room,
+        }
+        await self._ask("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": status}, "nodes")
+        for life in list(self.lives.values()):
+            await self._show(life)
+
+    async def _resize(self, life: Life) -> None:
+        life.resizing = []
+        if self.resizes:
+            life.resizing.append(
+                {
+                    "type": "PodResizePending",
+                    "status": "True",
+                    "reason": self.resizes,
+                    "message": "Node didn't have enough resource: memory",
+                    "observedGeneration": life.pod.metadata.generation,
+                }
+            )
+        await self._show(life)
+
+    async def _start(self, pod: PodManifest, address: str) -> asyncio.subprocess.Process:
+        home = self._directory / pod.metadata.uid
+        tools, state = home / "tools", home / "state"
+        for each in (tools, state):
+            each.mkdir(parents=True)
+        assert self._hold is not None
+        shutil.copy(self._hold, tools / "hold")
+        main = pod.spec["containers"][0]
+        envd = next(c for c in pod.spec["initContainers"] if c["name"] == "envd")
+        orders = json.loads(envd["env"][0]["value"]) | {"host": address}
+        plan = Plan(
+            uid=pod.metadata.uid,
+            rootfs=str(self._rootfs),
+            tools=str(tools),
+            state=str(state),
+            command=main["command"],
+            env={item["name"]: item["value"] for item in main["env"]},
+            sidecar=[sys.executable, "-m", "paddock.runtime.kubernetes.sidecar"],
+            sidecar_env={
+                "PADDOCK_SIDECAR": json.dumps(orders),
+                "PADDOCK_TOOLS_DIR": str(tools),
+                "PADDOCK_STATE_DIR": str(state),
+            },
+            user_id=main["securityContext"]["runAsUser"],
+            binds=self._volumes(pod, main),
+            image=main["image"],
+            started=str(home / "started"),
+        )
+        file = home / "plan.json"
+        file.write_bytes(msgspec.json.encode(plan))
+        with (home / "log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                # Into its cgroup first, so that everything it starts is there too.
+                *("sh", "-c", 'for d in $0; do echo $$ > $d/cgroup.procs; done; exec "$@"'),
+                " ".join(map(str, self._cgroup(pod.metadata.uid))),
+                *("unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"),
+                *(sys.executable, "-m", "tests.cluster.pod_runner", str(file)),
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.processes[pod.metadata.name] = process
+        return process
+
+    def _cgroup(self, pod_uid: str) -> list[Path]:
+        """Make a pod's cgroup where node agents look for it, and where its use is counted."""
+        kinds = ["."] if (CGROUPS / "cgroup.controllers").exists() else ["freezer", "cpuacct"]
+        ours = f"paddock-kubelet-{os.getpid()}"
+        note_group(ours)
+        places = [CGROUPS / kind / ours / f"pod{pod_uid}" for kind in kinds]
+        for place in places:
+            place.mkdir(parents=True, exist_ok=True)
+        self._cgroups[pod_uid] = places
+        return places
+
+    async def _remove_cgroup(self, pod_uid: str) -> None:
+        for place in self._cgroups.pop(pod_uid, ()):
+            # Process 1 is gone; the kernel ends all others, which takes them a processor.
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while place.exists():
+                    with contextlib.suppress(OSError):
+                        place.rmdir()
+                        break
+                    await asyncio.sleep(0.01)
+            with contextlib.suppress(OSError):
+                place.parent.rmdir()
+
+    def _volumes(self, pod: PodManifest, main: dict[str, Any]) -> dict[str, str]:
+        claims = {
+            volume["name"]: volume["persistentVolumeClaim"]["claimName"]
+            for volume in pod.spec.get("volumes", ())
+            if "persistentVolumeClaim" in volume
+        }
+        binds: dict[str, str] = {}
+        for mount in main.get("volumeMounts", ()):
+            if (claim := claims.get(mount["name"])) is not None:
+                place = self._claims / pod.metadata.namespace / claim
+                place.mkdir(parents=True, exist_ok=True)
+                os.chown(place, 1000, 1000)
+                binds[str(place)] = mount["mountPath"]
+        return binds
+
+    async def _end(self, pod: PodManifest) -> None:
+        process = self.processes.pop(pod.metadata.name, None)
+        if process is not None:
+            await self._finish(pod.metadata.uid, process)
+        body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.metadata.uid}}
+        with contextlib.suppress(NotFoundError, ConflictError):
+            await self._ask("DELETE", _path(pod), body)
+        shutil.rmtree(self._directory / pod.metadata.uid, ignore_errors=True)
+
+    async def _finish(self, uid: str, process: asyncio.subprocess.Process) -> None:
+        # What is frozen does not even die.
+        with contextlib.suppress(PaddockError):
+            await freeze(uid, frozen=False)
+        await self._kill(process)
+        await self._remove_cgroup(uid)
+
+    async def _kill(self, process: asyncio.subprocess.Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+    def log(self, pod_uid: str) -> str:
+        """Give what a pod wrote."""
+        return (self._directory / pod_uid / "log").read_text(errors="replace")
+
+    async def lose(self, name: str) -> None:
+        """Let a pod's processes die, as a crash would."""
+        await self._kill(self.processes[name])
+
+    # ---- telling the API server ----------------------------------------------------------
+
+    async def _bind(self, pod: PodManifest) -> None:
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": pod.metadata.name, "uid": pod.metadata.uid},
+            "target": {"kind": "Node", "name": NODE},
+        }
+        with contextlib.suppress(ConflictError, NotFoundError):
+            await self._ask("POST", _path(pod) + "/binding", body)
+
+    async def _complain(self, pod: PodManifest, message: str) -> None:
+        body = {
+            "metadata": {"generateName": f"{pod.metadata.name}."},
+            "involvedObject": {
+                "kind": "Pod",
+                "name": pod.metadata.name,
+                "namespace": pod.metadata.namespace,
+                "uid": pod.metadata.uid,
+            },
+            "type": "Warning",
+            "reason": "Failed",
+            "message": message,
+            "source": {"component": "kubelet", "host": NODE},
+        }
+        await self._ask("POST", f"/api/v1/namespaces/{pod.metadata.namespace}/events", body)
+
+    async def _report(self, pod: PodManifest, status: dict[str, Any]) -> None:
+        body = {"metadata": {"uid": pod.metadata.uid}, "status": status}
+        while True:
+            try:
+                await self._ask("PATCH", _path(pod) + "/status", body)
+            except ConflictError as error:
+                if "UID" not in error.message:
+                    continue  # others wrote all the time
+            except NotFoundError:
+                pass
+            return
+
+    async def _ask(self, verb: str, path: str, body: Any, resource: str = "pods") -> None:
+        """Say it until it was heard, as kubelets do: an API server may be away for a while."""
+        while True:
+            try:
+                await self._store.client.request(
+                    verb,
+                    path,
+                    resource=resource,
+                    body=json.dumps(body).encode(),
+                    content_type=MERGE_PATCH if verb == "PATCH" else JSON,
+                )
+            except (AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError):
+                raise
+            except PaddockError as error:
+                log.warning("%s %s: %r", verb, path, error)
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s failed", task.get_name(), exc_info=error)
+
+
+def _path(pod: PodManifest) -> str:
+    return f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"

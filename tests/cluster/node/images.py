@@ -1,0 +1,124 @@
+"""The images of a real node, in one archive: Paddock's own, one for sandboxes, and a pause.
+
+    python -m tests.cluster.node.images     build it where it is missing or old, and print its path
+
+Paddock's is made by `deploy/image/build-rootfs` on top of the base image, which is also what
+sandboxes run: so both share their first layer, and no registry is asked for anything.
+`PADDOCK_TEST_NODE_IMAGES=<file>` takes an archive as it is, whatever has changed since.
+"""
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+from tests.cluster.binaries import ROOT
+from tests.cluster.kubelet import base_rootfs, build_hold
+
+PADDOCK = "localhost/paddock:local"
+SANDBOX = "localhost/base:local"
+OTHER = "localhost/other:local"
+"""The same files, and one that says so."""
+SIGN = "etc/image"
+PAUSE = "localhost/pause:local"
+IMAGE = ROOT / "deploy" / "image"
+OLD_SECONDS = 3600
+PLACE = Path(os.environ.get("PADDOCK_CACHE", "/var/cache/paddock")) / "node"
+
+
+class NoImagesError(Exception):
+    """The images are not here and cannot be built; the message says why."""
+
+
+def packer() -> ModuleType:
+    """Load the program that packs archives; it has no suffix, because people run it."""
+    loader = SourceFileLoader("pack", str(IMAGE / "pack"))
+    spec = spec_from_loader("pack", loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = before
+    return module
+
+
+def _mark(base: Path) -> str:
+    """Tell what the archive is made of."""
+    seen = hashlib.sha256(str(base).encode())
+    sources = [path for path in (ROOT / "src").rglob("*") if path.suffix not in ("", ".pyc")]
+    sources = [path for path in sources if ".egg-info" not in str(path)]
+    own = [ROOT / "pyproject.toml", ROOT / "requirements" / "run.txt", Path(__file__)]
+    for path in sorted([*sources, *own, *IMAGE.iterdir()]):
+        if path.is_file():
+            seen.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return seen.hexdigest()[:16]
+
+
+def archive() -> Path:
+    """Give the archive, having built it if need be."""
+    if given := os.environ.get("PADDOCK_TEST_NODE_IMAGES"):
+        return Path(given)
+    base = base_rootfs()
+    if base is None:
+        raise NoImagesError("the base image is not built (`paddock image build`)")
+    PLACE.mkdir(parents=True, exist_ok=True)
+    with (PLACE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = PLACE / f"images-{_mark(base)}.tar"
+        if not made.exists():
+            for old in PLACE.glob("images-*"):
+                # Another checkout may be about to use its own.
+                if old.stat().st_mtime < time.time() - OLD_SECONDS:
+                    old.unlink()
+            _build(base, made)
+        os.utime(made)
+    return made
+
+
+def _build(base: Path, target: Path) -> None:
+    command = [str(IMAGE / "build-rootfs"), str(PLACE)]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "FROM": str(base)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise NoImagesError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}")
+    pause = PLACE / "pause"
+    pause.mkdir(exist_ok=True)
+    build_hold(pause)
+    other = PLACE / "other"
+    (other / SIGN).parent.mkdir(parents=True, exist_ok=True)
+    (other / SIGN).write_text(OTHER)
+    pack = packer()
+    pack.LEVEL = 0
+    draft = target.with_suffix(".draft")
+    shell = {"Cmd": ["/bin/bash"], "User": "user"}
+    pack.pack(
+        draft,
+        [
+            (PAUSE, [pause], {"Entrypoint": ["/hold"]}),
+            (SANDBOX, [base], shell),
+            (OTHER, [base, other], shell),
+            (PADDOCK, [base, PLACE / "layer"], pack.CONFIG),
+        ],
+    )
+    draft.rename(target)
+
+
+if __name__ == "__main__":
+    try:
+        print(archive())
+    except NoImagesError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,127 @@
+"""How far a sandbox is that a claim has taken, read from the sandbox alone."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from paddock.controllers.claim.progress import Standing, held, standing_of, why_lost
+from paddock.resources.kinds.claim import SandboxClaim, SandboxClaimSpec
+from paddock.resources.kinds.sandbox import (
+    CONDITION_READY,
+    LABEL_GIVEN_UP,
+    ClaimIdentity,
+    Phase,
+    Sandbox,
+    SandboxSpec,
+    SandboxStatus,
+)
+from paddock.resources.kinds.template import Resources, SandboxTemplateSpec
+from paddock.resources.meta import Condition, ConditionStatus, ObjectMeta
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+LATE = NOW + timedelta(seconds=30)
+CLAIM = SandboxClaim(
+    metadata=ObjectMeta(name="c", namespace="default", uid="claim-1"),
+    spec=SandboxClaimSpec(template_name="base", wait_ready_timeout_seconds=30),
+)
+IDENTITY = ClaimIdentity(
+    sandbox_id="s", owner="default", lock="l", claim_time=NOW, claim_uid="claim-1"
+)
+READY = Condition(type=CONDITION_READY, status=ConditionStatus.TRUE, reason="Running")
+SMALL, BIG = Resources(cpu="500m"), Resources(cpu="1")
+
+
+def box(spec: dict[str, Any] | None = None, **status: Any) -> Sandbox:
+    return Sandbox(
+        metadata=ObjectMeta(name="s", namespace="default"),
+        spec=SandboxSpec(**{"template": SandboxTemplateSpec(), "claim": IDENTITY, **(spec or {})}),
+        status=SandboxStatus(**status),
+    )
+
+
+def running(spec: dict[str, Any] | None = None, **status: Any) -> Sandbox:
+    given = {"phase": Phase.RUNNING, "incarnation": 1, "conditions": (READY,), "image": "base"}
+    return box(spec, **{**given, "resources": BIG, **status})
+
+
+def with_meta(sandbox: Sandbox, **changes: Any) -> Sandbox:
+    return structs.replace(sandbox, metadata=structs.replace(sandbox.metadata, **changes))
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "now", "expected"),
+    [
+        pytest.param(running(), NOW, Standing.READY, id="from stock as it is"),
+        pytest.param(running(), LATE, Standing.READY, id="for good"),
+        pytest.param(
+            running(phase=Phase.FAILED), NOW, Standing.READY, id="whatever becomes of it later"
+        ),
+        pytest.param(running({"paused": True}), NOW, Standing.READY, id="also when it is paused"),
+        pytest.param(
+            with_meta(running(), deletion_timestamp=NOW), NOW, Standing.READY, id="or killed"
+        ),
+        pytest.param(box(), NOW, Standing.COMING, id="being made"),
+        pytest.param(box(), LATE, Standing.LOST, id="being made for too long"),
+        pytest.param(box(phase=Phase.FAILED), NOW, Standing.LOST, id="could not be made"),
+        pytest.param(
+            with_meta(box(), deletion_timestamp=NOW), NOW, Standing.LEFT, id="killed before"
+        ),
+        pytest.param(running({"image": "x"}), NOW, Standing.COMING, id="is to have its image"),
+        pytest.param(
+            running({"image": "x"}, phase=Phase.FAILED), NOW, Standing.LOST, id="cannot have it"
+        ),
+        pytest.param(running({"image": "x"}, image="x"), NOW, Standing.READY, id="has its image"),
+        pytest.param(
+            running({"resources": SMALL}), NOW, Standing.UNSIZED, id="is to have its size"
+        ),
+        pytest.param(
+            running({"resources": SMALL}), LATE, Standing.LOST, id="is to have it for too long"
+        ),
+        pytest.param(
+            running({"resources": SMALL, "image": "x"}), NOW, Standing.COMING, id="image first"
+        ),
+        pytest.param(
+            running({"resources": SMALL}, resources=SMALL), NOW, Standing.READY, id="has its size"
+        ),
+        pytest.param(
+            with_meta(box(phase=Phase.FAILED), labels={LABEL_GIVEN_UP: "true"}),
+            NOW,
+            Standing.LEFT,
+            id="given up and kept",
+        ),
+        pytest.param(running({"claim": None}), NOW, Standing.LEFT, id="its pool's again"),
+        pytest.param(
+            running({"claim": structs.replace(IDENTITY, claim_uid="claim-0")}),
+            NOW,
+            Standing.LEFT,
+            id="of an earlier claim of that name",
+        ),
+    ],
+)
+def test_how_far_a_sandbox_is(sandbox: Sandbox, now: datetime, expected: Standing) -> None:
+    assert standing_of(CLAIM, sandbox, now=now) is expected
+
+
+def test_what_a_claim_has_is_sorted_and_the_first_deadline_is_known() -> None:
+    older = structs.replace(IDENTITY, claim_time=NOW - timedelta(seconds=10))
+    boxes = [box(), box({"claim": older}), running(), running({"resources": SMALL})]
+    found = held(CLAIM, boxes, now=NOW)
+    assert [len(part) for part in (found.ready, found.unsized, found.coming)] == [1, 1, 2]
+    assert len(found.on_their_way) == 3
+    assert found.until == NOW + timedelta(seconds=20)
+    assert held(CLAIM, [running()], now=NOW).until is None
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "words"),
+    [
+        pytest.param(box(phase=Phase.FAILED, message="no such image"), "no such image", id="said"),
+        pytest.param(box(), "its phase is Pending", id="slow"),
+        pytest.param(running({"image": "x"}), "image x is started", id="image"),
+        pytest.param(running({"resources": SMALL}), "not been given its size", id="size"),
+    ],
+)
+def test_people_are_told_why_a_sandbox_was_given_up(sandbox: Sandbox, words: str) -> None:
+    assert words in why_lost(sandbox, now=LATE)

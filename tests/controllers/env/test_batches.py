@@ -1,0 +1,75 @@
+"""Batches that ask for an environment: its pools grow for them, as far as they may."""
+
+import pytest
+
+from paddock.claims.requests import NewSandbox
+from paddock.resources.kinds.env import ScalingGroup
+from paddock.resources.kinds.sandbox import LABEL_POOL
+from paddock.resources.meta import condition
+from tests.controllers.batch.make import batch, batching
+from tests.controllers.env.make import environment, idle, member
+from tests.scenario.paddock import CALLER
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_a_gang_that_is_larger_than_its_pool_waits_for_it_to_grow() -> None:
+    async with batching() as (world, batches):
+        group = ScalingGroup(min_replicas=2, max_replicas=20)
+        await batches.create(environment({"only": member()}, group=group))
+        await idle(world, "agents-only", 2)
+        await batches.create(batch("gang", 12, pool_ref="agents", min_available=12))
+        await batches.ready("gang")
+
+
+@pytest.mark.parametrize("at_once", [None, 10])
+async def test_a_batch_goes_to_the_member_that_can_hold_it(at_once: int | None) -> None:
+    async with batching() as (world, batches):
+        group = ScalingGroup(min_replicas=2, max_replicas=20)
+        members = {"first": member(max_replicas=6), "large": member(priority=1)}
+        await batches.create(environment(members, group=group))
+        await idle(world, "agents-first", 2)
+        await batches.create(batch("b", 10, pool_ref="agents", min_available=at_once))
+        await batches.ready("b")
+        await batches.create(batch("small", 2, pool_ref="agents"))
+        await batches.ready("small")
+        assert batches.get("small").status.pool == "agents-first"
+
+
+async def test_the_member_that_serves_a_batch_grows_for_it_and_no_other_does() -> None:
+    async with batching() as (world, batches):
+        members = {"first": member(), "stocked": member(priority=1, min_replicas=2)}
+        await batches.create(environment(members, group=ScalingGroup(max_replicas=20)))
+        await idle(world, "agents-stocked", 2)
+        await batches.create(batch("b", 8, pool_ref="agents"))
+        await batches.ready("b")
+        assert batches.get("b").status.pool == "agents-stocked"
+
+
+async def test_a_gang_that_its_environment_can_never_hold_is_told_and_holds_nobody_up() -> None:
+    async with batching() as (world, batches):
+        group = ScalingGroup(min_replicas=2, max_replicas=20)
+        await batches.create(environment({"only": member(max_replicas=8)}, group=group))
+        await idle(world, "agents-only", 2)
+        await batches.create(batch("gang", 12, pool_ref="agents", min_available=12))
+
+        def why() -> str:
+            told = condition(batches.get("gang").status.conditions, "PoolAllocationPending")
+            return told.reason if told is not None else ""
+
+        await world.until(lambda: why() == "Unsatisfiable")
+        await batches.create(batch("small", 5, pool_ref="agents"))
+        await batches.ready("small")
+        assert not batches.held("gang")
+
+
+async def test_a_batch_that_waits_for_a_full_member_keeps_no_claim_from_its_siblings() -> None:
+    async with batching() as (world, batches):
+        members = {"first": member(max_replicas=4), "second": member(max_replicas=4, priority=1)}
+        group = ScalingGroup(min_replicas=1, max_replicas=8)
+        await batches.create(environment(members, group=group))
+        await idle(world, "agents-first", 1)
+        await batches.create(batch("b", 40, pool_ref="agents"))
+        await world.until(lambda: len(batches.held("b")) == 4, seconds=120)
+        box = await world.manager.create(CALLER, NewSandbox(template="agents"))
+        assert box.metadata.labels[LABEL_POOL] == "agents-second"

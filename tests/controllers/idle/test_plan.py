@@ -1,0 +1,98 @@
+"""When nothing happens long enough: the decision alone."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from msgspec import structs
+
+from paddock.controllers.idle.plan import Load, Pause, Seen, plan
+from paddock.resources.kinds.sandbox import LABEL_POOL, IdlePause, Phase, Sandbox
+from paddock.resources.meta import with_meta
+from tests.cache.make import identity, in_phase, sandbox, with_spec
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def box(**changes) -> Sandbox:
+    made = in_phase(sandbox(), Phase.RUNNING, ready=True)
+    claim = structs.replace(identity(), claim_time=START)
+    made = with_spec(made, idle_pause=IdlePause(after_seconds=60), claim=claim, **changes)
+    conditions = tuple(
+        structs.replace(item, last_transition_time=START) for item in made.status.conditions
+    )
+    status = structs.replace(made.status, conditions=conditions, started_at=START)
+    return structs.replace(made, status=status)
+
+
+def seen(last_request=None, loads=((100, 0.0),), since=0.0) -> Seen:
+    return Seen(
+        watching_since=at(since),
+        last_request=None if last_request is None else at(last_request),
+        loads=[Load(at(when), percent) for when, percent in loads],
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "known", "now", "expected"),
+    [
+        ("nothing since the start", seen(), 100, Pause(100)),
+        ("too soon", seen(loads=[(50, 0.0)]), 59, None),
+        ("a request half a minute ago", seen(last_request=70), 100, None),
+        ("a request long ago", seen(last_request=30), 100, Pause(70)),
+        ("busy a while ago", seen(loads=[(60, 90.0), (90, 1.0)]), 100, None),
+        ("busy long ago", seen(loads=[(20, 90.0), (90, 1.0)]), 100, Pause(80)),
+        ("just at the threshold is busy", seen(loads=[(90, 5.0)]), 100, None),
+        ("never measured", seen(loads=[]), 1000, None),
+        ("measured long ago only", seen(loads=[(10, 0.0)]), 1000, None),
+        ("watched only since a moment", seen(since=80), 100, None),
+    ],
+)
+def test_what_is_quiet_long_enough_is_paused(what, known, now, expected) -> None:
+    assert plan(box(), known, now=at(now)) == expected, what
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        (seen(loads=[(94, 0.0)]), Pause(100)),
+        (seen(loads=[(94, 90.0)]), None),
+        (seen(last_request=96, loads=[(94, 0.0)]), None),
+        (seen(last_request=94, loads=[(93, 0.0)]), None),
+        (seen(last_request=90, loads=[(91, 1.0)]), None),
+        (seen(last_request=90, loads=[(95, 1.0)]), Pause(10)),
+        (seen(loads=[(80, 0.0)]), None),
+    ],
+)
+def test_a_time_shorter_than_that_between_two_measurements_can_pass_too(known, expected) -> None:
+    assert plan(with_spec(box(), idle_pause=IdlePause(after_seconds=5)), known, now=at(100)) == (
+        expected
+    )
+
+
+def test_only_what_asked_for_it_and_runs_is_paused() -> None:
+    now = at(100)
+    assert plan(with_spec(box(), idle_pause=None), seen(), now=now) is None
+    assert plan(with_spec(box(), paused=True), seen(), now=now) is None
+    assert plan(pooled(with_spec(box(), claim=None)), seen(), now=now) is None
+    assert plan(in_phase(box(), Phase.PAUSED), seen(), now=now) is None
+
+
+def test_a_sandbox_that_somebody_declared_and_nobody_claimed_is_paused_as_it_asks() -> None:
+    assert plan(with_spec(box(), claim=None), seen(), now=at(100)) == Pause(100)
+
+
+def pooled(made: Sandbox) -> Sandbox:
+    return with_meta(made, labels={LABEL_POOL: "base"})
+
+
+def test_what_was_just_resumed_is_not_idle_for_the_time_it_slept() -> None:
+    made = box()
+    conditions = tuple(
+        structs.replace(item, last_transition_time=at(95)) for item in made.status.conditions
+    )
+    woken = structs.replace(made, status=structs.replace(made.status, conditions=conditions))
+    assert plan(woken, seen(), now=at(100)) is None

@@ -1,0 +1,202 @@
+"""Clients that send much and read little: what a gateway holds for them stays bounded."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from paddock.app.roles.gateway import _listen
+from paddock.gateway.http import client as client_module
+from paddock.gateway.http.client import ClientConnection
+from paddock.gateway.limits import Limits
+from paddock.settings import Settings
+from tests.gateway.rig import OK, PATIENCE_SECONDS, Rig, get, read_request, rig
+from tests.runtime.local.nodes import eventually
+
+REFUSED = get("/kruise/abc/0/")
+MANY = 400_000
+"""More requests than any buffer takes."""
+HELD_BYTES = 1_000_000
+
+
+class Flood:
+    """A client that asks and asks, and reads nothing."""
+
+    def __init__(self, paddock: Rig, request: bytes) -> None:
+        self._paddock = paddock
+        self._request = request
+        self._unsent = b""
+        self.requests = 0
+        self.socket = socket.socket()
+        for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            self.socket.setsockopt(socket.SOL_SOCKET, buffer, 32_768)
+        self.socket.setblocking(False)
+
+    async def open(self) -> ClientConnection:
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(self.socket, ("127.0.0.1", self._paddock.port))
+        await eventually(lambda: self._paddock.gateway.clients)
+        (served,) = self._paddock.gateway.clients
+        return served
+
+    def send(self) -> None:
+        """Send as much as is taken now."""
+        while self.requests < MANY:
+            if not self._unsent:
+                self._unsent = self._request * 100
+                self.requests += 100
+            try:
+                sent = self.socket.send(self._unsent)
+            except BlockingIOError:
+                return
+            self._unsent = self._unsent[sent:]
+
+    async def until(self, is_so: Callable[[], object]) -> None:
+        """Send until something is so."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not is_so():
+                self.send()
+                assert self.requests < MANY, "everything was taken"
+                await asyncio.sleep(0)
+
+    async def read_all(self) -> bytes:
+        """Send the rest of what was begun, say that nothing follows, and read."""
+        loop = asyncio.get_running_loop()
+        sending = asyncio.create_task(loop.sock_sendall(self.socket, self._unsent))
+        sending.add_done_callback(lambda _: self.socket.shutdown(socket.SHUT_WR))
+        answers = bytearray()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while piece := await loop.sock_recv(self.socket, 1 << 20):
+                answers += piece
+        await sending
+        return bytes(answers)
+
+
+def held(served: ClientConnection) -> int:
+    assert served._transport is not None
+    return served._transport.get_write_buffer_size() + len(served._buffer)
+
+
+@pytest.mark.parametrize("request_", [REFUSED, get()], ids=["refused", "answered"])
+async def test_answers_that_nobody_reads_are_not_gathered_and_none_is_lost(request_: bytes) -> None:
+    async def serve(reader, writer) -> None:
+        while True:
+            await read_request(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3000\r\n\r\n" + b"x" * 3000)
+
+    async with rig() as paddock:
+        await paddock.upstream(serve)
+        flood = Flood(paddock, request_)
+        served = await flood.open()
+        await flood.until(lambda: served._is_full and served.pauses)
+        assert held(served) < HELD_BYTES
+        answers = await flood.read_all()
+        flood.socket.close()
+    assert answers.count(b"HTTP/1.1 ") == flood.requests
+
+
+async def test_what_is_sent_ahead_does_not_grow_with_every_answer() -> None:
+    answered = asyncio.Semaphore(0)
+
+    async def serve(reader, writer) -> None:
+        while True:
+            await read_request(reader)
+            await answered.acquire()
+            writer.write(OK)
+
+    async with rig() as paddock:
+        await paddock.upstream(serve)
+        flood = Flood(paddock, get())
+        served = await flood.open()
+        traffic = paddock.activity.traffic("uid-abc", "abc")
+        for number in range(20):
+            await flood.until(lambda: served.pauses)
+            assert held(served) < HELD_BYTES
+            answered.release()
+            await eventually(lambda count=number: traffic.requests > count + 1)
+        flood.socket.close()
+
+
+async def test_one_that_never_reads_is_cut_off_in_the_end() -> None:
+    async with rig(Limits(idle_seconds=0.01)) as paddock:
+        flood = Flood(paddock, REFUSED)
+        served = await flood.open()
+        await flood.until(lambda: served._is_full)
+
+        def gone() -> bool:
+            paddock.gateway.sweep()
+            return not paddock.gateway.clients
+
+        await eventually(gone)
+        flood.socket.close()
+
+
+async def test_one_that_sends_no_more_and_reads_late_gets_the_whole_answer(monkeypatch) -> None:
+    monkeypatch.setattr(client_module, "HALF_CLOSED_SECONDS", 0.05)
+    piece = b"~" * 50_000
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+        exchange = served._exchange
+        assert exchange is not None
+        # As much as the kernel takes for one that reads nothing, and a little that it does not.
+        while not held(served) and len(sent) < 1000:
+            writer.write(piece)
+            sent.append(piece)
+            await eventually(lambda: exchange.response_bytes >= len(sent) * len(piece), pause=0)
+        writer.close()
+
+    sent: list[bytes] = []
+    async with rig() as paddock:
+        await paddock.upstream(serve)
+        flood = Flood(paddock, get(connection="close"))
+        served = await flood.open()
+        flood.socket.send(get(connection="close"))
+        flood.socket.shutdown(socket.SHUT_WR)
+        await eventually(lambda: served.is_closing and held(served))
+        timer = served._timer
+        await eventually(lambda: served._timer is not timer)
+        answer = await flood.read_all()
+        flood.socket.close()
+    assert answer.count(b"~") == len(sent) * len(piece)
+    assert not paddock.gateway.clients
+
+
+async def test_one_that_vanished_without_a_word_is_noticed() -> None:
+    async with rig() as paddock:
+        (server,) = await _listen(Settings(port=0), paddock.gateway)
+        at = server.sockets[0].getsockname()
+        _, writer = await asyncio.open_connection(*at)
+        await eventually(lambda: paddock.gateway.clients)
+        (served,) = paddock.gateway.clients
+        assert served._transport is not None
+        opened = served._transport.get_extra_info("socket")
+        assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
+        writer.close()
+        server.close()
+
+
+async def test_a_head_that_was_refused_is_not_waited_for_any_longer() -> None:
+    async with rig(Limits(head_seconds=0.0)) as paddock:
+        wire = await paddock.connect()
+        wire.send(b"GET / HTTP/1.1\r\nx: y")
+        await eventually(lambda: any(c.head_since for c in paddock.gateway.clients))
+        wire.send(b"z" * 70_000)
+        status, _, _ = await wire.head()
+        paddock.gateway.sweep()
+        assert status == 431
+        await wire.close()
+
+
+async def test_any_number_of_empty_lines_is_passed_over_at_once() -> None:
+    async with rig() as paddock:
+        wire = await paddock.connect()
+        await eventually(lambda: paddock.gateway.clients)
+        (served,) = paddock.gateway.clients
+        # Copied line by line, this would take many minutes.
+        served.data_received(b"\r\n" * 2_000_000 + REFUSED)
+        assert (await wire.answer()).status == 400
+        await wire.close()

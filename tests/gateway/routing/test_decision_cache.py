@@ -1,0 +1,241 @@
+"""What is remembered of earlier requests never changes what becomes of a later one."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from paddock.cache.states import State
+from paddock.gateway.http.client import ClientConnection
+from paddock.gateway.http.request_heads import BadHead, RequestHead, RequestReader
+from paddock.gateway.http.request_heads import read_request as read_afresh
+from paddock.gateway.limits import Limits
+from paddock.resources.tokens import hashed
+from tests.gateway.rig import OK, SEED, Rig, get, read_request, recording, rig, route
+from tests.runtime.local.nodes import eventually
+
+ENVD = {"e2b_sandbox_port": "49983", "x_access_token": SEED.access_token("abc")}
+
+
+async def warm(paddock: Rig, **headers: str) -> None:
+    """Let there be a kept connection and something to remember for these header lines."""
+    for path in ("/a", "/b", "/c"):
+        assert (await paddock.get(path, **headers)).status == 200
+
+
+# ---- reading -------------------------------------------------------------------------------
+
+LINES = st.sampled_from(
+    [
+        b"GET / HTTP/1.1\r\n",
+        b"GET /x?y HTTP/1.1\r\n",
+        b"GET / HTTP/1.0\r\n",
+        b"GET / HTTP/1.2\r\n",
+        b"GET  / HTTP/1.1\r\n",
+        b"get / HTTP/1.1\r\n",
+        b"GET /\tx HTTP/1.1\r\n",
+        b"POST / HTTP/1.1\r\n",
+        b"OPTIONS * HTTP/1.1\r\n",
+        b"CONNECT a:1 HTTP/1.1\r\n",
+        b"GET http://other/x HTTP/1.1\r\n",
+        b"GET http://o ther/x HTTP/1.1\r\n",
+        b"GET http://oth_er%/x HTTP/1.1\r\n",
+        b"GET / HTTP/1.1\n",
+        b"GET / HTTP/1.1\rX: 1\r\n",
+        b"1\r\n",
+        b"\r\n",
+        b"",
+    ]
+)
+BLOCKS = st.lists(
+    st.sampled_from(
+        [
+            b"Host: a\r\n",
+            b"Host: b c\r\n",
+            b"Connection: close\r\n",
+            b"Connection: upgrade, x\r\n",
+            b"Upgrade: x\r\n",
+            b"X: 1\r\n",
+            b"Content-Length: 5\r\n",
+            b"Transfer-Encoding: chunked\r\n",
+            b"X-Access-Token: t\r\n",
+            b"broken\r\n",
+            b"\r\n",
+        ]
+    ),
+    max_size=4,
+).map(b"".join)
+
+
+def outcome(read: Any, block: bytes) -> Any:
+    try:
+        head: RequestHead = read(block)
+    except BadHead as bad:
+        return bad.status, bad.message
+    return structs.astuple(head)
+
+
+@given(st.lists(st.tuples(LINES, BLOCKS), min_size=2, max_size=12))
+def test_a_head_is_read_the_same_whatever_was_read_before(requests) -> None:
+    reader = RequestReader()
+    for line, lines in requests * 2:
+        assert outcome(reader.read, line + lines) == outcome(read_afresh, line + lines)
+
+
+def test_no_more_than_so_many_heads_are_remembered_and_no_long_ones() -> None:
+    reader = RequestReader()
+    for number in range(5_000):
+        reader.read(b"GET / HTTP/1.1\r\nHost: a\r\nX: %d\r\n" % number)
+    assert len(reader._young) + len(reader._old) <= 2048
+    known = reader._young[b"1\r\nHost: a\r\nX: 4999\r\n"]
+    reader.read(b"GET /%b HTTP/1.1\r\nHost: a\r\nX: 4999\r\n" % (b"x" * 5_000))
+    reader.read(b"GET / HTTP/1.1\r\nHost: a\r\nX: %b\r\n" % (b"x" * 5_000))
+    assert len(known.line) < 100
+    assert not any(len(lines) > 2048 for lines in reader._young)
+
+
+# ---- deciding ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/init", 404),
+        ("POST", "/x/../init", 404),
+        ("POST", "//INIT?x", 404),
+        ("GET", "/%69nit", 404),
+        ("GET", "/files/init", 200),
+        ("OPTIONS", "/a", 204),
+        ("GET", "/kruise/abc/49983/init", 404),
+        ("GET", "/kruise/abc/49983/a", 200),
+        ("GET", "/kruise/nobody/49983/a", 502),
+        ("GET", "/kruise/other/49983/a", 401),
+        ("GET", "http://localhost/init", 404),
+    ],
+)
+async def test_the_first_line_is_judged_each_time(method: str, path: str, status: int) -> None:
+    async with rig() as paddock:
+        await paddock.upstream(OK, port=49983)
+        await paddock.upstream(OK, "other", port=49983)
+        headers = dict(ENVD)
+        if method == "OPTIONS":
+            headers["access_control_request_method"] = "GET"
+        await warm(paddock, **headers)
+        answer = await paddock.ask(get(path, method=method, **headers))
+        assert answer.status == status
+        assert (await paddock.get("/a", **headers)).status == 200
+
+
+async def test_the_one_call_of_the_api_that_names_a_sandbox_still_goes_there() -> None:
+    async with rig() as paddock:
+        calls: list[Any] = []
+        await paddock.upstream(OK, port=49983, access_token_hash="")
+        paddock.dialer.api_port = await paddock.listen(recording(calls, b"api"))
+        await warm(paddock, e2b_sandbox_port="49983")
+        connect = get("/sandboxes/abc/connect", method="POST", e2b_sandbox_port="49983")
+        answer = await paddock.ask(connect)
+        assert answer.body == b"api"
+        assert len(calls) == 1
+
+
+async def test_a_token_that_was_changed_lets_nobody_in_any_more() -> None:
+    async with rig() as paddock:
+        await paddock.upstream(OK, port=49983)
+        await warm(paddock, **ENVD)
+        paddock.change(access_token_hash=hashed("another"))
+        assert (await paddock.get("/a", **ENVD)).status == 401
+        paddock.change(access_token_hash=hashed(ENVD["x_access_token"]))
+        assert (await paddock.get("/a", **ENVD)).status == 200
+
+
+async def test_a_sandbox_that_was_made_private_or_ended_is_so_at_once() -> None:
+    async with rig() as paddock:
+        await paddock.upstream(OK)
+        await warm(paddock)
+        paddock.change(traffic_token_hash=hashed("secret"))
+        assert (await paddock.get("/a")).status == 403
+        await warm(paddock, e2b_traffic_access_token="secret")
+        paddock.change(state=State.DEAD)
+        assert (await paddock.get("/a", e2b_traffic_access_token="secret")).status == 502
+
+
+async def test_a_paused_sandbox_is_woken_and_a_new_life_gets_new_connections() -> None:
+    async with rig() as paddock:
+        await paddock.upstream(OK, wakes=True)
+        await warm(paddock)
+        dials = paddock.dialer.dials
+        paddock.change(state=State.PAUSED)
+        assert (await paddock.get("/a")).status == 200
+        assert paddock.wakes == ["abc"]
+        paddock.change(incarnation=7)
+        assert (await paddock.get("/a")).status == 200
+        assert paddock.dialer.dials == dials + 2
+
+
+async def test_a_namesake_gets_none_of_its_forerunners_requests() -> None:
+    async with rig() as paddock:
+        old: list[Any] = []
+        new: list[Any] = []
+        await paddock.upstream(recording(old, b"old"))
+        await warm(paddock)
+        seen = len(old)
+        await paddock.upstream(recording(new, b"new"), port=8000)
+        paddock.routes.put(route(version=9, uid="uid-new"))
+        assert (await paddock.get("/a")).body == b"new"
+        assert len(old) == seen
+
+
+async def test_clients_behind_different_doors_are_told_apart() -> None:
+    async with rig() as paddock:
+        seen: list[Any] = []
+        await paddock.upstream(recording(seen))
+        await warm(paddock, x_forwarded_for="9.9.9.9")
+        assert seen[-1][1]["x-forwarded-for"] == "127.0.0.1"
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: ClientConnection(paddock.gateway, trusts_forwarded=True), "127.0.0.1", 0
+        )
+        own, paddock.port = paddock.port, server.sockets[0].getsockname()[1]
+        await warm(paddock, x_forwarded_for="9.9.9.9")
+        assert seen[-1][1]["x-forwarded-for"] == "9.9.9.9, 127.0.0.1"
+        paddock.port = own
+        await warm(paddock, x_forwarded_for="9.9.9.9")
+        assert seen[-1][1]["x-forwarded-for"] == "127.0.0.1"
+        server.close()
+
+
+async def test_the_limit_of_requests_holds_for_those_that_are_alike() -> None:
+    release = asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            first, _, _ = await read_request(reader)
+            if "/slow" in first:
+                await release.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    async with rig(Limits(requests_per_sandbox=2)) as paddock:
+        await paddock.upstream(slow)
+        await warm(paddock)
+        waiting = [asyncio.create_task(paddock.get("/slow")) for _ in range(2)]
+        under_way = paddock.gateway._lives.under_way["uid-abc"]
+        await eventually(lambda: len(under_way) == 2)
+        assert (await paddock.get("/a")).status == 429
+        release.set()
+        assert [answer.status for answer in await asyncio.gather(*waiting)] == [200, 200]
+        assert (await paddock.get("/a")).status == 200
+        assert not under_way
+
+
+async def test_everything_is_counted_for_requests_that_are_alike() -> None:
+    async with rig() as paddock:
+        await paddock.upstream(OK)
+        for _ in range(5):
+            await warm(paddock)
+        traffic = paddock.activity.of("uid-abc")
+        assert traffic is not None
+        assert (traffic.requests, traffic.in_flight, traffic.response_bytes) == (15, 0, 30)
+        assert paddock.activity.statuses == {200: 15}

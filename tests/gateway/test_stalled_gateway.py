@@ -1,0 +1,57 @@
+"""A gateway that stood still does not take its own delay for the other side's."""
+
+import asyncio
+import time
+
+import pytest
+
+from paddock.gateway.http.sender import Sender
+from paddock.gateway.http.upstream import UpstreamConnection
+from paddock.gateway.limits import Behaviour, Limits
+from paddock.gateway.routing.routes import RouteTable
+from paddock.kit import clock as clocks
+from tests.gateway.rig import LoopbackDialer
+
+LIMIT_SECONDS = 0.2
+
+
+def sender() -> Sender:
+    clock = clocks.system()
+    return Sender(
+        LoopbackDialer(),
+        RouteTable(clock),
+        clock,
+        limits=Limits(connect_seconds=LIMIT_SECONDS),
+        behaviour=Behaviour(),
+    )
+
+
+async def test_who_stood_still_while_it_connected_tries_once_more() -> None:
+    connection: UpstreamConnection = object()  # type: ignore[assignment]
+    dials = 0
+
+    async def dial() -> UpstreamConnection:
+        nonlocal dials
+        dials += 1
+        if dials == 1:
+            time.sleep(LIMIT_SECONDS * 3)
+            await asyncio.Event().wait()
+        return connection
+
+    assert await sender()._in_time(dial) is connection
+    assert dials == 2
+
+
+@pytest.mark.looptime
+async def test_a_sandbox_that_does_not_take_a_connection_is_not_waited_for_twice() -> None:
+    dials = 0
+
+    async def dial() -> UpstreamConnection:
+        nonlocal dials
+        dials += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(TimeoutError):
+        await sender()._in_time(dial)
+    assert dials == 1

@@ -1,0 +1,54 @@
+"""A control plane of these tests' own: they restart it and fill it."""
+
+import os
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.cluster.binaries import BinariesMissingError
+from tests.cluster.control_plane import KubeCluster
+from tests.cluster.fixtures import REQUIRE
+from tests.cluster.kubelet import Kubelet, base_rootfs
+from tests.on_cluster.world.installation import LEASE_SECONDS, SDK, Installation
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let a test come last that takes away what others of its module stand on: `LAST` names it."""
+    modules = {item.path: number for number, item in reversed([*enumerate(items)])}
+    items.sort(key=lambda item: (modules[item.path], _is_last(item)))
+
+
+def _is_last(item: pytest.Item) -> bool:
+    return item.name == getattr(getattr(item, "module", None), "LAST", None)
+
+
+@pytest.fixture(scope="module")
+def own_cluster() -> Iterator[KubeCluster]:
+    """etcd, API server and controller manager, for this module alone."""
+    try:
+        # Nobody renews our node's lease; without its keeper it stays as it is.
+        with KubeCluster(controllers="*,-node-lifecycle-controller") as cluster:
+            yield cluster
+    except BinariesMissingError as error:
+        if os.environ.get(REQUIRE):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def paddock(
+    own_cluster: KubeCluster, request: pytest.FixtureRequest
+) -> AsyncGenerator[Installation]:
+    """Everything on a real API server: two of each role. `LEASE` says how long one leads for."""
+    rootfs: Path | None = base_rootfs()
+    if rootfs is None or os.geteuid() != 0:
+        pytest.skip("the fake kubelet needs root and the base image (`paddock image build`)")
+    if not SDK.exists():
+        pytest.skip("the E2B client is not installed (scripts/install-clients)")
+    lease = getattr(request.module, "LEASE", LEASE_SECONDS)
+    async with Installation(
+        own_cluster.info, lambda s: Kubelet(s, rootfs), lease_seconds=lease
+    ) as installation:
+        yield installation

@@ -1,0 +1,173 @@
+"""Nothing is lost whatever lies between Paddock and the API server: cuts, and silence.
+
+All roles reach the API server through a road that the test holds; the test itself and the
+kubelet have their own way. One installation serves all of these, in whatever order.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from paddock.resources.kinds.pods import Pod
+from paddock.resources.kinds.sandbox import Phase, Sandbox, SandboxSpec
+from paddock.resources.kinds.template import TemplateRef
+from paddock.resources.meta import Key, ObjectMeta
+from tests.cluster.control_plane import KubeCluster
+from tests.on_cluster.world.installation import API_KEY, Installation
+from tests.on_cluster.world.light_pods import LightKubelet
+from tests.on_cluster.world.proxy import Road
+
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+SILENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
+WATCHES = 2 * (8 + 11 + 1)
+"""Of two replicas each: the API's, the controllers', the gateway's informers."""
+
+
+class Place:
+    """An installation at the end of a road."""
+
+    def __init__(self, paddock: Installation, road: Road) -> None:
+        self.paddock = paddock
+        self.road = road
+        self.http = aiohttp.ClientSession(
+            headers={"X-API-Key": API_KEY}, timeout=aiohttp.ClientTimeout(total=90)
+        )
+
+    async def ask(self, method: str, path: str, body: Any = None, *, replica: int = 0) -> int:
+        url = f"http://127.0.0.1:{self.paddock.api_ports[replica]}{path}"
+        async with self.http.request(method, url, json=body) as answer:
+            self.said = await answer.text()
+            return answer.status
+
+    async def made(self, names: list[str]) -> None:
+        """Declare sandboxes, by the test's own way to the API server."""
+        for name in names:
+            box = Sandbox(
+                metadata=ObjectMeta(name=name, namespace="default"),
+                spec=SandboxSpec(template_ref=TemplateRef(name="base")),
+            )
+            await self.paddock.store.create(box)
+
+    async def all_watch(self) -> None:
+        """Wait until everybody has all of its watches, through the road."""
+        await self.paddock.until(lambda: self.road.connections >= WATCHES)
+
+    async def all_run(self, names: list[str]) -> bool:
+        found = {s.metadata.name: s.status.phase for s in await self.paddock.sandboxes()}
+        return all(found.get(name) is Phase.RUNNING for name in names)
+
+    async def all_gone(self, names: list[str]) -> bool:
+        pods = await self.paddock.store.list(Pod, namespace="default")
+        boxes = await self.paddock.sandboxes()
+        left = {item.metadata.name for item in (*pods.items, *boxes)}
+        return not left & set(names)
+
+    async def is_known_everywhere(self, sandbox_id: str, status: int) -> bool:
+        for replica in range(2):
+            if await self.ask("GET", f"/sandboxes/{sandbox_id}", replica=replica) != status:
+                return False
+        return True
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def place(own_cluster: KubeCluster) -> AsyncGenerator[Place]:
+    port = urlsplit(own_cluster.info.server).port
+    assert port is not None
+    async with contextlib.AsyncExitStack() as stack:
+        road = await stack.enter_async_context(Road(port).run())
+        paddock = await stack.enter_async_context(
+            Installation(
+                own_cluster.info,
+                LightKubelet,
+                server=f"https://127.0.0.1:{road.port}",
+                lease_seconds=8,
+            )
+        )
+        made = Place(paddock, road)
+        stack.push_async_callback(made.http.close)
+        yield made
+
+
+async def test_watches_that_are_cut_again_and_again_lose_nothing(place: Place) -> None:
+    paddock, road = place.paddock, place.road
+    await paddock.stocked(2)
+    await place.all_watch()
+    started, ended = len(paddock.kubelet.started), len(paddock.restarts)
+    names = [f"cut-{number}" for number in range(12)]
+    for first in range(0, 12, 3):
+        await place.made(names[first : first + 3])
+        await asyncio.sleep(0.3)
+        road.cut()
+    await paddock.eventually(lambda: place.all_run(names), PATIENCE_SECONDS)
+    once = [name for name in paddock.kubelet.started[started:] if name in names]
+    assert sorted(once) == sorted(names), "each pod was made once"
+
+    for name in names:
+        await paddock.store.delete(Sandbox, Key("default", name))
+        if name.endswith(("3", "7")):
+            road.cut()
+    await paddock.eventually(lambda: place.all_gone(names), PATIENCE_SECONDS)
+    # Whoever was cut off in the middle of a write may end; who only reads has no reason to.
+    assert all(name.startswith("controllers-") for name in paddock.restarts[ended:])
+
+
+async def test_everything_goes_on_after_half_a_minute_without_a_network(place: Place) -> None:
+    paddock, road = place.paddock, place.road
+    await paddock.stocked(2)
+    await place.all_watch()
+    assert await place.ask("POST", "/v2/sandboxes", {"templateID": "base", "timeout": 600}) == 201
+    sandbox_id = (await paddock.store.list(Sandbox, namespace="default")).items
+    [claim] = [item.spec.claim for item in sandbox_id if item.spec.claim is not None]
+    started = len(paddock.kubelet.started)
+    names = [f"dark-{number}" for number in range(6)]
+    road.swallow()
+    went_dark = time.monotonic()
+    try:
+        # What happens meanwhile is known to the API server, and to nobody else.
+        await place.made(names)
+        victim = (await paddock.idle())[0]
+        await paddock.store.delete(Sandbox, victim.key)
+        # A write of a client's is refused in time, not held for ever.
+        asking = asyncio.create_task(
+            place.ask("POST", "/v2/sandboxes", {"templateID": "base", "timeout": 600}, replica=1)
+        )
+        # What is known is still told.
+        assert await place.ask("GET", f"/sandboxes/{claim.sandbox_id}") == 200
+        await asyncio.sleep(SILENCE_SECONDS - (time.monotonic() - went_dark))
+    finally:
+        road.restore()
+    assert await asking in (201, 429, 500, 503, 504), place.said
+
+    await paddock.eventually(lambda: place.all_run(names), PATIENCE_SECONDS)
+    once = [name for name in paddock.kubelet.started[started:] if name in names]
+    assert sorted(once) == sorted(names), "each pod was made once"
+    await paddock.eventually(lambda: place.all_gone([victim.metadata.name]), PATIENCE_SECONDS)
+    await paddock.stocked(2)
+    await place.all_watch()
+    # Both replicas of the API serve again, and know what the other did.
+    body = {"templateID": "base", "timeout": 600}
+    for replica in range(2):
+        assert await place.ask("POST", "/v2/sandboxes", body, replica=replica) == 201, place.said
+    assert await place.ask("DELETE", f"/sandboxes/{claim.sandbox_id}", replica=1) == 204
+    await paddock.eventually(lambda: place.is_known_everywhere(claim.sandbox_id, 404))
+    # Nobody was given a sandbox that somebody else has.
+    claims = [s.spec.claim for s in await paddock.sandboxes() if s.spec.claim is not None]
+    assert len({item.lock for item in claims}) == len(claims)
+    for item in claims:
+        await place.ask("DELETE", f"/sandboxes/{item.sandbox_id}")
+    for name in names:
+        await paddock.store.delete(Sandbox, Key("default", name))
+    await paddock.eventually(lambda: place.all_gone(names), PATIENCE_SECONDS)

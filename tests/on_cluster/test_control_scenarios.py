@@ -1,0 +1,280 @@
+"""The control scenarios, as they are, on a real API server with two replicas of every role.
+
+Requests go to the replicas of the API in turn. Scenarios about trouble with the store, with
+probes and with long waits are in `test_trouble_scenarios`; what is left out is named below.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.requests import NewSandbox
+from paddock.kit.errors import ConflictError, QuotaExceededError
+from paddock.kit.tasks import background
+from paddock.resources.kinds.env import SandboxEnv, ScalingGroup
+from paddock.resources.kinds.sandbox import LABEL_POOL, Phase, Sandbox
+from paddock.resources.kinds.template import PauseStrategy
+from paddock.store.port import Change
+from tests.cluster.control_plane import KubeCluster
+from tests.controllers.env.make import environment, member
+from tests.on_cluster.test_trouble_scenarios import ONLY
+from tests.on_cluster.world.adopted_scenarios import Hurried, scenarios
+from tests.on_cluster.world.control_world import LEAST_PATIENCE_SECONDS, ClusterWorld, running
+from tests.on_cluster.world.installation import Installation
+from tests.on_cluster.world.light_pods import LightKubelet
+from tests.scenario import (
+    test_claims,
+    test_lifecycle,
+    test_nothing_is_lost,
+    test_pools,
+    test_quarrels,
+    test_waking,
+)
+from tests.scenario.paddock import CALLER
+
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+MODULES = (
+    test_lifecycle,
+    test_claims,
+    test_pools,
+    test_quarrels,
+    test_waking,
+    test_nothing_is_lost,
+)
+_NO_SNAPSHOTS = "pods have no snapshots"
+_RUNTIME = "puts something else in the place of a runtime's method, inside of a process"
+_KEYRING = "calls the keyring of a process, and lets it note the use of keys when it says so"
+WITHOUT = {
+    "test_a_snapshot_is_something_to_create_from_and_a_fork_makes_clones": _NO_SNAPSHOTS,
+    "test_two_hundred_creates_on_a_pool_of_fifty_never_share_a_sandbox": "see below: fewer pods",
+    "test_lists_are_paged_and_filtered": "calls the manager's list, which is no request; see below",
+    "test_deadlines_that_passed_while_nothing_ran_are_met_afterwards": (
+        "ends one control plane and begins another; test_trouble_scenarios does so with processes"
+    ),
+    "test_claims_create_at_the_common_rate_and_leave_others_their_turn": (
+        "sets a rate that all scenarios share here"
+    ),
+    "test_a_sandbox_that_asked_for_it_is_paused_when_nothing_happens_and_not_before": (
+        "puts into a control plane what gateways and nodes would tell it"
+    ),
+    "test_a_pool_whose_sandboxes_fail_backs_off_and_recovers": "backs off for most of a minute",
+    "test_one_pause_without_memory_is_for_that_once": (
+        "stops a pod that has no volume for its files, which is refused"
+    ),
+    "test_a_resume_that_takes_longer_than_its_timeout_costs_nothing": _RUNTIME,
+    "test_a_hundred_hanging_operations_of_a_node_do_not_stop_other_sandboxes": _RUNTIME,
+    "test_a_pause_that_cannot_work_leaves_it_running_with_an_end": _RUNTIME,
+    "test_the_note_of_a_keys_last_use_undoes_nothing_and_revives_nobody": _KEYRING,
+    "test_a_store_that_is_away_ends_nothing_that_goes_on_in_the_background": _KEYRING,
+}
+"""Of `test_checkpoints`, all: it is about snapshots."""
+CASES = {
+    "test_mixed_pauses_and_resumes_end_in_agreement_and_nothing_is_lost": (
+        lambda case: case in (0, 1, PauseStrategy.FREEZE)
+    ),
+    "test_whoever_kills_wins_and_nothing_of_it_is_left": lambda case: case in (0, 1),
+}
+globals().update(scenarios(MODULES, without=WITHOUT, elsewhere=ONLY, cases=CASES))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(own_cluster: KubeCluster) -> AsyncGenerator[ClusterWorld]:
+    """An installation, asked through both replicas of its API in turn."""
+    async with contextlib.AsyncExitStack() as stack:
+        paddock = await stack.enter_async_context(
+            Installation(own_cluster.info, LightKubelet, lease_seconds=15)
+        )
+        await stack.enter_async_context(paddock.node_agent())
+        yield await stack.enter_async_context(running(paddock, paddock.api_ports))
+
+
+@pytest.fixture(autouse=True)
+def on_a_cluster(world: ClusterWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let scenarios find this world where they look for theirs."""
+
+    @contextlib.asynccontextmanager
+    async def paddock(
+        *, pool_size: int = 2, runtime: Any = None, **settings: Any
+    ) -> AsyncGenerator[ClusterWorld]:
+        if settings:
+            pytest.skip(f"it sets {', '.join(settings)}, which all scenarios share here")
+        await world.begin(pool_size)
+        try:
+            yield world
+        finally:
+            await world.end()
+
+    for module in MODULES:
+        monkeypatch.setattr(module, "paddock", paddock)
+        monkeypatch.setattr(module, "asyncio", Hurried())
+
+
+async def test_creates_beyond_the_pool_through_both_replicas_never_share_a_sandbox(
+    world: ClusterWorld,
+) -> None:
+    await world.begin(pool_size=12)
+    try:
+        await world.stocked(12)
+        wanted = NewSandbox(template="base")
+        made = await asyncio.gather(*(world.manager.create(CALLER, wanted) for _ in range(48)))
+        assert len({item.metadata.uid for item in made}) == 48
+        assert len({item.spec.claim.sandbox_id for item in made if item.spec.claim}) == 48
+        # And the pool is as full as before.
+        await world.stocked(12)
+    finally:
+        await world.end()
+
+
+async def test_lists_of_both_replicas_are_paged_and_filtered_alike(
+    world: ClusterWorld,
+) -> None:
+    await world.begin(pool_size=2)
+    try:
+        made = set()
+        for number in range(5):
+            wanted = NewSandbox(template="base", metadata={"n": str(number % 2)})
+            box = await world.manager.create(CALLER, wanted)
+            assert box.spec.claim is not None
+            made.add(box.spec.claim.sandbox_id)
+        odd = await world.http.get("/v2/sandboxes", params={"metadata": "n=1"})
+        assert len(odd.json()) == 2
+        # Each page comes from another replica than the one before.
+        seen: list[str] = []
+        params = {"limit": "2"}
+        while True:
+            page = await world.http.get("/v2/sandboxes", params=params)
+            seen += [item["sandboxID"] for item in page.json()]
+            if "x-next-token" not in page.headers:
+                break
+            params["nextToken"] = page.headers["x-next-token"]
+        assert len(seen) == 5
+        assert set(seen) == made
+    finally:
+        await world.end()
+
+
+class Watched:
+    """How many sandboxes are claimed, and how many run, at every version of the API server."""
+
+    def __init__(self) -> None:
+        self.now = self.most = self.most_running = 0
+        self._claimed: dict[str, bool] = {}
+
+    async def follow(self, store: Any) -> None:
+        async with contextlib.aclosing(store.watch(Sandbox)) as events:
+            async for event in events:
+                if event.object is not None:
+                    self._take(event.change, event.object)
+
+    def _take(self, change: Change, box: Sandbox) -> None:
+        self._claimed.pop(box.metadata.uid, None)
+        if change is not Change.DELETED and box.spec.claim is not None:
+            self._claimed[box.metadata.uid] = not box.spec.paused
+        self.now = len(self._claimed)
+        self.most = max(self.most, self.now)
+        self.most_running = max(self.most_running, sum(self._claimed.values()))
+
+
+def id_of(sandbox: Sandbox) -> str:
+    assert sandbox.spec.claim is not None
+    return sandbox.spec.claim.sandbox_id
+
+
+async def test_a_snapshot_of_a_pod_is_refused_with_the_reason(world: ClusterWorld) -> None:
+    await world.begin(pool_size=1)
+    try:
+        box = await world.manager.create(CALLER, NewSandbox(template="base"))
+        answer = await world.http.post(f"/sandboxes/{id_of(box)}/snapshots", json={})
+        assert answer.status_code == 501, answer.text
+        assert "snapshot" in answer.json()["message"]
+        # Nothing has happened to it.
+        assert (await world.manager.get(CALLER, id_of(box))).status.phase is Phase.RUNNING
+    finally:
+        await world.end()
+
+
+async def test_a_storm_on_both_replicas_never_exceeds_a_quota_and_all_of_it_can_be_had(
+    world: ClusterWorld,
+) -> None:
+    wanted = NewSandbox(template="base", timeout_seconds=None)
+    await world.begin(pool_size=6)
+    try:
+        await world.stocked(6)
+        limits = (
+            Limit(Dimension.COUNT, Scope.ALL, 10),
+            Limit(Dimension.COUNT, Scope.RUNNING, 8),
+        )
+        await world.plane.keyring.set_team_quota("default", Quota(limits))
+        watched = Watched()
+        async with background(watched.follow(world.store), name="watch"):
+
+            async def client() -> None:
+                mine: list[str] = []
+                for turn in range(4):
+                    try:
+                        if turn == 2 and mine:
+                            await world.manager.pause(CALLER, mine[0])
+                            await world.manager.connect(CALLER, mine[0], timeout_seconds=600)
+                        elif turn == 3 and mine:
+                            await world.manager.kill(CALLER, mine.pop())
+                        else:
+                            mine.append(id_of(await world.manager.create(CALLER, wanted)))
+                    except (QuotaExceededError, ConflictError):
+                        continue
+
+            await asyncio.gather(*(client() for _ in range(16)))
+            assert watched.most <= 10
+            assert watched.most_running <= 8
+            # Whoever asks long enough gets the last one, whichever replica hears of it.
+            limits = (Limit(Dimension.COUNT, Scope.ALL, 10),)
+            await world.plane.keyring.set_team_quota("default", Quota(limits))
+            async with asyncio.timeout(LEAST_PATIENCE_SECONDS):
+                while watched.now < 10:
+                    with contextlib.suppress(QuotaExceededError):
+                        await world.manager.create(CALLER, wanted)
+            assert watched.most == 10
+    finally:
+        await world.end()
+
+
+async def test_a_claim_that_waits_with_a_replica_makes_its_environment_grow(
+    world: ClusterWorld,
+) -> None:
+    """(Who leads is another process: it hears of the claim through the environment's status.)"""
+    await world.begin(pool_size=0)
+    env = environment({"one": member()}, group=ScalingGroup())
+    try:
+        await world.provider.write.create(env)
+        async with asyncio.timeout(LEAST_PATIENCE_SECONDS):
+            while not (await world.store.get(SandboxEnv, env.key)).status.clusters:
+                await asyncio.sleep(0.1)
+        box = await world.manager.create(CALLER, NewSandbox(template=env.metadata.name))
+        assert box.metadata.labels[LABEL_POOL] == "agents-one"
+    finally:
+        await world.store.delete(SandboxEnv, env.key)
+        await world.end()
+
+
+async def test_one_idempotency_key_sent_to_both_replicas_at_once_gives_one_sandbox(
+    world: ClusterWorld,
+) -> None:
+    await world.begin(pool_size=4)
+    try:
+        for number in range(5):
+            wanted = NewSandbox(template="base", idempotency_key=f"both-{number}")
+            made = await asyncio.gather(*(world.manager.create(CALLER, wanted) for _ in range(6)))
+            assert len({item.metadata.uid for item in made}) == 1
+        found = (await world.store.list(Sandbox)).items
+        assert len([item for item in found if item.spec.claim is not None]) == 5
+    finally:
+        await world.end()

@@ -1,0 +1,197 @@
+"""The control scenarios about trouble, as they are, on a real API server with two of every role.
+
+Between the roles and the API server is a wire that can refuse, delay and lose what they write, as
+scenarios say; sandboxes that are probed are as well as scenarios say. Waits of minutes of virtual
+time are some seconds here.
+"""
+
+import contextlib
+import signal
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from msgspec import structs
+
+from paddock.claims.requests import NewSandbox
+from paddock.kit.errors import RateLimitedError
+from paddock.resources.kinds.sandbox import Phase, Sandbox
+from paddock.resources.kinds.template import Probe, SandboxTemplate
+from tests.cluster.control_plane import KubeCluster
+from tests.on_cluster.world.adopted_scenarios import Hurried, scenarios
+from tests.on_cluster.world.control_world import BASE, ClusterWorld, running
+from tests.on_cluster.world.installation import Installation
+from tests.on_cluster.world.intercepting_proxy import Wire
+from tests.on_cluster.world.light_pods import LightKubelet
+from tests.scenario import (
+    test_claims,
+    test_nothing_is_lost,
+    test_pools,
+    test_probing,
+    test_quarrels,
+    test_store_faults,
+)
+from tests.scenario.paddock import CALLER
+
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+MODULES = (
+    test_store_faults,
+    test_probing,
+    test_quarrels,
+    test_nothing_is_lost,
+    test_claims,
+    test_pools,
+)
+ONLY = {
+    "test_no_sandbox_is_given_twice_and_no_quota_exceeded_whatever_the_store_does",
+    "test_the_same_on_a_store_that_conflicts_refuses_and_loses_replies",
+    "test_a_lost_reply_neither_leaks_a_place_nor_gives_one_more",
+    "test_stock_comes_back_after_the_store_was_away",
+    "test_a_timeout_set_while_it_is_paused_never_ends_a_paused_sandbox",
+    "test_a_resume_whose_write_failed_does_not_use_up_the_quota",
+    "test_one_that_is_not_well_so_often_in_a_row_is_replaced",
+    "test_one_failure_now_and_then_is_forgiven",
+    "test_what_is_in_somebodys_hands_is_not_probed",
+    "test_a_completed_claim_is_final_and_goes_after_its_ttl_but_its_sandboxes_stay",
+    "test_a_claim_gets_no_more_than_its_teams_quota_and_says_so",
+    "test_idle_sandboxes_are_replaced_when_they_are_too_old",
+}
+PROBE = Probe(command="true", period_seconds=4, timeout_seconds=4, failure_threshold=4)
+"""A machine that stands still once does not make the third failure of one that had two."""
+HASTY = structs.replace(PROBE, timeout_seconds=3, failure_threshold=3)
+"""Where it is about those that do not answer."""
+MUTE_SECONDS = 4.0
+"""Longer than a hasty probe waits, and not so long that one more is missed."""
+SHORTER = {
+    (test_claims, "TTL_SECONDS"): 20,
+    (test_claims, "CLAIM_SECONDS"): 16,
+    (test_pools, "IDLE_SECONDS"): 30,
+}
+CASES = {
+    "test_no_sandbox_is_given_twice_and_no_quota_exceeded_whatever_the_store_does": (
+        lambda case: case in (0, 1)
+    ),
+    "test_the_same_on_a_store_that_conflicts_refuses_and_loses_replies": (
+        lambda case: case in (0, 1)
+    ),
+}
+
+globals().update(scenarios(MODULES, without={}, only=ONLY, cases=CASES))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(own_cluster: KubeCluster) -> AsyncGenerator[ClusterWorld]:
+    """An installation whose words to the API server can be listened to."""
+    async with contextlib.AsyncExitStack() as stack:
+        wire = await stack.enter_async_context(Wire(own_cluster).run())
+        paddock = await stack.enter_async_context(
+            Installation(own_cluster.info, LightKubelet, lease_seconds=15, server=wire.url)
+        )
+        await stack.enter_async_context(paddock.node_agent())
+        yield await stack.enter_async_context(running(paddock, paddock.api_ports, wire))
+
+
+@pytest.fixture(autouse=True)
+def on_a_cluster(
+    world: ClusterWorld, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Let scenarios find this world where they look for theirs."""
+
+    @contextlib.asynccontextmanager
+    async def paddock(
+        *, pool_size: int = 2, runtime: Any = None, store: Any = None
+    ) -> AsyncGenerator[ClusterWorld]:
+        await world.begin(pool_size)
+        if store is not None:
+            world.store.behave_like(store)
+        try:
+            yield world
+        finally:
+            await world.end()
+
+    for module in MODULES:
+        monkeypatch.setattr(module, "paddock", paddock)
+        monkeypatch.setattr(module, "asyncio", Hurried())
+    monkeypatch.setattr(test_probing, "asyncio", Hurried(MUTE_SECONDS))
+    is_about_waiting = "mute" in request.node.name
+    monkeypatch.setattr(test_probing, "PROBE", HASTY if is_about_waiting else PROBE)
+    for (module, name), value in SHORTER.items():
+        monkeypatch.setattr(module, name, value)
+
+
+async def test_what_was_never_well_is_given_to_nobody(world: ClusterWorld) -> None:
+    await world.begin(pool_size=0)
+    asked: set[str] = set()
+
+    async def sick(sandbox: Sandbox, _probe: Probe) -> str:
+        asked.add(sandbox.metadata.uid)
+        return "a cold"
+
+    try:
+        world.plane.controllers.probing._prober = sick
+        await world.provider.write.mutate(
+            SandboxTemplate,
+            BASE,
+            lambda item: structs.replace(item, spec=structs.replace(item.spec, probe=PROBE)),
+        )
+        await world.resized(2)
+        await world.until(lambda: len(asked) >= 2)
+        wanted = NewSandbox(template="base", create_on_no_stock=False, claim_timeout_seconds=3)
+        for _ in range(2):
+            with pytest.raises(RateLimitedError):
+                await world.manager.create(CALLER, wanted)
+        assert not world.plane.census.members(BASE).available
+    finally:
+        await world.end()
+
+
+async def test_deadlines_that_passed_while_no_controllers_ran_are_met_afterwards(
+    world: ClusterWorld,
+) -> None:
+    await world.begin(pool_size=2)
+    names = ("controllers-0", "controllers-1")
+
+    def start_all() -> None:
+        for number, name in enumerate(names):
+            if name not in world.paddock.processes:
+                world.paddock.start("controllers", number)
+
+    try:
+        await world.stocked(2)
+        made = [
+            await world.manager.create(
+                CALLER, NewSandbox(template="base", timeout_seconds=600, auto_pause=auto_pause)
+            )
+            for auto_pause in (False, True)
+        ]
+        for name in names:
+            # Told to stop, they give their lease back: whoever starts leads at once.
+            await world.paddock.kill(name, signal.SIGTERM)
+        # Not before: however slowly they end, they see no deadline pass.
+        ending, pausing = [
+            await world.manager.set_timeout(
+                CALLER, test_nothing_is_lost.id_of(box), timeout_seconds=3
+            )
+            for box in made
+        ]
+        ends = (ending.spec.shutdown_time, pausing.spec.pause_time)
+        end = max(moment for moment in ends if moment is not None)
+        await world.until(lambda: world.plane.clock.now() > end)
+        assert world.provider.sandbox(ending.key) is not None
+        start_all()
+        await world.until(lambda: world.provider.sandbox(ending.key) is None)
+
+        def is_paused() -> bool:
+            box = world.provider.sandbox(pausing.key)
+            return box is not None and box.status.phase is Phase.PAUSED
+
+        await world.until(is_paused)
+    finally:
+        start_all()
+        await world.end()

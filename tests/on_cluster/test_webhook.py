@@ -1,0 +1,224 @@
+"""The admission webhook, asked by a real API server: what it refuses, and what it lets through."""
+
+import asyncio
+import base64
+import json
+import subprocess
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from paddock.app.wiring import webhook
+from paddock.cli.kube.manifests import manifests
+from paddock.cli.kube.options import KubeOptions
+from paddock.settings import Settings
+from tests.cluster.certificates import Authority
+from tests.cluster.info import ClusterInfo, RefusedError
+from tests.ports import free_ports
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
+
+CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+LONGEST_SECONDS = 30
+"""That an API server waits for a webhook."""
+OWN = "system:serviceaccount:paddock-system:paddock-controllers"
+
+
+class World:
+    """A namespace of a cluster, of which the webhook is asked about everything."""
+
+    def __init__(self, info: ClusterInfo, namespace: str) -> None:
+        self._info = info
+        self.namespace = namespace
+
+    def _path(self, kind: str, name: str = "") -> str:
+        plural = {"Sandbox": "sandboxes"}.get(kind, kind.lower() + "s")
+        return f"/apis/paddock.dev/v1alpha1/namespaces/{self.namespace}/{plural}" + name
+
+    async def ask(self, method: str, path: str, body: Any = None) -> Any:
+        return await asyncio.to_thread(self._info.request, method, path, body)
+
+    async def create(self, kind: str, name: str, spec: Any) -> Any:
+        body = {
+            "apiVersion": "paddock.dev/v1alpha1",
+            "kind": kind,
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+        return await self.ask("POST", self._path(kind), body)
+
+    async def replace(self, obj: Any) -> Any:
+        path = self._path(obj["kind"], f"/{obj['metadata']['name']}")
+        return await self.ask("PUT", path, obj)
+
+    async def apply(self, obj: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [self._info.kubectl, f"--kubeconfig={self._info.kubeconfig}"]
+        command += ["-n", self.namespace, "apply", *arguments, "-f", "-"]
+        return await asyncio.to_thread(
+            subprocess.run,
+            command,
+            input=json.dumps(obj),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest_asyncio.fixture
+async def world(
+    kube_cluster: ClusterInfo, kube_namespace: str, tmp_path: Path
+) -> AsyncGenerator[World]:
+    authority = Authority(tmp_path)
+    certificate, key = authority.server("webhook")
+    port = free_ports(1)[0]
+    settings = Settings(
+        webhook_certificate=str(certificate), webhook_key=str(key), webhook_port=port
+    )
+    bundle = base64.b64encode(Path(authority.path).read_bytes()).decode()
+    options = KubeOptions(has_webhook=True, ca_bundle=bundle)
+    made = next(
+        item for item in manifests(options) if item["kind"] == "ValidatingWebhookConfiguration"
+    )
+    made["metadata"]["name"] = kube_namespace
+    hook = made["webhooks"][0]
+    # No services are routed here; and the tests beside this one are not its business.
+    hook["clientConfig"] = {"url": f"https://127.0.0.1:{port}/validate", "caBundle": bundle}
+    there = {"kubernetes.io/metadata.name": kube_namespace}
+    hook["namespaceSelector"] = {"matchLabels": there}
+    # Nor is it that whoever is not answered in time goes on: this machine may stand still.
+    hook["timeoutSeconds"] = LONGEST_SECONDS
+    world = World(kube_cluster, kube_namespace)
+    async with webhook.served(settings):
+        await world.ask("POST", CONFIGURATIONS, made)
+        try:
+            await _until_asked(world)
+            yield world
+        finally:
+            await world.ask("DELETE", f"{CONFIGURATIONS}/{kube_namespace}")
+
+
+async def _until_asked(world: World) -> None:
+    """A new configuration takes the API server a moment."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await world.create("SandboxTemplate", "probe", HOST_PATH)
+            except RefusedError:
+                return
+            path = f"/apis/paddock.dev/v1alpha1/namespaces/{world.namespace}/sandboxtemplates/probe"
+            await world.ask("DELETE", path)
+            await asyncio.sleep(0.1)
+
+
+async def _until_allowed(world: World) -> None:
+    """What was granted holds when the API server's own watch has told it so."""
+    asked = {"verb": "create", "group": "paddock.dev", "resource": "sandboxtemplates"}
+    attributes = {**asked, "namespace": world.namespace}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": OWN, "resourceAttributes": attributes},
+    }
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    async with asyncio.timeout(60):
+        while not (await world.ask("POST", path, review))["status"]["allowed"]:
+            await asyncio.sleep(0.05)
+
+
+HOST_PATH: dict[str, Any] = {
+    "image": "i",
+    "podTemplate": {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}},
+}
+NAMES_A_HOST = {"allowInternetAccess": False, "allowOut": ["example.com"]}
+
+
+async def test_what_schemas_cannot_see_is_refused_in_our_words(world: World) -> None:
+    for spec, said in (
+        ({"image": "i", "env": {"1=x": "y"}}, "spec.env"),
+        ({"image": "i", "network": {"denyOut": ["nowhere"]}}, "spec.network.denyOut[0]"),
+        (HOST_PATH, "spec.podTemplate.spec.volumes[0].hostPath: reaches into the node"),
+        ({"image": "i", "network": NAMES_A_HOST}, "NetworkPolicies know addresses only"),
+    ):
+        with pytest.raises(RefusedError) as refused:
+            await world.create("SandboxTemplate", "t", spec)
+        assert refused.value.code == 422
+        assert said in str(refused.value)
+        assert "validate.paddock.dev" in str(refused.value)
+    # A template in place is a template too, and is blamed where it stands.
+    with pytest.raises(RefusedError, match=r"spec\.template\.podTemplate"):
+        await world.create("SandboxPool", "p", {"replicas": 0, "template": HOST_PATH})
+
+
+async def test_what_is_right_goes_through_and_a_change_to_wrong_does_not(world: World) -> None:
+    made = await world.create("SandboxTemplate", "good", {"image": "i"})
+    made["spec"]["env"] = {"COLOUR": "green"}
+    changed = await world.replace(made)
+    changed["spec"]["env"] = {"1=x": "y"}
+    with pytest.raises(RefusedError, match=r"spec\.env"):
+        await world.replace(changed)
+    listed = f"/apis/paddock.dev/v1alpha1/namespaces/{world.namespace}/sandboxtemplates"
+    found = await world.ask("GET", f"{listed}/good")
+    assert found["spec"]["env"] == {"COLOUR": "green"}
+    await world.ask("DELETE", f"{listed}/good")
+    assert not (await world.ask("GET", listed))["items"]
+
+
+async def test_what_will_not_pause_is_warned_of_while_it_is_applied(world: World) -> None:
+    template = {
+        "apiVersion": "paddock.dev/v1alpha1",
+        "kind": "SandboxTemplate",
+        "metadata": {"name": "sleepy"},
+        "spec": {"image": "i", "pauseStrategy": "Hibernate"},
+    }
+    done = await world.apply(template)
+    assert done.returncode == 0, done.stderr
+    assert "Warning: spec.pauseStrategy: pods cannot store their memory" in done.stderr
+
+
+async def test_paddock_itself_is_not_asked_about(world: World) -> None:
+    """Its own writes are checked before they are sent; a claim does not wait for the webhook."""
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "own"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": "cluster-admin",
+        },
+        "subjects": [
+            {"kind": "ServiceAccount", "name": "paddock-controllers", "namespace": "paddock-system"}
+        ],
+    }
+    bindings = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{world.namespace}/rolebindings"
+    await world.ask("POST", bindings, role)
+    await _until_allowed(world)
+    template = {
+        "apiVersion": "paddock.dev/v1alpha1",
+        "kind": "SandboxTemplate",
+        "metadata": {"name": "own"},
+        "spec": HOST_PATH,
+    }
+    refused = await world.apply(template)
+    assert "reaches into the node" in refused.stderr
+    allowed = await world.apply(template, f"--as={OWN}")
+    assert allowed.returncode == 0, allowed.stderr
+
+
+async def test_nobody_is_stopped_while_no_webhook_answers(world: World) -> None:
+    path = f"{CONFIGURATIONS}/{world.namespace}"
+    configuration = await world.ask("GET", path)
+    unused = free_ports(1)[0]
+    configuration["webhooks"][0]["clientConfig"]["url"] = f"https://127.0.0.1:{unused}/validate"
+    await world.ask("PUT", path, configuration)
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await world.create("SandboxTemplate", "later", HOST_PATH)
+            except RefusedError:
+                await asyncio.sleep(0.1)
+            else:
+                break

@@ -1,0 +1,177 @@
+"""Paddock on a cluster as people install it, and what tests ask of that: one `Deployed`.
+
+Its roles run as pods of the node, under their own service accounts; nothing of Paddock runs
+beside the cluster but the command line.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.info import ClusterInfo, RefusedError
+from tests.cluster.node.machine import RealNode
+from tests.on_cluster.world.installation import SDK
+
+PATIENCE_SECONDS = 400.0
+_PADDOCK = str(Path(sys.executable).parent / "paddock")
+_SAID = 25
+
+
+class Deployed:
+    """An installation in a namespace of a cluster with one real node."""
+
+    def __init__(self, info: ClusterInfo, node: RealNode, namespace: str) -> None:
+        self.info = info
+        self.node = node
+        self.namespace = namespace
+        self.api_key = ""
+
+    # ---- commands ------------------------------------------------------------------------
+
+    async def paddock(self, *arguments: str) -> dict[str, Any]:
+        """Run `paddock kube …` and give what it says to programs."""
+        command = [_PADDOCK, "-o", "json", "kube", *arguments, "--namespace", self.namespace]
+        return json.loads(await self._run(command))
+
+    async def kubectl(self, *arguments: str) -> str:
+        """Run `kubectl` and give what it says."""
+        return await self._run([self.info.kubectl, *arguments])
+
+    async def sdk(self, script: str, *, url: str = "", **values: str) -> Any:
+        """Run a script with the unmodified client; its last line of output is JSON.
+
+        It runs where Services are reached: in the node's network.
+        """
+        url = url or f"http://{self.service('paddock')['spec']['clusterIP']}"
+        environment = {"E2B_API_KEY": self.api_key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
+        inside = ["nsenter", f"--target={self.node.pid}", "--net", "--"]
+        near = [] if url.startswith("http://127.") else inside
+        head = "import json, os\nfrom e2b import Sandbox\n"
+        command = [*near, str(SDK), "-c", head + script]
+        said = await self._run(command, **environment, **values)
+        return json.loads(said.splitlines()[-1])
+
+    async def _run(self, command: list[str], **values: str) -> str:
+        environment = {
+            **os.environ,
+            "PATH": f"{self.info.binaries}:{os.environ['PATH']}",
+            "KUBECONFIG": self.info.kubeconfig,
+            **values,
+        }
+        process = await asyncio.create_subprocess_exec(
+            *command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        try:
+            out, problem = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
+        assert process.returncode == 0, f"{problem.decode()}\n{self.told()}"
+        return out.decode()
+
+    @contextlib.asynccontextmanager
+    async def forwarded(self, port: int) -> AsyncGenerator[str]:
+        """Reach the gateways as the manual says, from the machine."""
+        place = f"{port}:80"
+        process = await asyncio.create_subprocess_exec(
+            *(self.info.kubectl, f"--kubeconfig={self.info.kubeconfig}", "-n", self.namespace),
+            *("port-forward", "service/paddock", place),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            assert process.stdout is not None
+            said = await asyncio.wait_for(process.stdout.readline(), PATIENCE_SECONDS)
+            assert said.startswith(b"Forwarding from 127.0.0.1"), said
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    # ---- what is there -------------------------------------------------------------------
+
+    def items(self, path: str) -> list[dict[str, Any]]:
+        """List objects."""
+        return self.info.request("GET", path)["items"]
+
+    def service(self, name: str) -> dict[str, Any]:
+        """Read a Service of the installation's."""
+        return self.info.request("GET", f"/api/v1/namespaces/{self.namespace}/services/{name}")
+
+    def pods(self, role: str) -> list[dict[str, Any]]:
+        """List the pods of a role."""
+        found = self.items(f"/api/v1/namespaces/{self.namespace}/pods")
+        wanted = ("app.kubernetes.io/component", role)
+        return [pod for pod in found if wanted in pod["metadata"]["labels"].items()]
+
+    def sandboxes(self) -> list[dict[str, Any]]:
+        """List all sandboxes."""
+        return self.items("/apis/paddock.dev/v1alpha1/sandboxes")
+
+    def sandbox(self, sandbox_id: str) -> dict[str, Any]:
+        """Find a claimed sandbox by its id."""
+        claims = [(box["spec"].get("claim", {}), box) for box in self.sandboxes()]
+        return next(box for claim, box in claims if claim.get("sandboxId") == sandbox_id)
+
+    def availability(self) -> list[str]:
+        """Say of every Deployment whether it is available, as Kubernetes does."""
+        found = self.items(f"/apis/apps/v1/namespaces/{self.namespace}/deployments")
+        conditions = [each for item in found for each in item["status"].get("conditions", ())]
+        return [each["status"] for each in conditions if each["type"] == "Available"]
+
+    def running(self) -> list[dict[str, Any]]:
+        """List those that run."""
+        return [box for box in self.sandboxes() if box.get("status", {}).get("phase") == "Running"]
+
+    def is_stocked(self, count: int) -> bool:
+        """Say whether so many sandboxes run unclaimed."""
+        return sum("claim" not in box["spec"] for box in self.running()) >= count
+
+    async def reaches(self, address: str, port: int) -> bool:
+        """Say whether a port of a pod answers the machine, which is no pod of Paddock's."""
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), 30)
+        except ConnectionRefusedError:
+            return False
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return True
+
+    # ---- waiting -------------------------------------------------------------------------
+
+    async def until(self, check: Callable[[], bool]) -> None:
+        """Wait until something holds; what pods said tells why it does not."""
+        await self.eventually(lambda: asyncio.to_thread(check))
+
+    async def eventually(self, check: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until something holds; what pods said tells why it does not."""
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not await check():
+                    await asyncio.sleep(0.2)
+        except TimeoutError:
+            message = f"it did not happen in {PATIENCE_SECONDS:g} s\n{self.told()}"
+            raise AssertionError(message) from None
+
+    def told(self) -> str:
+        """Give the states of all pods, and the ends of what they and the node said."""
+        parts = [self.node.logs()]
+        for log in sorted((self.node.home / "logs").rglob("*.log")):
+            with contextlib.suppress(OSError):
+                lines = log.read_text(errors="replace").splitlines()[-_SAID:]
+                parts.append(f"--- {log.parent.parent.name}\n" + "\n".join(lines))
+        with contextlib.suppress(OSError, RefusedError):
+            for pod in self.items("/api/v1/pods"):
+                states = pod["status"].get("containerStatuses", pod["status"])
+                parts.append(f"--- {pod['metadata']['name']}: {json.dumps(states)}")
+        return "\n".join(parts)

@@ -1,0 +1,285 @@
+"""The rig of the gateway scenarios, on a cluster: two gateways, and sandboxes that are pods.
+
+`tests/gateway` is written against `tests.gateway.rig.rig`: a gateway in the test's process and
+routes put into its table. This one has the same face. A sandbox is a Sandbox of a real API
+server, which the controllers make a pod of; a scenario's server listens on that pod's address;
+requests go to the gateways in turn, and waking is the whole way round.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+import pytest
+from msgspec import structs
+
+from paddock.cache.states import State
+from paddock.engine.versions import version_of
+from paddock.gateway.routing.peers import Peers
+from paddock.gateway.routing.routes import RouteTable
+from paddock.kit import clock as clocks
+from paddock.kit import ids
+from paddock.kit.errors import ConflictError, NotFoundError
+from paddock.resources.kinds.pods import Pod
+from paddock.resources.kinds.sandbox import (
+    FINALIZER_SANDBOX,
+    ClaimIdentity,
+    Phase,
+    Sandbox,
+    SandboxSpec,
+    WakeOnTraffic,
+)
+from paddock.resources.kinds.template import NetworkPolicy, TemplateRef
+from paddock.resources.meta import Key, ObjectMeta
+from paddock.resources.tokens import hashed
+from tests.gateway.rig import SEED, Answer, Rig, Serve, Wire
+from tests.on_cluster.world.installation import API_KEY, Installation
+from tests.on_cluster.world.light_pods import LightKubelet
+
+
+class Dials:
+    """Counts connections that gateways made to scenarios' servers."""
+
+    dials = 0
+
+    def __getattr__(self, name: str) -> Any:
+        pytest.skip(f"it uses the dialer's {name}, which is inside of a process here")
+
+
+class ClusterRig(Rig):
+    """One scenario's view of the gateways. Of `Rig` only listening and asking are used."""
+
+    def __init__(self, traffic: "Traffic") -> None:
+        self._traffic = traffic
+        self._stack = contextlib.AsyncExitStack()
+        self._handlers = set()
+        self.dialer = Dials()  # type: ignore[assignment]
+        self._woken_before = dict(traffic.kubelet.thaws)
+        self._used: dict[str, str] = {}
+        """Names of pods by the sandbox ids that the scenario uses."""
+        self._wires: list[Wire] = []
+
+    def __getattr__(self, name: str) -> Any:
+        pytest.skip(f"it looks at {name}, which is inside of a process here")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "on_wake":
+            pytest.skip("it stands for the control plane, which is there in full")
+        super().__setattr__(name, value)
+
+    @property
+    def port(self) -> int:
+        return next(self._traffic.ports)
+
+    @property
+    def wakes(self) -> list[str]:
+        """Ids of sandboxes whose pods were let go on, once for each time."""
+        thaws = self._traffic.kubelet.thaws
+        return [
+            sandbox_id
+            for sandbox_id, pod in self._used.items()
+            for _ in range(thaws[pod] - self._woken_before.get(pod, 0))
+        ]
+
+    async def close(self) -> None:
+        for wire in self._wires:
+            wire.writer.transport.abort()  # of one that was skipped half-way, too
+        for task in (handlers := tuple(self._handlers)):
+            task.cancel()
+        await asyncio.gather(*handlers, return_exceptions=True)
+        await self._stack.aclose()
+        # A safe request that broke off is sent again: not to the next scenario's server.
+        await self._traffic.is_quiet()
+
+    async def upstream(
+        self, serve: Serve, sandbox_id: str = "abc", port: int = 8000, **changes: Any
+    ) -> None:
+        if not changes.keys() <= {"state", "wakes", "traffic_token_hash", "mask_host"}:
+            pytest.skip(f"it makes up a route: {', '.join(changes)}")
+        known = sandbox_id in self._used
+        box = await self._traffic.sandbox(sandbox_id, {} if known else changes, keep=known)
+        self._used[sandbox_id] = box.metadata.name
+        await self._listen_at(serve, box.status.address.ip or "", port)
+        if changes.get("state") in (State.PAUSED, State.PAUSING):
+            await self._traffic.paused(box)
+
+    async def listen(self, serve: Serve) -> int:
+        pytest.skip("it stands for the API, which is there in full")
+
+    async def _listen_at(self, serve: Serve, address: str, port: int) -> None:
+        async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self.dialer.dials += 1
+            self._handlers.add(task)
+            try:
+                await serve(reader, writer)
+            except asyncio.CancelledError:
+                writer.transport.abort()
+            except (ConnectionError, asyncio.IncompleteReadError):
+                pass
+            finally:
+                self._handlers.discard(task)
+                writer.close()
+
+        server = await asyncio.start_server(guarded, address, port, limit=2**22)
+        self._stack.push_async_callback(server.wait_closed)
+        self._stack.callback(server.close)
+
+    async def ask(self, request: bytes) -> Answer:
+        answer = await super().ask(request)
+        await self._traffic.thaws_are_known()
+        return answer
+
+    async def connect(self) -> Wire:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**22)
+        self._wires.append(Wire(reader, writer))
+        return self._wires[-1]
+
+
+class Traffic:
+    """Sandboxes that scenarios send traffic to; made once, used by one scenario after another."""
+
+    def __init__(self, paddock: Installation) -> None:
+        self.paddock = paddock
+        kubelet = paddock.kubelet
+        assert isinstance(kubelet, LightKubelet)
+        self.kubelet = kubelet
+        self.ports = _in_turn(paddock.gateway_ports)
+        self._names: dict[str, str] = {}
+        self._http = aiohttp.ClientSession(headers={"X-API-Key": API_KEY})
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def is_quiet(self) -> None:
+        """Wait until no request to a sandbox is under way in any gateway."""
+
+        async def nothing_flies() -> bool:
+            for url in self.paddock.admin_urls:
+                async with self._http.get(f"{url}/sandboxes") as answer:
+                    traffic = await answer.json()
+                if any(each["in_flight"] for each in traffic.values()):
+                    return False
+            return True
+
+        await self.paddock.eventually(nothing_flies)
+
+    async def thaws_are_known(self) -> None:
+        """Wait until the kubelet, which counts them, has seen its pods as they are."""
+        pods = (await self.paddock.store.list(Pod, namespace="default")).items
+
+        async def has_seen_all() -> bool:
+            lives = [(pod, self.kubelet.lives.get(pod.metadata.uid)) for pod in pods]
+            return all(
+                version_of(life.pod) >= version_of(pod) for pod, life in lives if life is not None
+            )
+
+        await self.paddock.eventually(has_seen_all)
+
+    async def sandbox(self, sandbox_id: str, wanted: dict[str, Any], *, keep: bool) -> Sandbox:
+        """Have a running sandbox of that id which every gateway knows as it now is."""
+        name = self._names.setdefault(sandbox_id, f"{sandbox_id}-{ids.name_suffix()}")
+        key = Key("default", name)
+        store = self.paddock.store
+        try:
+            box = await store.get(Sandbox, key)
+        except NotFoundError:
+            meta = ObjectMeta(name=name, namespace="default", finalizers=(FINALIZER_SANDBOX,))
+            spec = _spec(SandboxSpec(template_ref=TemplateRef(name="base")), sandbox_id, wanted)
+            await store.create(Sandbox(metadata=meta, spec=spec))
+        else:
+            spec = box.spec if keep else _spec(box.spec, sandbox_id, wanted)
+            if spec != box.spec:
+                await self._write(key, spec)
+        return await self._settled(key, Phase.RUNNING)
+
+    async def _write(self, key: Key, spec: SandboxSpec) -> None:
+        store = self.paddock.store
+        while True:
+            box = await store.get(Sandbox, key)
+            try:
+                await store.update(structs.replace(box, spec=spec))
+            except ConflictError:
+                continue  # the controllers wrote its status in between
+            return
+
+    async def paused(self, box: Sandbox) -> Sandbox:
+        assert box.spec.claim is not None
+        url = f"http://127.0.0.1:{self.paddock.api_ports[0]}"
+        async with self._http.post(f"{url}/sandboxes/{box.spec.claim.sandbox_id}/pause") as answer:
+            assert answer.status == 204, await answer.text()
+        return await self._settled(box.key, Phase.PAUSED)
+
+    async def _settled(self, key: Key, phase: Phase) -> Sandbox:
+        """Wait until a sandbox is so, and until every gateway and every API knows it."""
+        box = Sandbox()
+
+        async def has_settled() -> bool:
+            nonlocal box
+            box = await self.paddock.store.get(Sandbox, key)
+            if box.status.phase is not phase:
+                return False
+            return await self._is_known(box)
+
+        await self.paddock.eventually(has_settled)
+        return box
+
+    async def _is_known(self, box: Sandbox) -> bool:
+        assert box.spec.claim is not None
+        sandbox_id, version = box.spec.claim.sandbox_id, int(box.metadata.resource_version)
+        for url in self.paddock.admin_urls:
+            peers, table = Peers(SEED, clocks.system()), RouteTable(clocks.system())
+            peers.set([url])
+            await peers.catch_up(table)
+            peers.close()
+            route = table.get(sandbox_id)
+            if route is None or route.version < version:
+                return False
+        for port in self.paddock.api_ports:
+            url = f"http://127.0.0.1:{port}/_paddock/sandboxes/{sandbox_id}"
+            async with self._http.get(url, headers={"Authorization": "Bearer token"}) as answer:
+                if answer.status != 200:
+                    return False
+                shown = await answer.json()
+                if int(shown["metadata"]["resourceVersion"]) < version:
+                    return False
+        return True
+
+
+def _spec(spec: SandboxSpec, sandbox_id: str, wanted: dict[str, Any]) -> SandboxSpec:
+    wakes = WakeOnTraffic(enabled=True, timeout_seconds=300) if wanted.get("wakes") else None
+    private = wanted.get("traffic_token_hash", "")
+    network = None
+    if private or wanted.get("mask_host"):
+        network = NetworkPolicy(
+            allow_public_traffic=not private, mask_request_host=wanted.get("mask_host")
+        )
+    claim = ClaimIdentity(
+        sandbox_id=sandbox_id,
+        owner="default",
+        lock=spec.claim.lock if spec.claim else ids.uid(),
+        claim_time=spec.claim.claim_time if spec.claim else datetime.now(UTC),
+        access_token_hash=hashed(SEED.access_token(sandbox_id)),
+        traffic_token_hash=private,
+    )
+    return structs.replace(spec, claim=claim, paused=False, wake_on_traffic=wakes, network=network)
+
+
+def _in_turn(ports: list[int]) -> Any:
+    while True:
+        yield from ports
+
+
+@contextlib.asynccontextmanager
+async def rig_on(traffic: Traffic) -> AsyncGenerator[ClusterRig]:
+    """Give a scenario its rig."""
+    await traffic.thaws_are_known()
+    made = ClusterRig(traffic)
+    try:
+        yield made
+    finally:
+        await made.close()

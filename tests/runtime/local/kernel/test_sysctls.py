@@ -1,0 +1,44 @@
+"""Which limits of the kernel, shared by all sandboxes, a node raises."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paddock.runtime.local.kernel import sysctls
+
+
+def settings(directory: Path, **values: str) -> Path:
+    for name, value in values.items():
+        path = directory / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(value)
+    return directory
+
+
+def test_what_is_too_low_for_many_is_raised_and_the_rest_left(tmp_path):
+    given = settings(
+        tmp_path,
+        fs__inotify__max_user_instances="128\n",
+        fs__inotify__max_user_watches="2147483647\n",
+        kernel__pid_max="32768\n",
+    )
+
+    raised = sysctls.widen(given)
+
+    assert set(raised) == {"fs/inotify/max_user_instances", "kernel/pid_max"}
+    assert int((given / "fs/inotify/max_user_instances").read_text()) == 2**31 - 1
+    assert (given / "fs/inotify/max_user_watches").read_text() == "2147483647\n"
+    assert sysctls.widen(given) == {}
+
+
+@pytest.mark.sandbox
+def test_the_kernel_takes_them():
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    sysctls.widen()
+    assert sysctls.widen() == {}
+
+
+def test_a_machine_without_them_is_taken_as_it_is(tmp_path):
+    assert sysctls.widen(tmp_path) == {}

@@ -1,0 +1,390 @@
+"""kill -9 of the node and its helpers, at random and under load: sandboxes go on, nothing leaks."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+
+import pytest
+
+from paddock.kit.errors import PaddockError, UnavailableError
+from paddock.runtime.local.node.records import start_ticks
+from paddock.runtime.port import AgentConfig, Blueprint, InstanceState, Limits
+from tests.faults.clients import replayed_by, seed_of
+from tests.runtime.contract import first_event_of
+from tests.runtime.local.inside import begin, health, run
+from tests.runtime.local.nodes import (
+    TestNode,
+    beyond_what_is_parked,
+    envd_of,
+    eventually,
+    home,
+    traces,
+)
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.faults, pytest.mark.timeout(240)]
+
+LONG = "/".join(["a-directory-somebody-named-at-length"] * 3)
+"""More than a socket's path may have, with what follows it."""
+LOSE_THE_FIRST_CLONE = """
+from paddock.runtime.local import launching
+real, lost = launching.Launching.prepare, []
+async def prepare(self, *given, **named):
+    made = await real(self, *given, **named)
+    if not lost:
+        lost.append(made.pid)
+        made.release()
+        raise launching.LaunchError("the launcher died while it worked")
+    return made
+launching.Launching.prepare = prepare
+"""
+STUMBLE_ONCE = """
+from paddock.runtime.local.kernel.cgroups import Cgroups
+real = Cgroups.oom_kills
+def stumble(self, name):
+    Cgroups.oom_kills = real
+    raise OSError(5, "the first look fails")
+Cgroups.oom_kills = stumble
+"""
+FORGET_ENVDS = """
+from msgspec import structs
+from paddock.runtime.local.node.records import StateDirectory
+real = StateDirectory.write
+StateDirectory.write = lambda self, record: real(self, structs.replace(record, envd=None))
+"""
+BREAK_ENVDS = """
+import sys
+if "paddock.envd.zygote.start" in sys.orig_argv:
+    sys.modules["msgspec"] = None
+"""
+COUNT = "i=0; while true; do i=$((i+1)); echo $i > /tmp/count; sleep 0.02; done"
+
+
+@pytest.fixture
+async def own_node():
+    node = TestNode("--envd-idle-seconds", "30")
+    await node.start()
+    yield node
+    await node.stop()
+
+
+def blueprint(uid: str, **changes) -> Blueprint:
+    return Blueprint(uid=uid, image="host", **changes)
+
+
+async def counts_on(instance) -> bool:
+    first = int((await run(instance, "cat /tmp/count")).out or 0)
+
+    async def is_further() -> bool:
+        return int((await run(instance, "cat /tmp/count")).out or 0) > first
+
+    return await eventually(is_further)
+
+
+async def test_a_state_directory_with_a_long_path_is_like_any_other():
+    node = TestNode(state=LONG)
+    await node.start()
+    try:
+        made = await node.runtime.create(blueprint("d0ecb4a0-7c1f-4a43-a1a5-0f3cbb0e2d6b"))
+        assert (await run(made, "echo one")).out == "one\n"
+
+        node.kill()
+        await node.start()
+
+        again = await node.runtime.inspect(made.uid)
+        assert again.address == made.address
+        assert (await run(again, "echo two")).out == "two\n"
+    finally:
+        await node.stop()
+
+
+async def test_a_killed_node_comes_back_to_the_same_world(own_node):
+    runtime = own_node.runtime
+    running = await runtime.create(blueprint("running", start_command=COUNT))
+    await runtime.start("running")
+    await runtime.configure("running", AgentConfig(access_token="t", env={"X": "1"}))
+    await runtime.create(blueprint("frozen"))
+    await runtime.freeze("frozen")
+    await runtime.create(blueprint("stopped"))
+    await runtime.stop("stopped")
+    asleep = await runtime.create(blueprint("asleep"))
+    await runtime.hibernate("asleep")
+    pid = await begin_with_token(running)
+    envd = await envd_of(own_node, "running")
+
+    own_node.kill()
+    os.kill(envd, 0)  # envd outlives the node
+    await own_node.start()
+
+    states = {one.uid: one.state for one in await runtime.instances()}
+    assert states == {
+        "running": "running", "frozen": "frozen", "stopped": "stopped", "asleep": "hibernated",
+    }  # fmt: skip
+    again = await runtime.inspect("running")
+    assert again.address == running.address
+    assert (await own_node.facts())["envds"]["running"] == envd
+    assert "1\n" in (await run(again, f"kill -0 {pid}; echo $?; echo $X", token="t")).out
+    assert (await runtime.thaw("frozen")).state is InstanceState.RUNNING
+    # Whoever sleeps keeps its address: it is nobody else's meanwhile.
+    assert list((own_node.state / "net").rglob(f"{home(own_node, 'asleep')}*"))
+    assert (await runtime.restore("asleep")).address.ip == asleep.address.ip
+    assert await health(await runtime.inspect("asleep")) == 204
+
+
+async def begin_with_token(instance) -> int:
+    outcome = await run(instance, "sleep 1000 >/dev/null 2>&1 & echo $!", token="t")
+    return int(outcome.out)
+
+
+async def test_a_killed_envd_comes_back_and_finds_its_commands(own_node):
+    instance = await own_node.runtime.create(blueprint("a"))
+    pid = await begin(instance, COUNT)
+    envd = await envd_of(own_node, "a")
+    os.kill(envd, signal.SIGKILL)
+    assert await counts_on(instance)
+    assert (await run(instance, f"kill -0 {pid} && echo there")).out == "there\n"
+    assert await envd_of(own_node, "a", other_than=envd)
+
+
+async def test_an_envd_that_a_killed_node_had_not_written_down_is_taken_over():
+    """It answers its first caller a moment before that, and must not be one of two afterwards."""
+    node = TestNode()
+    node.prelude = FORGET_ENVDS
+    await node.start()
+    try:
+        instance = await node.runtime.create(blueprint("a"))
+        pid = await begin(instance, COUNT)
+        await begin(instance, r"printf '\377' > /proc/self/comm; while true; do sleep 1; done")
+        envd = await envd_of(node, "a")
+        for _ in range(2):  # found once, it is written down
+            node.kill()
+            node.prelude = ""
+            await node.start()
+            assert await envd_of(node, "a") == envd
+            assert (await run(instance, f"kill -0 {pid} && echo there")).out == "there\n"
+    finally:
+        await node.stop()
+
+
+async def test_killed_helpers_are_replaced(own_node):
+    before = await own_node.facts()
+    os.kill(before["launcher"], signal.SIGKILL)
+    os.kill(before["zygote"], signal.SIGKILL)
+    for number in range(10):  # more than are parked
+        instance = await _create_patiently(own_node.runtime, f"b{number}")
+        assert await eventually(lambda instance=instance: _is_healthy(instance))
+    after = await own_node.facts()
+    assert after["launcher"] not in (None, before["launcher"])
+    assert after["zygote"] not in (None, before["zygote"])
+
+
+async def test_what_a_dying_launcher_had_cloned_is_gone_when_its_failure_is_told():
+    node = TestNode("--parked", "0")
+    node.prelude = LOSE_THE_FIRST_CLONE
+    await node.start()
+    try:
+        with pytest.raises(UnavailableError, match="the launcher died"):
+            await node.runtime.create(blueprint("a"))
+        assert traces(node.state, node.number)["groups"] == []
+        assert await health(await node.runtime.create(blueprint("a"))) == 204
+    finally:
+        await node.stop()
+
+
+async def test_a_node_that_could_not_look_once_looks_again():
+    node = TestNode("--parked", "0")
+    node.prelude = STUMBLE_ONCE
+    await node.start()
+    try:
+        instance = await node.runtime.create(blueprint("a", limits=Limits(memory_bytes=64 << 20)))
+        await eventually(lambda: "the first look fails" in node.log.read_text(), seconds=60)
+        events = node.runtime.watch()
+        seen = asyncio.ensure_future(first_event_of("a", events))
+        await asyncio.sleep(0)  # it has asked by now
+        await run(instance, "/usr/bin/python3 -c 'x = bytearray(512 << 20)'")
+        assert "memory" in (await asyncio.wait_for(seen, 60)).reason
+        await events.aclose()
+    finally:
+        await node.stop()
+
+
+async def test_callers_are_told_that_no_envd_can_be_started_until_one_can(tmp_path):
+    node = TestNode("--parked", "0")
+    node.prelude = f"import os; os.environ['PYTHONPATH'] = {str(tmp_path)!r}"
+    broken = tmp_path / "sitecustomize.py"
+    broken.write_text(BREAK_ENVDS)
+    await node.start()
+    try:
+        instance = await node.runtime.create(blueprint("a"))
+        answers = await asyncio.gather(*(_call(instance) for _ in range(3)))
+        for answer in answers:
+            assert answer.startswith(b"HTTP/1.1 503 "), answer
+            assert b"the parent of envds does not start" in answer
+            assert b"msgspec" in answer
+        broken.unlink()
+        assert await health(instance) == 204
+    finally:
+        await node.stop()
+
+
+async def _call(instance) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(instance.address.envd.removeprefix("unix:"))
+    try:
+        writer.write(b"GET /health HTTP/1.1\r\nHost: envd\r\nConnection: close\r\n\r\n")
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+async def _is_healthy(instance) -> bool:
+    return await health(instance) == 204
+
+
+async def _create_patiently(runtime, uid: str):
+    for _ in range(20):
+        try:
+            return await runtime.create(blueprint(uid))
+        except PaddockError:
+            await asyncio.sleep(0.1)
+    raise AssertionError("no sandbox could be made")
+
+
+async def test_an_idle_envd_goes_and_comes_back():
+    node = TestNode("--envd-idle-seconds", "0.3", "--parked", "0")
+    await node.start()
+    try:
+        instance = await node.runtime.create(blueprint("idle"))
+        assert await health(instance) == 204
+
+        async def is_gone() -> bool:
+            return "idle" not in (await node.facts())["envds"]
+
+        await eventually(is_gone)
+        assert (await run(instance, "echo back")).out == "back\n"
+    finally:
+        await node.stop()
+
+
+async def test_kills_at_random_under_load_leak_nothing(own_node, request):
+    seed = seed_of(request)
+    with replayed_by(f"--faults-seed {seed}"):
+        await _kill_at_random(own_node, random.Random(seed))
+
+
+async def _kill_at_random(own_node: TestNode, chance: random.Random) -> None:
+    runtime = own_node.runtime
+    steady = await runtime.create(blueprint("steady"))
+    await begin(steady, COUNT)
+    stop = asyncio.Event()
+    done = 0
+
+    async def churn(worker: int) -> None:
+        nonlocal done
+        number = 0
+        while not stop.is_set():
+            number += 1
+            uid = f"w{worker}-{number}"
+            with contextlib.suppress(PaddockError, OSError, AssertionError, TimeoutError):
+                instance = await runtime.create(blueprint(uid))
+                await health(instance)
+                if chance.random() < 0.5:
+                    await runtime.freeze(uid)
+            with contextlib.suppress(PaddockError):
+                await runtime.destroy(uid)
+                done += 1
+
+    workers = [asyncio.ensure_future(churn(n)) for n in range(3)]
+    for victim in ("launcher", "node", "zygote", "node", "envd", "node"):
+        before = done
+        await asyncio.sleep(0.3 + chance.random() * 0.7)
+        await eventually(lambda before=before: done > before, seconds=60)  # it is under load
+        if victim == "node":
+            own_node.kill()
+            await own_node.start()
+            continue
+        facts = await own_node.facts()
+        pid = facts["envds"].get("steady") if victim == "envd" else facts[victim]
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    stop.set()
+    await asyncio.gather(*workers)
+
+    assert await counts_on(steady)
+    for instance in await runtime.instances():
+        await runtime.destroy(instance.uid)
+
+    left: dict = {}
+
+    async def only_parked_is_left() -> bool:
+        nonlocal left
+        facts = await own_node.facts()
+        left = beyond_what_is_parked(own_node.state, own_node.number, facts)
+        return facts["parked"] == 8 and not left
+
+    try:
+        await eventually(only_parked_is_left, seconds=60)
+    except AssertionError as error:
+        raise AssertionError(f"something stays (there, wanted): {left}") from error
+
+
+async def test_a_creation_cut_off_by_a_kill_can_be_repeated(own_node):
+    runtime = own_node.runtime
+    for delay in (0.0, 0.005, 0.01, 0.02):
+        creating = asyncio.ensure_future(runtime.create(blueprint("again")))
+        await asyncio.sleep(delay)
+        own_node.kill()
+        await own_node.start()
+        try:
+            instance = await creating  # the driver asks again
+        except UnavailableError:  # for some seconds; a busy machine starts no node in those
+            instance = await runtime.create(blueprint("again"))
+        assert instance.state is InstanceState.RUNNING
+        assert await health(instance) == 204
+        await runtime.destroy("again")
+
+
+async def test_hibernating_cut_off_by_a_kill_loses_nothing(own_node):
+    runtime = own_node.runtime
+    await runtime.create(blueprint("h"))
+    for delay in (0.01, 0.05, 0.12):
+        instance = await runtime.inspect("h")
+        await run(instance, "echo kept > /tmp/kept")
+        sleeping = asyncio.ensure_future(runtime.hibernate("h"))
+        await asyncio.sleep(delay)
+        own_node.kill()
+        await own_node.start()
+        with contextlib.suppress(PaddockError):
+            await sleeping
+        now = await runtime.inspect("h")
+        assert now.state in ("running", "hibernated", "stopped", "frozen"), now
+        if now.state == "frozen":
+            await runtime.thaw("h")
+        elif now.state != "running":
+            await runtime.restore("h")
+        assert (await run(await runtime.inspect("h"), "cat /tmp/kept")).out == "kept\n"
+
+
+async def test_what_rests_outlives_a_reboot_of_the_machine(own_node):
+    runtime = own_node.runtime
+    await runtime.create(blueprint("stopped"))
+    await run(await runtime.inspect("stopped"), "echo kept > /root/kept")
+    await runtime.stop("stopped")
+    await runtime.create(blueprint("asleep"))
+    await runtime.hibernate("asleep")
+    await runtime.create(blueprint("lost"))
+    lost = (await own_node.facts())["inits"]["lost"]
+    life = start_ticks(lost)
+    own_node.kill()
+    os.kill(lost, signal.SIGKILL)
+    # A killed process is not dead before it runs once more; a reboot leaves none behind.
+    await eventually(lambda: start_ticks(lost) != life)
+    subprocess.run(["umount", "-l", str(own_node.state / "layers")], check=True)
+    await own_node.start()
+    states = {one.uid: one.state for one in await runtime.instances()}
+    assert states == {"stopped": "stopped", "asleep": "hibernated", "lost": "failed"}
+    await runtime.restore("stopped")
+    assert (await run(await runtime.inspect("stopped"), "cat /root/kept")).out == "kept\n"
+    assert await health(await runtime.restore("asleep")) == 204

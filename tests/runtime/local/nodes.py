@@ -1,0 +1,312 @@
+"""Nodes for tests: real processes, killed and restarted at will, checked for what they leave.
+
+Each node has a fabric number and a state directory of its own, so that several run side by side.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import httptools
+import msgspec
+import pytest
+import uvloop
+
+import paddock
+from paddock.kit.errors import PaddockError
+from paddock.runtime.local.driver import LocalRuntime
+from paddock.runtime.local.node.records import StateDirectory
+from paddock.runtime.port import Blueprint
+from tests.fabrics import usable_numbers
+from tests.leaks import note_node
+
+ROOTLESS_ID = 12345
+
+
+_OWN_MOUNTS = ("layers", "storage/pool")
+"""Where a node mounts something for itself, in its state; what sandboxes have is their own."""
+_NUMBERS = usable_numbers(range(10, 40))
+_turns = itertools.cycle(range(len(_NUMBERS)))
+_in_use: dict[int, int] = {}
+"""Numbers of ours, each with the lock that keeps other test runs on this machine away from it."""
+
+
+def _lock_file(number: int) -> Path:
+    """One for all runs on this machine."""
+    return Path(f"/tmp/paddock-test-fabric-{number}.lock")
+
+
+def fabric_number() -> int:
+    """A number for a fabric that no other node of the tests on this machine uses now."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    for _ in _NUMBERS:
+        number = _NUMBERS[(int(worker) * 5 + next(_turns)) % len(_NUMBERS)]
+        lock = os.open(_lock_file(number), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        _in_use[number] = lock
+        return number
+    pytest.fail(f"all {len(_NUMBERS)} networks for tests on this machine are in use")
+
+
+def give_back(number: int) -> None:
+    """Let another node have a fabric's number."""
+    os.close(_in_use.pop(number))
+
+
+class TestNode:
+    """A node process and a driver connected to it."""
+
+    __test__ = False
+
+    def __init__(self, *arguments: str, rootless: bool = False, state: str = "n") -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="pdk"))
+        self.state = self.directory / state
+        self.socket = self.directory / "n.sock"
+        self.rootless = rootless
+        self.number = fabric_number()
+        note_node(self.state, _lock_file(self.number), self.number)
+        self._arguments = list(arguments)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.runtime = LocalRuntime(self.socket)
+        self.log = self.directory / "node.log"
+        self.prelude = ""
+        """Python that runs in the node's process before the node does."""
+        self.shared: dict[str, str] = {}
+        """Sandboxes that several tests use, by how they were made."""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> None:
+        command = [
+            sys.executable, "-m", "paddock.runtime.local.node.process", "--state", str(self.state),
+            "--socket", str(self.socket), "--purge-on-exit", *self._arguments,
+        ]  # fmt: skip
+        if self.prelude:
+            main = "import sys; from paddock.runtime.local import node; node.main(sys.argv[1:])"
+            command[1:3] = ["-c", f"{self.prelude}\n{main}"]
+        environment = dict(os.environ)
+        if self.rootless:
+            os.chown(self.directory, ROOTLESS_ID, ROOTLESS_ID)
+            command = [
+                "setpriv", "--reuid", str(ROOTLESS_ID), "--regid", str(ROOTLESS_ID),
+                "--clear-groups", open_python(), *command[1:], "--network", "none",
+            ]  # fmt: skip
+            environment["PYTHONPATH"] = open_code(self.directory / "code")
+        else:
+            command += ["--network", str(self.number)]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
+            )
+        await self.wait_until_it_serves()
+
+    async def wait_until_it_serves(self, seconds: float = 60) -> None:
+        async def answers() -> bool:
+            assert self._process is not None
+            if self._process.poll() is not None:
+                pytest.fail(f"the node ended:\n{self.log.read_text()[-3000:]}")
+            with contextlib.suppress(PaddockError):
+                await self.runtime._client.call("facts")
+                return True
+            return False
+
+        await eventually(answers, seconds=seconds)
+
+    async def facts(self) -> dict:
+        return await self.runtime._call("facts", kind=dict)
+
+    def kill(self) -> None:
+        """kill -9, as an operator's accident would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    async def wait_until_it_ends(self, seconds: float = 30) -> None:
+        """Wait for a node that ends by itself."""
+        assert self._process is not None
+        await asyncio.to_thread(self._process.wait, seconds)
+
+    async def stop(self) -> None:
+        """Let it end in order, with everything it made, and remove its directory."""
+        if self._process is None or self._process.poll() is not None:
+            await self.start()
+        assert self._process is not None
+        self.runtime.close()
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            code = await asyncio.to_thread(self._process.wait, 60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            pytest.fail(f"the node does not end:\n{self.log.read_text()[-3000:]}")
+        assert code == 0, self.log.read_text()[-3000:]
+        # Orphans of a killed node wait for the machine's first process to reap them.
+        await eventually(lambda: not any(traces(self.state, self.number).values()))
+        shutil.rmtree(self.directory)
+        give_back(self.number)
+
+
+def open_code(place: Path) -> str:
+    """Where an unprivileged user can import a node from: from a copy if the checkout is closed."""
+    source = Path(paddock.__file__).parents[1]
+    packages = [Path(path) for path in sys.path if path.endswith("site-packages")]
+    ways = [path for start in (source / "paddock", *packages) for path in (start, *start.parents)]
+    if all(path.stat().st_mode & 0o005 == 0o005 for path in ways):
+        return os.pathsep.join(map(str, (source, *packages)))
+    if not place.exists():
+        for module in (paddock, msgspec, uvloop, httptools):  # all that a node and envd import
+            package = Path(str(module.__file__)).parent
+            shutil.copytree(package, place / package.name)
+        subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
+    return str(place)
+
+
+def open_python() -> str:
+    """A Python that an unprivileged user can run, of the version that the packages are for."""
+    for candidate in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        # Twice: setpriv itself still reaches what its user does not.
+        version = f"import sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]!r})"
+        again = f"[{candidate!r}, '-c', {version!r}]"
+        check = f"import subprocess, sys; sys.exit(subprocess.call({again}))"
+        done = subprocess.run(
+            ["setpriv", "--reuid", str(ROOTLESS_ID), "--clear-groups", "--regid",
+             str(ROOTLESS_ID), candidate, "-c", check], capture_output=True, check=False,
+        )  # fmt: skip
+        if done.returncode == 0:
+            return candidate
+    pytest.skip("no Python of this version can be run by other users")
+
+
+async def eventually(check, *, seconds: float = 20, pause: float = 0.02):
+    """Poll the kernel's world until something holds; gives what the check gave."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        result = check()
+        if asyncio.iscoroutine(result):
+            result = await result
+        if result:
+            return result
+        if asyncio.get_running_loop().time() > deadline:
+            raise AssertionError(f"did not happen within {seconds} s: {check}")
+        await asyncio.sleep(pause)
+
+
+async def whole(node: TestNode, least: int = 1) -> int:
+    """Wait for whole sandboxes of the host's image in the stock.
+
+    Other tests have asked the same node for others, and what is asked for most is parked.
+    """
+
+    async def are_there() -> int:
+        facts = await node.facts()
+        if (facts["parked_image"], facts["parked_privileges"]) != ("host", "sudo"):
+            await node.runtime.create(Blueprint(uid="forerunner", image="host"))
+            await node.runtime.destroy("forerunner")
+            return 0
+        return facts["parked_of_those"] if facts["parked_of_those"] >= least else 0
+
+    # For a node's first sandbox all of the machine's software is looked through: that takes long.
+    return await are_there() or await eventually(are_there, seconds=60)
+
+
+async def full(node: TestNode) -> None:
+    """Wait until nothing more is being parked."""
+
+    async def is_full() -> bool:
+        facts = await node.facts()
+        return (facts["parked"], facts["parked_whole"]) == (8, 6)
+
+    await whole(node, 6)
+    await eventually(is_full, seconds=60)
+
+
+async def envd_of(node: TestNode, uid: str, *, other_than: int | None = None) -> int:
+    """Give the process of a sandbox's envd.
+
+    It may have answered somebody before the node has read which process it is.
+    """
+
+    async def found() -> int | None:
+        pid = (await node.facts())["envds"].get(uid)
+        return pid if pid != other_than else None
+
+    return await eventually(found)
+
+
+def home(node: TestNode, uid: str) -> str:
+    """Read under which name a sandbox's files lie, as the next node would."""
+    records = dict(StateDirectory(node.state).read_all())
+    return records[uid].home
+
+
+def traces(state: Path, number: int) -> dict[str, list[str]]:
+    """What is held of a node and its sandboxes: mounts, groups, links, processes, addresses."""
+    node_id = hashlib.sha256(str(state.absolute()).encode()).hexdigest()[:8]
+    mounted = Path("/sys/fs/cgroup")
+    groups = [
+        str(path)
+        for mount in (mounted, *mounted.iterdir())
+        for path in (mount / f"paddock-{node_id}").glob("s*")
+        if path.is_dir()
+    ]
+    devices = (path.name for path in Path("/sys/class/net").iterdir())
+    links = [name for name in devices if name.startswith(f"pd{number}-")]
+    mounts = [
+        line.split()[4]
+        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        if line.split()[4].startswith(str(state))
+    ]
+    addresses = {path.name.partition("@")[0] for path in (state / "net").glob("*.json")}
+    return {
+        "groups": groups,
+        "links": links,
+        "mounts": mounts,
+        "processes": inits(node_id),
+        "addresses": sorted(addresses),
+    }
+
+
+def beyond_what_is_parked(state: Path, number: int, facts: dict) -> dict[str, tuple[int, int]]:
+    """Compare what is held of a node without sandboxes with what it says of itself.
+
+    Gives what differs: how much there is, and how much there should be.
+    """
+    found = traces(state, number)
+    own = {str(state / path) for path in _OWN_MOUNTS}
+    parked, whole = facts["parked"], facts["parked_whole"]
+    counts = {
+        "groups": (len({path.rsplit("/", 1)[1] for path in found["groups"]}), parked),
+        "processes": (len(found["processes"]), parked),
+        "links": (len(found["links"]), whole),
+        "addresses": (len(found["addresses"]), whole),
+        "mounts": (len(set(found["mounts"]) - own), 0),
+    }
+    return {kind: (there, wanted) for kind, (there, wanted) in counts.items() if there != wanted}
+
+
+def inits(node_id: str) -> list[str]:
+    """Processes that are in one of the node's groups, by the kernel's own account."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if not path.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if f"/paddock-{node_id}/" in (path / "cgroup").read_text():
+                found.append(path.name)
+    return found

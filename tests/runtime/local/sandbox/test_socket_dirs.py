@@ -1,0 +1,63 @@
+"""Directories kept ready for sandboxes to come: taken, moved, filled up, removed."""
+
+import socket
+
+import pytest
+
+from paddock.runtime.local.sandbox.socket_dirs import DOOR, INNER_DOOR, Premises
+from tests.runtime.local.nodes import eventually
+
+
+@pytest.fixture
+def stock(tmp_path):
+    premises = Premises(tmp_path / "premises")
+    premises.open()
+    yield premises
+    premises.close()
+
+
+async def test_one_that_was_taken_is_called_where_it_was_moved(stock, tmp_path):
+    place = tmp_path / "sandbox"
+
+    sockets = stock.take(str(place))
+
+    assert sockets is not None
+    for name, listener in ((DOOR, sockets.outer), (INNER_DOOR, sockets.inner)):
+        with socket.socket(socket.AF_UNIX) as caller, listener:
+            caller.connect(str(place / name))
+            assert (place / name).stat().st_mode & 0o777 == 0o600
+    assert (place / "record.0").read_bytes() == b""
+
+
+async def test_the_stock_is_filled_up_again(stock, tmp_path):
+    def ready() -> int:
+        return len(list((tmp_path / "premises").iterdir()))
+
+    before = ready()
+    for number in range(before):
+        for one in stock.take(str(tmp_path / str(number))):
+            one.close()
+    assert ready() == 0
+    assert stock.take(str(tmp_path / "more")) is None
+
+    await eventually(lambda: ready() == before)
+
+
+async def test_what_a_killed_node_left_is_not_given_to_anybody(tmp_path):
+    left = tmp_path / "premises" / "left"
+    left.mkdir(parents=True)
+    premises = Premises(tmp_path / "premises")
+
+    premises.open()
+
+    assert not left.exists()
+    premises.close()
+    assert not (tmp_path / "premises").exists()
+
+
+async def test_one_that_somebody_removed_is_passed_over(stock, tmp_path):
+    for path in list((tmp_path / "premises").iterdir()):
+        path.rename(tmp_path / f"stolen-{path.name}")
+
+    assert stock.take(str(tmp_path / "sandbox")) is None
+    assert not (tmp_path / "sandbox").exists()

@@ -1,0 +1,247 @@
+"""Sandboxes born parked: as shut in as any other, their owner's alone, never lost nor left."""
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from paddock.kit.errors import InvalidError, UnavailableError
+from paddock.runtime.local.node.records import Phase, Record, StateDirectory, start_ticks
+from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, InstanceState, Limits
+from tests.runtime.local.inside import health, run
+from tests.runtime.local.nodes import TestNode, eventually, full, home, traces, whole
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(240)]
+
+KILLED_BEFORE = {
+    "anything": "sandbox.lifecycle.Sandboxes._fit",
+    "its host name": "sandbox.lifecycle.set_hostname",
+    "its files say so": "sandbox.lifecycle.rewrite_identity",
+    "the record": "node.records.StateDirectory.write",
+    "it is held": "sandbox.sandbox.Sandbox.come_up",
+    "envd is told": "envd.envd_listener.Door._employ",
+    "the answer": "sandbox.warm_stock.Parking.handed_over",
+}
+
+
+@pytest.fixture
+async def stocked(node):
+    await whole(node)
+    return node
+
+
+@pytest.fixture
+async def box(stocked):
+    """Make sandboxes as the escape battery does, and prove that each one was parked before."""
+    made = []
+
+    async def make(**changes):
+        await whole(stocked)
+        uid = f"p{os.urandom(4).hex()}"
+        made.append(uid)
+        instance = await stocked.runtime.create(Blueprint(uid=uid, image="host", **changes))
+        assert home(stocked, uid).startswith("parked-")
+        return instance
+
+    yield make
+    for uid in made:
+        await stocked.runtime.destroy(uid)
+
+
+async def test_it_is_confined_as_if_it_had_been_made_for_its_owner(stocked, box):
+    one, other = await box(), await box()
+    pids = (await stocked.facts())["inits"]
+    maps = [Path(f"/proc/{pids[i.uid]}/uid_map").read_text().split() for i in (one, other)]
+    assert abs(int(maps[0][1]) - int(maps[1][1])) >= 65536
+    for attempt in (
+        "mount -t tmpfs none /mnt", "unshare -U true", "unshare -n true", "mknod /tmp/sda b 8 0",
+        "nsenter -t 1 -m true", "hostname other", "ip link add dummy0 type dummy", "dmesg",
+        "ls /proc/1/root", "cat /proc/1/environ", "chroot /proc/1/root true", "strace -p 1",
+        "echo x > /proc/sys/kernel/core_pattern", "echo 1 > /sys/kernel/mm/ksm/run",
+        "kill -9 1; sleep 0.1; false", "test -e /sys/fs/cgroup/cgroup.procs",
+        f"ping -c 1 -W 1 {other.address.ip}", f"ls {stocked.directory}",
+    ):  # fmt: skip
+        assert (await run(one, f"{attempt} 2>/dev/null")).status != 0, attempt
+    assert "Seccomp:\t2" in (await run(one, "cat /proc/self/status")).out
+    ids = (await run(one, "ps -e -o comm= | sort -u")).out
+    assert "envd" not in ids  # the one that waited is as invisible as any
+
+
+async def test_nobody_can_connect_to_what_waits_in_a_parked_sandbox(box):
+    unix = (await run(await box(), "cat /proc/net/unix")).out.splitlines()[1:]
+    assert not [line for line in unix if "@" in line]
+
+
+async def test_it_is_called_what_its_owner_asked_for(box):
+    instance = await box(hostname="mine", agent=AgentConfig(sandbox_id="abc", access_token="t"))
+    assert await health(instance) == 204
+    said = await run(instance, "hostname; cat /etc/hostname; cat /etc/hosts", token="t")
+    assert said.out.splitlines()[:2] == ["mine", "mine"]
+    assert said.out.endswith(f"{instance.address.ip} mine\n")
+    # The files are ordinary ones for whoever is inside.
+    renamed = await run(instance, "echo x > /etc/hostname && cat /etc/hostname", token="t")
+    assert renamed.out == "x\n"
+
+
+async def test_its_owners_limits_hold(stocked, box):
+    instance = await box(limits=Limits(memory_bytes=64 << 20, pids=40, disk_bytes=8 << 20))
+    hog = "/usr/bin/python3 -c 'x = bytearray(400 << 20)'"
+    assert (await run(instance, hog)).status != 0
+    assert (await run(instance, "head -c 30000000 /dev/zero > /root/big")).status != 0
+    usage = await stocked.runtime.usage(instance.uid)
+    assert usage.memory_total_bytes == 64 << 20
+    assert usage.disk_total_bytes == 8 << 20
+
+
+async def test_its_owners_egress_policy_holds_from_the_start(stocked, box):
+    server = socket.create_server(("0.0.0.0", 0))
+    open_box = await box()
+    closed = await box(egress=EgressPolicy(allow_internet=False))
+    gateway = (await run(open_box, "ip route show default")).out.split()[2]
+    probe = f"timeout 1 bash -c '</dev/tcp/{gateway}/{server.getsockname()[1]}'"
+    server.close()
+    for instance in (open_box, closed):
+        assert (await run(instance, probe)).status != 0  # the host is nobody's to reach
+    # Not all rules: tables of others on this machine come and go while they are read.
+    listed = await asyncio.create_subprocess_exec(
+        "nft", "list", "table", "inet", f"paddock{stocked.number}", stdout=asyncio.subprocess.PIPE
+    )
+    rules = (await listed.communicate())[0].decode()
+    assert listed.returncode == 0
+    assert open_box.address.ip in rules
+    with pytest.raises(InvalidError):
+        await stocked.runtime.create(
+            Blueprint(uid="wrong", image="host", egress=EgressPolicy(deny_out=("nonsense",)))
+        )
+    assert await stocked.runtime.inspect("wrong") is None
+
+
+async def test_what_it_becomes_lives_through_everything_a_sandbox_can(stocked, box):
+    runtime = stocked.runtime
+    instance = await box()
+    await run(instance, "echo kept > /root/kept")
+    await runtime.freeze(instance.uid)
+    await runtime.thaw(instance.uid)
+    if (await runtime.capabilities()).can_checkpoint:
+        await runtime.hibernate(instance.uid)
+        await runtime.restore(instance.uid)
+    await runtime.stop(instance.uid)
+    again = await runtime.restore(instance.uid)
+    assert (await run(again, "cat /root/kept")).out == "kept\n"
+
+
+async def test_another_kind_is_made_anew(stocked):
+    instance = await stocked.runtime.create(
+        Blueprint(uid="locked", image="host", privileges="locked")
+    )
+    assert await health(instance) == 204
+    assert home(stocked, "locked") == ""
+    await stocked.runtime.destroy("locked")
+
+
+@pytest.fixture
+async def own_node():
+    node = TestNode()
+    await node.start()
+    yield node
+    await node.stop()
+
+
+async def test_a_parked_sandbox_that_was_killed_is_not_handed_out(own_node):
+    await own_node.runtime.create(Blueprint(uid="first", image="host"))
+    await full(own_node)  # none comes or goes while we look
+    inits = set(traces(own_node.state, own_node.number)["processes"])
+    inits -= {str(pid) for pid in (await own_node.facts())["inits"].values()}
+    lives = {int(pid): start_ticks(int(pid)) for pid in inits}
+    for pid in lives:
+        os.kill(pid, signal.SIGKILL)
+    # A killed process is not dead before it runs once more, which takes a while on a busy machine;
+    # and then its number may be another's.
+    await eventually(lambda: all(start_ticks(pid) != lives[pid] for pid in lives), seconds=30)
+    for number in range(3):
+        instance = await own_node.runtime.create(Blueprint(uid=f"n{number}", image="host"))
+        assert await health(instance) == 204
+        assert (await run(instance, "echo lives")).out == "lives\n"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("step", KILLED_BEFORE.values(), ids=KILLED_BEFORE)
+async def test_a_kill_at_any_step_neither_loses_nor_leaves_anything(own_node, step, tmp_path):
+    """The node is killed by itself when it comes to a step; the next one has to cope."""
+    runtime = own_node.runtime
+    own_node.kill()
+    own_node.prelude = _suicide(step, tmp_path / "now")
+    await own_node.start()
+    await runtime.create(Blueprint(uid="first", image="host"))
+    await full(own_node)
+    (tmp_path / "now").touch()
+    creating = asyncio.ensure_future(runtime.create(Blueprint(uid="victim", image="host")))
+    await own_node.wait_until_it_ends()
+    own_node.prelude = ""
+    await own_node.start()
+    try:
+        instance = await creating  # the driver asks again
+    except UnavailableError:  # for some seconds; a busy machine starts no node in those
+        instance = await runtime.create(Blueprint(uid="victim", image="host"))
+    assert instance.state is InstanceState.RUNNING
+    assert await health(instance) == 204
+    assert (await run(instance, "hostname")).out == "victim\n"
+    assert {one.uid for one in await runtime.instances()} == {"first", "victim"}
+    for uid in ("first", "victim"):
+        await runtime.destroy(uid)
+
+    async def only_the_stock_is_left() -> bool:
+        left, facts = traces(own_node.state, own_node.number), await own_node.facts()
+        boxes = list((own_node.state / "storage" / "records" / "boxes").glob("*.json"))
+        return facts["parked"] == 8 == len(left["processes"]) and facts["parked_whole"] == len(
+            left["links"]
+        ) == len(boxes)
+
+    await eventually(only_the_stock_is_left, seconds=30)
+
+
+def _suicide(step: str, flag: Path) -> str:
+    """Write a program that makes a step of the node its last, once a file is there."""
+    package, module, *path, name = step.split(".")
+    return f"""
+import importlib, os
+holder = importlib.import_module("paddock.runtime.local.{package}.{module}")
+for part in {path!r}:
+    holder = getattr(holder, part)
+real = getattr(holder, {name!r})
+def last(*given, **named):
+    if os.path.exists({str(flag)!r}):
+        os.kill(os.getpid(), 9)
+    return real(*given, **named)
+setattr(holder, {name!r}, last)
+"""
+
+
+async def test_records_take_turns_and_the_newest_whole_one_counts(tmp_path):
+    # given a record that was written three times
+    directory = StateDirectory(tmp_path)
+    directory.prepare()
+    blueprint = Blueprint(uid="a", image="host", name="x" * 500)
+    record = Record(
+        uid="a", blueprint=blueprint, state=InstanceState.CREATING, slot=1,
+        agent=AgentConfig(), egress=EgressPolicy(),
+    )  # fmt: skip
+    small = Record(
+        uid="a", blueprint=Blueprint(uid="a"), state=InstanceState.RUNNING, slot=2,
+        agent=AgentConfig(), egress=EgressPolicy(), phase=Phase.SETTLED,
+    )  # fmt: skip
+    for one in (record, record, small):
+        directory.write(one)
+    # when another process reads it, the last one counts, though it is shorter than the first
+    assert dict(StateDirectory(tmp_path).read_all()) == {"a": small}
+    # and when the last was cut off, the one before does
+    path = tmp_path / "sandboxes" / "a" / "record.0"
+    path.write_bytes(path.read_bytes()[:100])
+    reader = StateDirectory(tmp_path)
+    assert dict(reader.read_all()) == {"a": record}
+    # and what is written next comes after both
+    reader.write(small)
+    assert dict(StateDirectory(tmp_path).read_all()) == {"a": small}

@@ -8,7 +8,7 @@ import msgspec
 
 from paddock.api.internal import PREFIX, Problem, Report, WakeBody
 from paddock.gateway.routing.routes import Route, remote_route, route_of
-from paddock.kit import errors
+from paddock.kit import bearer, errors
 from paddock.kit.clock import Clock
 from paddock.kit.errors import PaddockError, UnavailableError
 from paddock.kit.logs import fields
@@ -28,7 +28,7 @@ class ControlClient:
     def __init__(self, base: str, token: str, clock: Clock) -> None:
         self._base = base + PREFIX
         self._clock = clock
-        self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"})
+        self._session = aiohttp.ClientSession(headers=bearer.header(token))
 
     async def wake(self, route: Route) -> Route:
         """Resume a sandbox and give its new route."""

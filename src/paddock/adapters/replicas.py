@@ -7,7 +7,6 @@ this with every write is `store/replicated.py`.
 """
 
 import asyncio
-import hmac
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -17,7 +16,7 @@ import aiohttp
 
 from paddock.adapters.membership import parse
 from paddock.cache.provider import Provider
-from paddock.kit import ids
+from paddock.kit import bearer, ids
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
 from paddock.resources import codec, registry
@@ -75,7 +74,7 @@ class Replicas:
         if others:
             body = codec.encode(obj)
             headers = {
-                "Authorization": f"Bearer {self._token}",
+                **bearer.header(self._token),
                 _KIND: obj.KIND,
                 _GONE: "yes" if is_gone else "",
                 _FROM: self._identity,
@@ -114,8 +113,7 @@ class Replicas:
             headers = {
                 name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
             }
-            given = headers.get("authorization", "").encode("latin-1")
-            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            if not bearer.is_authorized(headers.get("authorization", ""), self._token):
                 await _answer(send, 401)
             elif headers.get(_FROM) == self._identity:
                 await _answer(send, _OURSELVES)

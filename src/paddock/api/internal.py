@@ -1,6 +1,5 @@
 """What gateways ask of the control plane. Bearer token; never reachable from a sandbox."""
 
-import hmac
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
@@ -11,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from paddock.api.errors import retry_after, status_of
+from paddock.kit import bearer
 from paddock.kit.errors import NotFoundError, PaddockError, UnauthenticatedError
 from paddock.manager.federation.protocol import GATEWAY
 from paddock.manager.service import Manager
@@ -58,8 +58,7 @@ def create_app(
     """Make the application."""
 
     def authorize(request: Request) -> None:
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode("latin-1"), f"Bearer {token}".encode()):
+        if not bearer.is_authorized(request.headers.get("authorization", ""), token):
             raise UnauthenticatedError("this is for gateways")
 
     async def wake(request: Request) -> Response:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from paddock.cli.http import Endpoint
+from paddock.kit import bearer
 from paddock.kit.errors import ConflictError, UnavailableError
 from paddock.settings import Settings, load
 
@@ -57,7 +58,7 @@ class Place:
     def kube(self) -> Endpoint:
         """The declarative API."""
         token = self._secret("token", "PADDOCK_TOKEN")
-        return Endpoint(self.url, {"Authorization": f"Bearer {token}"})
+        return Endpoint(self.url, bearer.header(token))
 
     def inside(self, sandbox_id: str) -> Endpoint:
         """Give the way to what runs in a sandbox, if it runs, or will when somebody calls."""

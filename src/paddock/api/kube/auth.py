@@ -5,24 +5,23 @@ Tokens are compared in constant time and never logged. Without tokens the API is
 this machine's user: requests that a web page could cause are refused then.
 """
 
-import hmac
 import ipaddress
 import re
 
 from starlette.requests import HTTPConnection
 
 from paddock.api.kube.settings import KubeApiSettings
+from paddock.kit import bearer
 from paddock.kit.errors import ForbiddenError, UnauthenticatedError
 
-_PREFIX = "bearer "
 _HOST = re.compile(r"(?:\[([0-9a-f:]+)\]|([0-9a-z.-]+))(?::[0-9]+)?", re.IGNORECASE)
 
 
 def authenticate(connection: HTTPConnection, settings: KubeApiSettings) -> None:
     """Return where the caller is let in; raise where not."""
-    header = connection.headers.get("authorization", "")
-    if header[: len(_PREFIX)].lower() == _PREFIX and settings.tokens:
-        if _is_known(header[len(_PREFIX) :].strip(), settings.tokens):
+    token = bearer.token_of(connection.headers.get("authorization", ""))
+    if token is not None and settings.tokens:
+        if bearer.is_known(token, *settings.tokens):
             return
         raise UnauthenticatedError("the bearer token is not known")
     if not settings.allow_anonymous:
@@ -46,13 +45,6 @@ def _host(connection: HTTPConnection) -> str:
     """Give the host that the client believes to speak to, from the header as it was sent."""
     match = _HOST.fullmatch(connection.headers.get("host", ""))
     return (match[1] or match[2]) if match else ""
-
-
-def _is_known(token: str, tokens: tuple[str, ...]) -> bool:
-    given = token.encode()
-    # Every token is compared, so that the time taken tells nothing about which one matched.
-    matches = [hmac.compare_digest(given, known.encode()) for known in tokens if known]
-    return any(matches)
 
 
 def _is_loopback(host: str) -> bool:

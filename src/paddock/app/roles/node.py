@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import hmac
 from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 from aiohttp import web
 
 from paddock.app.wiring.secrets import load_or_create
+from paddock.kit import bearer
 from paddock.kit.errors import NotFoundError, PaddockError
 from paddock.resources.tokens import TokenSeed, node_token
 from paddock.runtime.kubernetes import names
@@ -24,8 +24,7 @@ def create_app(token: str) -> web.Application:
         return web.Response(text="ok")
 
     async def take_order(request: web.Request) -> web.Response:
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+        if not bearer.is_authorized(request.headers.get("Authorization", ""), token):
             return web.Response(status=401, text="this is for Paddock's controllers")
         try:
             order = msgspec.json.decode(await request.read(), type=FreezeOrder)

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from paddock.app.wiring.default_resources import BASE
 from paddock.claims.caller import DEFAULT_TEAM
+from paddock.kit import bearer
 from paddock.settings import Settings
 
 WARM_SECONDS = 30.0
@@ -55,7 +56,7 @@ async def follow(settings: Settings, token: str, show: Callable[[Warmth], None])
     """Show how the pool warms until it is warm, fails, or has had time enough."""
     warmth = Warmth()
     url = f"http://{_host(settings.api_host)}:{settings.api_port}{_PATH}"
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
+    async with aiohttp.ClientSession(headers=bearer.header(token)) as session:
         try:
             async with asyncio.timeout(WARM_SECONDS):
                 while True:

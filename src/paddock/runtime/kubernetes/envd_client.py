@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
+from paddock.kit import bearer
 from paddock.kit.errors import UnavailableError
 from paddock.runtime.kubernetes import names
 from paddock.runtime.port import AgentConfig, LogLine, Usage
@@ -106,7 +107,7 @@ class Envds:
     ) -> tuple[int, bytes, str]:
         """Give status, body, and the main container that whoever answered is in."""
         host = f"[{ip}]" if ":" in ip else ip
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        headers = {} if token is None else bearer.header(token)
         try:
             async with self._session().request(
                 method, f"http://{host}:{self._port}{path}", data=body, headers=headers

@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
+from paddock.kit import bearer
 from paddock.kit.errors import NotFoundError, UnavailableError, UnsupportedError
 from paddock.resources.kinds.pods import Pod
 from paddock.runtime.kubernetes import names
@@ -65,7 +66,7 @@ class Nodes:
             async with self._session().post(
                 f"http://{host}:{names.NODE_PORT}/freeze",
                 data=msgspec.json.encode(order),
-                headers={"Authorization": f"Bearer {self._token()}"},
+                headers=bearer.header(self._token()),
             ) as response:
                 text = (await response.read()).decode(errors="replace")[:200]
                 status = response.status

@@ -27,7 +27,7 @@ from paddock.envd.http.server import Server
 from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.server import Envd, respond_json, respond_problem
 from paddock.envd.zygote import warmup
-from paddock.kit import clock
+from paddock.kit import bearer, clock
 from paddock.resources import tokens
 from paddock.runtime.kubernetes import names
 from paddock.runtime.kubernetes.pods.render import SidecarOrders
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 
 _READY_PAUSE_SECONDS = 0.2
 _COMMAND_SECONDS = 30.0
-_BEARER = "Bearer "
 
 
 class Sidecar:
@@ -90,9 +89,8 @@ class Sidecar:
             else:
                 respond_problem(exchange, 503, "its ready command has not succeeded yet")
             return
-        given = exchange.headers.get("authorization", "")
-        token = given.removeprefix(_BEARER)
-        if not given.startswith(_BEARER) or not tokens.matches(token, self._orders.control_hash):
+        token = bearer.token_of(exchange.headers.get("authorization", ""))
+        if token is None or not tokens.matches(token, self._orders.control_hash):
             respond_problem(exchange, 401, "this door is for Paddock's control plane")
             return
         if exchange.path == "/logs":

@@ -128,7 +128,7 @@ async def deliver(count: int, *command: str) -> tuple[float, int]:
     async with world(store) as plane:
         await plane.provider.write.create(a_pool(count))
         key = Key("default", "p")
-        await until(lambda: len(plane.census.members(key).available) == count)
+        await until(lambda: len(plane.pool_members.members(key).available) == count)
         await asyncio.sleep(0.5)
         store.writes.clear()
 

@@ -161,7 +161,10 @@ async def claim_cost(report: Report, pool_size: int, claims: int) -> list[float]
             if number % (pool_size - 1) == 0:
                 # Only what is in stock is a warm claim.
                 async with asyncio.timeout(300):
-                    while len(world.plane.census.members(world.pool().key).available) < pool_size:
+                    while (
+                        len(world.plane.pool_members.members(world.pool().key).available)
+                        < pool_size
+                    ):
                         await asyncio.sleep(0.1)
             with report.trying("a claim"):
                 started = time.perf_counter()

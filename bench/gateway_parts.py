@@ -17,7 +17,7 @@ from typing import cast
 import uvloop
 
 from paddock.adapters import gateway_admin
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.gateway.activity import Activity
 from paddock.gateway.http.client import ClientConnection
 from paddock.gateway.http.sender import Sender
@@ -50,7 +50,7 @@ def route(number: int, version: int = 1) -> Route:
         key=Key("default", name),
         uid=f"uid-{name}",
         version=version,
-        state=State.RUNNING,
+        state=SandboxState.RUNNING,
         access_token_hash=hashed(SEED.access_token(name)),
     )
 

@@ -119,7 +119,7 @@ async def claims(report: Report, info: ClusterInfo, stock: int) -> None:
 
 async def stocked(plane: ControlPlane, count: int) -> None:
     async with asyncio.timeout(300):
-        while len(plane.census.members(POOL).available) < count:
+        while len(plane.pool_members.members(POOL).available) < count:
             await asyncio.sleep(0.05)
     await asyncio.sleep(1)
 
@@ -181,7 +181,7 @@ async def take(plane: ControlPlane, left: Iterator[int], side: Side) -> None:
 
 def claim_request(plane: ControlPlane, raw: RawWriters) -> bytes:
     """Take one out of stock and make the request that claims it, as the manager would."""
-    sandbox = plane.census.take(POOL)
+    sandbox = plane.pool_members.reserve(POOL)
     if sandbox is None:
         raise RuntimeError("stock is out: raise --stock")
     identity = ClaimIdentity(

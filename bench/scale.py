@@ -65,8 +65,8 @@ async def measure(size: int, rounds: int) -> dict[str, object]:
 
     async with paddock(pool_size=size, runtime=runtime, store=store, clock=clock) as world:
         began = time.perf_counter()
-        census, key = world.plane.census, world.pool().key
-        while len(census.members(key).available) < size:
+        pool_members, key = world.plane.pool_members, world.pool().key
+        while len(pool_members.members(key).available) < size:
             await asyncio.sleep(0.2)
         filled = time.perf_counter() - began
         gc.collect()
@@ -107,7 +107,7 @@ async def measure(size: int, rounds: int) -> dict[str, object]:
             with said("a life"):  # What it did not come to counts as failed.
                 await life()
             await asyncio.sleep(0.002)
-        while len(census.members(key).available) < size:
+        while len(pool_members.members(key).available) < size:
             await asyncio.sleep(0.05)
         written["life_and_refill"] = await version() - before
     return {

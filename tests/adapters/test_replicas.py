@@ -41,7 +41,7 @@ async def test_who_hangs_up_once_is_told_again_and_who_does_not_answer_is_left_a
     asked: list[int] = []
     try:
         for _ in range(2):
-            await replicas.tell(POOL, is_gone=False)
+            await replicas.notify(POOL, is_gone=False)
             asked.append(replica.asked)
     finally:
         await replicas.close()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paddock.cache import states
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.resources.kinds.sandbox import Phase
 from paddock.resources.meta import with_meta
 from tests.cache.make import EPOCH, identity, in_phase, sandbox
@@ -20,42 +20,46 @@ CLAIM = identity()
     ("given", "state", "reason"),
     [
         # in a pool
-        ({"pool": "p", "phase": Phase.PENDING}, State.CREATING, "PooledButNotReady"),
-        ({"pool": "p"}, State.AVAILABLE, "PooledAndReady"),
-        ({"pool": "p", "ready": False}, State.CREATING, "PooledButNotReady"),
-        ({"pool": "p", "phase": Phase.RECYCLING}, State.CREATING, "Recycling"),
-        ({"pool": "p", "phase": Phase.FAILED}, State.DEAD, "Failed"),
+        ({"pool": "p", "phase": Phase.PENDING}, SandboxState.CREATING, "PooledButNotReady"),
+        ({"pool": "p"}, SandboxState.AVAILABLE, "PooledAndReady"),
+        ({"pool": "p", "ready": False}, SandboxState.CREATING, "PooledButNotReady"),
+        ({"pool": "p", "phase": Phase.RECYCLING}, SandboxState.CREATING, "Recycling"),
+        ({"pool": "p", "phase": Phase.FAILED}, SandboxState.DEAD, "Failed"),
         # somebody's
-        ({"claim": CLAIM, "phase": Phase.PENDING}, State.CREATING, "Pending"),
-        ({"claim": CLAIM}, State.RUNNING, "Ready"),
-        ({"claim": CLAIM, "pool": "p"}, State.RUNNING, "Ready"),
-        ({"claim": CLAIM, "ready": False}, State.RUNNING, "NotReady"),
-        ({"claim": CLAIM, "paused": True}, State.PAUSING, "Pausing"),
-        ({"claim": CLAIM, "paused": True, "phase": Phase.PAUSING}, State.PAUSING, "Pausing"),
-        ({"claim": CLAIM, "paused": True, "phase": Phase.PAUSED}, State.PAUSED, "Paused"),
-        ({"claim": CLAIM, "phase": Phase.PAUSED}, State.PAUSED, "Resuming"),
-        ({"claim": CLAIM, "phase": Phase.RESUMING}, State.PAUSED, "Resuming"),
-        ({"claim": CLAIM, "phase": Phase.PAUSING}, State.PAUSING, "PausingThenResuming"),
-        ({"claim": CLAIM, "paused": True, "phase": Phase.RESUMING}, State.PAUSING, "Pausing"),
-        ({"claim": CLAIM, "recycle": True}, State.DEAD, "Recycling"),
-        ({"claim": CLAIM, "phase": Phase.SUCCEEDED}, State.DEAD, "Succeeded"),
-        ({"claim": CLAIM, "phase": Phase.FAILED}, State.DEAD, "Failed"),
-        ({"claim": CLAIM, "phase": Phase.TERMINATING}, State.DEAD, "Terminating"),
+        ({"claim": CLAIM, "phase": Phase.PENDING}, SandboxState.CREATING, "Pending"),
+        ({"claim": CLAIM}, SandboxState.RUNNING, "Ready"),
+        ({"claim": CLAIM, "pool": "p"}, SandboxState.RUNNING, "Ready"),
+        ({"claim": CLAIM, "ready": False}, SandboxState.RUNNING, "NotReady"),
+        ({"claim": CLAIM, "paused": True}, SandboxState.PAUSING, "Pausing"),
+        ({"claim": CLAIM, "paused": True, "phase": Phase.PAUSING}, SandboxState.PAUSING, "Pausing"),
+        ({"claim": CLAIM, "paused": True, "phase": Phase.PAUSED}, SandboxState.PAUSED, "Paused"),
+        ({"claim": CLAIM, "phase": Phase.PAUSED}, SandboxState.PAUSED, "Resuming"),
+        ({"claim": CLAIM, "phase": Phase.RESUMING}, SandboxState.PAUSED, "Resuming"),
+        ({"claim": CLAIM, "phase": Phase.PAUSING}, SandboxState.PAUSING, "PausingThenResuming"),
+        (
+            {"claim": CLAIM, "paused": True, "phase": Phase.RESUMING},
+            SandboxState.PAUSING,
+            "Pausing",
+        ),
+        ({"claim": CLAIM, "recycle": True}, SandboxState.DEAD, "Recycling"),
+        ({"claim": CLAIM, "phase": Phase.SUCCEEDED}, SandboxState.DEAD, "Succeeded"),
+        ({"claim": CLAIM, "phase": Phase.FAILED}, SandboxState.DEAD, "Failed"),
+        ({"claim": CLAIM, "phase": Phase.TERMINATING}, SandboxState.DEAD, "Terminating"),
         # made by hand: neither pooled nor claimed
-        ({}, State.RUNNING, "Ready"),
+        ({}, SandboxState.RUNNING, "Ready"),
         # deadlines
-        ({"claim": CLAIM, "shutdown_time": NOW}, State.DEAD, "ShutdownTimeReached"),
-        ({"claim": CLAIM, "shutdown_time": LATER}, State.RUNNING, "Ready"),
-        ({"pool": "p", "shutdown_time": NOW}, State.DEAD, "ShutdownTimeReached"),
-        ({"claim": CLAIM, "shutdown_time": NOW, "pause_time": NOW}, State.RUNNING, "Ready"),
+        ({"claim": CLAIM, "shutdown_time": NOW}, SandboxState.DEAD, "ShutdownTimeReached"),
+        ({"claim": CLAIM, "shutdown_time": LATER}, SandboxState.RUNNING, "Ready"),
+        ({"pool": "p", "shutdown_time": NOW}, SandboxState.DEAD, "ShutdownTimeReached"),
+        ({"claim": CLAIM, "shutdown_time": NOW, "pause_time": NOW}, SandboxState.RUNNING, "Ready"),
         (
             {"claim": CLAIM, "shutdown_time": NOW, "paused": True, "phase": Phase.PAUSED},
-            State.DEAD,
+            SandboxState.DEAD,
             "ShutdownTimeReached",
         ),
     ],
 )
-def test_the_state_of_a_sandbox(given: dict[str, Any], state: State, reason: str) -> None:
+def test_the_state_of_a_sandbox(given: dict[str, Any], state: SandboxState, reason: str) -> None:
     report = states.report(sandbox(**given), NOW)
     assert (report.state, report.reason) == (state, reason)
 
@@ -63,7 +67,7 @@ def test_the_state_of_a_sandbox(given: dict[str, Any], state: State, reason: str
 def test_deletion_means_dead_whatever_else_it_is() -> None:
     for phase in Phase:
         dying = with_meta(sandbox(claim=CLAIM, phase=phase), deletion_timestamp=NOW)
-        assert states.report(dying, NOW) == states.Report(State.DEAD, "Deleted")
+        assert states.report(dying, NOW) == states.StateReport(SandboxState.DEAD, "Deleted")
 
 
 def test_only_what_runs_and_answers_is_ready_for_requests() -> None:
@@ -147,5 +151,5 @@ def test_a_pause_that_is_recorded_but_not_complete_is_not_paused() -> None:
     half = Condition(type=CONDITION_PAUSED, status=ConditionStatus.FALSE, reason="Storing")
     conditions = set_condition(box.status.conditions, half, now=NOW)
     box = structs.replace(box, status=structs.replace(box.status, conditions=conditions))
-    assert states.state(box, NOW) is State.PAUSING
+    assert states.state(box, NOW) is SandboxState.PAUSING
     assert states.resumable(box, NOW).reason == "SandboxIsPausing"

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from paddock.cache.action_locks import LEASE_SECONDS, Action
+from paddock.cache.action_locks import LEASE_SECONDS, WaitAction
 from paddock.cache.checks import REASON_PAUSE_FAILED
 from paddock.cache.provider import Provider
 from paddock.cache.waits import WaitTask
@@ -556,7 +556,7 @@ async def test_however_events_arrive_every_waiter_is_woken_and_directions_never_
     inner = MemoryStore(clock=LoopClock())
     store = FaultyStore(inner)
     box = await make(store, sandbox(claim=identity()))
-    held: dict[Action, int] = {Action.PAUSE: 0, Action.RESUME: 0}
+    held: dict[WaitAction, int] = {WaitAction.PAUSE: 0, WaitAction.RESUME: 0}
     loop = asyncio.get_running_loop()
 
     async def controller() -> None:
@@ -570,13 +570,13 @@ async def test_however_events_arrive_every_waiter_is_woken_and_directions_never_
 
     async def caller(cache: Provider, pauses: bool, at: float) -> str:
         await asyncio.sleep(at)
-        action = Action.PAUSE if pauses else Action.RESUME
+        action = WaitAction.PAUSE if pauses else WaitAction.RESUME
         try:
             task = cache.waits.pause(box) if pauses else cache.waits.resume(box)
         except ConflictError:
             return "conflict"
         held[action] += 1
-        assert not (held[Action.PAUSE] and held[Action.RESUME]), "directions never mix"
+        assert not (held[WaitAction.PAUSE] and held[WaitAction.RESUME]), "directions never mix"
         try:
             written = await ask(cache, box, paused=pauses)
             began = loop.time()

@@ -203,7 +203,7 @@ async def test_watch_errors_are_waited_out_with_growing_delay(
             await asyncio.sleep(0.01)
         assert 3.0 < looptime < 12.0, "seven failures: 50 ms doubling, with jitter"
         assert store.lists == 1, "nothing was forgotten, so nothing is listed anew"
-        assert informer.last_problem is not None
+        assert informer.last_failure is not None
         await asyncio.sleep(31)
         assert informer.is_healthy()
 

@@ -9,9 +9,9 @@ import pytest
 
 from paddock.engine.supervisor import (
     ForcedStop,
-    Group,
     Part,
     PartEndedError,
+    StartGroup,
     Supervisor,
     stopping_on_signals,
 )
@@ -29,7 +29,7 @@ class Story:
     def part(
         self,
         name: str,
-        group: Group,
+        group: StartGroup,
         *,
         ready_after: float | None = None,
         stops_after: float = 0.0,
@@ -77,10 +77,10 @@ async def run_for(supervisor: Supervisor, seconds: float) -> None:
 async def test_groups_start_when_the_one_before_is_ready_and_stop_in_reverse(story: Story) -> None:
     supervisor = Supervisor()
     for name, group, seconds in (
-        ("controllers", Group.LEADERS, None),
-        ("recorder", Group.OTHERS, None),
-        ("cache", Group.CACHES, 5.0),
-        ("http", Group.HTTP, 1.0),
+        ("controllers", StartGroup.LEADERS, None),
+        ("recorder", StartGroup.OTHERS, None),
+        ("cache", StartGroup.CACHES, 5.0),
+        ("http", StartGroup.HTTP, 1.0),
     ):
         supervisor.add(story.part(name, group, ready_after=seconds))
     await run_for(supervisor, 100)
@@ -92,8 +92,8 @@ async def test_groups_start_when_the_one_before_is_ready_and_stop_in_reverse(sto
 
 async def test_it_is_started_only_between_the_last_ready_and_the_first_stop(story: Story) -> None:
     supervisor = Supervisor()
-    supervisor.add(story.part("cache", Group.CACHES, ready_after=5))
-    supervisor.add(story.part("slow", Group.OTHERS, stops_after=5))
+    supervisor.add(story.part("cache", StartGroup.CACHES, ready_after=5))
+    supervisor.add(story.part("slow", StartGroup.OTHERS, stops_after=5))
     task = asyncio.create_task(supervisor.run())
     await asyncio.sleep(4)
     assert not supervisor.is_started
@@ -106,9 +106,9 @@ async def test_it_is_started_only_between_the_last_ready_and_the_first_stop(stor
 
 async def test_the_first_failure_stops_all_and_is_raised(story: Story, looptime: Any) -> None:
     supervisor = Supervisor()
-    supervisor.add(story.part("http", Group.HTTP))
-    supervisor.add(story.part("bad", Group.OTHERS, fails_after=3))
-    supervisor.add(story.part("good", Group.OTHERS, stops_after=1))
+    supervisor.add(story.part("http", StartGroup.HTTP))
+    supervisor.add(story.part("bad", StartGroup.OTHERS, fails_after=3))
+    supervisor.add(story.part("good", StartGroup.OTHERS, stops_after=1))
     with pytest.raises(UnavailableError, match="bad broke"):
         await supervisor.run()
     assert looptime == 4
@@ -117,9 +117,9 @@ async def test_the_first_failure_stops_all_and_is_raised(story: Story, looptime:
 
 async def test_a_part_that_fails_while_another_gets_ready_stops_the_start(story: Story) -> None:
     supervisor = Supervisor()
-    supervisor.add(story.part("http", Group.HTTP, fails_after=2))
-    supervisor.add(story.part("cache", Group.CACHES, ready_after=1000))
-    supervisor.add(story.part("later", Group.OTHERS))
+    supervisor.add(story.part("http", StartGroup.HTTP, fails_after=2))
+    supervisor.add(story.part("cache", StartGroup.CACHES, ready_after=1000))
+    supervisor.add(story.part("later", StartGroup.OTHERS))
     with pytest.raises(UnavailableError, match="http broke"):
         await supervisor.run()
     assert "+later" not in story.lines
@@ -134,8 +134,8 @@ async def test_readiness_that_fails_stops_the_start_with_its_reason(story: Story
         await asyncio.sleep(1_000_000)
 
     supervisor = Supervisor()
-    supervisor.add(Part(name="cache", group=Group.CACHES, run=run, ready=never))
-    supervisor.add(story.part("later", Group.OTHERS))
+    supervisor.add(Part(name="cache", group=StartGroup.CACHES, run=run, ready=never))
+    supervisor.add(story.part("later", StartGroup.OTHERS))
     with pytest.raises(UnavailableError, match="the cache did not sync"):
         await supervisor.run()
     assert story.lines == []
@@ -143,15 +143,15 @@ async def test_readiness_that_fails_stops_the_start_with_its_reason(story: Story
 
 async def test_a_part_that_ends_by_itself_is_a_failure_unless_it_is_meant_to(story: Story) -> None:
     supervisor = Supervisor()
-    supervisor.add(story.part("migration", Group.OTHERS, ends_after=1, is_finite=True))
-    supervisor.add(story.part("server", Group.OTHERS, ends_after=5))
+    supervisor.add(story.part("migration", StartGroup.OTHERS, ends_after=1, is_finite=True))
+    supervisor.add(story.part("server", StartGroup.OTHERS, ends_after=5))
     with pytest.raises(PartEndedError, match="server ended by itself"):
         await supervisor.run()
 
 
 async def test_start_up_has_a_deadline(story: Story, looptime: Any) -> None:
     supervisor = Supervisor(start_seconds=20)
-    supervisor.add(story.part("cache", Group.CACHES, ready_after=1000))
+    supervisor.add(story.part("cache", StartGroup.CACHES, ready_after=1000))
     with pytest.raises(DeadlineExceededError, match="start-up took longer than 20 s"):
         await supervisor.run()
     assert looptime == 20
@@ -160,8 +160,8 @@ async def test_start_up_has_a_deadline(story: Story, looptime: Any) -> None:
 
 async def test_a_stop_during_start_up_starts_nothing_more(story: Story) -> None:
     supervisor = Supervisor()
-    supervisor.add(story.part("cache", Group.CACHES, ready_after=1000))
-    supervisor.add(story.part("later", Group.OTHERS))
+    supervisor.add(story.part("cache", StartGroup.CACHES, ready_after=1000))
+    supervisor.add(story.part("later", StartGroup.OTHERS))
     await run_for(supervisor, 5)
     assert story.lines == ["+cache", "-cache"]
 
@@ -170,9 +170,9 @@ async def test_stopping_has_one_deadline_for_all_and_names_who_missed_it(
     story: Story, looptime: Any
 ) -> None:
     supervisor = Supervisor(stop_seconds=10)
-    supervisor.add(story.part("http", Group.HTTP))
-    supervisor.add(story.part("stubborn", Group.OTHERS, stops_after=50))
-    supervisor.add(story.part("slow", Group.LEADERS, stops_after=8))
+    supervisor.add(story.part("http", StartGroup.HTTP))
+    supervisor.add(story.part("stubborn", StartGroup.OTHERS, stops_after=50))
+    supervisor.add(story.part("slow", StartGroup.LEADERS, stops_after=8))
     task = asyncio.create_task(supervisor.run())
     await asyncio.sleep(1)
     supervisor.stop()
@@ -185,7 +185,7 @@ async def test_stopping_has_one_deadline_for_all_and_names_who_missed_it(
 
 async def test_a_second_request_to_stop_ends_the_waiting(story: Story, looptime: Any) -> None:
     supervisor = Supervisor(stop_seconds=1000)
-    supervisor.add(story.part("stubborn", Group.OTHERS, stops_after=500))
+    supervisor.add(story.part("stubborn", StartGroup.OTHERS, stops_after=500))
     task = asyncio.create_task(supervisor.run())
     await asyncio.sleep(1)
     supervisor.stop()
@@ -199,8 +199,8 @@ async def test_a_second_request_to_stop_ends_the_waiting(story: Story, looptime:
 
 async def test_a_failure_is_raised_even_when_others_do_not_stop(story: Story) -> None:
     supervisor = Supervisor(stop_seconds=5)
-    supervisor.add(story.part("stubborn", Group.OTHERS, stops_after=50))
-    supervisor.add(story.part("bad", Group.OTHERS, fails_after=3))
+    supervisor.add(story.part("stubborn", StartGroup.OTHERS, stops_after=50))
+    supervisor.add(story.part("bad", StartGroup.OTHERS, fails_after=3))
     with pytest.raises(UnavailableError, match="bad broke"):
         await supervisor.run()
     await asyncio.sleep(60)
@@ -208,8 +208,8 @@ async def test_a_failure_is_raised_even_when_others_do_not_stop(story: Story) ->
 
 async def test_cancelling_the_supervisor_stops_everything_in_order(story: Story) -> None:
     supervisor = Supervisor()
-    supervisor.add(story.part("http", Group.HTTP))
-    supervisor.add(story.part("work", Group.OTHERS, stops_after=2))
+    supervisor.add(story.part("http", StartGroup.HTTP))
+    supervisor.add(story.part("work", StartGroup.OTHERS, stops_after=2))
     task = asyncio.create_task(supervisor.run())
     await asyncio.sleep(1)
     task.cancel()
@@ -221,7 +221,7 @@ async def test_cancelling_the_supervisor_stops_everything_in_order(story: Story)
 async def test_no_task_is_left_behind(story: Story) -> None:
     before = asyncio.all_tasks()
     supervisor = Supervisor()
-    for group in Group:
+    for group in StartGroup:
         supervisor.add(story.part(group.name, group, ready_after=1))
     await run_for(supervisor, 50)
     assert asyncio.all_tasks() == before
@@ -230,7 +230,7 @@ async def test_no_task_is_left_behind(story: Story) -> None:
 async def test_signals_ask_for_the_end_and_are_given_back_afterwards(story: Story) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     supervisor = Supervisor()
-    supervisor.add(story.part("work", Group.OTHERS))
+    supervisor.add(story.part("work", StartGroup.OTHERS))
     async with stopping_on_signals(supervisor, signal.SIGUSR1):
         task = asyncio.create_task(supervisor.run())
         await asyncio.sleep(1)

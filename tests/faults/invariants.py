@@ -128,7 +128,7 @@ def _phases(
         phase, state = sandbox.status.phase, instances.get(uid)
         if sandbox.is_deleting:
             found.append(f"{sandbox.key} is still being deleted")
-        elif states.state(sandbox, now) is states.State.DEAD:
+        elif states.state(sandbox, now) is states.SandboxState.DEAD:
             if phase is not Phase.FAILED:
                 found.append(f"{sandbox.key} is past its deadline and still there")
         elif phase is Phase.RUNNING and (state is not InstanceState.RUNNING or sandbox.spec.paused):
@@ -207,7 +207,7 @@ async def _pool(world: FaultyWorld) -> list[str]:
     idle = [
         item
         for item in (await world.store.list(Sandbox)).items
-        if item.spec.claim is None and states.state(item, now) is states.State.AVAILABLE
+        if item.spec.claim is None and states.state(item, now) is states.SandboxState.AVAILABLE
     ]
     if len(idle) != pool.spec.replicas:
         return [f"the pool has {len(idle)} sandboxes, not {pool.spec.replicas}: {pool.status}"]

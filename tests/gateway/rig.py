@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.gateway.activity import Activity
 from paddock.gateway.http.client import ClientConnection
 from paddock.gateway.http.sender import Sender
@@ -37,7 +37,7 @@ def route(sandbox_id: str = "abc", **changes: Any) -> Route:
         key=Key("default", sandbox_id),
         uid=f"uid-{sandbox_id}",
         version=1,
-        state=State.RUNNING,
+        state=SandboxState.RUNNING,
         access_token_hash=hashed(SEED.access_token(sandbox_id)),
     )
     return structs.replace(made, **changes)
@@ -117,7 +117,7 @@ class Rig:
         self.wakes.append(asleep.id)
         await asyncio.sleep(0.05)
         current = self.routes.get(asleep.id) or asleep
-        return structs.replace(current, state=State.RUNNING, version=current.version + 1)
+        return structs.replace(current, state=SandboxState.RUNNING, version=current.version + 1)
 
     async def _look(self, sandbox_id: str) -> Route:
         self.lookups.append(sandbox_id)

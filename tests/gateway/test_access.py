@@ -5,7 +5,7 @@ import json
 import pytest
 from msgspec import structs
 
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.gateway.limits import Behaviour
 from paddock.resources.tokens import file_signature, hashed
 from tests.gateway.rig import OK, SEED, get, read_request, recording, rig, route
@@ -182,7 +182,7 @@ async def test_browsers_get_a_page_and_nothing_in_it_is_markup_of_a_stranger() -
 
 async def test_a_browsers_preflight_is_answered_without_token_or_waking() -> None:
     async with rig() as paddock:
-        await paddock.upstream(OK, port=49983, state=State.PAUSED, wakes=True)
+        await paddock.upstream(OK, port=49983, state=SandboxState.PAUSED, wakes=True)
         answer = await paddock.ask(
             get(
                 "/process.Process/Start",
@@ -243,7 +243,7 @@ async def test_a_signed_url_without_an_id_finds_its_sandbox() -> None:
 
 async def test_a_signed_url_wakes_only_when_it_holds() -> None:
     async with rig() as paddock:
-        await paddock.upstream(OK, port=49983, state=State.PAUSED, wakes=True)
+        await paddock.upstream(OK, port=49983, state=SandboxState.PAUSED, wakes=True)
         paddock.elsewhere["abc"] = structs.replace(paddock.routes.get("abc"))
         for target in (
             "/files?path=/a&username=user&signature=v1_wrong",
@@ -263,7 +263,7 @@ async def test_whoever_is_refused_wakes_nothing(port: str) -> None:
     private = hashed(SEED.traffic_token("abc"))
     async with rig() as paddock:
         await paddock.upstream(
-            OK, port=int(port), state=State.PAUSED, wakes=True, traffic_token_hash=private
+            OK, port=int(port), state=SandboxState.PAUSED, wakes=True, traffic_token_hash=private
         )
         for headers in ({}, {"x_access_token": "wrong"}, {"e2b_traffic_access_token": "wrong"}):
             answer = await paddock.get("/rpc", e2b_sandbox_port=port, **headers)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from tests.cluster.control_plane import KubeCluster
 from tests.gateway import test_access, test_faults_are_reported
 from tests.gateway.http import test_messages_pass_unchanged
@@ -83,7 +83,7 @@ def on_a_cluster(traffic: Traffic, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_hundred_calls_through_both_gateways_wake_a_sandbox_once(traffic: Traffic) -> None:
     seen: list[Any] = []
     async with rig_on(traffic) as paddock:
-        await paddock.upstream(recording(seen), "sleeper", state=State.PAUSED, wakes=True)
+        await paddock.upstream(recording(seen), "sleeper", state=SandboxState.PAUSED, wakes=True)
         answers = await asyncio.gather(
             *(paddock.get(f"/{number}", e2b_sandbox_id="sleeper") for number in range(100))
         )

@@ -17,7 +17,7 @@ from tests.cluster.info import ClusterInfo
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 
 
-class Picture:
+class ObjectIndex:
     """The pods that are there."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ async def test_a_policy_is_made_once_and_goes_with_its_last_pod(
     kube_cluster: ClusterInfo, kube_namespace: str
 ) -> None:
     access = load_kubeconfig([Path(kube_cluster.kubeconfig)], context="admin")
-    store, clock, picture = KubernetesStore.open(access), ManualClock(), Picture()
+    store, clock, picture = KubernetesStore.open(access), ManualClock(), ObjectIndex()
     pictured: Any = picture
     policies = Policies(
         store, pictured, system_namespace="paddock-system", clock=clock, namespace=kube_namespace

@@ -146,7 +146,7 @@ async def test_what_was_never_well_is_given_to_nobody(world: ClusterWorld) -> No
         for _ in range(2):
             with pytest.raises(RateLimitedError):
                 await world.manager.create(CALLER, wanted)
-        assert not world.plane.census.members(BASE).available
+        assert not world.plane.pool_members.members(BASE).available
     finally:
         await world.end()
 

@@ -66,7 +66,7 @@ class World:
     async def stocked(self, count: int, name: str = "base") -> None:
         """Wait until a pool has so many available."""
         key = Key("default", name)
-        await self.until(lambda: len(self.plane.census.members(key).available) >= count)
+        await self.until(lambda: len(self.plane.pool_members.members(key).available) >= count)
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from paddock.cache import states
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.claims.caller import Caller
 from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
 from paddock.claims.requests import NewSandbox
@@ -40,7 +40,7 @@ async def test_a_warm_sandbox_is_handed_out_and_replaced_in_its_pool() -> None:
         assert sandbox.metadata.labels[LABEL_POOL] == "base"
         assert sandbox.metadata.owner_references == ()
         assert claim_of(sandbox).owner == "default"
-        assert states.state(sandbox, world.plane.clock.now()) is State.RUNNING
+        assert states.state(sandbox, world.plane.clock.now()) is SandboxState.RUNNING
         await world.stocked(2)
 
 

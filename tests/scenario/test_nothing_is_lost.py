@@ -46,7 +46,7 @@ async def test_refused_requests_do_not_use_up_the_stock() -> None:
             body = {"templateID": "base", "metadata": {"label:team": "not a label value !"}}
             response = await world.http.post("/v2/sandboxes", json=body)
             assert response.status_code == 400
-        assert len(world.plane.census.members(BASE).available) == 3
+        assert len(world.plane.pool_members.members(BASE).available) == 3
 
 
 async def test_stock_comes_back_after_the_store_was_away() -> None:
@@ -61,7 +61,7 @@ async def test_stock_comes_back_after_the_store_was_away() -> None:
         with pytest.raises(PaddockError):
             await made(world, create_on_no_stock=False)
         world.store.update = real
-        assert len(world.plane.census.members(BASE).available) == 1
+        assert len(world.plane.pool_members.members(BASE).available) == 1
 
 
 async def test_a_resume_that_takes_longer_than_its_timeout_costs_nothing() -> None:

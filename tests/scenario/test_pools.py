@@ -24,7 +24,7 @@ BASE = Key("default", "base")
 
 
 def idle(world: World) -> list[Sandbox]:
-    return list(world.plane.census.members(BASE).available.values())
+    return list(world.plane.pool_members.members(BASE).available.values())
 
 
 def uids(items: list[Sandbox]) -> set[str]:

@@ -51,13 +51,13 @@ async def with_probe(world: World, size: int) -> list[Sandbox]:
     )
 
     def probed() -> bool:
-        found = world.plane.census.members(BASE).available.values()
+        found = world.plane.pool_members.members(BASE).available.values()
         return len(found) == size and all(
             item.spec.template and item.spec.template.probe for item in found
         )
 
     await world.until(probed, seconds=120)
-    return list(world.plane.census.members(BASE).available.values())
+    return list(world.plane.pool_members.members(BASE).available.values())
 
 
 @pytest.mark.parametrize("kind", ["sick", "mute"])

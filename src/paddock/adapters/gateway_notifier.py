@@ -4,7 +4,7 @@ that it is paused or gone before whoever asked for that is answered."""
 from msgspec import structs
 
 from paddock.api.internal import Report
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.claims.ports import Announcer
 from paddock.gateway.routing.peers import Peers
 from paddock.gateway.routing.routes import Route, route_of
@@ -43,7 +43,7 @@ class Gateways:
         """Return once every reachable gateway knows that there is no such route any more."""
         route = route_of(sandbox, self._clock.now())
         if route is not None:
-            route = structs.replace(route, state=State.DEAD, version=int(version or 0))
+            route = structs.replace(route, state=SandboxState.DEAD, version=int(version or 0))
         await self._tell(route)
 
     async def _tell(self, route: Route | None) -> None:

@@ -67,7 +67,7 @@ class Replicas:
             self._urls = found
             await asyncio.sleep(RESOLVE_SECONDS)
 
-    async def tell(self, obj: Resource, *, is_gone: bool) -> None:
+    async def notify(self, obj: Resource, *, is_gone: bool) -> None:
         """Return once every other replica knows, or has had its chance."""
         now = asyncio.get_running_loop().time()
         others = [url for url in self._urls - self._ourselves if self._resting.get(url, 0.0) <= now]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from paddock.cache import states
 from paddock.cache.provider import Provider
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.controllers.idle.plan import Load
 from paddock.kit.clock import Clock
 from paddock.kit.errors import PaddockError, UnsupportedError
@@ -101,7 +101,7 @@ class RuntimeAgent:
         running = [
             sandbox.metadata.uid
             for sandbox in self._provider.all(Sandbox)
-            if only(sandbox) and states.state(sandbox, now) is State.RUNNING
+            if only(sandbox) and states.state(sandbox, now) is SandboxState.RUNNING
         ]
         known = {sandbox.metadata.uid for sandbox in self._provider.all(Sandbox)}
         for uid in self._samples.keys() - known:

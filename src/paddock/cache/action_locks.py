@@ -21,7 +21,7 @@ LEASE_SECONDS = 900.0
 """Longer than any pause or resume may take."""
 
 
-class Action(StrEnum):
+class WaitAction(StrEnum):
     """What is being waited for."""
 
     PAUSE = "pause"
@@ -31,48 +31,48 @@ class Action(StrEnum):
     DELETED = "deleted"
 
 
-OPPOSITES: dict[Action, tuple[Action, ...]] = {
-    Action.PAUSE: (Action.RESUME, Action.READY),
-    Action.RESUME: (Action.PAUSE,),
-    Action.READY: (Action.PAUSE,),
-    Action.CHECKPOINT: (),
-    Action.DELETED: (),
+OPPOSITES: dict[WaitAction, tuple[WaitAction, ...]] = {
+    WaitAction.PAUSE: (WaitAction.RESUME, WaitAction.READY),
+    WaitAction.RESUME: (WaitAction.PAUSE,),
+    WaitAction.READY: (WaitAction.PAUSE,),
+    WaitAction.CHECKPOINT: (),
+    WaitAction.DELETED: (),
 }
 
-Place: TypeAlias = tuple[str, str]
+LockKey: TypeAlias = tuple[str, str]
 """Kind and uid: a namesake that comes later has slots of its own."""
 
 
-def place_of(obj: Resource) -> Place:
+def lock_key(obj: Resource) -> LockKey:
     """Say where the slots of an object are."""
     return (obj.KIND, obj.metadata.uid)
 
 
-class Hold(Struct, eq=False):
+class ActionLock(Struct, eq=False):
     """One task's part in a slot."""
 
-    place: Place
-    action: Action
+    place: LockKey
+    action: WaitAction
     holder: str
     since: float
     expires: float
 
 
-class Slots:
+class ActionLocks:
     """All slots of a process."""
 
     def __init__(self, clock: Clock, *, lease_seconds: float = LEASE_SECONDS) -> None:
         self._clock = clock
         self._lease_seconds = lease_seconds
-        self._holds: dict[Place, dict[int, Hold]] = {}
+        self._holds: dict[LockKey, dict[int, ActionLock]] = {}
 
     def __len__(self) -> int:
         """Say how many holds there are."""
         return sum(len(holds) for holds in self._holds.values())
 
-    def acquire(self, obj: Resource, action: Action, holder: str) -> Hold:
+    def acquire(self, obj: Resource, action: WaitAction, holder: str) -> ActionLock:
         """Take part in the object's slot; `ConflictError` while the opposite is under way."""
-        place, now = place_of(obj), self._clock.monotonic()
+        place, now = lock_key(obj), self._clock.monotonic()
         holds = self._holds.get(place, {})
         for hold in tuple(holds.values()):
             if hold.action not in OPPOSITES[action]:
@@ -84,16 +84,16 @@ class Slots:
                 extra=fields(kind=obj.KIND, key=obj.key, action=hold.action, holder=hold.holder),
             )
             self.release(hold)
-        mine = Hold(place, action, holder, now, now + self._lease_seconds)
+        mine = ActionLock(place, action, holder, now, now + self._lease_seconds)
         self._holds.setdefault(place, {})[id(mine)] = mine
         return mine
 
-    def extend(self, hold: Hold, seconds: float) -> None:
+    def extend(self, hold: ActionLock, seconds: float) -> None:
         """Let the hold outlive a wait of so many seconds."""
         until = self._clock.monotonic() + seconds + self._lease_seconds
         hold.expires = max(hold.expires, until)
 
-    def release(self, hold: Hold) -> None:
+    def release(self, hold: ActionLock) -> None:
         """Leave the slot; again is harmless."""
         holds = self._holds.get(hold.place)
         if holds is None or holds.pop(id(hold), None) is None:
@@ -101,13 +101,13 @@ class Slots:
         if not holds:
             del self._holds[hold.place]
 
-    def holders(self, obj: Resource) -> tuple[tuple[Action, str], ...]:
+    def holders(self, obj: Resource) -> tuple[tuple[WaitAction, str], ...]:
         """Say who holds what of an object."""
-        holds = self._holds.get(place_of(obj), {})
+        holds = self._holds.get(lock_key(obj), {})
         return tuple((hold.action, hold.holder) for hold in holds.values())
 
 
-def _conflict(obj: Resource, action: Action, hold: Hold, now: float) -> ConflictError:
+def _conflict(obj: Resource, action: WaitAction, hold: ActionLock, now: float) -> ConflictError:
     return ConflictError(
         f"cannot {action} {obj.KIND} {obj.key}: {hold.holder} has been waiting for it to "
         f"{_WORDS[hold.action]} for {now - hold.since:.0f} s",
@@ -116,9 +116,9 @@ def _conflict(obj: Resource, action: Action, hold: Hold, now: float) -> Conflict
 
 
 _WORDS = {
-    Action.PAUSE: "pause",
-    Action.RESUME: "resume",
-    Action.READY: "become ready",
-    Action.CHECKPOINT: "be stored",
-    Action.DELETED: "be gone",
+    WaitAction.PAUSE: "pause",
+    WaitAction.RESUME: "resume",
+    WaitAction.READY: "become ready",
+    WaitAction.CHECKPOINT: "be stored",
+    WaitAction.DELETED: "be gone",
 }

@@ -39,7 +39,7 @@ class EnvSnapshot(Struct, frozen=True, kw_only=True):
     members: tuple[MemberSnapshot, ...] = ()
 
 
-class Waiting(Struct, frozen=True):
+class WaitingClaims(Struct, frozen=True):
     """How many claims wait for an environment."""
 
     anywhere: int = 0
@@ -53,7 +53,7 @@ class Waiting(Struct, frozen=True):
         return self.anywhere + sum(self.pinned.values())
 
 
-class Board:
+class EnvSnapshots:
     """The newest snapshot of each environment of this cluster."""
 
     def __init__(self) -> None:

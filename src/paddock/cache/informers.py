@@ -70,7 +70,7 @@ class Informers:
         for kind, informer in self._by_kind.items():
             if informer.is_healthy():
                 continue
-            problem = informer.last_problem
+            problem = informer.last_failure
             found[kind.KIND] = repr(problem.error) if problem else "has not synced yet"
         return found
 
@@ -94,7 +94,7 @@ class Informers:
                     await informer.wait_synced()
         except TimeoutError as error:
             late = [item for item in self._by_kind.values() if not item.is_synced]
-            problems = [item.last_problem.error for item in late if item.last_problem]
+            problems = [item.last_failure.error for item in late if item.last_failure]
             reasons = "; ".join(f"{kind}: {why}" for kind, why in self.troubles().items())
             raise UnavailableError(
                 f"the cache did not sync within {timeout_seconds:g} s: {reasons}",

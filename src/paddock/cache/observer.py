@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Generic, TypeAlias
 
-from paddock.cache.action_locks import Action
+from paddock.cache.action_locks import WaitAction
 from paddock.engine.informer import Informer
 from paddock.engine.reader import Reader
 from paddock.kit.clock import Clock
@@ -25,11 +25,11 @@ Check: TypeAlias = Callable[[R, datetime], str | None]
 _LIVE_SECONDS = 5.0
 
 DONE_WORDS = {
-    Action.PAUSE: "paused",
-    Action.RESUME: "resumed",
-    Action.READY: "ready",
-    Action.CHECKPOINT: "stored",
-    Action.DELETED: "gone",
+    WaitAction.PAUSE: "paused",
+    WaitAction.RESUME: "resumed",
+    WaitAction.READY: "ready",
+    WaitAction.CHECKPOINT: "stored",
+    WaitAction.DELETED: "gone",
 }
 
 
@@ -53,7 +53,7 @@ class Observer(Generic[R]):
             self.informer.observe(written)
         self._is_cached = self._cached() is not None
 
-    async def look(self, action: Action, check: Check[R]) -> R | None:
+    async def look(self, action: WaitAction, check: Check[R]) -> R | None:
         """Give the object if it satisfies the check."""
         obj = self._cached()
         if obj is None and not self._is_cached:
@@ -70,7 +70,7 @@ class Observer(Generic[R]):
             except Exception as error:  # noqa: BLE001 - the informer reports and retries; we tick
                 log.debug("live look failed", extra=fields(key=self.subject.key, error=error))
 
-    async def last_look(self, action: Action, check: Check[R], *, is_live: bool) -> R | None:
+    async def last_look(self, action: WaitAction, check: Check[R], *, is_live: bool) -> R | None:
         """Look once more before giving up."""
         if (found := self._judge(self._cached() or self._last, action, check)) is not None:
             return found
@@ -101,9 +101,9 @@ class Observer(Generic[R]):
         self.informer.observe(obj)
         return obj
 
-    def _judge(self, obj: R | None, action: Action, check: Check[R]) -> R | None:
+    def _judge(self, obj: R | None, action: WaitAction, check: Check[R]) -> R | None:
         if obj is None:
-            if action is Action.DELETED:
+            if action is WaitAction.DELETED:
                 return self._last
             raise NotFoundError(
                 f"{self.subject.KIND} {self.subject.key} was deleted before it was "

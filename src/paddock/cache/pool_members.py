@@ -1,9 +1,9 @@
 """Who is in each pool, kept by events, so that a claim and a pool's plan cost the same at any size.
 
-Fed by the Sandbox informer: each event moves one sandbox between standings. `take` hands a
+Fed by the Sandbox informer: each event moves one sandbox between standings. `reserve` hands a
 ready sandbox to one caller of this process (the first of two locks; the second is the
 compare-and-swap on its version). What was taken is out of stock until the next event about it
-or until `give_back`.
+or until `unreserve`.
 
 Fed by the BatchSandbox informer too: what a batch's status names as its own is allocated, though
 nothing is written to the sandbox itself. Of two batches that name one sandbox the first that was
@@ -28,7 +28,7 @@ from paddock.resources.kinds.sandbox import (
 from paddock.resources.meta import ConditionStatus, Key, condition, controller_of, is_true
 
 
-class Standing(StrEnum):
+class PoolState(StrEnum):
     """What a sandbox is to its pool."""
 
     CREATING = "creating"
@@ -43,26 +43,26 @@ def pool_of(sandbox: Sandbox) -> Key | None:
     return Key(sandbox.metadata.namespace, name) if name else None
 
 
-def standing(sandbox: Sandbox) -> Standing:
+def pool_state(sandbox: Sandbox) -> PoolState:
     """Say what a sandbox is to its pool."""
     if sandbox.spec.claim is not None or controller_of(sandbox) is None:
-        return Standing.ALLOCATED
+        return PoolState.ALLOCATED
     if sandbox.spec.recycle or sandbox.status.phase is Phase.RECYCLING:
-        return Standing.LEAVING if sandbox.is_deleting else Standing.CREATING
+        return PoolState.LEAVING if sandbox.is_deleting else PoolState.CREATING
     if sandbox.is_deleting or LABEL_EVICT in sandbox.metadata.labels or sandbox.spec.paused:
-        return Standing.LEAVING
+        return PoolState.LEAVING
     if sandbox.status.phase is Phase.PENDING:
-        return Standing.CREATING
+        return PoolState.CREATING
     if sandbox.status.phase is not Phase.RUNNING:
-        return Standing.LEAVING
+        return PoolState.LEAVING
     healthy = condition(sandbox.status.conditions, CONDITION_HEALTHY)
     if healthy is not None and healthy.status is ConditionStatus.FALSE:
-        return Standing.LEAVING
+        return PoolState.LEAVING
     if healthy is None and sandbox.spec.template is not None and sandbox.spec.template.probe:
         # Nobody is given what has not yet shown that it is well.
-        return Standing.CREATING
+        return PoolState.CREATING
     ready = is_true(sandbox.status.conditions, CONDITION_READY)
-    return Standing.AVAILABLE if ready else Standing.CREATING
+    return PoolState.AVAILABLE if ready else PoolState.CREATING
 
 
 def revision_of(sandbox: Sandbox) -> str:
@@ -75,7 +75,7 @@ class Members:
 
     __slots__ = (
         *("allocated", "available", "creating", "leaving"),
-        *("handed_out", "revisions", "taken"),
+        *("allocated_total", "reserved", "revisions"),
     )
 
     def __init__(self) -> None:
@@ -83,18 +83,18 @@ class Members:
         self.available: dict[Key, Sandbox] = {}
         self.leaving: dict[Key, Sandbox] = {}
         self.allocated: dict[Key, Sandbox] = {}
-        self.taken: dict[Key, Sandbox] = {}
+        self.reserved: dict[Key, Sandbox] = {}
         """Available, but promised to a claim that is under way."""
-        self.revisions: dict[tuple[Standing, str], int] = {}
+        self.revisions: dict[tuple[PoolState, str], int] = {}
         """How many there are of each standing and revision; taken ones are available ones."""
-        self.handed_out = 0
+        self.allocated_total = 0
         """How many went from stock to somebody since this process looks."""
 
-    def count(self, which: Standing, revision: str) -> int:
+    def count(self, which: PoolState, revision: str) -> int:
         """Say how many of one standing are of one revision."""
         return self.revisions.get((which, revision), 0)
 
-    def tally(self, which: Standing, revision: str, change: int) -> None:
+    def tally(self, which: PoolState, revision: str, change: int) -> None:
         """Count one more or one less."""
         left = self.revisions.get((which, revision), 0) + change
         if left:
@@ -102,27 +102,29 @@ class Members:
         else:
             self.revisions.pop((which, revision), None)
 
-    def of(self, which: Standing) -> dict[Key, Sandbox]:
+    def of(self, which: PoolState) -> dict[Key, Sandbox]:
         """Give the sandboxes of one standing."""
         return {
-            Standing.CREATING: self.creating,
-            Standing.AVAILABLE: self.available,
-            Standing.LEAVING: self.leaving,
-            Standing.ALLOCATED: self.allocated,
+            PoolState.CREATING: self.creating,
+            PoolState.AVAILABLE: self.available,
+            PoolState.LEAVING: self.leaving,
+            PoolState.ALLOCATED: self.allocated,
         }[which]
 
     @property
     def is_empty(self) -> bool:
         """Say whether nothing is left of it."""
-        return not (self.creating or self.available or self.leaving or self.allocated or self.taken)
+        return not (
+            self.creating or self.available or self.leaving or self.allocated or self.reserved
+        )
 
 
-class Census:
+class PoolMembers:
     """Every pool's members."""
 
     def __init__(self, *, spread: int = 1) -> None:
         self._pools: dict[Key, Members] = {}
-        self._where: dict[Key, tuple[Key, Standing, str]] = {}
+        self._where: dict[Key, tuple[Key, PoolState, str]] = {}
         self._listeners: list[Callable[[Key], None]] = []
         self._spread = spread
         """Replicas that take from the same stock begin at different places."""
@@ -186,15 +188,15 @@ class Census:
         if where is None:
             return
         members = self._pools[where[0]]
-        sandbox = members.of(where[1]).get(key) or members.taken.get(key)
+        sandbox = members.of(where[1]).get(key) or members.reserved.get(key)
         if sandbox is not None:
             self.observe(sandbox, sandbox)
 
-    def _standing(self, sandbox: Sandbox) -> Standing:
+    def _state_of(self, sandbox: Sandbox) -> PoolState:
         held = self._holders.get(sandbox.key)
         if held is not None and held[1] == sandbox.metadata.uid:
-            return Standing.ALLOCATED
-        return standing(sandbox)
+            return PoolState.ALLOCATED
+        return pool_state(sandbox)
 
     # ---- sandboxes -----------------------------------------------------------------------
 
@@ -216,16 +218,16 @@ class Census:
         if before is not None:
             members = self._pools[before[0]]
             members.of(before[1]).pop(key, None)
-            members.taken.pop(key, None)
+            members.reserved.pop(key, None)
             members.tally(before[1], before[2], -1)
         pool = pool_of(new) if new is not None else None
         if new is not None and pool is not None:
-            which, revision = self._standing(new), revision_of(new)
+            which, revision = self._state_of(new), revision_of(new)
             members = self._pools.setdefault(pool, Members())
             members.of(which)[key] = new
             members.tally(which, revision, +1)
-            if before is not None and before[1] is not which is Standing.ALLOCATED:
-                members.handed_out += 1
+            if before is not None and before[1] is not which is PoolState.ALLOCATED:
+                members.allocated_total += 1
             self._where[key] = (pool, which, revision)
         self._tell(before[0] if before else None, pool)
 
@@ -236,14 +238,14 @@ class Census:
             for listener in self._listeners:
                 listener(pool)
 
-    def take(self, pool: Key, revision: str | None = None) -> Sandbox | None:
+    def reserve(self, pool: Key, revision: str | None = None) -> Sandbox | None:
         """Take one available sandbox out of stock: of this revision first, else of any."""
         members = self._pools.get(pool)
         if members is None or not members.available:
             return None
         sandbox = self._choose(members, revision)
         del members.available[sandbox.key]
-        members.taken[sandbox.key] = sandbox
+        members.reserved[sandbox.key] = sandbox
         return sandbox
 
     def _choose(self, members: Members, revision: str | None) -> Sandbox:
@@ -256,26 +258,26 @@ class Census:
             first = first or sandbox
         return first or next(iter(members.available.values()))
 
-    def withdraw(self, key: Key) -> bool:
+    def reserve_exact(self, key: Key) -> bool:
         """Take this very sandbox out of stock, to let it go; false if it is not to be had now."""
         where = self._where.get(key)
-        if where is None or where[1] is not Standing.AVAILABLE:
+        if where is None or where[1] is not PoolState.AVAILABLE:
             # What is in the making or on its way out is offered to nobody.
-            return where is not None and where[1] is not Standing.ALLOCATED
+            return where is not None and where[1] is not PoolState.ALLOCATED
         members = self._pools[where[0]]
         sandbox = members.available.pop(key, None)
         if sandbox is None:
             return False
-        members.taken[key] = sandbox
+        members.reserved[key] = sandbox
         return True
 
-    def give_back(self, key: Key) -> None:
+    def unreserve(self, key: Key) -> None:
         """Put a sandbox that was taken but not claimed back into stock."""
         where = self._where.get(key)
-        if where is None or where[1] is not Standing.AVAILABLE:
+        if where is None or where[1] is not PoolState.AVAILABLE:
             return
         members = self._pools[where[0]]
-        sandbox = members.taken.pop(key, None)
+        sandbox = members.reserved.pop(key, None)
         if sandbox is not None:
             members.available[key] = sandbox
             self._tell(where[0])
@@ -286,8 +288,8 @@ class Census:
         """Go through available sandboxes that should be replaced, oldest first."""
         limit = None if max_idle_age_seconds is None else timedelta(seconds=max_idle_age_seconds)
         members = self.members(pool)
-        others = len(members.available) + len(members.taken)
-        others -= members.count(Standing.AVAILABLE, revision)
+        others = len(members.available) + len(members.reserved)
+        others -= members.count(PoolState.AVAILABLE, revision)
         if not others and limit is None:
             # The usual case costs nothing: all are of this revision, and age does not matter.
             return

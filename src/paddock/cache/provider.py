@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from paddock.cache import indexes
 from paddock.cache.informers import Filters, Informers, Transforms
-from paddock.cache.route_view import slim
+from paddock.cache.route_view import route_view
 from paddock.cache.waits import TICK_SECONDS, Waits
 from paddock.cache.writes import Writer
 from paddock.engine.informer import Informer
@@ -56,14 +56,14 @@ class Provider:
         *,
         kinds: Iterable[type[Resource]] = KINDS,
         filters: Filters | None = None,
-        is_slim: bool = False,
+        is_route_view: bool = False,
         clock: clocks.Clock | None = None,
         tick_seconds: float = TICK_SECONDS,
     ) -> None:
         self.clock = clock or clocks.system()
         self._store = store
-        self._is_slim = is_slim
-        transforms: Transforms = {Sandbox: slim} if is_slim else {}
+        self._is_route_view = is_route_view
+        transforms: Transforms = {Sandbox: route_view} if is_route_view else {}
         self._informers = Informers(
             store, kinds, filters=filters or {}, transforms=transforms, clock=self.clock
         )
@@ -75,7 +75,7 @@ class Provider:
         cls, store: Store, *, filters: Filters | None = None, clock: clocks.Clock | None = None
     ) -> "Provider":
         """Make one that holds Sandboxes only, each without what routing does not need."""
-        return cls(store, kinds=(Sandbox,), filters=filters, is_slim=True, clock=clock)
+        return cls(store, kinds=(Sandbox,), filters=filters, is_route_view=True, clock=clock)
 
     # ---- life ----------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Provider:
     @property
     def write(self) -> Writer:
         """Give the writer after whose writes nothing older is read here."""
-        if self._is_slim:
+        if self._is_route_view:
             raise InvalidError("a slim cache does not write: it would erase what it has dropped")
         return self._writer
 

@@ -27,7 +27,7 @@ _LABELS = (LABEL_POOL, LABEL_TEMPLATE, LABEL_BATCH, LABEL_SHARD, LABEL_CLAIM, LA
 _CONDITIONS = (CONDITION_READY, CONDITION_PAUSED)
 
 
-def slim(sandbox: Sandbox) -> Sandbox:
+def route_view(sandbox: Sandbox) -> Sandbox:
     """Keep identity, flags, deadlines, access, address and phase."""
     return Sandbox(
         metadata=_metadata(sandbox.metadata),

@@ -21,7 +21,7 @@ from paddock.resources.meta import ConditionStatus, condition, is_true
 from paddock.resources.transitions import deadlines
 
 
-class State(StrEnum):
+class SandboxState(StrEnum):
     """What a sandbox is, for those outside."""
 
     CREATING = "creating"
@@ -38,16 +38,16 @@ class State(StrEnum):
     """Over; nothing brings it back."""
 
 
-class Report(Struct, frozen=True):
+class StateReport(Struct, frozen=True):
     """A state and why."""
 
-    state: State
+    state: SandboxState
     reason: str
     is_ready: bool = False
     """Whether requests to it can be served now."""
 
 
-class Verdict(Struct, frozen=True):
+class Eligibility(Struct, frozen=True):
     """Whether something may be done, and if not, why not."""
 
     is_allowed: bool
@@ -57,7 +57,7 @@ class Verdict(Struct, frozen=True):
         return self.is_allowed
 
 
-ALLOWED = Verdict(is_allowed=True)
+ALLOWED = Eligibility(is_allowed=True)
 
 _OVER = {
     Phase.SUCCEEDED: "Succeeded",
@@ -66,19 +66,19 @@ _OVER = {
 }
 
 
-def report(sandbox: Sandbox, now: datetime) -> Report:
+def report(sandbox: Sandbox, now: datetime) -> StateReport:
     """Compute the state of a sandbox."""
     if reason := death(sandbox, now):
-        return Report(State.DEAD, reason)
+        return StateReport(SandboxState.DEAD, reason)
     if is_pooled(sandbox):
         return _pooled(sandbox)
     if sandbox.spec.recycle or sandbox.status.phase is Phase.RECYCLING:
         # For the one who gave it back it is over, though its pool may see it again.
-        return Report(State.DEAD, "Recycling")
+        return StateReport(SandboxState.DEAD, "Recycling")
     return _in_use(sandbox)
 
 
-def state(sandbox: Sandbox, now: datetime) -> State:
+def state(sandbox: Sandbox, now: datetime) -> SandboxState:
     """Compute the state alone."""
     return report(sandbox, now).state
 
@@ -117,34 +117,34 @@ def is_fully_paused(sandbox: Sandbox) -> bool:
     return found is None or found.status is ConditionStatus.TRUE
 
 
-def _pooled(sandbox: Sandbox) -> Report:
+def _pooled(sandbox: Sandbox) -> StateReport:
     if sandbox.status.phase is Phase.RECYCLING or sandbox.spec.recycle:
-        return Report(State.CREATING, "Recycling")
+        return StateReport(SandboxState.CREATING, "Recycling")
     if is_ready(sandbox) and not sandbox.spec.paused:
-        return Report(State.AVAILABLE, "PooledAndReady", is_ready=True)
-    return Report(State.CREATING, "PooledButNotReady")
+        return StateReport(SandboxState.AVAILABLE, "PooledAndReady", is_ready=True)
+    return StateReport(SandboxState.CREATING, "PooledButNotReady")
 
 
-def _in_use(sandbox: Sandbox) -> Report:
+def _in_use(sandbox: Sandbox) -> StateReport:
     phase, wants_pause = sandbox.status.phase, sandbox.spec.paused
     if phase is Phase.PENDING:
-        return Report(State.CREATING, "Pending")
+        return StateReport(SandboxState.CREATING, "Pending")
     if phase is Phase.RUNNING and not wants_pause:
         if is_ready(sandbox):
-            return Report(State.RUNNING, "Ready", is_ready=True)
+            return StateReport(SandboxState.RUNNING, "Ready", is_ready=True)
         # Not dead: it is somebody's, with their files, and may answer again in a moment.
-        return Report(State.RUNNING, "NotReady")
+        return StateReport(SandboxState.RUNNING, "NotReady")
     if wants_pause:
         if is_fully_paused(sandbox):
-            return Report(State.PAUSED, "Paused")
-        return Report(State.PAUSING, "Pausing")
+            return StateReport(SandboxState.PAUSED, "Paused")
+        return StateReport(SandboxState.PAUSING, "Pausing")
     if phase is Phase.PAUSING:
         # The flag was cleared while it was being paused: it is paused first, then resumed.
-        return Report(State.PAUSING, "PausingThenResuming")
-    return Report(State.PAUSED, "Resuming")
+        return StateReport(SandboxState.PAUSING, "PausingThenResuming")
+    return StateReport(SandboxState.PAUSED, "Resuming")
 
 
-def pausable(sandbox: Sandbox, now: datetime) -> Verdict:
+def pausable(sandbox: Sandbox, now: datetime) -> Eligibility:
     """Say whether a pause may be asked for; asking again for the same is allowed."""
     refusal = _refusal(sandbox, now)
     if refusal is not None:
@@ -154,13 +154,13 @@ def pausable(sandbox: Sandbox, now: datetime) -> Verdict:
     if is_ready(sandbox):
         return ALLOWED
     if sandbox.status.phase is Phase.RUNNING:
-        return Verdict(False, "SandboxIsRunningButNotReady")
+        return Eligibility(False, "SandboxIsRunningButNotReady")
     if sandbox.status.phase in (Phase.PAUSED, Phase.PAUSING, Phase.RESUMING):
-        return Verdict(False, "SandboxIsResuming")
-    return Verdict(False, "SandboxPhaseNotAllowed")
+        return Eligibility(False, "SandboxIsResuming")
+    return Eligibility(False, "SandboxPhaseNotAllowed")
 
 
-def resumable(sandbox: Sandbox, now: datetime) -> Verdict:
+def resumable(sandbox: Sandbox, now: datetime) -> Eligibility:
     """Say whether a resume may be asked for; asking of what runs already is allowed."""
     refusal = _refusal(sandbox, now)
     if refusal is not None:
@@ -171,15 +171,15 @@ def resumable(sandbox: Sandbox, now: datetime) -> Verdict:
     if wants_pause and is_fully_paused(sandbox):
         return ALLOWED
     if phase in (Phase.RUNNING, Phase.PAUSING, Phase.PAUSED, Phase.RESUMING):
-        return Verdict(False, "SandboxIsPausing")
-    return Verdict(False, "SandboxPhaseNotAllowed")
+        return Eligibility(False, "SandboxIsPausing")
+    return Eligibility(False, "SandboxPhaseNotAllowed")
 
 
-def _refusal(sandbox: Sandbox, now: datetime) -> Verdict | None:
+def _refusal(sandbox: Sandbox, now: datetime) -> Eligibility | None:
     if sandbox.is_deleting or sandbox.status.phase is Phase.TERMINATING:
-        return Verdict(False, "SandboxIsTerminating")
+        return Eligibility(False, "SandboxIsTerminating")
     if deadlines.is_over(sandbox.spec, now=now) and not is_resuming(sandbox):
-        return Verdict(False, "ShutdownTimeReached")
+        return Eligibility(False, "ShutdownTimeReached")
     if is_pooled(sandbox) or sandbox.spec.recycle or sandbox.status.phase is Phase.RECYCLING:
-        return Verdict(False, "SandboxStateNotAllowed")
+        return Eligibility(False, "SandboxStateNotAllowed")
     return None

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Generic, Self
 
 from paddock.cache import checks
-from paddock.cache.action_locks import Action, Hold, Place, Slots, place_of
+from paddock.cache.action_locks import ActionLock, ActionLocks, LockKey, WaitAction, lock_key
 from paddock.cache.observer import DONE_WORDS, Check, Observer
 from paddock.engine.informer import Informer
 from paddock.engine.reader import Reader
@@ -41,27 +41,27 @@ class WaitTask(Generic[R]):
     """One wait for one action on one object. Used once."""
 
     def __init__(
-        self, waits: "Waits", subject: R, action: Action, check: Check[R], holder: str
+        self, waits: "Waits", subject: R, action: WaitAction, check: Check[R], holder: str
     ) -> None:
         self.subject = subject
         self.action = action
         self._waits = waits
         self._check = check
         self._holder = holder
-        self._hold: Hold | None = None
+        self._hold: ActionLock | None = None
         self._is_spent = False
 
     def acquire(self) -> Self:
         """Take the slot now rather than in `wait`."""
         if self._hold is None:
-            self._hold = self._waits.slots.acquire(self.subject, self.action, self._holder)
+            self._hold = self._waits.locks.acquire(self.subject, self.action, self._holder)
         return self
 
     def release(self) -> None:
         """Leave the slot; again is harmless."""
         self._is_spent = True
         if self._hold is not None:
-            self._waits.slots.release(self._hold)
+            self._waits.locks.release(self._hold)
 
     async def wait(
         self, timeout_seconds: float, *, written: R | None = None, is_live_at_end: bool = True
@@ -76,7 +76,7 @@ class WaitTask(Generic[R]):
         try:
             self.acquire()
             assert self._hold is not None  # noqa: S101 - acquire sets it or raises
-            self._waits.slots.extend(self._hold, timeout_seconds)
+            self._waits.locks.extend(self._hold, timeout_seconds)
             return await self._waits.until(
                 self.subject,
                 self.action,
@@ -111,48 +111,48 @@ class Waits:
         *,
         tick_seconds: float = TICK_SECONDS,
     ) -> None:
-        self.slots = Slots(clock)
+        self.locks = ActionLocks(clock)
         self._informers = informers
         self._live = live
         self._clock = clock
         self._tick_seconds = tick_seconds
-        self._bells: dict[Place, dict[asyncio.Event, None]] = {}
+        self._bells: dict[LockKey, dict[asyncio.Event, None]] = {}
         """In the order in which they began to wait: who came first is woken first."""
         self._heard: set[type[Resource]] = set()
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody holds or waits for anything."""
-        return not self._bells and not len(self.slots)
+        return not self._bells and not len(self.locks)
 
     def pause(self, sandbox: Sandbox, *, holder: str = "another request") -> WaitTask[Sandbox]:
         """Hold the slot for a pause; write `paused=true` after this."""
-        return WaitTask(self, sandbox, Action.PAUSE, checks.paused, holder).acquire()
+        return WaitTask(self, sandbox, WaitAction.PAUSE, checks.paused, holder).acquire()
 
     def resume(self, sandbox: Sandbox, *, holder: str = "another request") -> WaitTask[Sandbox]:
         """Hold the slot for a resume; write `paused=false` after this."""
-        return WaitTask(self, sandbox, Action.RESUME, checks.resumed, holder).acquire()
+        return WaitTask(self, sandbox, WaitAction.RESUME, checks.resumed, holder).acquire()
 
     def ready(self, sandbox: Sandbox, *, holder: str = "another request") -> WaitTask[Sandbox]:
         """Wait for a sandbox to run and answer."""
-        return WaitTask(self, sandbox, Action.READY, checks.ready, holder)
+        return WaitTask(self, sandbox, WaitAction.READY, checks.ready, holder)
 
     def checkpoint(
         self, checkpoint: Checkpoint, *, holder: str = "another request"
     ) -> WaitTask[Checkpoint]:
         """Wait for a checkpoint to be stored."""
-        return WaitTask(self, checkpoint, Action.CHECKPOINT, checks.checkpointed, holder)
+        return WaitTask(self, checkpoint, WaitAction.CHECKPOINT, checks.checkpointed, holder)
 
     def deleted(self, obj: R, *, holder: str = "another request") -> WaitTask[R]:
         """Wait for an object to be gone; gives it as it was last."""
-        return WaitTask(self, obj, Action.DELETED, checks.deleted, holder)
+        return WaitTask(self, obj, WaitAction.DELETED, checks.deleted, holder)
 
     # ---- waiting -------------------------------------------------------------------------
 
     async def until(
         self,
         subject: R,
-        action: Action,
+        action: WaitAction,
         check: Check[R],
         *,
         timeout_seconds: float,
@@ -178,13 +178,13 @@ class Waits:
     async def _watch(
         self,
         observer: Observer[R],
-        action: Action,
+        action: WaitAction,
         check: Check[R],
         timeout_seconds: float,
         written: R | None,
     ) -> R | None:
         self._listen(observer.informer)
-        place, bell = place_of(observer.subject), asyncio.Event()
+        place, bell = lock_key(observer.subject), asyncio.Event()
         self._bells.setdefault(place, {})[bell] = None
         deadline = self._clock.monotonic() + timeout_seconds
         try:
@@ -214,7 +214,7 @@ class Waits:
             return
         obj = new if new is not None else old
         if obj is not None:
-            for bell in self._bells.get(place_of(obj), ()):
+            for bell in self._bells.get(lock_key(obj), ()):
                 bell.set()
 
 
@@ -228,7 +228,7 @@ async def _rings(bell: asyncio.Event, seconds: float) -> bool:
 
 
 def _too_late(
-    subject: Resource, action: Action, seconds: float, missing: str
+    subject: Resource, action: WaitAction, seconds: float, missing: str
 ) -> DeadlineExceededError:
     return DeadlineExceededError(
         f"{subject.KIND} {subject.key} is not {DONE_WORDS[action]} after {seconds:g} s: {missing}",

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.claims import warm
 from paddock.claims.quota.ledger import Ledger
@@ -32,9 +32,9 @@ _BETWEEN_LOOKS = 1.0
 class Disowning:
     """Follows each failed claim to its end."""
 
-    def __init__(self, provider: Provider, ledger: Ledger, census: Census) -> None:
+    def __init__(self, provider: Provider, ledger: Ledger, pool_members: PoolMembers) -> None:
         self._provider = provider
-        self._census = census
+        self._pool_members = pool_members
         self._ledger = ledger
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -106,7 +106,7 @@ class Disowning:
                 await asyncio.sleep(_BETWEEN_LOOKS)
                 if looks == _LOOKS:
                     # It was never ours: if it came from stock, it goes back there.
-                    self._census.give_back(wanted.key)
+                    self._pool_members.unreserve(wanted.key)
             except (PaddockError, OSError) as error:
                 attempt += 1
                 log.info(

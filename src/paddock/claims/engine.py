@@ -16,7 +16,7 @@ import msgspec
 from msgspec import structs
 
 from paddock.cache import indexes
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.claims import warm
 from paddock.claims.caller import Caller
@@ -74,7 +74,7 @@ class Claims:
         self,
         *,
         provider: Provider,
-        census: Census,
+        pool_members: PoolMembers,
         targets: Targets,
         allowance: Allowance,
         disowning: Disowning,
@@ -89,7 +89,7 @@ class Claims:
         max_timeout_seconds: int = MAX_TIMEOUT_SECONDS,
     ) -> None:
         self._provider = provider
-        self._census = census
+        self._pool_members = pool_members
         self._targets = targets
         self._allowance = allowance
         self._limiter = limiter
@@ -291,7 +291,7 @@ class Claims:
         self._allowance.must_hold(terms.identity.owner)
         now = self._clock.now()
         return await warm.take(
-            self._census,
+            self._pool_members,
             self._provider,
             pool,
             lambda sandbox: claimed(sandbox, terms, now=now),

@@ -1,13 +1,13 @@
 """Taking a warm sandbox out of a pool, exactly once.
 
-Two locks: the census gives each sandbox to one caller of this process, the store's
+Two locks: `PoolMembers` reserves each sandbox for one caller of this process, the store's
 compare-and-swap to one caller of all.
 """
 
 import logging
 from collections.abc import Callable
 
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.kit.errors import (
     ConflictError,
@@ -32,7 +32,7 @@ PATIENCE = 3
 
 
 async def take(
-    census: Census,
+    pool_members: PoolMembers,
     provider: Provider,
     pool: Key,
     change: Callable[[Sandbox], Sandbox],
@@ -52,15 +52,15 @@ async def take(
     found = provider.informer(SandboxPool).get(pool)
     revision = found.status.revision if found is not None else None
     try:
-        return await _take(census, provider, pool, change, revision, unclear, unanswered)
+        return await _take(pool_members, provider, pool, change, revision, unclear, unanswered)
     finally:
         # Only now: the same one must not be tried again and again while the store is away.
         for key in unanswered:
-            census.give_back(key)
+            pool_members.unreserve(key)
 
 
 async def _take(
-    census: Census,
+    pool_members: PoolMembers,
     provider: Provider,
     pool: Key,
     change: Callable[[Sandbox], Sandbox],
@@ -68,7 +68,7 @@ async def _take(
     unclear: list[Sandbox],
     unanswered: list[Key],
 ) -> Sandbox | None:
-    while (candidate := census.take(pool, revision)) is not None:
+    while (candidate := pool_members.reserve(pool, revision)) is not None:
         wanted = change(candidate)
         unclear.append(wanted)
         try:

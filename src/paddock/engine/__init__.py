@@ -1,4 +1,4 @@
 """Controller machinery without domain.
 
-Informers, queues, controllers, expectations, leader election, supervisor, events.
+Informers, queues, controllers, leader election, supervisor, events.
 """

@@ -17,7 +17,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from paddock.engine.indexes import IndexFunction
-from paddock.engine.object_index import Filter, Picture
+from paddock.engine.object_index import Filter, ObjectIndex
 from paddock.engine.versions import ordinal, version_of
 from paddock.kit import clock as clocks
 from paddock.kit import metrics
@@ -48,14 +48,14 @@ _BREATH = 256
 """After so many changes without a pause, others on the loop get a turn."""
 
 
-class Problem(Struct, frozen=True, kw_only=True):
+class InformerFailure(Struct, frozen=True, kw_only=True):
     """What went wrong last."""
 
     at: datetime
     error: Exception
 
 
-class Informer(Picture[R]):
+class Informer(ObjectIndex[R]):
     """A picture of one kind that keeps itself fresh."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Informer(Picture[R]):
         self._failures = 0
         self._opened_at = 0.0
         self._synced = asyncio.Event()
-        self._problem: Problem | None = None
+        self._problem: InformerFailure | None = None
         self._problem_at = 0.0
 
     # ---- state ---------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Informer(Picture[R]):
         await self._synced.wait()
 
     @property
-    def last_problem(self) -> Problem | None:
+    def last_failure(self) -> InformerFailure | None:
         """What went wrong last, however long ago."""
         return self._problem
 
@@ -206,7 +206,7 @@ class Informer(Picture[R]):
     def _after_failure(self, error: Exception) -> float:
         self._failures += 1
         pause = self._backoff.delay(self._failures)
-        self._problem = Problem(at=self._clock.now(), error=error)
+        self._problem = InformerFailure(at=self._clock.now(), error=error)
         self._problem_at = self._clock.monotonic()
         _ERRORS.labels(self.kind.KIND).inc()
         log.warning(

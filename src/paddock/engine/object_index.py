@@ -44,7 +44,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     labels: LabelSelector | None = None
 
 
-class Picture(Generic[R]):
+class ObjectIndex(Generic[R]):
     """Indexed, read-only, shared."""
 
     def __init__(

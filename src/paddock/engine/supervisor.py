@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _LAST_MOMENT_SECONDS = 0.05
 
 
-class Group(IntEnum):
+class StartGroup(IntEnum):
     """When a part starts; it stops in reverse."""
 
     HTTP = 1
@@ -42,7 +42,7 @@ class Part(Struct, frozen=True, kw_only=True):
     """One thing that runs as long as the process."""
 
     name: str
-    group: Group
+    group: StartGroup
     run: Callable[[], Awaitable[None]]
     """Runs until cancelled; returning is a failure unless `is_finite`."""
     ready: Callable[[], Awaitable[None]] | None = None
@@ -111,7 +111,7 @@ class Supervisor:
         patience = asyncio.timeout(self._start_seconds)
         try:
             async with patience:
-                for group in Group:
+                for group in StartGroup:
                     await self._start_group(group)
         except TimeoutError as error:
             if not patience.expired():
@@ -120,7 +120,7 @@ class Supervisor:
                 f"start-up took longer than {self._start_seconds:g} s"
             ) from error
 
-    async def _start_group(self, group: Group) -> None:
+    async def _start_group(self, group: StartGroup) -> None:
         if self._asked:
             return
         parts = [part for part in self._parts if part.group is group]
@@ -180,7 +180,7 @@ class Supervisor:
         self._asked = max(self._asked, 1)
         deadline = asyncio.get_running_loop().time() + self._stop_seconds
         left_behind: list[str] = []
-        for group in reversed(Group):
+        for group in reversed(StartGroup):
             tasks = [task for task, part in self._tasks.items() if part.group is group]
             for task in tasks:
                 task.cancel()

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import structs
 
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.gateway import access
 from paddock.gateway.access import Denied, Pass
 from paddock.gateway.activity import Activity
@@ -224,7 +224,7 @@ class Gateway:
         )
         if isinstance(verdict, Denied):
             exchange.fail(verdict.status, verdict.message)
-        elif route.state is State.RUNNING:
+        elif route.state is SandboxState.RUNNING:
             if self._lives.begin(exchange, route):
                 self._send(exchange, route, where, is_right_shown=verdict is Pass.AND_WAKE)
         elif self._may_wait(route, verdict, exchange, where):
@@ -270,7 +270,7 @@ class Gateway:
     def _may_wait(
         self, route: Route, verdict: Pass, exchange: Exchange, where: Destination
     ) -> bool:
-        if route.state is State.CREATING:
+        if route.state is SandboxState.CREATING:
             return True
         if not (self._behaviour.wakes and route.wakes):
             return False

@@ -8,7 +8,7 @@ from types import EllipsisType
 
 from paddock.cache import states
 from paddock.cache.provider import Provider
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.claims.caller import Caller
 from paddock.claims.cleanup import Disowning
 from paddock.claims.engine import Claims
@@ -71,7 +71,7 @@ class Manager:
     def find_by_id(self, sandbox_id: str) -> Sandbox | None:
         """Find a live sandbox of anybody's, for our own gateways."""
         sandbox = self._provider.claimed_sandbox(sandbox_id)
-        if sandbox is None or states.state(sandbox, self._clock.now()) is State.DEAD:
+        if sandbox is None or states.state(sandbox, self._clock.now()) is SandboxState.DEAD:
             return None
         return sandbox
 
@@ -108,9 +108,9 @@ class Manager:
         claim = sandbox.spec.claim
         state = states.state(sandbox, self._clock.now())
         # What is still in the making is not listed: nobody was given it yet.
-        if claim is None or state in (State.DEAD, State.CREATING):
+        if claim is None or state in (SandboxState.DEAD, SandboxState.CREATING):
             return False
-        shown = "running" if state is State.RUNNING else "paused"
+        shown = "running" if state is SandboxState.RUNNING else "paused"
         if shown not in wanted.states:
             return False
         if wanted.template is not None and claim.template_id != wanted.template:

@@ -27,13 +27,13 @@ class Key(NamedTuple):
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
-class Part(
+class ResourcePart(
     Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False, dict=False
 ):
     """Base of everything inside a resource."""
 
 
-class OwnerReference(Part, frozen=True, kw_only=True):
+class OwnerReference(ResourcePart, frozen=True, kw_only=True):
     """Who an object belongs to; it goes when its owners are gone."""
 
     api_version: str
@@ -50,7 +50,7 @@ class OwnerReference(Part, frozen=True, kw_only=True):
     """Whether the owner, deleted in the foreground, waits for this object."""
 
 
-class ObjectMeta(Part, frozen=True, kw_only=True):
+class ObjectMeta(ResourcePart, frozen=True, kw_only=True):
     """Identity and bookkeeping of an object, as Kubernetes keeps it."""
 
     name: str = ""
@@ -89,7 +89,7 @@ class ConditionStatus(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class Condition(Part, frozen=True, kw_only=True):
+class Condition(ResourcePart, frozen=True, kw_only=True):
     """One observed fact about an object, with since when and why."""
 
     type: str

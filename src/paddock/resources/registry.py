@@ -9,10 +9,10 @@ from paddock.resources.kinds.env import SandboxEnv
 from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import SandboxTemplate
-from paddock.resources.meta import Part, Resource
+from paddock.resources.meta import Resource, ResourcePart
 
 
-class Column(Part, frozen=True, kw_only=True):
+class Column(ResourcePart, frozen=True, kw_only=True):
     """One printer column of `kubectl get`."""
 
     name: str
@@ -24,7 +24,7 @@ class Column(Part, frozen=True, kw_only=True):
     """Above 0: only with `-o wide`."""
 
 
-class Scale(Part, frozen=True, kw_only=True):
+class Scale(ResourcePart, frozen=True, kw_only=True):
     """Where the scale subresource reads and writes."""
 
     spec_path: str = ".spec.replicas"
@@ -32,7 +32,7 @@ class Scale(Part, frozen=True, kw_only=True):
     selector_path: str | None = None
 
 
-class KindInfo(Part, frozen=True, kw_only=True):
+class KindInfo(ResourcePart, frozen=True, kw_only=True):
     """What discovery, CRDs and tables need to know of a kind."""
 
     cls: type[Resource]

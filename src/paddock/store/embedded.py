@@ -39,7 +39,7 @@ MAX_EVENTS = 10_000
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
-class Batch(Protocol):
+class PendingCommit(Protocol):
     """Writes that become durable together."""
 
     number: int
@@ -49,7 +49,7 @@ class Batch(Protocol):
         ...
 
 
-class Journal(Protocol):
+class WriteJournal(Protocol):
     """Makes decided changes durable, in order, and visible after that."""
 
     async def commit(self, mutations: Sequence[Mutation]) -> None:
@@ -67,7 +67,7 @@ class EmbeddedStore:
     def __init__(
         self,
         working: WorkingSet,
-        journal: Journal,
+        journal: WriteJournal,
         *,
         clock: Clock | None = None,
         enforce_namespaces: bool = False,

@@ -12,10 +12,10 @@ from paddock.resources.selectors import FieldSelector, LabelSelector
 from paddock.store.port import Page, Propagation, Store, WatchEvent
 
 
-class Peers(Protocol):
+class ReplicaNotifier(Protocol):
     """The other replicas."""
 
-    async def tell(self, obj: Resource, *, is_gone: bool) -> None:
+    async def notify(self, obj: Resource, *, is_gone: bool) -> None:
         """Return once every other replica knows, or has had its chance."""
         ...
 
@@ -24,10 +24,10 @@ class Peers(Protocol):
         ...
 
 
-class SharingStore:
+class ReplicatedStore:
     """A store whose writes are told to other replicas before they return."""
 
-    def __init__(self, store: Store, replicas: Peers) -> None:
+    def __init__(self, store: Store, replicas: ReplicaNotifier) -> None:
         self._store = store
         self._replicas = replicas
 
@@ -89,12 +89,12 @@ class SharingStore:
             dry_run=dry_run,
         )
         if not dry_run:
-            await self._replicas.tell(gone, is_gone=not gone.metadata.finalizers)
+            await self._replicas.notify(gone, is_gone=not gone.metadata.finalizers)
         return gone
 
     async def _told(self, obj: R, *, dry_run: bool) -> R:
         if not dry_run and obj.KIND in registry.BY_KIND:
-            await self._replicas.tell(obj, is_gone=False)
+            await self._replicas.notify(obj, is_gone=False)
         return obj
 
     def watch(
@@ -117,4 +117,4 @@ class SharingStore:
         await self._store.close()
 
 
-_: type[Store] = SharingStore
+_: type[Store] = ReplicatedStore

@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 
 from paddock.app.wiring import run_parts
 from paddock.app.wiring.http_server import Server, listen
-from paddock.engine.supervisor import Group
+from paddock.engine.supervisor import StartGroup
 from paddock.kit.errors import ConflictError, UnavailableError
 from paddock.kit.tasks import background
 
@@ -100,7 +100,7 @@ async def test_what_fails_ends_the_process_with_its_own_error() -> None:
             left.append("lives")
 
     parts = (
-        run_parts.held("cluster", Group.CACHES, cluster),
+        run_parts.held("cluster", StartGroup.CACHES, cluster),
         run_parts.together("controllers", lambda: {"lives": lives(), "breaks": breaks()}),
     )
     with pytest.raises(ConflictError, match="two of us"):

@@ -89,7 +89,7 @@ class Batches:
         return self.world.pool(name).status
 
     def allocated(self, name: str) -> int:
-        return len(self.world.plane.census.members(Key("default", name)).allocated)
+        return len(self.world.plane.pool_members.members(Key("default", name)).allocated)
 
 
 @contextlib.asynccontextmanager

@@ -178,7 +178,7 @@ class _Watcher:
         self.world = world
         self.most = most
         world.provider.informer(BatchSandbox).subscribe(lambda old, new: self.look())
-        world.plane.census.on_change(lambda key: self.look())
+        world.plane.pool_members.on_change(lambda key: self.look())
 
     def claimed(self) -> set[str]:
         found = self.world.provider.sandboxes("default")
@@ -191,6 +191,6 @@ class _Watcher:
                 if item.sandbox:
                     assert owners.setdefault(item.uid, found.metadata.name) == found.metadata.name
         assert not self.claimed() & owners.keys()
-        members = self.world.plane.census.members(Key("default", "p"))
-        living = (members.creating, members.available, members.taken, members.allocated)
+        members = self.world.plane.pool_members.members(Key("default", "p"))
+        living = (members.creating, members.available, members.reserved, members.allocated)
         assert sum(map(len, living)) <= self.most

@@ -79,8 +79,10 @@ async def test_one_that_is_to_be_evicted_is_given_to_no_new_batch() -> None:
         batches = Batches(world)
         await batches.create(pool("p", buffer=3, most=8))
         await world.stocked(3, "p")
-        marked = [item.metadata.uid for item in world.plane.census.members(P).available.values()]
-        for key in tuple(world.plane.census.members(P).available):
+        marked = [
+            item.metadata.uid for item in world.plane.pool_members.members(P).available.values()
+        ]
+        for key in tuple(world.plane.pool_members.members(P).available):
             await batches.write.mutate(
                 Sandbox,
                 key,

@@ -73,7 +73,7 @@ async def test_three_batches_at_once_share_nothing_and_the_counts_add_up() -> No
 async def test_pool_max_is_never_exceeded_and_a_waiter_is_served_after_a_release() -> None:
     async with batching() as (world, batches):
         seen: list[int] = []
-        world.plane.census.on_change(lambda key: seen.append(_size(world, key)))
+        world.plane.pool_members.on_change(lambda key: seen.append(_size(world, key)))
         await batches.create(pool("p", buffer=1, most=3))
         await batches.create(batch("first", 3, pool_ref="p"))
         await batches.ready("first")
@@ -88,8 +88,8 @@ async def test_pool_max_is_never_exceeded_and_a_waiter_is_served_after_a_release
 
 
 def _size(world, key: Key) -> int:
-    members = world.plane.census.members(key)
-    return sum(map(len, (members.available, members.taken, members.creating, members.allocated)))
+    members = world.plane.pool_members.members(key)
+    return sum(map(len, (members.available, members.reserved, members.creating, members.allocated)))
 
 
 async def test_staggered_releases_give_back_what_they_held_and_no_more() -> None:
@@ -193,7 +193,7 @@ async def test_an_evicted_sandbox_stays_while_it_is_held_and_goes_afterwards() -
         await batches.ready("b")
         await world.stocked(2, "p")
         held = batches.get("b").status.allocations[0]
-        idle = tuple(world.plane.census.members(Key("default", "p")).available)
+        idle = tuple(world.plane.pool_members.members(Key("default", "p")).available)
         for key in (Key("default", held.sandbox), *idle):
             await batches.write.mutate(
                 Sandbox,
@@ -374,8 +374,8 @@ async def test_a_rolling_update_touches_only_idle_ones_within_its_budget() -> No
         held = batches.held("b")
         lowest: list[int] = []
         key = Key("default", "p")
-        members = world.plane.census.members
-        world.plane.census.on_change(lambda _: lowest.append(len(members(key).available)))
+        members = world.plane.pool_members.members
+        world.plane.pool_members.on_change(lambda _: lowest.append(len(members(key).available)))
         new = SandboxTemplateSpec(env={"VERSION": "2"})
         found = world.pool("p")
         await batches.write.update(

@@ -20,7 +20,7 @@ async def test_kept_evicted_sandboxes_are_out_of_stock_but_there() -> None:
         labels = {LABEL_EVICTION_HANDLER: "keep"}
         await batches.create(pool("p", buffer=1, most=5, pool_labels=labels))
         await world.stocked(1, "p")
-        (key,) = world.plane.census.members(Key("default", "p")).available
+        (key,) = world.plane.pool_members.members(Key("default", "p")).available
         await batches.write.mutate(
             Sandbox,
             key,
@@ -39,14 +39,14 @@ async def test_with_on_delete_idle_sandboxes_outlive_a_change_of_the_template() 
         labels = {LABEL_UPDATE_STRATEGY: "onDelete"}
         await batches.create(pool("p", buffer=2, most=5, pool_labels=labels))
         await world.stocked(2, "p")
-        before = set(world.plane.census.members(Key("default", "p")).available)
+        before = set(world.plane.pool_members.members(Key("default", "p")).available)
         found = world.pool("p")
         new = SandboxTemplateSpec(env={"VERSION": "2"})
         await batches.write.update(
             structs.replace(found, spec=structs.replace(found.spec, template=new))
         )
         await asyncio.sleep(60)
-        assert set(world.plane.census.members(Key("default", "p")).available) == before
+        assert set(world.plane.pool_members.members(Key("default", "p")).available) == before
 
 
 async def test_a_name_that_nobody_knows_is_shown_in_the_pools_status() -> None:

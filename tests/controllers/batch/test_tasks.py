@@ -144,7 +144,7 @@ async def test_a_sandbox_that_does_not_answer_makes_its_task_unknown_until_it_do
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=1, most=20))
         await world.stocked(1, "p")
-        (key,) = world.plane.census.members(Key("default", "p")).available
+        (key,) = world.plane.pool_members.members(Key("default", "p")).available
         sandbox = world.provider.sandbox(key)
         assert sandbox is not None
         runner_of(world).unreachable.add(sandbox.metadata.uid)
@@ -190,7 +190,7 @@ async def test_a_thousand_tasks_cost_few_writes() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=300, most=300))
         await world.until(
-            lambda: len(world.plane.census.members(Key("default", "p")).available) == 300,
+            lambda: len(world.plane.pool_members.members(Key("default", "p")).available) == 300,
             seconds=300,
         )
         await asyncio.sleep(5)

@@ -69,7 +69,7 @@ def pool(world: World, name: str) -> SandboxPool | None:
 async def idle(world: World, name: str, count: int, *, seconds: float = 60) -> None:
     key = Key("default", name)
     async with asyncio.timeout(seconds):
-        while len(world.plane.census.members(key).available) != count:
+        while len(world.plane.pool_members.members(key).available) != count:
             # Virtual seconds cost real work: no finer than needed.
             await asyncio.sleep(0.25)
 

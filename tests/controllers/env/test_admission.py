@@ -261,7 +261,7 @@ async def test_a_plugin_that_fails_is_a_condition_and_nothing_else_stops(plugin)
         assert admitted is not None
         assert admitted.reason == "PluginFailed"
         assert plugin.name in admitted.message
-        assert len(world.plane.census.members(pool(world, "agents-one").key).available) == 2
+        assert len(world.plane.pool_members.members(pool(world, "agents-one").key).available) == 2
         await change_members(world, {"one": member(1), "two": member(1)})
         await idle(world, "agents-one", 1)
 
@@ -315,7 +315,8 @@ async def test_members_and_environments_share_one_quota_without_exceeding_it() -
             await world.provider.write.create(environment(members, name=name))
         await asyncio.sleep(200)
         total = sum(
-            len(world.plane.census.members(item.key).available) for item in world.provider.pools()
+            len(world.plane.pool_members.members(item.key).available)
+            for item in world.provider.pools()
         )
         assert total == 10
 

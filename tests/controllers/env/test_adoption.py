@@ -37,9 +37,9 @@ async def test_an_orphan_is_adopted_and_its_sandboxes_stay_the_same() -> None:
         await world.provider.write.create(orphan(replicas=3))
         await world.until(lambda: owned(world))
         await idle(world, "orphan", 3)
-        before = set(world.plane.census.members(ORPHAN).available)
+        before = set(world.plane.pool_members.members(ORPHAN).available)
         await asyncio.sleep(60)
-        assert set(world.plane.census.members(ORPHAN).available) == before
+        assert set(world.plane.pool_members.members(ORPHAN).available) == before
         made = pool(world, "orphan")
         assert made is not None
         assert made.metadata.labels["kept"] == "yes"

@@ -92,7 +92,7 @@ async def test_a_size_that_no_member_has_is_told_when_the_claims_time_is_up() ->
         done = await claimed(world, inplace_update=SMALL, claim_timeout_seconds=20)
         assert done.status.claimed_replicas == 0
         assert "agents-tiny cannot serve this claim: resources.cpu" in done.status.message
-        assert len(world.plane.census.members(Key("default", "agents-tiny")).available) == 2
+        assert len(world.plane.pool_members.members(Key("default", "agents-tiny")).available) == 2
 
 
 async def test_an_image_that_stock_cannot_be_given_is_refused_at_once() -> None:

@@ -147,7 +147,7 @@ async def test_overrides_shapes_and_timeouts_reach_the_pool() -> None:
         assert template.resources.cpu == "2000m"
         assert template.resources.memory == str(1 << 30)
         assert made.spec.max_idle_age_seconds == 900
-        (sandbox,) = world.plane.census.members(made.key).available.values()
+        (sandbox,) = world.plane.pool_members.members(made.key).available.values()
         assert sandbox.metadata.labels["l"] == "1"
         assert sandbox.metadata.annotations["a"] == "2"
         await settle(world)
@@ -184,7 +184,7 @@ async def test_a_changed_template_is_followed() -> None:
         assert made is not None
         assert made.spec.template is not None
         assert made.spec.template.env == {"V": "2"}
-        fresh = world.plane.census.members(made.key).available.values()
+        fresh = world.plane.pool_members.members(made.key).available.values()
         assert [item.spec.template.env for item in fresh if item.spec.template] == [{"V": "2"}] * 2
 
 

@@ -28,7 +28,7 @@ async def test_a_pool_is_looked_at_seldom_while_claims_come_and_at_once_when_it_
 
         for _ in range(11):
             await world.manager.create(CALLER, WANTED)
-        await world.until(lambda: world.plane.census.members(BASE).creating, seconds=0.25)
+        await world.until(lambda: world.plane.pool_members.members(BASE).creating, seconds=0.25)
 
 
 async def test_a_steady_stream_of_claims_never_finds_a_pool_empty() -> None:
@@ -38,4 +38,4 @@ async def test_a_steady_stream_of_claims_never_finds_a_pool_empty() -> None:
         for _ in range(100):
             await world.manager.create(CALLER, WANTED)
             await asyncio.sleep(0.1)
-            assert world.plane.census.members(BASE).available
+            assert world.plane.pool_members.members(BASE).available

@@ -120,7 +120,7 @@ async def test_a_mended_template_is_tried_at_once_however_often_the_former_one_f
 
 
 def idle(world: World) -> set[str]:
-    members = world.plane.census.members(Key("default", "base"))
+    members = world.plane.pool_members.members(Key("default", "base"))
     return {item.metadata.uid for item in members.available.values()}
 
 

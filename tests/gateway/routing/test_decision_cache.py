@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.gateway.http.client import ClientConnection
 from paddock.gateway.http.request_heads import BadHead, RequestHead, RequestReader
 from paddock.gateway.http.request_heads import read_request as read_afresh
@@ -158,7 +158,7 @@ async def test_a_sandbox_that_was_made_private_or_ended_is_so_at_once() -> None:
         paddock.change(traffic_token_hash=hashed("secret"))
         assert (await paddock.get("/a")).status == 403
         await warm(paddock, e2b_traffic_access_token="secret")
-        paddock.change(state=State.DEAD)
+        paddock.change(state=SandboxState.DEAD)
         assert (await paddock.get("/a", e2b_traffic_access_token="secret")).status == 502
 
 
@@ -167,7 +167,7 @@ async def test_a_paused_sandbox_is_woken_and_a_new_life_gets_new_connections() -
         await paddock.upstream(OK, wakes=True)
         await warm(paddock)
         dials = paddock.dialer.dials
-        paddock.change(state=State.PAUSED)
+        paddock.change(state=SandboxState.PAUSED)
         assert (await paddock.get("/a")).status == 200
         assert paddock.wakes == ["abc"]
         paddock.change(incarnation=7)

@@ -13,7 +13,7 @@ from msgspec import structs
 from paddock.adapters import gateway_admin
 from paddock.adapters.membership import Membership, Named, Service, parse
 from paddock.api.internal import Report
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.claims.requests import NewSandbox
 from paddock.gateway.activity import Activity
 from paddock.gateway.routing.peers import PATH, Desk, Gatekeeper, News, Peers, sign, take
@@ -122,21 +122,21 @@ async def test_a_gateway_knows_what_became_of_a_sandbox_before_the_call_returns(
     async with members(1) as (one,), paddock(clock=clocks.system(), pool_size=1) as world:
         world.plane.gateways.heard(Report(url=one.url))
 
-        def seen() -> State | None:
+        def seen() -> SandboxState | None:
             found = one.table.get(sandbox_id)
             return None if found is None else found.state
 
         created = await world.manager.create(CALLER, NewSandbox(template="base"))
         assert created.spec.claim is not None
         sandbox_id = created.spec.claim.sandbox_id
-        assert seen() is State.RUNNING
+        assert seen() is SandboxState.RUNNING
         await world.manager.pause(CALLER, sandbox_id)
-        assert seen() is State.PAUSED
+        assert seen() is SandboxState.PAUSED
         await world.manager.connect(CALLER, sandbox_id, timeout_seconds=60)
-        assert seen() is State.RUNNING
+        assert seen() is SandboxState.RUNNING
         await world.manager.pause(CALLER, sandbox_id)
         await world.manager.resume(CALLER, sandbox_id, timeout_seconds=60)
-        assert seen() is State.RUNNING
+        assert seen() is SandboxState.RUNNING
         await world.manager.kill(CALLER, sandbox_id)
         assert seen() is None
         assert one.table.has_ended(sandbox_id)
@@ -180,12 +180,12 @@ async def test_of_two_words_about_one_sandbox_the_newer_is_told(
         async with peer._lock:
             # Both wait for the same journey; the older one was the slower.
             late = [
-                asyncio.create_task(peer.tell([route(version=6, state=State.PAUSED)])),
+                asyncio.create_task(peer.tell([route(version=6, state=SandboxState.PAUSED)])),
                 asyncio.create_task(peer.tell([route(version=5)])),
             ]
             await asyncio.sleep(0)
         await asyncio.gather(*late)
-        assert two.table.get("abc").state is State.PAUSED
+        assert two.table.get("abc").state is SandboxState.PAUSED
 
 
 async def test_one_that_does_not_answer_delays_nobody_for_long() -> None:

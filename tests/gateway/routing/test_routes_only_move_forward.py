@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.gateway.routing.routes import FENCE_SECONDS, RouteTable
 from paddock.kit.clock import ManualClock
 from paddock.resources.meta import Key
@@ -59,7 +59,7 @@ def test_a_lower_fence_does_not_replace_a_higher_one(table: RouteTable) -> None:
 
 def test_what_is_dead_is_no_route(table: RouteTable) -> None:
     table.put(route(version=5))
-    assert table.put(route(version=6, state=State.DEAD))
+    assert table.put(route(version=6, state=SandboxState.DEAD))
     assert table.get("abc") is None
     assert not table.put(route(version=6))
 

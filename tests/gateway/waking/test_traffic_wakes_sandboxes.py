@@ -7,7 +7,7 @@ import json
 import pytest
 from msgspec import structs
 
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.gateway.limits import Behaviour, Limits
 from paddock.gateway.routing import route_lookup
 from paddock.kit.errors import (
@@ -19,7 +19,7 @@ from paddock.kit.errors import (
 from tests.gateway.rig import OK, PATIENCE_SECONDS, get, read_request, recording, rig, route
 from tests.runtime.local.nodes import eventually
 
-ASLEEP = {"state": State.PAUSED, "wakes": True}
+ASLEEP = {"state": SandboxState.PAUSED, "wakes": True}
 
 
 async def test_a_hundred_calls_to_a_paused_sandbox_wake_it_once_and_are_all_answered() -> None:
@@ -43,7 +43,7 @@ async def test_a_request_that_comes_in_the_moment_of_waking_is_no_second_waking(
         async def when_told(asleep):
             paddock.wakes.append(asleep.id)
             await woken.wait()
-            return structs.replace(asleep, state=State.RUNNING, version=2)
+            return structs.replace(asleep, state=SandboxState.RUNNING, version=2)
 
         paddock.on_wake = when_told
         first = asyncio.create_task(paddock.get())
@@ -64,8 +64,8 @@ async def test_a_request_that_comes_in_the_moment_of_waking_is_no_second_waking(
         assert traffic.wakes == 1
 
 
-@pytest.mark.parametrize("state", [State.PAUSED, State.PAUSING])
-async def test_a_held_request_goes_on_unchanged_with_its_body(state: State) -> None:
+@pytest.mark.parametrize("state", [SandboxState.PAUSED, SandboxState.PAUSING])
+async def test_a_held_request_goes_on_unchanged_with_its_body(state: SandboxState) -> None:
     seen = []
     async with rig() as paddock:
         await paddock.upstream(recording(seen), state=state, wakes=True)
@@ -103,7 +103,7 @@ async def test_a_large_body_is_not_gathered_while_its_sandbox_sleeps() -> None:
 
         async def slowly(asleep):
             await woken.wait()
-            return structs.replace(asleep, state=State.RUNNING, version=2)
+            return structs.replace(asleep, state=SandboxState.RUNNING, version=2)
 
         paddock.on_wake = slowly
         wire = await paddock.connect()
@@ -128,7 +128,7 @@ async def test_a_caller_that_hangs_up_stops_only_its_own_waiting() -> None:
         async def slowly(asleep):
             paddock.wakes.append(asleep.id)
             await woken.wait()
-            return structs.replace(asleep, state=State.RUNNING, version=2)
+            return structs.replace(asleep, state=SandboxState.RUNNING, version=2)
 
         paddock.on_wake = slowly
         gone, stays = await paddock.connect(), await paddock.connect()
@@ -146,7 +146,7 @@ async def test_a_caller_that_hangs_up_stops_only_its_own_waiting() -> None:
 
 async def test_a_sandbox_that_did_not_ask_for_it_is_not_woken() -> None:
     async with rig() as paddock:
-        await paddock.upstream(OK, state=State.PAUSED)
+        await paddock.upstream(OK, state=SandboxState.PAUSED)
         answer = await paddock.get()
         assert answer.status == 502
         assert json.loads(answer.body)["message"] == "The sandbox was not found"
@@ -168,7 +168,7 @@ async def test_more_may_not_wait_than_allowed() -> None:
 
         async def slowly(asleep):
             await woken.wait()
-            return structs.replace(asleep, state=State.RUNNING, version=2)
+            return structs.replace(asleep, state=SandboxState.RUNNING, version=2)
 
         paddock.on_wake = slowly
         waiting = [asyncio.create_task(paddock.get()) for _ in range(2)]
@@ -189,7 +189,7 @@ async def test_held_bytes_are_bounded_over_all_requests() -> None:
 
         async def slowly(asleep):
             await woken.wait()
-            return structs.replace(asleep, state=State.RUNNING, version=2)
+            return structs.replace(asleep, state=SandboxState.RUNNING, version=2)
 
         paddock.on_wake = slowly
         post = get(method="POST", content_length="20") + b"x" * 20
@@ -243,7 +243,7 @@ async def test_what_passes_by_itself_is_tried_again(error: Exception) -> None:
             tries += 1
             if tries < 3:
                 raise error
-            return structs.replace(asleep, state=State.RUNNING, version=9)
+            return structs.replace(asleep, state=SandboxState.RUNNING, version=9)
 
         paddock.on_wake = third_time
         assert (await paddock.get()).status == 200
@@ -257,7 +257,7 @@ async def test_a_namesake_is_never_woken_nor_given_anothers_request() -> None:
         async def replaced(asleep):
             paddock.routes.remove(asleep.key, asleep.version)
             paddock.routes.put(route("abc", uid="uid-new", version=7))
-            return structs.replace(asleep, uid="uid-new", state=State.RUNNING, version=7)
+            return structs.replace(asleep, uid="uid-new", state=SandboxState.RUNNING, version=7)
 
         paddock.on_wake = replaced
         assert (await paddock.get()).status == 502
@@ -300,12 +300,12 @@ async def test_a_request_on_its_way_in_when_the_sandbox_is_paused_is_carried_ove
         async def thaw(asleep):
             paddock.wakes.append(asleep.id)
             thawed.set()
-            return structs.replace(asleep, state=State.RUNNING, version=99)
+            return structs.replace(asleep, state=SandboxState.RUNNING, version=99)
 
         paddock.on_wake = thaw
         asking = asyncio.create_task(paddock.get())
         await asyncio.wait_for(arrived.wait(), PATIENCE_SECONDS)
-        paddock.change(state=State.PAUSED)
+        paddock.change(state=SandboxState.PAUSED)
         assert (await asking).body == b"ok"
         assert paddock.wakes == ["abc"]
 
@@ -323,7 +323,7 @@ async def test_a_request_that_was_inside_for_longer_breaks_off_and_wakes_nothing
         wire = await paddock.connect()
         wire.send(get())
         await asyncio.wait_for(arrived.wait(), PATIENCE_SECONDS)
-        paddock.change(state=State.PAUSED)
+        paddock.change(state=SandboxState.PAUSED)
         with pytest.raises(ConnectionResetError):
             await wire.rest()
         await wire.close()
@@ -333,8 +333,8 @@ async def test_a_request_that_was_inside_for_longer_breaks_off_and_wakes_nothing
 @pytest.mark.parametrize(
     ("wakes", "change"),
     [
-        (True, {"state": State.PAUSED}),
-        (False, {"state": State.PAUSED}),
+        (True, {"state": SandboxState.PAUSED}),
+        (False, {"state": SandboxState.PAUSED}),
         (True, {"incarnation": 1}),
     ],
 )
@@ -360,7 +360,7 @@ async def test_what_happens_while_a_connection_is_made_concerns_its_request_too(
 
         async def thaw(asleep):
             thawed.set()
-            return structs.replace(asleep, state=State.RUNNING, version=99)
+            return structs.replace(asleep, state=SandboxState.RUNNING, version=99)
 
         paddock.dialer.dial = changes_meanwhile
         paddock.on_wake = thaw
@@ -401,7 +401,7 @@ async def test_streams_break_off_when_their_sandbox_is_paused_or_ends(
             wire.send(get(**headers))
             assert (await wire.head())[0] == status
             if change == "pause":
-                paddock.change(state=State.PAUSED)
+                paddock.change(state=SandboxState.PAUSED)
             elif change == "restart":
                 paddock.change(incarnation=1)
             else:
@@ -445,10 +445,10 @@ async def test_a_connection_of_an_earlier_life_is_never_used_again() -> None:
 
 async def test_a_sandbox_in_the_making_is_waited_for_without_waking() -> None:
     async with rig() as paddock:
-        await paddock.upstream(OK, state=State.CREATING)
+        await paddock.upstream(OK, state=SandboxState.CREATING)
         asking = asyncio.create_task(paddock.get())
         await eventually(lambda: paddock.activity.held == 1)
-        paddock.change(state=State.RUNNING)
+        paddock.change(state=SandboxState.RUNNING)
         assert (await asking).status == 200
         assert paddock.wakes == []
 
@@ -538,7 +538,7 @@ async def test_more_lookups_than_are_made_at_once_are_put_off_and_not_denied() -
 
 async def test_a_sandbox_resumed_a_moment_ago_is_found_running() -> None:
     async with rig() as paddock:
-        await paddock.upstream(OK, state=State.PAUSED)
+        await paddock.upstream(OK, state=SandboxState.PAUSED)
         paddock.elsewhere["abc"] = route("abc", version=5)
         assert (await paddock.get()).status == 200
 

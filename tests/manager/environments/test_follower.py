@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from paddock.app.wiring.environments import Environments
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import KINDS, Provider
 from paddock.kit.errors import RateLimitedError
 from paddock.kit.tasks import background
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.looptime
 
 def another(world: World) -> tuple[Provider, Environments]:
     provider = Provider(world.store, kinds=KINDS, clock=world.plane.clock)
-    census = Census()
-    provider.informer(Sandbox).subscribe(census.observe)
+    pool_members = PoolMembers()
+    provider.informer(Sandbox).subscribe(pool_members.observe)
     keyring = Keyring(world.store, world.plane.clock)
     settings = world.plane.settings
-    return provider, Environments(settings, provider, census, keyring, world.plane.clock)
+    return provider, Environments(settings, provider, pool_members, keyring, world.plane.clock)
 
 
 async def test_a_claim_that_waits_in_another_process_makes_the_pool_grow() -> None:

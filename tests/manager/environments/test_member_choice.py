@@ -213,8 +213,8 @@ async def test_a_newcomer_does_not_overtake_those_who_wait_to_another_cluster_ei
         await started(world, {"one": member(0, max_replicas=9)}, group=ScalingGroup())
         neighbour = Neighbour()
         router = Router(
-            world.plane.environments.board,
-            world.plane.census,
+            world.plane.environments.env_snapshots,
+            world.plane.pool_members,
             world.plane.clock,
             elsewhere=neighbour,
         )

@@ -18,7 +18,7 @@ import pytest
 
 from paddock.app.wiring import default_resources
 from paddock.app.wiring.kubernetes_runtime import ClusterRuntime
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import KINDS, Provider
 from paddock.claims.quota.ledger import Ledger, Quota
 from paddock.kit import clock as clocks
@@ -54,10 +54,10 @@ class Plane(Outside):
     """As much of a control plane as scenarios look at."""
 
     def __init__(
-        self, clock: clocks.Clock, census: Census, keyring: HttpKeyring, ledger: Ledger
+        self, clock: clocks.Clock, pool_members: PoolMembers, keyring: HttpKeyring, ledger: Ledger
     ) -> None:
         self.clock = clock
-        self.census = census
+        self.pool_members = pool_members
         self.keyring = keyring
         self.ledger = ledger
         """What the store says; each process has its own."""
@@ -152,12 +152,12 @@ class ClusterWorld:
         self.store = Wired(paddock.store, wire)
         clock = clocks.system()
         self.provider = Provider(paddock.store, kinds=KINDS, clock=clock)
-        census = Census()
+        pool_members = PoolMembers()
         self._claimed: dict[str, Sandbox] = {}
         """As they were last seen, by their public ids."""
         self.provider.informer(Sandbox).subscribe(self._note)
-        self.provider.informer(Sandbox).subscribe(census.observe)
-        self.provider.informer(BatchSandbox).subscribe(census.observe_batch)
+        self.provider.informer(Sandbox).subscribe(pool_members.observe)
+        self.provider.informer(BatchSandbox).subscribe(pool_members.observe_batch)
         ledger = Ledger()
         self.provider.informer(Sandbox).subscribe(ledger.observe)
         self.cluster = ClusterRuntime(
@@ -182,7 +182,7 @@ class ClusterWorld:
             timeout=90,
         )
         self.manager = HttpManager(self)
-        self.plane = Plane(clock, census, HttpKeyring(self), ledger)
+        self.plane = Plane(clock, pool_members, HttpKeyring(self), ledger)
 
     async def _examined(self, name: str) -> int:
         """Say how a probe's command ends in a pod."""
@@ -263,7 +263,7 @@ class ClusterWorld:
 
     async def stocked(self, count: int, name: str = "base") -> None:
         key = Key("default", name)
-        await self.until(lambda: len(self.plane.census.members(key).available) >= count)
+        await self.until(lambda: len(self.plane.pool_members.members(key).available) >= count)
 
     async def resized(self, replicas: int) -> None:
         """Let the base pool have another size."""

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from msgspec import structs
 
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.engine.versions import version_of
 from paddock.gateway.routing.peers import Peers
 from paddock.gateway.routing.routes import RouteTable
@@ -103,7 +103,7 @@ class ClusterRig(Rig):
         box = await self._traffic.sandbox(sandbox_id, {} if known else changes, keep=known)
         self._used[sandbox_id] = box.metadata.name
         await self._listen_at(serve, box.status.address.ip or "", port)
-        if changes.get("state") in (State.PAUSED, State.PAUSING):
+        if changes.get("state") in (SandboxState.PAUSED, SandboxState.PAUSING):
             await self._traffic.paused(box)
 
     async def listen(self, serve: Serve) -> int:

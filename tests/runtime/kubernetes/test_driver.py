@@ -18,14 +18,14 @@ from paddock.kit.errors import (
 )
 from paddock.resources.kinds.pods import (
     ContainerState,
+    ContainerStateRunning,
     ContainerStatus,
     NetworkPolicyManifest,
     Pod,
     PodContainer,
     PodManifest,
-    PodPlace,
+    PodPlacement,
     PodStatus,
-    Running,
     VolumeClaim,
     VolumeClaimManifest,
 )
@@ -78,7 +78,7 @@ class FakeCluster:
         return made
 
     def running(self, metadata, image="i", container="c-1"):
-        runs = ContainerState(running=Running())
+        runs = ContainerState(running=ContainerStateRunning())
         main = ContainerStatus(name="sandbox", state=runs, container_id=container)
         status = PodStatus(
             phase="Running",
@@ -88,7 +88,7 @@ class FakeCluster:
             init_container_statuses=(ContainerStatus(name="envd", state=runs),),
         )
         wanted = (PodContainer(name="sandbox", image=image),)
-        place = PodPlace(node_name="n", containers=wanted)
+        place = PodPlacement(node_name="n", containers=wanted)
         return Pod(metadata=metadata, spec=place, status=status)
 
     async def list(self, kind, *, namespace=None, labels=None):
@@ -119,7 +119,7 @@ class FakeCluster:
             handler(old, new)
 
 
-class Picture:
+class ObjectIndex:
     """What an informer would show."""
 
     def __init__(self, cluster, kind):
@@ -190,8 +190,8 @@ class World:
         self.blueprints = {}
         self.driver = KubernetesRuntime(
             cluster=self.cluster,
-            pods=Picture(self.cluster, Pod),
-            claims=Picture(self.cluster, VolumeClaim),
+            pods=ObjectIndex(self.cluster, Pod),
+            claims=ObjectIndex(self.cluster, VolumeClaim),
             envds=self.envds,
             nodes=nodes or Nodes(None, lambda: "t"),
             settings=PodSettings(agent_image="paddock"),

@@ -16,11 +16,11 @@ from paddock.kit.errors import (
 from paddock.resources import codec
 from paddock.resources.kinds.pods import (
     ContainerState,
+    ContainerStateTerminated,
     ContainerStatus,
     Pod,
     PodContainer,
     PodStatus,
-    Terminated,
 )
 from paddock.resources.meta import Key, with_meta
 from paddock.runtime.kubernetes import names
@@ -141,7 +141,9 @@ async def test_an_image_that_cannot_be_pulled_is_told_with_the_kubelets_reason(w
     while not world.server.patches:
         await asyncio.sleep(0)
     over = ContainerStatus(
-        name="sandbox", container_id="c-1", state=ContainerState(terminated=Terminated())
+        name="sandbox",
+        container_id="c-1",
+        state=ContainerState(terminated=ContainerStateTerminated()),
     )
     world.server.show(PodStatus(phase="Succeeded", container_statuses=(over,)))
     with pytest.raises(InvalidError, match="could not start it anew from image j") as failed:

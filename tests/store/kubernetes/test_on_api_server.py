@@ -25,7 +25,7 @@ from paddock.resources.kinds.builtin import ObjectReference as Reference
 from paddock.resources.kinds.pool import Capacity, SandboxPool, SandboxPoolSpec
 from paddock.resources.kinds.sandbox import Phase, Sandbox, SandboxSpec
 from paddock.resources.kinds.template import TemplateRef
-from paddock.resources.meta import Key, ObjectMeta, Part, Resource, with_meta
+from paddock.resources.meta import Key, ObjectMeta, Resource, ResourcePart, with_meta
 from paddock.resources.selectors import parse_fields
 from paddock.store.kubernetes import Access, KubernetesStore, load_in_cluster
 from paddock.store.kubernetes.credentials import StaticCredential
@@ -270,7 +270,7 @@ async def test_an_update_leaves_what_we_do_not_know_of_the_clusters_objects(
     assert stored["metadata"]["labels"] == {"l": "1"}
 
 
-class SliverStatus(Part):
+class SliverStatus(ResourcePart):
     phase: str = ""
     message: str = ""
 

@@ -29,7 +29,7 @@ from paddock.app.wiring.shared_cache import follow
 from paddock.cache.provider import Provider
 from paddock.claims.caller import Role
 from paddock.claims.idempotency import Firsts
-from paddock.engine.supervisor import Group, Part
+from paddock.engine.supervisor import Part, StartGroup
 from paddock.kit import clock as clocks
 from paddock.kit.clock import Clock
 from paddock.kit.errors import AlreadyExistsError
@@ -39,7 +39,7 @@ from paddock.resources.tokens import TokenSeed
 from paddock.settings import Settings
 from paddock.store.kubernetes.backend import KubernetesStore
 from paddock.store.port import Store
-from paddock.store.replicated import SharingStore
+from paddock.store.replicated import ReplicatedStore
 
 KEY_FLUSH_SECONDS = 60.0
 
@@ -52,9 +52,9 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
     async with contextlib.AsyncExitStack() as stack:
         replicas = Replicas(settings.api_peers, secrets.token)
         opened = await backends.open_store(settings)
-        store = SharingStore(opened, replicas)
+        store = ReplicatedStore(opened, replicas)
         stack.push_async_callback(store.close)
-        provider, census, ledger, keyring, allowance = follow(settings, store, clock)
+        provider, pool_members, ledger, keyring, allowance = follow(settings, store, clock)
         stack.push_async_callback(allowance.leave)
         gateways = Gateways(seed, clock)
         stack.callback(gateways.close)
@@ -62,11 +62,11 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         stack.push_async_callback(close)
         federated = federation_transport.federated(settings, seed, clock)
         federation = federated.federation if federated else None
-        environments = Environments(settings, provider, census, keyring, clock, federation)
+        environments = Environments(settings, provider, pool_members, keyring, clock, federation)
         manager = build_manager(
             settings,
             provider=provider,
-            census=census,
+            pool_members=pool_members,
             allowance=allowance,
             # Its records are of no interest to other replicas, so they are not told of them.
             firsts=Firsts(opened, provider, clock, ledger.account, settings.system_namespace),
@@ -111,9 +111,9 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         if federated is not None:
             others["federation"] = federated.run
         parts = (
-            Part(name="cache", group=Group.CACHES, run=provider.serve, ready=known),
-            *(Part(name=name, group=Group.OTHERS, run=work) for name, work in others.items()),
-            run_parts.held("webhook", Group.OTHERS, partial(webhook.served, settings)),
+            Part(name="cache", group=StartGroup.CACHES, run=provider.serve, ready=known),
+            *(Part(name=name, group=StartGroup.OTHERS, run=work) for name, work in others.items()),
+            run_parts.held("webhook", StartGroup.OTHERS, partial(webhook.served, settings)),
             run_parts.serving(server),
         )
         await run_parts.run(parts, stop)

@@ -24,7 +24,7 @@ from paddock.app.wiring.environments import Environments
 from paddock.app.wiring.http_server import Server, listen
 from paddock.app.wiring.manager import build_fitting, build_limiter, build_manager, own_records
 from paddock.app.wiring.secrets import Secrets
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import KINDS, Provider
 from paddock.claims.idempotency import Firsts
 from paddock.claims.ports import Announcer
@@ -36,7 +36,7 @@ from paddock.controllers.batch.tasks.runner import TaskRunner
 from paddock.controllers.idle.controller import IdleController
 from paddock.controllers.idle.plan import Seen
 from paddock.engine.recorder import Recorder
-from paddock.engine.supervisor import Group, Part
+from paddock.engine.supervisor import Part, StartGroup
 from paddock.kit import clock as clocks
 from paddock.kit import ids
 from paddock.kit.clock import Clock
@@ -87,7 +87,7 @@ class ControlPlane:
             filters=own_records(),
             clock=self.clock,
         )
-        self.census = Census()
+        self.pool_members = PoolMembers()
         self.ledger = Ledger("" if alone else ids.sandbox_id())
         self.keyring = Keyring(store, self.clock)
         self.recorder = Recorder(store, "paddock", clock=self.clock)
@@ -107,14 +107,14 @@ class ControlPlane:
         self.environments = Environments(
             settings,
             self.provider,
-            self.census,
+            self.pool_members,
             self.keyring,
             self.clock,
             self.federated.federation if self.federated else None,
         )
         self.batches = Batches(
             provider=self.provider,
-            census=self.census,
+            pool_members=self.pool_members,
             seed=self.seed,
             clock=self.clock,
             recorder=self.recorder,
@@ -127,7 +127,7 @@ class ControlPlane:
         self.manager = build_manager(
             settings,
             provider=self.provider,
-            census=self.census,
+            pool_members=self.pool_members,
             allowance=allowance,
             firsts=self.firsts,
             agent=self.agent,
@@ -139,7 +139,7 @@ class ControlPlane:
         )
         self.controllers = Controllers(
             provider=self.provider,
-            census=self.census,
+            pool_members=self.pool_members,
             runtime=runtime,
             seed=self.seed,
             clock=self.clock,
@@ -152,10 +152,10 @@ class ControlPlane:
 
     def _subscribe(self) -> None:
         sandboxes = self.provider.informer(Sandbox)
-        sandboxes.subscribe(self.census.observe)
+        sandboxes.subscribe(self.pool_members.observe)
         sandboxes.subscribe(self.ledger.observe)
         sandboxes.subscribe(self._forget_activity)
-        self.provider.informer(BatchSandbox).subscribe(self.census.observe_batch)
+        self.provider.informer(BatchSandbox).subscribe(self.pool_members.observe_batch)
         self.provider.informer(Secret).subscribe(self.keyring.observe)
 
     def application(self) -> Dispatcher:
@@ -234,7 +234,10 @@ class ControlPlane:
         server = Server(self.application(), listener, on_ready)
         parts = (
             Part(
-                name="cache", group=Group.CACHES, run=self.provider.serve, ready=self._until_known
+                name="cache",
+                group=StartGroup.CACHES,
+                run=self.provider.serve,
+                ready=self._until_known,
             ),
             run_parts.together("controllers", self.work),
             run_parts.serving(server),

@@ -30,7 +30,7 @@ from paddock.claims.idempotency import Firsts
 from paddock.claims.quota.team_gate import TeamGate
 from paddock.engine.election import Elector, Timing
 from paddock.engine.recorder import Recorder
-from paddock.engine.supervisor import Group, Part
+from paddock.engine.supervisor import Part, StartGroup
 from paddock.kit import clock as clocks
 from paddock.kit import ids
 from paddock.kit.errors import UnavailableError
@@ -55,7 +55,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
     async with contextlib.AsyncExitStack() as stack:
         store = await backends.open_store(settings)
         stack.push_async_callback(store.close)
-        provider, census, ledger, keyring, allowance = follow(settings, store, clock)
+        provider, pool_members, ledger, keyring, allowance = follow(settings, store, clock)
         stack.push_async_callback(allowance.leave)
         firsts = Firsts(store, provider, clock, ledger.account, settings.system_namespace)
         cluster: ClusterRuntime | None = None
@@ -69,10 +69,10 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
             agent, close = await open_pod_agent(settings, store, seed, clock)
             stack.push_async_callback(close)
         recorder = Recorder(store, "paddock", clock=clock)
-        environments = Environments(settings, provider, census, keyring, clock)
+        environments = Environments(settings, provider, pool_members, keyring, clock)
         batches = Batches(
             provider=provider,
-            census=census,
+            pool_members=pool_members,
             seed=seed,
             clock=clock,
             recorder=recorder,
@@ -83,7 +83,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         )
         controllers = Controllers(
             provider=provider,
-            census=census,
+            pool_members=pool_members,
             runtime=runtime,
             seed=seed,
             clock=clock,
@@ -120,18 +120,18 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
             return {**controllers.work(), **idling.work(), **sweeping, **ours}
 
         parts = [
-            run_parts.serving(server, Group.HTTP),
+            run_parts.serving(server, StartGroup.HTTP),
             Part(
                 name="cache",
-                group=Group.CACHES,
+                group=StartGroup.CACHES,
                 run=provider.serve,
                 ready=provider.wait_synced,
             ),
-            Part(name="election", group=Group.LEADERS, run=partial(_take_part, elector, work)),
+            Part(name="election", group=StartGroup.LEADERS, run=partial(_take_part, elector, work)),
         ]
         if cluster is not None:
             # Beside the cache: what takes a server a while to write, the other takes in meanwhile.
-            parts.append(run_parts.held("cluster", Group.CACHES, cluster.run))
+            parts.append(run_parts.held("cluster", StartGroup.CACHES, cluster.run))
         await run_parts.run(parts, stop)
 
 

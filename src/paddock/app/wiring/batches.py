@@ -8,7 +8,7 @@ import msgspec
 
 from paddock.adapters.task_client import EnvdTasks
 from paddock.app.wiring.environments import Environments
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.controllers.batch.allocation.allocator import Allocator
 from paddock.controllers.batch.allocation.pool_finalizer import Parting
@@ -65,7 +65,7 @@ class Batches:
         self,
         *,
         provider: Provider,
-        census: Census,
+        pool_members: PoolMembers,
         seed: TokenSeed,
         clock: Clock,
         recorder: Recorder,
@@ -76,21 +76,21 @@ class Batches:
     ) -> None:
         """Make the controllers and tell them what wakes them."""
         self._provider = provider
-        self._census = census
+        self._pool_members = pool_members
         self.allocator = Allocator(
             provider=provider,
-            census=census,
+            pool_members=pool_members,
             clock=clock,
             recorder=recorder,
             growth=environments.growth,
-            parting=Parting(provider, census, seed, clock) if is_alone else None,
+            parting=Parting(provider, pool_members, seed, clock) if is_alone else None,
         )
         self.follower = Follower(tasks, self._gather)
         self.controller = BatchController(
             provider=provider,
-            census=census,
+            pool_members=pool_members,
             assignment=Assignment(
-                provider, census, clock, profiles, of_environment=environments.router.pool_for
+                provider, pool_members, clock, profiles, of_environment=environments.router.pool_for
             ),
             follower=self.follower,
             seed=seed,
@@ -107,7 +107,7 @@ class Batches:
         self._batch.watches(provider.informer(SandboxPool), self._batches_of)
         allocator.watches(provider.informer(BatchSandbox), _pools_of)
         allocator.watches(provider.informer(SandboxPool), own_key)
-        census.on_change(lambda pool: allocator.queue.add_after(pool, GATHER_SECONDS))
+        pool_members.on_change(lambda pool: allocator.queue.add_after(pool, GATHER_SECONDS))
         self.controllers = (self._batch, allocator)
 
     def _gather(self, batch: Key) -> None:
@@ -117,7 +117,7 @@ class Batches:
         sandbox = new or old
         if sandbox is None:
             return
-        if (holder := self._census.holder(sandbox.key)) is not None:
+        if (holder := self._pool_members.holder(sandbox.key)) is not None:
             self._gather(holder)
         elif name := sandbox.metadata.labels.get(LABEL_BATCH):
             self._gather(Key(sandbox.metadata.namespace, name))

@@ -6,7 +6,7 @@ from typing import Any
 from paddock.adapters.prober import default_prober
 from paddock.app.wiring.batches import Batches
 from paddock.app.wiring.environments import Environments
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.controllers.checkpoint.controller import CheckpointController
 from paddock.controllers.claim.acquire import Taker
@@ -42,7 +42,7 @@ class Controllers:
         self,
         *,
         provider: Provider,
-        census: Census,
+        pool_members: PoolMembers,
         runtime: Runtime,
         seed: TokenSeed,
         clock: Clock,
@@ -77,7 +77,7 @@ class Controllers:
         pools = PoolController(
             pools=provider.informer(SandboxPool),
             templates=provider.informer(SandboxTemplate),
-            census=census,
+            pool_members=pool_members,
             write=write,
             clock=clock,
             recorder=recorder,
@@ -94,7 +94,9 @@ class Controllers:
         )
         claims = ClaimController(
             provider=provider,
-            taker=Taker(provider=provider, census=census, seed=seed, clock=clock, gate=gate),
+            taker=Taker(
+                provider=provider, pool_members=pool_members, seed=seed, clock=clock, gate=gate
+            ),
             fitting=fitting,
             clock=clock,
             recorder=recorder,
@@ -105,7 +107,7 @@ class Controllers:
         pool = Controller("pool", pools.reconcile, workers=4)
         pool.watches(provider.informer(SandboxPool), own_key)
         pool.watches(provider.informer(SandboxTemplate), self._pools_of)
-        census.on_change(lambda key: pool.queue.add_after(key, pools.breath(key)))
+        pool_members.on_change(lambda key: pool.queue.add_after(key, pools.breath(key)))
         batches.allocator.on_demand(pool.queue.add)
         checkpoint = Controller("checkpoint", checkpoints.reconcile, workers=8)
         checkpoint.watches(provider.informer(Checkpoint), own_key)

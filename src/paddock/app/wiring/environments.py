@@ -4,9 +4,9 @@ import socket
 from collections.abc import Iterable
 from datetime import datetime
 
-from paddock.cache.environments import Board
+from paddock.cache.environments import EnvSnapshots
 from paddock.cache.indexes import TEMPLATE_ID
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.claims.quota.ledger import Dimension
 from paddock.controllers.admission import gate as gates
@@ -93,24 +93,24 @@ class Environments:
         self,
         settings: Settings,
         provider: Provider,
-        census: Census,
+        pool_members: PoolMembers,
         keyring: Keyring,
         clock: Clock,
         federation: Federation | None = None,
     ) -> None:
         self._settings = settings
         self._provider = provider
-        self._census = census
+        self._pool_members = pool_members
         self._clock = clock
         self.gate = admission(settings, provider, keyring, clock)
-        self.board = Board()
-        self.router = Router(self.board, census, clock, elsewhere=federation)
+        self.env_snapshots = EnvSnapshots()
+        self.router = Router(self.env_snapshots, pool_members, clock, elsewhere=federation)
         self.claims = EnvClaims(self.router, forward=federation)
 
     def growth(self, pool: SandboxPool, now: datetime) -> int | None:
         """Say how much larger a pool may become; none of its own, without bound where unknown."""
-        if self.board.env_of(pool.key) is not None:
-            return self.board.growth(pool.key, now)
+        if self.env_snapshots.env_of(pool.key) is not None:
+            return self.env_snapshots.growth(pool.key, now)
         owner = controller_of(pool)
         return None if owner is not None and owner.kind == SandboxEnv.KIND else 0
 
@@ -119,9 +119,9 @@ class Environments:
         provider = self._provider
         envs = EnvController(
             provider=provider,
-            census=self._census,
+            pool_members=self._pool_members,
             gate=self.gate,
-            board=self.board,
+            env_snapshots=self.env_snapshots,
             cluster_id=self._settings.cluster_id,
             clock=self._clock,
             recorder=recorder,
@@ -150,7 +150,12 @@ class Environments:
         """Follow environments from a process that has no controllers."""
         name = self._settings.identity or f"{socket.gethostname()}-{ids.name_suffix()}"
         return Apart(
-            self._provider, self.board, self.router, self._settings.cluster_id, name, self._clock
+            self._provider,
+            self.env_snapshots,
+            self.router,
+            self._settings.cluster_id,
+            name,
+            self._clock,
         )
 
     def _of_template(self, old: SandboxTemplate | None, new: SandboxTemplate | None) -> list[Key]:

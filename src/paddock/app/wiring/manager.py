@@ -1,6 +1,6 @@
 """The manager, wired: what every process has that answers clients' calls."""
 
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.claims.caller import LABEL_KIND, SYSTEM_NAMESPACE
 from paddock.claims.cleanup import Disowning
@@ -59,7 +59,7 @@ def build_manager(
     settings: Settings,
     *,
     provider: Provider,
-    census: Census,
+    pool_members: PoolMembers,
     allowance: Allowance,
     agent: Agent,
     announcer: Announcer,
@@ -69,12 +69,12 @@ def build_manager(
     environments: EnvClaims | None = None,
     firsts: Firsts | None = None,
 ) -> Manager:
-    """Wire one manager; census, ledger and keyring hear of changes by their own subscriptions."""
-    disowning = Disowning(provider, allowance.ledger, census)
+    """Wire one manager; pool members, ledger and keyring subscribe to changes themselves."""
+    disowning = Disowning(provider, allowance.ledger, pool_members)
     targets = Targets(provider)
     claims = Claims(
         provider=provider,
-        census=census,
+        pool_members=pool_members,
         targets=targets,
         allowance=allowance,
         disowning=disowning,

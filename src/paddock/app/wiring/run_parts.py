@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from paddock.app.wiring.http_server import Server
-from paddock.engine.supervisor import Group, Part, Supervisor
+from paddock.engine.supervisor import Part, StartGroup, Supervisor
 from paddock.kit.tasks import background
 
 STOP_SECONDS = 12.0
@@ -30,7 +30,7 @@ async def run(parts: Iterable[Part], stop: asyncio.Event) -> None:
         await supervisor.run()
 
 
-def serving(server: Server, group: Group = Group.API) -> Part:
+def serving(server: Server, group: StartGroup = StartGroup.API) -> Part:
     """Serve; requests under way are finished first when it is stopped."""
 
     async def serve() -> None:
@@ -46,7 +46,7 @@ def serving(server: Server, group: Group = Group.API) -> Part:
 
 
 def held(
-    name: str, group: Group, context: Callable[[], AbstractAsyncContextManager[object]]
+    name: str, group: StartGroup, context: Callable[[], AbstractAsyncContextManager[object]]
 ) -> Part:
     """Keep a context entered; it is ready when its body would begin."""
     entered = asyncio.Event()
@@ -73,4 +73,4 @@ def together(name: str, work: Callable[[], Mapping[str, Coroutine[Any, Any, None
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from group
 
-    return Part(name=name, group=Group.OTHERS, run=run_all)
+    return Part(name=name, group=StartGroup.OTHERS, run=run_all)

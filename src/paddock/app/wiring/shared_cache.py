@@ -6,7 +6,7 @@ One machine's control plane, which may be alone with its store, has its own in `
 from typing import NamedTuple
 
 from paddock.app.wiring.manager import own_records
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import KINDS, Provider
 from paddock.claims.quota.ledger import Ledger
 from paddock.claims.quota.share_manager import Apportioned
@@ -25,7 +25,7 @@ class Followed(NamedTuple):
     """The cache and its books."""
 
     provider: Provider
-    census: Census
+    pool_members: PoolMembers
     ledger: Ledger
     keyring: Keyring
     allowance: Apportioned
@@ -42,10 +42,14 @@ def follow(settings: Settings, store: Store, clock: Clock) -> Followed:
         filters={**dict.fromkeys(KINDS, only), **own_records(home)},
         clock=clock,
     )
-    census, ledger, keyring = Census(), Ledger(ids.sandbox_id()), Keyring(store, clock, home)
-    provider.informer(Sandbox).subscribe(census.observe)
+    pool_members, ledger, keyring = (
+        PoolMembers(),
+        Ledger(ids.sandbox_id()),
+        Keyring(store, clock, home),
+    )
+    provider.informer(Sandbox).subscribe(pool_members.observe)
     provider.informer(Sandbox).subscribe(ledger.observe)
-    provider.informer(BatchSandbox).subscribe(census.observe_batch)
+    provider.informer(BatchSandbox).subscribe(pool_members.observe_batch)
     provider.informer(Secret).subscribe(keyring.observe)
     allowance = Apportioned(ledger, keyring, provider, clock)
-    return Followed(provider, census, ledger, keyring, allowance)
+    return Followed(provider, pool_members, ledger, keyring, allowance)

@@ -12,7 +12,7 @@ from functools import partial
 
 from msgspec import structs
 
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.controllers.batch import shards, template_shards
 from paddock.controllers.batch.allocation.pool_selector import Assignment
@@ -58,7 +58,7 @@ class BatchController:
         self,
         *,
         provider: Provider,
-        census: Census,
+        pool_members: PoolMembers,
         assignment: Assignment,
         follower: Follower,
         seed: TokenSeed,
@@ -70,7 +70,7 @@ class BatchController:
     ) -> None:
         """`is_alone`: no other process claims sandboxes, so claims need not be written at once."""
         self._provider = provider
-        self._census = census
+        self._pool_members = pool_members
         self._assignment = assignment
         self._follower = follower
         self._giving_back = GivingBack(provider, follower, clock)
@@ -218,7 +218,7 @@ class BatchController:
             key = shards.sandbox_key(batch, item)
             sandbox = self._provider.sandbox(key)
             why = shards.loss(batch, item, sandbox)
-            if not why and batch.spec.pool_ref and self._census.holder(key) != batch.key:
+            if not why and batch.spec.pool_ref and self._pool_members.holder(key) != batch.key:
                 why = "another batch has its sandbox"
                 sandbox = None
             if not why:
@@ -363,12 +363,12 @@ class BatchController:
 
     async def _collect_orphans(self, key: Key) -> None:
         """Clean up after a batch whose finalizer somebody took off."""
-        for name, uid in self._census.orphans(key).items():
+        for name, uid in self._pool_members.orphans(key).items():
             sandbox = self._provider.sandbox(name)
             if sandbox is not None and sandbox.metadata.uid == uid:
                 await self._giving_back.delete(sandbox)
                 log.warning("orphan of a vanished batch deleted: %s", name)
-            self._census.clear_orphan(key, name)
+            self._pool_members.clear_orphan(key, name)
         for sandbox in self._provider.sandboxes_of_batch(key):
             await self._giving_back.delete(sandbox)
 

@@ -7,7 +7,7 @@ what becomes of them is the controller's business.
 
 import asyncio
 
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.claims import warm
 from paddock.controllers.claim.ports import Gate
@@ -37,10 +37,16 @@ class Taker:
     """Takes sandboxes for claims, one at a time."""
 
     def __init__(
-        self, *, provider: Provider, census: Census, seed: TokenSeed, clock: Clock, gate: Gate
+        self,
+        *,
+        provider: Provider,
+        pool_members: PoolMembers,
+        seed: TokenSeed,
+        clock: Clock,
+        gate: Gate,
     ) -> None:
         self._provider = provider
-        self._census = census
+        self._pool_members = pool_members
         self._seed = seed
         self._clock = clock
         self._gate = gate
@@ -82,7 +88,7 @@ class Taker:
         self._gate.must_hold(terms.identity.owner)
         now = self._clock.now()
         taken = await warm.take(
-            self._census,
+            self._pool_members,
             self._provider,
             pool,
             lambda sandbox: claimed(sandbox, terms, now=now),

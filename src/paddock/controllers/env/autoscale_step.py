@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from paddock.cache.environments import Waiting
-from paddock.cache.pool_members import Census, Members
+from paddock.cache.environments import WaitingClaims
+from paddock.cache.pool_members import Members, PoolMembers
 from paddock.controllers.env.autoscale import Group, Member, decide
 from paddock.controllers.env.claim_rate import ClaimMeter
 from paddock.controllers.env.member_state import Case
@@ -22,7 +22,7 @@ QUEUE_SECONDS = 30.0
 class Demand(Protocol):
     """Who knows which claims wait."""
 
-    def waiting(self, env: Key) -> Waiting:
+    def waiting(self, env: Key) -> WaitingClaims:
         """Say how many claims wait for an environment."""
         ...
 
@@ -30,12 +30,12 @@ class Demand(Protocol):
 class NoDemand:
     """Nothing waits, ever."""
 
-    def waiting(self, env: Key) -> Waiting:
+    def waiting(self, env: Key) -> WaitingClaims:
         """Say that none wait."""
-        return Waiting()
+        return WaitingClaims()
 
 
-def heard(own: Waiting, env: SandboxEnv, now: datetime) -> Waiting:
+def heard(own: WaitingClaims, env: SandboxEnv, now: datetime) -> WaitingClaims:
     """Add what other processes have said of late to what waits in this one."""
     anywhere, pinned = own.anywhere, dict(own.pinned)
     for queue in env.status.queues:
@@ -44,22 +44,22 @@ def heard(own: Waiting, env: SandboxEnv, now: datetime) -> Waiting:
         anywhere += queue.waiting
         for group, count in queue.pinned.items():
             pinned[group] = pinned.get(group, 0) + count
-    return Waiting(anywhere, pinned)
+    return WaitingClaims(anywhere, pinned)
 
 
 class Scaler:
     """Decides for all members of an environment."""
 
-    def __init__(self, census: Census, meter: ClaimMeter, supply: Supply) -> None:
+    def __init__(self, pool_members: PoolMembers, meter: ClaimMeter, supply: Supply) -> None:
         self._supply = supply
-        self._census = census
+        self._pool_members = pool_members
         self._meter = meter
 
     def look(self, case: Case, now: datetime) -> None:
         """Fill in what is there now."""
-        members = self._census.members(case.key)
+        members = self._pool_members.members(case.key)
         case.idle = len(members.available)
-        case.running = len(members.allocated) + len(members.taken)
+        case.running = len(members.allocated) + len(members.reserved)
         case.pending = len(members.creating)
         if case.pool is not None and case.pool.status.autoscaling is not None:
             case.state = case.pool.status.autoscaling
@@ -67,7 +67,7 @@ class Scaler:
             window = case.group.forecast.window_seconds
             case.state = self._meter.update(case.key, case.state, now, window_seconds=window)
 
-    def decide(self, cases: list[Case], waiting: Waiting, now: datetime) -> None:
+    def decide(self, cases: list[Case], waiting: WaitingClaims, now: datetime) -> None:
         """Write what is wanted into every case."""
         groups: dict[str, list[Case]] = {}
         stuck: dict[str, list[Case]] = {}
@@ -105,7 +105,7 @@ class Scaler:
             replicas=asked_size(case.member),
             idle=case.idle,
             running=case.running,
-            idle_ages=_ages(self._census.members(case.key), now),
+            idle_ages=_ages(self._pool_members.members(case.key), now),
             queue=self._supply(case.key),
             minimum=config.min_replicas,
             maximum=config.max_replicas,
@@ -129,7 +129,9 @@ def _as_it_is(case: Case) -> Member:
     )
 
 
-def share_out(groups: Mapping[str, list[Case]], waiting: Waiting, now: datetime) -> dict[str, int]:
+def share_out(
+    groups: Mapping[str, list[Case]], waiting: WaitingClaims, now: datetime
+) -> dict[str, int]:
     """Say which group answers for which waiting claims: who has some, then the first with room."""
     queues = {name: waiting.pinned.get(name, 0) for name in groups}
     left = waiting.anywhere

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from paddock.cache.environments import Board, Waiting
-from paddock.cache.pool_members import Census
+from paddock.cache.environments import EnvSnapshots, WaitingClaims
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.controllers.admission.gate import AdmissionGate
 from paddock.controllers.admission.plugin import PoolRequest
@@ -49,9 +49,9 @@ class EnvController:
         self,
         *,
         provider: Provider,
-        census: Census,
+        pool_members: PoolMembers,
         gate: AdmissionGate,
-        board: Board,
+        env_snapshots: EnvSnapshots,
         cluster_id: str,
         clock: Clock,
         recorder: Recorder,
@@ -64,7 +64,7 @@ class EnvController:
             raise InvalidError(str(problem), problems=[problem], hint="set PADDOCK_CLUSTER_ID")
         self._provider = provider
         self._gate = gate
-        self._board = board
+        self._env_snapshots = env_snapshots
         self._cluster = cluster_id
         self._clock = clock
         self._recorder = recorder
@@ -72,7 +72,7 @@ class EnvController:
         self._random = random.Random()  # noqa: S311 - spreads load, guards nothing
         self.meter = ClaimMeter()
         """To be subscribed to the Sandbox informer."""
-        self._scaler = Scaler(census, self.meter, supply)
+        self._scaler = Scaler(pool_members, self.meter, supply)
         self._sizer = Sizer(gate, shapes)
         self._admitting = asyncio.Lock()
         self._written_at: dict[Key, float] = {}
@@ -81,7 +81,7 @@ class EnvController:
         """Bring one environment a step nearer to what is wanted."""
         env = self._provider.get(SandboxEnv, key)
         if env is None or env.is_deleting:
-            self._board.drop(key)
+            self._env_snapshots.drop(key)
             self._written_at.pop(key, None)
             return Done()
         now = self._clock.now()
@@ -105,7 +105,7 @@ class EnvController:
                 env = await self._write_size(env, case)
                 await self._write_pool(env, case)
         await self._delete_obsolete(env, cases)
-        self._board.put(statuses.snapshot(env, cases, cluster=self._cluster, now=now))
+        self._env_snapshots.put(statuses.snapshot(env, cases, cluster=self._cluster, now=now))
         return await self._report(env, cases, waiting, template_problem)
 
     # ---- looking -------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class EnvController:
         self,
         env: SandboxEnv,
         cases: list[Case],
-        waiting: Waiting,
+        waiting: WaitingClaims,
         template_problem: Problem | None,
     ) -> Result:
         now = self._clock.now()

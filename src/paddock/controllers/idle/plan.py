@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from paddock.cache import states
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.resources.kinds.sandbox import CONDITION_READY, Sandbox
 from paddock.resources.meta import condition
 
@@ -46,7 +46,7 @@ def plan(sandbox: Sandbox, seen: Seen, *, now: datetime) -> Pause | None:
     wanted = sandbox.spec.idle_pause
     if wanted is None or sandbox.spec.paused:
         return None
-    if states.state(sandbox, now) is not State.RUNNING or not states.is_ready(sandbox):
+    if states.state(sandbox, now) is not SandboxState.RUNNING or not states.is_ready(sandbox):
         return None
     quiet_since = max(_beginnings(sandbox, seen))
     busy = [load.at for load in seen.loads if load.percent >= wanted.cpu_percent_below]

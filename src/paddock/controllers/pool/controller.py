@@ -13,7 +13,7 @@ from itertools import islice
 
 from msgspec import structs
 
-from paddock.cache.pool_members import Census, Members, Standing, revision_of
+from paddock.cache.pool_members import Members, PoolMembers, PoolState, revision_of
 from paddock.cache.writes import Writer
 from paddock.controllers.pool import start_backoff, strategies
 from paddock.controllers.pool.factory import child, revision
@@ -51,7 +51,7 @@ class PoolController:
         *,
         pools: Informer[SandboxPool],
         templates: Informer[SandboxTemplate],
-        census: Census,
+        pool_members: PoolMembers,
         write: Writer,
         clock: Clock,
         recorder: Recorder,
@@ -59,7 +59,7 @@ class PoolController:
     ) -> None:
         self._pools = pools
         self._templates = templates
-        self._census = census
+        self._pool_members = pool_members
         self._write = write
         self._clock = clock
         self._recorder = recorder
@@ -88,7 +88,7 @@ class PoolController:
             await self._degraded(pool, "UnknownStrategy", error.message)
             return Done(error.message)
         current = revision(template)
-        members = self._census.members(key)
+        members = self._pool_members.members(key)
         status = await self._bury(pool, members, current)
         tried = structs.replace(pool, status=status)
         counts = self._count(pool, members, current)
@@ -110,7 +110,7 @@ class PoolController:
     def breath(self, key: Key) -> float:
         """Say how soon a pool whose members changed is to be looked at."""
         enough = self._enough.get(key)
-        is_calm = enough is not None and len(self._census.members(key).available) > enough
+        is_calm = enough is not None and len(self._pool_members.members(key).available) > enough
         return CALM_SECONDS if is_calm else BREATH_SECONDS
 
     def _template(self, pool: SandboxPool) -> SandboxTemplateSpec:
@@ -121,9 +121,9 @@ class PoolController:
         return resolve(self._templates, pool.spec.template_ref, pool.metadata.namespace)
 
     def _count(self, pool: SandboxPool, members: Members, current: str) -> Counts:
-        new = members.count(Standing.CREATING, current)
+        new = members.count(PoolState.CREATING, current)
         stale = sum(1 for _ in self._stale(pool, current))
-        ready = len(members.available) + len(members.taken)
+        ready = len(members.available) + len(members.reserved)
         return Counts(
             creating_new=new,
             creating_old=len(members.creating) - new,
@@ -135,7 +135,7 @@ class PoolController:
         )
 
     def _stale(self, pool: SandboxPool, current: str) -> Iterable[Sandbox]:
-        return self._census.stale(
+        return self._pool_members.stale(
             pool.key,
             revision=current,
             max_idle_age_seconds=pool.spec.max_idle_age_seconds,
@@ -145,9 +145,9 @@ class PoolController:
     def _since_claim(self, key: Key, members: Members) -> float:
         now = self._clock.monotonic()
         count, at = self._claims.get(key, (0, -math.inf))
-        if count != members.handed_out:
+        if count != members.allocated_total:
             at = now
-            self._claims[key] = (members.handed_out, at)
+            self._claims[key] = (members.allocated_total, at)
         return now - at
 
     async def _bury(self, pool: SandboxPool, members: Members, current: str) -> SandboxPoolStatus:
@@ -170,7 +170,7 @@ class PoolController:
     async def _act(
         self, pool: SandboxPool, template: SandboxTemplateSpec, current: str, decision: PoolPlan
     ) -> None:
-        members = self._census.members(pool.key)
+        members = self._pool_members.members(pool.key)
         victims = [
             *_oldest_revision_first(members.creating, current, decision.delete_creating),
             *_oldest_revision_first(members.available, current, decision.delete_available),
@@ -190,23 +190,25 @@ class PoolController:
 
     async def _let_go(self, victims: Iterable[Sandbox]) -> None:
         # Locked first, all at once: a batch must not be given what is about to go.
-        locked = [victim for victim in tuple(victims) if self._census.withdraw(victim.key)]
+        locked = [
+            victim for victim in tuple(victims) if self._pool_members.reserve_exact(victim.key)
+        ]
         for victim in locked:
             try:
                 version = victim.metadata.resource_version
                 await self._write.delete(victim, resource_version=version)
             except (ConflictError, NotFoundError):
                 # Claimed, changed or gone meanwhile: its event brings the pool back here.
-                self._census.give_back(victim.key)
+                self._pool_members.unreserve(victim.key)
             except BaseException:
                 for left in locked:
-                    self._census.give_back(left.key)
+                    self._pool_members.unreserve(left.key)
                 raise
 
     async def _report(
         self, pool: SandboxPool, status: SandboxPoolStatus, current: str, decision: PoolPlan
     ) -> None:
-        counts = self._count(pool, self._census.members(pool.key), current)
+        counts = self._count(pool, self._pool_members.members(pool.key), current)
         new = computed(pool, status, counts, decision, revision=current, now=self._clock.now())
         if new != pool.status:
             await self._write.update_status(structs.replace(pool, status=new))
@@ -225,7 +227,7 @@ class PoolController:
             return Done()
         births = (
             item.metadata.creation_timestamp
-            for item in self._census.members(key).available.values()
+            for item in self._pool_members.members(key).available.values()
         )
         oldest = min((birth for birth in births if birth is not None), default=None)
         if oldest is None:

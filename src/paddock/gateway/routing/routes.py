@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct, structs
 
 from paddock.cache import states
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.kit.clock import Clock
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.meta import Key
@@ -32,7 +32,7 @@ class Route(Struct, frozen=True, kw_only=True):
     key: Key
     uid: str
     version: int
-    state: State
+    state: SandboxState
     wakes: bool = False
     """Whether traffic wakes it."""
     owner: str = ""
@@ -87,7 +87,7 @@ def remote_route(route: Route, gateway: str, now: datetime) -> Route:
         route,
         key=Key("@remote", route.id),
         version=int(now.timestamp() * 1_000_000),
-        state=State.RUNNING,
+        state=SandboxState.RUNNING,
         wakes=False,
         remote=gateway,
         ends_at=min(route.ends_at, until) if route.ends_at is not None else until,
@@ -181,7 +181,7 @@ class RouteTable:
         fence = self._fences.get(route.key)
         if fence is not None and route.version <= fence.version:
             return False
-        if route.state is State.DEAD:
+        if route.state is SandboxState.DEAD:
             self.remove(route.key, route.version)
             return True
         if known is not None and known.id != route.id:

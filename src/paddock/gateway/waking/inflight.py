@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from hmac import compare_digest
 from typing import Any
 
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.gateway.activity import Activity, Traffic
 from paddock.gateway.http import error_responses
 from paddock.gateway.http.exchange import Exchange
@@ -89,7 +89,7 @@ class Lives:
             return
         if current.incarnation != route.incarnation:
             exchange.abort()
-        elif current.state in (State.PAUSING, State.PAUSED):
+        elif current.state in (SandboxState.PAUSING, SandboxState.PAUSED):
             if self._behaviour.wakes and current.wakes:
                 self._spawn(exchange, self._wait_for_life(exchange, current), "carry over")
             else:
@@ -111,7 +111,10 @@ class Lives:
         elif new.incarnation != old.incarnation:
             self._sender.drop(old.uid)
             self._cut(old.uid, keep_young=False)
-        elif old.state is State.RUNNING and new.state in (State.PAUSING, State.PAUSED):
+        elif old.state is SandboxState.RUNNING and new.state in (
+            SandboxState.PAUSING,
+            SandboxState.PAUSED,
+        ):
             self._sender.drop(old.uid)
             self._cut(old.uid, keep_young=self._behaviour.wakes and new.wakes)
             self._carry_over(new)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.gateway.activity import Activity
 from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.kit import metrics
@@ -66,7 +66,11 @@ class Waker:
         flight = self._flights.get(route.uid)
         if flight is None:
             current = self._routes.get(route.id)
-            if current is not None and current.uid == route.uid and current.state is State.RUNNING:
+            if (
+                current is not None
+                and current.uid == route.uid
+                and current.state is SandboxState.RUNNING
+            ):
                 # Woken between the look that found it asleep and this one: that was its waking.
                 return current
             flight = asyncio.get_running_loop().create_future()
@@ -101,7 +105,7 @@ class Waker:
         started = loop.time()
         try:
             async with asyncio.timeout(self._timeout):
-                if route.state is State.CREATING:
+                if route.state is SandboxState.CREATING:
                     return await self._until_made(route)
                 woken = await self._until_woken(route)
         except TimeoutError as error:
@@ -133,14 +137,14 @@ class Waker:
                     raise NotFoundError("the sandbox was replaced by another")
                 self._routes.put(woken)
                 current = self._still_there(route)
-                if current.state is State.RUNNING:
+                if current.state is SandboxState.RUNNING:
                     return current
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _until_made(self, route: Route) -> Route:
         event = self._changes.setdefault(route.uid, asyncio.Event())
         try:
-            while (current := self._still_there(route)).state is State.CREATING:
+            while (current := self._still_there(route)).state is SandboxState.CREATING:
                 event.clear()
                 await event.wait()
             return current

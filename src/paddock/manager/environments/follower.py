@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from msgspec import structs
 
-from paddock.cache.environments import Board, EnvSnapshot, MemberSnapshot
+from paddock.cache.environments import EnvSnapshot, EnvSnapshots, MemberSnapshot
 from paddock.cache.provider import Provider
 from paddock.kit.clock import Clock
 from paddock.kit.errors import NotFoundError, PaddockError
@@ -33,14 +33,14 @@ class Apart:
     def __init__(
         self,
         provider: Provider,
-        board: Board,
+        env_snapshots: EnvSnapshots,
         router: Router,
         cluster: str,
         name: str,
         clock: Clock,
     ) -> None:
         self._provider = provider
-        self._board = board
+        self._env_snapshots = env_snapshots
         self._router = router
         self._cluster = cluster
         self._name = name
@@ -53,9 +53,9 @@ class Apart:
 
     def _observe(self, old: SandboxEnv | None, new: SandboxEnv | None) -> None:
         if new is not None:
-            self._board.put(snapshot_of(new, self._cluster, self._clock.now()))
+            self._env_snapshots.put(snapshot_of(new, self._cluster, self._clock.now()))
         elif old is not None:
-            self._board.drop(old.key)
+            self._env_snapshots.drop(old.key)
 
     def _mark(self, env: Key) -> None:
         self._changed.add(env)

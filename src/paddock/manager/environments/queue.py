@@ -18,8 +18,8 @@ from typing import Protocol
 
 from msgspec import Struct, structs
 
-from paddock.cache.environments import Board, EnvSnapshot, Waiting
-from paddock.cache.pool_members import Census
+from paddock.cache.environments import EnvSnapshot, EnvSnapshots, WaitingClaims
+from paddock.cache.pool_members import PoolMembers
 from paddock.kit import metrics
 from paddock.kit.clock import Clock
 from paddock.kit.errors import RateLimitedError, UnavailableError
@@ -75,10 +75,15 @@ class Router:
     """Routes claims of one control plane."""
 
     def __init__(
-        self, board: Board, census: Census, clock: Clock, *, elsewhere: Elsewhere | None = None
+        self,
+        env_snapshots: EnvSnapshots,
+        pool_members: PoolMembers,
+        clock: Clock,
+        *,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        self._board = board
-        self._census = census
+        self._env_snapshots = env_snapshots
+        self._pool_members = pool_members
         self._clock = clock
         self._elsewhere = elsewhere
         self._lines: dict[Key, list[Waiter]] = {}
@@ -88,25 +93,25 @@ class Router:
         self._standing: dict[tuple[Key, Key], list[Waiter]] = {}
         """What SandboxClaims wait for, by claim and environment."""
         self._won: dict[tuple[Key, Key], list[Key]] = {}
-        board.on_change(self._renewed)
-        census.on_change(self._stocked)
+        env_snapshots.on_change(self._renewed)
+        pool_members.on_change(self._stocked)
 
     def on_demand(self, listener: Callable[[Key], None]) -> None:
         """Call with an environment's key whenever more or fewer claims wait for it."""
         self._listeners.append(listener)
 
-    def waiting(self, env: Key) -> Waiting:
+    def waiting(self, env: Key) -> WaitingClaims:
         """Say how many claims wait."""
         line = self._lines.get(env, ())
         pinned: dict[str, int] = {}
         for waiter in line:
             if waiter.group:
                 pinned[waiter.group] = pinned.get(waiter.group, 0) + 1
-        return Waiting(len(line) - sum(pinned.values()), pinned)
+        return WaitingClaims(len(line) - sum(pinned.values()), pinned)
 
     def snapshots(self) -> Mapping[Key, EnvSnapshot]:
         """Give what is known of every environment of this cluster."""
-        return self._board.all()
+        return self._env_snapshots.all()
 
     def length(self, env: Key) -> int:
         """Say how many stand in line."""
@@ -120,7 +125,7 @@ class Router:
 
     def candidates(self, env: Key, group: str = "") -> tuple[Candidate, ...]:
         """Give the members of this cluster, with what is idle this very moment."""
-        snapshot = self._board.get(env)
+        snapshot = self._env_snapshots.get(env)
         if snapshot is None:
             return ()
         return self._local(snapshot, group)
@@ -140,7 +145,7 @@ class Router:
         )
 
     def _idle(self, pool: Key) -> int:
-        return len(self._census.members(pool).available) - self._promised.get(pool, 0)
+        return len(self._pool_members.members(pool).available) - self._promised.get(pool, 0)
 
     def _ahead(self, env: Key, order: Order, group: str) -> Iterator[Waiter]:
         """Give those who stand before this one and want the same."""
@@ -186,7 +191,7 @@ class Router:
 
     def refusal(self, env: Key, group: str, ahead: int) -> Exception | None:
         """Say why waiting would be in vain, if it would."""
-        snapshot = self._board.get(env)
+        snapshot = self._env_snapshots.get(env)
         if snapshot is None:
             return None
         found = self._local(snapshot, group)
@@ -248,7 +253,7 @@ class Router:
             listener(env)
 
     def _stocked(self, pool: Key) -> None:
-        env = self._board.env_of(pool)
+        env = self._env_snapshots.env_of(pool)
         if env is not None and env in self._lines:
             self._pump(env)
 

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from paddock.cache import states
 from paddock.cache.provider import Provider
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.cache.waits import WaitTask
 from paddock.claims import warm
 from paddock.claims.caller import Caller
@@ -69,7 +69,7 @@ class Lifecycle:
     def find(self, caller: Caller, sandbox_id: str) -> Sandbox:
         """Find a caller's live sandbox; unknown, foreign and dead ones look the same."""
         sandbox = self._own(caller, sandbox_id)
-        if states.state(sandbox, self._clock.now()) is State.DEAD:
+        if states.state(sandbox, self._clock.now()) is SandboxState.DEAD:
             raise _not_found(sandbox_id)
         return sandbox
 
@@ -96,7 +96,7 @@ class Lifecycle:
         """Pause; done when this returns. A sandbox that is paused already is a conflict."""
         caller.must_write()
         sandbox = self.find(caller, sandbox_id)
-        if states.state(sandbox, self._clock.now()) is State.PAUSED and sandbox.spec.paused:
+        if states.state(sandbox, self._clock.now()) is SandboxState.PAUSED and sandbox.spec.paused:
             raise ConflictError(f"sandbox {sandbox_id} is paused already")
         _require(states.pausable(sandbox, self._clock.now()), sandbox_id, "paused")
 
@@ -126,7 +126,10 @@ class Lifecycle:
         caller.must_write()
         self._check(timeout_seconds)
         sandbox = self.find(caller, sandbox_id)
-        if states.state(sandbox, self._clock.now()) in (State.RUNNING, State.CREATING):
+        if states.state(sandbox, self._clock.now()) in (
+            SandboxState.RUNNING,
+            SandboxState.CREATING,
+        ):
             raise ConflictError(f"sandbox {sandbox_id} is running already")
         resumed = await self._wake(caller, sandbox, timeout_seconds, auto_pause=auto_pause)
         await self._announcer.announce(resumed)
@@ -140,7 +143,7 @@ class Lifecycle:
         self._check(timeout_seconds)
         sandbox = self.find(caller, sandbox_id)
         now = self._clock.now()
-        if states.state(sandbox, now) in (State.RUNNING, State.CREATING):
+        if states.state(sandbox, now) in (SandboxState.RUNNING, SandboxState.CREATING):
             written = await self._write(
                 sandbox,
                 lambda spec: (
@@ -229,7 +232,7 @@ class Lifecycle:
     async def _when_paused(self, sandbox: Sandbox) -> Sandbox:
         """Wait for a pause that is under way to be complete."""
         current = self._provider.sandbox(sandbox.key) or sandbox
-        if states.state(current, self._clock.now()) is not State.PAUSING:
+        if states.state(current, self._clock.now()) is not SandboxState.PAUSING:
             return current
         with self._provider.waits.pause(current) as task:
             try:
@@ -336,7 +339,7 @@ def _unpaused(spec: SandboxSpec, sandbox_id: str) -> SandboxSpec:
     return spec
 
 
-def _require(verdict: states.Verdict, sandbox_id: str, what: str) -> None:
+def _require(verdict: states.Eligibility, sandbox_id: str, what: str) -> None:
     if not verdict:
         raise ConflictError(f"sandbox {sandbox_id} cannot be {what}: {verdict.reason}")
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from paddock.resources.kinds.template import SandboxTemplateSpec
-from paddock.resources.meta import Condition, Part, Resource
+from paddock.resources.meta import Condition, Resource, ResourcePart
 
 FINALIZER_BATCH = "paddock.dev/batch"
 
@@ -30,7 +30,7 @@ class TaskResourcePolicy(StrEnum):
     RELEASE = "Release"
 
 
-class EnvVar(Part, frozen=True, kw_only=True):
+class EnvVar(ResourcePart, frozen=True, kw_only=True):
     """One variable."""
 
     name: str
@@ -39,7 +39,7 @@ class EnvVar(Part, frozen=True, kw_only=True):
     """Of the variable."""
 
 
-class Hook(Part, frozen=True, kw_only=True):
+class Hook(ResourcePart, frozen=True, kw_only=True):
     """A command before or after a task."""
 
     command: tuple[str, ...]
@@ -48,7 +48,7 @@ class Hook(Part, frozen=True, kw_only=True):
     """It is ended after this."""
 
 
-class TaskLifecycle(Part, frozen=True, kw_only=True):
+class TaskLifecycle(ResourcePart, frozen=True, kw_only=True):
     """Hooks of a task."""
 
     pre_start: Hook | None = None
@@ -57,7 +57,7 @@ class TaskLifecycle(Part, frozen=True, kw_only=True):
     """After the task, however it ended."""
 
 
-class Process(Part, frozen=True, kw_only=True):
+class Process(ResourcePart, frozen=True, kw_only=True):
     """What a task runs."""
 
     command: tuple[str, ...]
@@ -74,7 +74,7 @@ class Process(Part, frozen=True, kw_only=True):
     """What runs before and after."""
 
 
-class TaskSpec(Part, frozen=True, kw_only=True):
+class TaskSpec(ResourcePart, frozen=True, kw_only=True):
     """One task."""
 
     process: Process
@@ -89,14 +89,14 @@ class TaskSpec(Part, frozen=True, kw_only=True):
     """Between TERM and KILL."""
 
 
-class TaskTemplate(Part, frozen=True, kw_only=True):
+class TaskTemplate(ResourcePart, frozen=True, kw_only=True):
     """The task of every shard, before its patch."""
 
     spec: TaskSpec
     """The task."""
 
 
-class BatchSandboxSpec(Part, frozen=True, kw_only=True):
+class BatchSandboxSpec(ResourcePart, frozen=True, kw_only=True):
     """How many sandboxes, from where, doing what."""
 
     replicas: int = 1
@@ -127,7 +127,7 @@ class BatchSandboxSpec(Part, frozen=True, kw_only=True):
     """The team its sandboxes are claimed for."""
 
 
-class Allocation(Part, frozen=True, kw_only=True):
+class Allocation(ResourcePart, frozen=True, kw_only=True):
     """Which sandbox serves which shard."""
 
     shard: int
@@ -152,7 +152,7 @@ class TaskState(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class TaskResult(Part, frozen=True, kw_only=True):
+class TaskResult(ResourcePart, frozen=True, kw_only=True):
     """What became of one shard's task."""
 
     shard: int
@@ -177,7 +177,7 @@ class TaskResult(Part, frozen=True, kw_only=True):
     """How its output ends."""
 
 
-class BatchSandboxStatus(Part, frozen=True, kw_only=True):
+class BatchSandboxStatus(ResourcePart, frozen=True, kw_only=True):
     """What is."""
 
     observed_generation: int = 0

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import ClassVar
 
-from paddock.resources.meta import Part, Resource
+from paddock.resources.meta import Resource, ResourcePart
 
 
-class NamespaceStatus(Part, frozen=True, kw_only=True):
+class NamespaceStatus(ResourcePart, frozen=True, kw_only=True):
     """Where a namespace is in its life."""
 
     phase: str = "Active"
@@ -27,7 +27,7 @@ class Namespace(Resource, frozen=True, kw_only=True):
     status: NamespaceStatus = NamespaceStatus()
 
 
-class ObjectReference(Part, frozen=True, kw_only=True):
+class ObjectReference(ResourcePart, frozen=True, kw_only=True):
     """Names any object."""
 
     api_version: str = ""
@@ -38,7 +38,7 @@ class ObjectReference(Part, frozen=True, kw_only=True):
     resource_version: str = ""
 
 
-class EventSource(Part, frozen=True, kw_only=True):
+class EventSource(ResourcePart, frozen=True, kw_only=True):
     """Who reports."""
 
     component: str = ""
@@ -63,7 +63,7 @@ class Event(Resource, frozen=True, kw_only=True):
     reporting_instance: str = ""
 
 
-class LeaseSpec(Part, frozen=True, kw_only=True):
+class LeaseSpec(ResourcePart, frozen=True, kw_only=True):
     """Who holds a lease and until when."""
 
     holder_identity: str | None = None

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from paddock.resources.kinds.template import SandboxTemplateSpec
-from paddock.resources.meta import Condition, Part, Resource
+from paddock.resources.meta import Condition, Resource, ResourcePart
 
 FINALIZER_CHECKPOINT = "paddock.dev/checkpoint"
 REASON_UNSUPPORTED = "Unsupported"
@@ -29,7 +29,7 @@ class CheckpointPhase(StrEnum):
     TERMINATING = "Terminating"
 
 
-class CheckpointSpec(Part, frozen=True, kw_only=True):
+class CheckpointSpec(ResourcePart, frozen=True, kw_only=True):
     """What to store."""
 
     sandbox_name: str
@@ -52,7 +52,7 @@ class CheckpointSpec(Part, frozen=True, kw_only=True):
     """Names by which clients may ask for it, such as `team/name:tag`."""
 
 
-class CheckpointStatus(Part, frozen=True, kw_only=True):
+class CheckpointStatus(ResourcePart, frozen=True, kw_only=True):
     """What is."""
 
     observed_generation: int = 0

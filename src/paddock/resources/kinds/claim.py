@@ -5,7 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar
 
-from paddock.resources.meta import Condition, Part, Resource
+from paddock.resources.meta import Condition, Resource, ResourcePart
 
 
 class ClaimPhase(StrEnum):
@@ -15,7 +15,7 @@ class ClaimPhase(StrEnum):
     COMPLETED = "Completed"
 
 
-class UpdatedResources(Part, frozen=True, kw_only=True):
+class UpdatedResources(ResourcePart, frozen=True, kw_only=True):
     """What a claimed sandbox may use instead; an unset one stays its template's."""
 
     cpu: str | None = None
@@ -24,7 +24,7 @@ class UpdatedResources(Part, frozen=True, kw_only=True):
     """Bytes, such as `512Mi`; at most the template's, or what the operator lets claims have."""
 
 
-class InplaceUpdate(Part, frozen=True, kw_only=True):
+class InplaceUpdate(ResourcePart, frozen=True, kw_only=True):
     """What claimed sandboxes have otherwise than their template.
 
     Warm ones are changed as they run where the runtime can do that; else others are made so.
@@ -36,7 +36,7 @@ class InplaceUpdate(Part, frozen=True, kw_only=True):
     """Instead of the template's."""
 
 
-class SandboxClaimSpec(Part, frozen=True, kw_only=True):
+class SandboxClaimSpec(ResourcePart, frozen=True, kw_only=True):
     """What is claimed, and on what terms."""
 
     template_name: str
@@ -67,7 +67,7 @@ class SandboxClaimSpec(Part, frozen=True, kw_only=True):
     """Higher is served first."""
 
 
-class ClaimedSandbox(Part, frozen=True, kw_only=True):
+class ClaimedSandbox(ResourcePart, frozen=True, kw_only=True):
     """One sandbox that a claim got."""
 
     name: str
@@ -76,7 +76,7 @@ class ClaimedSandbox(Part, frozen=True, kw_only=True):
     """By which clients address it."""
 
 
-class SandboxClaimStatus(Part, frozen=True, kw_only=True):
+class SandboxClaimStatus(ResourcePart, frozen=True, kw_only=True):
     """What is."""
 
     observed_generation: int = 0

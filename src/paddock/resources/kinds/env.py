@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from paddock.resources.kinds.pool import SandboxPoolSpec, UpdateStrategy
 from paddock.resources.kinds.template import NetworkPolicy, Resources, TemplateRef
-from paddock.resources.meta import Condition, Part, Resource
+from paddock.resources.meta import Condition, Resource, ResourcePart
 
 LABEL_ENV = "paddock.dev/env"
 LABEL_MEMBER = "paddock.dev/member"
@@ -28,7 +28,7 @@ class EnvMode(StrEnum):
     WARM_POOL = "WarmPool"
 
 
-class EnvDefaults(Part, frozen=True, kw_only=True):
+class EnvDefaults(ResourcePart, frozen=True, kw_only=True):
     """The shape of members that name none."""
 
     instance_type: str | None = None
@@ -37,7 +37,7 @@ class EnvDefaults(Part, frozen=True, kw_only=True):
     """How many times that shape."""
 
 
-class MemberConfig(Part, frozen=True, kw_only=True):
+class MemberConfig(ResourcePart, frozen=True, kw_only=True):
     """How one member scales and is preferred."""
 
     labels: Mapping[str, str] = {}
@@ -66,14 +66,14 @@ class MemberConfig(Part, frozen=True, kw_only=True):
     """How it follows a changed template."""
 
 
-class MemberMetadata(Part, frozen=True, kw_only=True):
+class MemberMetadata(ResourcePart, frozen=True, kw_only=True):
     """Put on the member's pool."""
 
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
 
 
-class EnvMember(Part, frozen=True, kw_only=True):
+class EnvMember(ResourcePart, frozen=True, kw_only=True):
     """One pool of one cluster."""
 
     metadata: MemberMetadata = MemberMetadata()
@@ -86,14 +86,14 @@ class EnvMember(Part, frozen=True, kw_only=True):
     """How it scales and is preferred."""
 
 
-class EnvCluster(Part, frozen=True, kw_only=True):
+class EnvCluster(ResourcePart, frozen=True, kw_only=True):
     """The members of one cluster."""
 
     members: Mapping[str, EnvMember] = {}
     """Pools by name."""
 
 
-class ScheduledFloor(Part, frozen=True, kw_only=True):
+class ScheduledFloor(ResourcePart, frozen=True, kw_only=True):
     """A minimum that holds in a window of time."""
 
     cron: str
@@ -104,7 +104,7 @@ class ScheduledFloor(Part, frozen=True, kw_only=True):
     """At least so many while it is open."""
 
 
-class Forecast(Part, frozen=True, kw_only=True):
+class Forecast(ResourcePart, frozen=True, kw_only=True):
     """A floor from the recent rate of claims."""
 
     enabled: bool = False
@@ -115,7 +115,7 @@ class Forecast(Part, frozen=True, kw_only=True):
     """How far ahead sandboxes must be ready."""
 
 
-class ScalingGroup(Part, frozen=True, kw_only=True):
+class ScalingGroup(ResourcePart, frozen=True, kw_only=True):
     """Members that scale together."""
 
     enabled: bool = True
@@ -146,14 +146,14 @@ class ScalingGroup(Part, frozen=True, kw_only=True):
     """A minimum from the recent rate of claims."""
 
 
-class Autoscaling(Part, frozen=True, kw_only=True):
+class Autoscaling(ResourcePart, frozen=True, kw_only=True):
     """Scaling groups by name."""
 
     groups: Mapping[str, ScalingGroup] = {}
     """How each group scales."""
 
 
-class EnvOverrides(Part, frozen=True, kw_only=True):
+class EnvOverrides(ResourcePart, frozen=True, kw_only=True):
     """What every member has otherwise than the template."""
 
     image: str | None = None
@@ -170,7 +170,7 @@ class EnvOverrides(Part, frozen=True, kw_only=True):
     """Of every member that has none."""
 
 
-class SandboxEnvSpec(Part, frozen=True, kw_only=True):
+class SandboxEnvSpec(ResourcePart, frozen=True, kw_only=True):
     """Which pools in which clusters serve this environment, and how large they may be."""
 
     template_ref: TemplateRef
@@ -196,7 +196,7 @@ class MemberState(StrEnum):
     INCONSISTENT = "Inconsistent"
 
 
-class ObservedMember(Part, frozen=True, kw_only=True):
+class ObservedMember(ResourcePart, frozen=True, kw_only=True):
     """What is known of one member."""
 
     name: str
@@ -234,7 +234,7 @@ class ObservedMember(Part, frozen=True, kw_only=True):
     """One sentence for people."""
 
 
-class ObservedCluster(Part, frozen=True, kw_only=True):
+class ObservedCluster(ResourcePart, frozen=True, kw_only=True):
     """What is known of one cluster's members."""
 
     cluster_id: str
@@ -243,7 +243,7 @@ class ObservedCluster(Part, frozen=True, kw_only=True):
     observed_members: tuple[ObservedMember, ...] = ()
 
 
-class ObservedGroup(Part, frozen=True, kw_only=True):
+class ObservedGroup(ResourcePart, frozen=True, kw_only=True):
     """Totals of one scaling group."""
 
     name: str
@@ -252,7 +252,7 @@ class ObservedGroup(Part, frozen=True, kw_only=True):
     total_desired: int = 0
 
 
-class ObservedQueue(Part, frozen=True, kw_only=True):
+class ObservedQueue(ResourcePart, frozen=True, kw_only=True):
     """Claims that wait in one process that answers clients."""
 
     name: str
@@ -265,7 +265,7 @@ class ObservedQueue(Part, frozen=True, kw_only=True):
     """When it said so; an old word counts for nothing."""
 
 
-class SandboxEnvStatus(Part, frozen=True, kw_only=True):
+class SandboxEnvStatus(ResourcePart, frozen=True, kw_only=True):
     """What is."""
 
     observed_generation: int = 0

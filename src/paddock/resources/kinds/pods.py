@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from msgspec import field
 
-from paddock.resources.meta import Part, Resource
+from paddock.resources.meta import Resource, ResourcePart
 
 
 class PodManifest(Resource, frozen=True, kw_only=True):
@@ -24,20 +24,20 @@ class PodManifest(Resource, frozen=True, kw_only=True):
     spec: Mapping[str, Any] = {}
 
 
-class Running(Part, frozen=True, kw_only=True):
+class ContainerStateRunning(ResourcePart, frozen=True, kw_only=True):
     """A container runs."""
 
     started_at: datetime | None = None
 
 
-class Waiting(Part, frozen=True, kw_only=True):
+class ContainerStateWaiting(ResourcePart, frozen=True, kw_only=True):
     """A container does not run yet."""
 
     reason: str = ""
     message: str = ""
 
 
-class Terminated(Part, frozen=True, kw_only=True):
+class ContainerStateTerminated(ResourcePart, frozen=True, kw_only=True):
     """A container has ended."""
 
     exit_code: int = 0
@@ -46,15 +46,15 @@ class Terminated(Part, frozen=True, kw_only=True):
     message: str = ""
 
 
-class ContainerState(Part, frozen=True, kw_only=True):
+class ContainerState(ResourcePart, frozen=True, kw_only=True):
     """One of the three, or none yet."""
 
-    running: Running | None = None
-    waiting: Waiting | None = None
-    terminated: Terminated | None = None
+    running: ContainerStateRunning | None = None
+    waiting: ContainerStateWaiting | None = None
+    terminated: ContainerStateTerminated | None = None
 
 
-class ContainerStatus(Part, frozen=True, kw_only=True):
+class ContainerStatus(ResourcePart, frozen=True, kw_only=True):
     """What a kubelet says of one container."""
 
     name: str = ""
@@ -65,7 +65,7 @@ class ContainerStatus(Part, frozen=True, kw_only=True):
     state: ContainerState = ContainerState()
 
 
-class PodCondition(Part, frozen=True, kw_only=True):
+class PodCondition(ResourcePart, frozen=True, kw_only=True):
     """What holds for a pod."""
 
     type: str = ""
@@ -74,7 +74,7 @@ class PodCondition(Part, frozen=True, kw_only=True):
     message: str = ""
 
 
-class PodStatus(Part, frozen=True, kw_only=True):
+class PodStatus(ResourcePart, frozen=True, kw_only=True):
     """What a kubelet says of a pod."""
 
     phase: str = "Pending"
@@ -88,14 +88,14 @@ class PodStatus(Part, frozen=True, kw_only=True):
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 
-class PodContainer(Part, frozen=True, kw_only=True):
+class PodContainer(ResourcePart, frozen=True, kw_only=True):
     """A container as it is wanted."""
 
     name: str = ""
     image: str = ""
 
 
-class PodPlace(Part, frozen=True, kw_only=True):
+class PodPlacement(ResourcePart, frozen=True, kw_only=True):
     """The part of a pod's spec that is looked at."""
 
     node_name: str = ""
@@ -109,7 +109,7 @@ class Pod(Resource, frozen=True, kw_only=True):
     API_VERSION: ClassVar[str] = "v1"
     PLURAL: ClassVar[str] = "pods"
 
-    spec: PodPlace = PodPlace()
+    spec: PodPlacement = PodPlacement()
     status: PodStatus = PodStatus()
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from paddock.resources.kinds.template import SandboxTemplateSpec, TemplateRef
-from paddock.resources.meta import Condition, Part, Resource
+from paddock.resources.meta import Condition, Resource, ResourcePart
 
 FINALIZER_POOL = "paddock.dev/pool"
 """Until what batches hold of it is theirs alone."""
@@ -20,7 +20,7 @@ class RecycleType(StrEnum):
     NOOP = "Noop"
 
 
-class Capacity(Part, frozen=True, kw_only=True):
+class Capacity(ResourcePart, frozen=True, kw_only=True):
     """Bands: how many idle ones, how many in all."""
 
     buffer_min: int
@@ -33,14 +33,14 @@ class Capacity(Part, frozen=True, kw_only=True):
     """At most so many in all, claimed ones included."""
 
 
-class ScaleStrategy(Part, frozen=True, kw_only=True):
+class ScaleStrategy(ResourcePart, frozen=True, kw_only=True):
     """How fast a pool grows."""
 
     max_unavailable: int | str | None = None
     """How many may be in the making at once: a number or a percentage of what is wanted."""
 
 
-class UpdateStrategy(Part, frozen=True, kw_only=True):
+class UpdateStrategy(ResourcePart, frozen=True, kw_only=True):
     """How a pool follows a changed template."""
 
     max_unavailable: int | str = "20%"
@@ -49,7 +49,7 @@ class UpdateStrategy(Part, frozen=True, kw_only=True):
     """On: a changed template is not followed."""
 
 
-class RecycleStrategy(Part, frozen=True, kw_only=True):
+class RecycleStrategy(ResourcePart, frozen=True, kw_only=True):
     """What happens to a sandbox that is given back."""
 
     type: RecycleType = RecycleType.DELETE
@@ -60,7 +60,7 @@ class RecycleStrategy(Part, frozen=True, kw_only=True):
     """A reset that takes longer has failed."""
 
 
-class SandboxPoolSpec(Part, frozen=True, kw_only=True):
+class SandboxPoolSpec(ResourcePart, frozen=True, kw_only=True):
     """How many warm sandboxes, of what, and how they are kept."""
 
     template: SandboxTemplateSpec | None = None
@@ -91,7 +91,7 @@ class SandboxPoolSpec(Part, frozen=True, kw_only=True):
     """Neither grows nor shrinks."""
 
 
-class AutoscalingState(Part, frozen=True, kw_only=True):
+class AutoscalingState(ResourcePart, frozen=True, kw_only=True):
     """What the autoscaler must not forget over a restart."""
 
     last_scale_up_time: datetime | None = None
@@ -122,7 +122,7 @@ class AutoscalingState(Part, frozen=True, kw_only=True):
     """The generation that this state is about."""
 
 
-class SandboxPoolStatus(Part, frozen=True, kw_only=True):
+class SandboxPoolStatus(ResourcePart, frozen=True, kw_only=True):
     """What is."""
 
     observed_generation: int = 0

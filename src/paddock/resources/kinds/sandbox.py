@@ -16,7 +16,7 @@ from paddock.resources.kinds.template import (
     SandboxTemplateSpec,
     TemplateRef,
 )
-from paddock.resources.meta import Condition, Part, Resource
+from paddock.resources.meta import Condition, Resource, ResourcePart
 
 LABEL_POOL = "paddock.dev/pool"
 LABEL_TEMPLATE = "paddock.dev/template"
@@ -52,7 +52,7 @@ class Phase(StrEnum):
     TERMINATING = "Terminating"
 
 
-class WakeOnTraffic(Part, frozen=True, kw_only=True):
+class WakeOnTraffic(ResourcePart, frozen=True, kw_only=True):
     """Whether a request to a paused sandbox wakes it."""
 
     enabled: bool = False
@@ -61,7 +61,7 @@ class WakeOnTraffic(Part, frozen=True, kw_only=True):
     """How long it then lives until its next auto-pause."""
 
 
-class IdlePause(Part, frozen=True, kw_only=True):
+class IdlePause(ResourcePart, frozen=True, kw_only=True):
     """Pause when nothing happens: no request and next to no CPU for a while."""
 
     after_seconds: int
@@ -70,7 +70,7 @@ class IdlePause(Part, frozen=True, kw_only=True):
     """Of one core; more than this is not idle."""
 
 
-class ClaimIdentity(Part, frozen=True, kw_only=True):
+class ClaimIdentity(ResourcePart, frozen=True, kw_only=True):
     """Whose sandbox this is; written once, together, by the claim."""
 
     sandbox_id: str
@@ -111,7 +111,7 @@ class ClaimIdentity(Part, frozen=True, kw_only=True):
     """Off: the auto-pause keeps files only."""
 
 
-class SandboxSpec(Part, frozen=True, kw_only=True):
+class SandboxSpec(ResourcePart, frozen=True, kw_only=True):
     """What is wanted of a sandbox."""
 
     template: SandboxTemplateSpec | None = None
@@ -147,7 +147,7 @@ class SandboxSpec(Part, frozen=True, kw_only=True):
     """Asked to go back to its pool."""
 
 
-class SandboxAddress(Part, frozen=True, kw_only=True):
+class SandboxAddress(ResourcePart, frozen=True, kw_only=True):
     """How a sandbox is reached."""
 
     ip: str | None = None
@@ -158,7 +158,7 @@ class SandboxAddress(Part, frozen=True, kw_only=True):
     """Where the machine it runs on is reached."""
 
 
-class SandboxStatus(Part, frozen=True, kw_only=True):
+class SandboxStatus(ResourcePart, frozen=True, kw_only=True):
     """What is."""
 
     observed_generation: int = 0

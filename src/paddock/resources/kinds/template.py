@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from paddock.resources.meta import Condition, Part, Resource
+from paddock.resources.meta import Condition, Resource, ResourcePart
 
 
 class PauseStrategy(StrEnum):
@@ -27,7 +27,7 @@ class Privileges(StrEnum):
     """nosuid and no_new_privs: nobody inside becomes anybody else."""
 
 
-class Port(Part, frozen=True, kw_only=True):
+class Port(ResourcePart, frozen=True, kw_only=True):
     """A port that something inside listens on."""
 
     port: int
@@ -38,7 +38,7 @@ class Port(Part, frozen=True, kw_only=True):
     """`TCP` or `UDP`."""
 
 
-class Resources(Part, frozen=True, kw_only=True):
+class Resources(ResourcePart, frozen=True, kw_only=True):
     """Limits, as quantities; an unset one is the runtime's default."""
 
     cpu: str | None = None
@@ -51,7 +51,7 @@ class Resources(Part, frozen=True, kw_only=True):
     """How many processes and threads there may be at once."""
 
 
-class Volume(Part, frozen=True, kw_only=True):
+class Volume(ResourcePart, frozen=True, kw_only=True):
     """A directory from outside, seen inside."""
 
     name: str
@@ -66,7 +66,7 @@ class Volume(Part, frozen=True, kw_only=True):
     """Whether programs inside may only read it."""
 
 
-class NetworkPolicy(Part, frozen=True, kw_only=True):
+class NetworkPolicy(ResourcePart, frozen=True, kw_only=True):
     """Where a sandbox may connect to and who may connect to it."""
 
     allow_internet_access: bool = True
@@ -85,7 +85,7 @@ class NetworkPolicy(Part, frozen=True, kw_only=True):
     """What programs inside see as Host; `${PORT}` is replaced."""
 
 
-class Probe(Part, frozen=True, kw_only=True):
+class Probe(ResourcePart, frozen=True, kw_only=True):
     """How an idle sandbox shows that it is well."""
 
     command: str | None = None
@@ -98,7 +98,7 @@ class Probe(Part, frozen=True, kw_only=True):
     """So many failures in a row, and the sandbox is replaced."""
 
 
-class SandboxTemplateSpec(Part, frozen=True, kw_only=True):
+class SandboxTemplateSpec(ResourcePart, frozen=True, kw_only=True):
     """What a sandbox is made of."""
 
     image: str = "base"
@@ -141,7 +141,7 @@ class SandboxTemplateSpec(Part, frozen=True, kw_only=True):
     """For people."""
 
 
-class SandboxTemplateStatus(Part, frozen=True, kw_only=True):
+class SandboxTemplateStatus(ResourcePart, frozen=True, kw_only=True):
     """What is known of a template."""
 
     observed_generation: int = 0
@@ -162,7 +162,7 @@ class SandboxTemplate(Resource, frozen=True, kw_only=True):
     status: SandboxTemplateStatus = SandboxTemplateStatus()
 
 
-class TemplateRef(Part, frozen=True, kw_only=True):
+class TemplateRef(ResourcePart, frozen=True, kw_only=True):
     """Names a template, in the referrer's namespace or, if public, in another."""
 
     name: str

@@ -54,7 +54,7 @@ from paddock.resources.schema import formats
 from paddock.resources.schema.formats import Check
 
 
-class Limit(Struct, frozen=True, kw_only=True):
+class FieldLimit(Struct, frozen=True, kw_only=True):
     """What one field may hold. Everything but the checks is said to the API server too."""
 
     minimum: float | None = None
@@ -70,7 +70,7 @@ class Limit(Struct, frozen=True, kw_only=True):
     min_items: int | None = None
     max_items: int | None = None
     max_properties: int | None = None
-    items: "Limit | None" = None
+    items: "FieldLimit | None" = None
     """Of each element of a list, or of each value of a mapping."""
     check: Check | None = None
     """What a pattern cannot say."""
@@ -83,67 +83,69 @@ YEAR = 366 * DAY
 MANY = 1_000_000
 """More sandboxes than anything holds; guards against typing errors and overflow."""
 
-_COUNT = Limit(minimum=0, maximum=MANY)
-_SIZE = Limit(minimum=1, maximum=MANY)
-_SECONDS = Limit(minimum=1, maximum=YEAR)
-_SECONDS_OR_NONE = Limit(minimum=0, maximum=YEAR)
-_SHORT = Limit(minimum=1, maximum=DAY)
-_PRIORITY = Limit(minimum=-MANY, maximum=MANY)
-_QUANTITY = Limit(
+_COUNT = FieldLimit(minimum=0, maximum=MANY)
+_SIZE = FieldLimit(minimum=1, maximum=MANY)
+_SECONDS = FieldLimit(minimum=1, maximum=YEAR)
+_SECONDS_OR_NONE = FieldLimit(minimum=0, maximum=YEAR)
+_SHORT = FieldLimit(minimum=1, maximum=DAY)
+_PRIORITY = FieldLimit(minimum=-MANY, maximum=MANY)
+_QUANTITY = FieldLimit(
     pattern=formats.QUANTITY, meaning="a quantity such as 2, 500m or 512Mi", max_length=32
 )
-_SOME = Limit(
+_SOME = FieldLimit(
     pattern=formats.POSITIVE_QUANTITY,
     meaning="a quantity above zero, such as 2, 500m or 512Mi",
     max_length=32,
 )
-_IMAGE = Limit(min_length=1, max_length=512)
-_NAME = Limit(
+_IMAGE = FieldLimit(min_length=1, max_length=512)
+_NAME = FieldLimit(
     pattern=formats.DNS_SUBDOMAIN,
     meaning="a name: lower case letters, digits, '-' and '.'",
     min_length=1,
     max_length=formats.MAX_NAME,
 )
-_NAMESPACE = Limit(
+_NAMESPACE = FieldLimit(
     pattern=formats.DNS_LABEL,
     meaning="a namespace: lower case letters, digits and '-'",
     max_length=formats.MAX_LABEL,
 )
-_PERCENT_OR_COUNT = Limit(
+_PERCENT_OR_COUNT = FieldLimit(
     minimum=1,
     maximum=MANY,
     pattern=formats.PERCENTAGE,
     meaning="a number from 1, or a percentage from 1% to 100%",
     max_length=4,
 )
-_VARIABLES = Limit(max_properties=512, key_check=formats.env_name, items=Limit(max_length=131_072))
-_LABELS = Limit(
+_VARIABLES = FieldLimit(
+    max_properties=512, key_check=formats.env_name, items=FieldLimit(max_length=131_072)
+)
+_LABELS = FieldLimit(
     max_properties=64,
     key_check=formats.qualified_name,
-    items=Limit(max_length=63, check=formats.label_value),
+    items=FieldLimit(max_length=63, check=formats.label_value),
 )
-_ANNOTATIONS = Limit(
-    max_properties=256, key_check=formats.qualified_name, items=Limit(max_length=262_144)
+_ANNOTATIONS = FieldLimit(
+    max_properties=256, key_check=formats.qualified_name, items=FieldLimit(max_length=262_144)
 )
-_COMMAND = Limit(min_items=1, max_items=256, items=Limit(max_length=131_072))
-_ABSOLUTE = Limit(pattern=formats.ABSOLUTE_PATH, meaning="an absolute path", max_length=4096)
-_TEXT = Limit(max_length=1024)
-_LONG_TEXT = Limit(max_length=131_072)
+_COMMAND = FieldLimit(min_items=1, max_items=256, items=FieldLimit(max_length=131_072))
+_ABSOLUTE = FieldLimit(pattern=formats.ABSOLUTE_PATH, meaning="an absolute path", max_length=4096)
+_TEXT = FieldLimit(max_length=1024)
+_LONG_TEXT = FieldLimit(max_length=131_072)
 
-LIMITS: Mapping[type[Struct], Mapping[str, Limit]] = {
+LIMITS: Mapping[type[Struct], Mapping[str, FieldLimit]] = {
     Port: {
-        "port": Limit(minimum=1, maximum=65535),
-        "name": Limit(max_length=63),
-        "protocol": Limit(choices=("TCP", "UDP")),
+        "port": FieldLimit(minimum=1, maximum=65535),
+        "name": FieldLimit(max_length=63),
+        "protocol": FieldLimit(choices=("TCP", "UDP")),
     },
     Resources: {
         "cpu": _QUANTITY,
         "memory": _QUANTITY,
         "disk": _QUANTITY,
-        "pids": Limit(minimum=1, maximum=4_194_304),
+        "pids": FieldLimit(minimum=1, maximum=4_194_304),
     },
     Volume: {
-        "name": Limit(
+        "name": FieldLimit(
             pattern=formats.DNS_LABEL,
             meaning="a name: lower case letters, digits and '-'",
             min_length=1,
@@ -154,12 +156,16 @@ LIMITS: Mapping[type[Struct], Mapping[str, Limit]] = {
         "claim_name": _NAME,
     },
     NetworkPolicy: {
-        "allow_out": Limit(
-            max_items=128, items=Limit(max_length=253, check=formats.network_or_domain)
+        "allow_out": FieldLimit(
+            max_items=128, items=FieldLimit(max_length=253, check=formats.network_or_domain)
         ),
-        "deny_out": Limit(max_items=128, items=Limit(max_length=253, check=formats.network)),
-        "dns_servers": Limit(max_items=8, items=Limit(max_length=64, check=formats.address)),
-        "mask_request_host": Limit(
+        "deny_out": FieldLimit(
+            max_items=128, items=FieldLimit(max_length=253, check=formats.network)
+        ),
+        "dns_servers": FieldLimit(
+            max_items=8, items=FieldLimit(max_length=64, check=formats.address)
+        ),
+        "mask_request_host": FieldLimit(
             pattern=formats.HOST_NAME, meaning="a host, where ${PORT} is replaced", max_length=253
         ),
     },
@@ -167,46 +173,46 @@ LIMITS: Mapping[type[Struct], Mapping[str, Limit]] = {
         "command": _LONG_TEXT,
         "period_seconds": _SHORT,
         "timeout_seconds": _SHORT,
-        "failure_threshold": Limit(minimum=1, maximum=1000),
+        "failure_threshold": FieldLimit(minimum=1, maximum=1000),
     },
     TemplateRef: {"name": _NAME, "namespace": _NAMESPACE},
     SandboxTemplateSpec: {
         "image": _IMAGE,
         "env": _VARIABLES,
-        "user": Limit(min_length=1, max_length=64),
+        "user": FieldLimit(min_length=1, max_length=64),
         "workdir": _ABSOLUTE,
         "start_command": _LONG_TEXT,
         "ready_command": _LONG_TEXT,
         "ready_timeout_seconds": _SHORT,
-        "ports": Limit(max_items=32),
-        "volumes": Limit(max_items=32),
-        "volume_claim_templates": Limit(max_items=32),
-        "aliases": Limit(
+        "ports": FieldLimit(max_items=32),
+        "volumes": FieldLimit(max_items=32),
+        "volume_claim_templates": FieldLimit(max_items=32),
+        "aliases": FieldLimit(
             max_items=32,
-            items=Limit(
+            items=FieldLimit(
                 pattern=formats.ALIAS,
                 meaning="a name such as team/name:tag",
                 min_length=1,
                 max_length=253,
             ),
         ),
-        "description": Limit(max_length=4096),
+        "description": FieldLimit(max_length=4096),
     },
     WakeOnTraffic: {"timeout_seconds": _SECONDS},
     IdlePause: {
         "after_seconds": _SECONDS,
-        "cpu_percent_below": Limit(minimum=0, maximum=10_000),
+        "cpu_percent_below": FieldLimit(minimum=0, maximum=10_000),
     },
     ClaimIdentity: {
-        "sandbox_id": Limit(
+        "sandbox_id": FieldLimit(
             pattern=formats.SANDBOX_ID, meaning="lower case letters and digits", max_length=63
         ),
         "owner": _TEXT,
-        "lock": Limit(min_length=1, max_length=1024),
+        "lock": FieldLimit(min_length=1, max_length=1024),
         "timeout_seconds": _SECONDS_OR_NONE,
     },
     SandboxSpec: {
-        "restore_from": Limit(min_length=1, max_length=253),
+        "restore_from": FieldLimit(min_length=1, max_length=253),
         "image": _IMAGE,
         "paused_retention_seconds": _SECONDS_OR_NONE,
     },
@@ -224,8 +230,8 @@ LIMITS: Mapping[type[Struct], Mapping[str, Limit]] = {
         "max_idle_age_seconds": _SECONDS,
         "labels": _LABELS,
         "annotations": _ANNOTATIONS,
-        "algorithm": Limit(choices=("packed", "spread")),
-        "eviction_handler": Limit(min_length=1, max_length=253),
+        "algorithm": FieldLimit(choices=("packed", "spread")),
+        "eviction_handler": FieldLimit(min_length=1, max_length=253),
     },
     UpdatedResources: {"cpu": _SOME, "memory": _SOME},
     InplaceUpdate: {"image": _IMAGE},
@@ -234,7 +240,7 @@ LIMITS: Mapping[type[Struct], Mapping[str, Limit]] = {
         "replicas": _SIZE,
         "claim_timeout_seconds": _SHORT,
         "wait_ready_timeout_seconds": _SHORT,
-        "ttl_seconds_after_completed": Limit(minimum=-1, maximum=YEAR),
+        "ttl_seconds_after_completed": FieldLimit(minimum=-1, maximum=YEAR),
         "labels": _LABELS,
         "annotations": _ANNOTATIONS,
         "env_vars": _VARIABLES,
@@ -242,11 +248,11 @@ LIMITS: Mapping[type[Struct], Mapping[str, Limit]] = {
     },
     CheckpointSpec: {
         "sandbox_name": _NAME,
-        "persistent_contents": Limit(min_items=1, max_items=2),
+        "persistent_contents": FieldLimit(min_items=1, max_items=2),
         "ttl_seconds_after_finished": _SECONDS_OR_NONE,
-        "names": Limit(
+        "names": FieldLimit(
             max_items=32,
-            items=Limit(
+            items=FieldLimit(
                 pattern=formats.ALIAS,
                 meaning="a name such as team/name:tag",
                 min_length=1,
@@ -255,41 +261,41 @@ LIMITS: Mapping[type[Struct], Mapping[str, Limit]] = {
         ),
     },
     EnvVar: {
-        "name": Limit(min_length=1, max_length=1024, check=formats.env_name),
+        "name": FieldLimit(min_length=1, max_length=1024, check=formats.env_name),
         "value": _LONG_TEXT,
     },
     Hook: {"command": _COMMAND, "timeout_seconds": _SHORT},
     Process: {
         "command": _COMMAND,
-        "args": Limit(max_items=1024, items=_LONG_TEXT),
-        "env": Limit(max_items=512),
+        "args": FieldLimit(max_items=1024, items=_LONG_TEXT),
+        "env": FieldLimit(max_items=512),
         "working_dir": _ABSOLUTE,
     },
     TaskSpec: {
         "timeout_seconds": _SECONDS,
-        "max_attempts": Limit(minimum=1, maximum=1000),
-        "backoff_seconds": Limit(minimum=0, maximum=DAY),
-        "grace_seconds": Limit(minimum=0, maximum=DAY),
+        "max_attempts": FieldLimit(minimum=1, maximum=1000),
+        "backoff_seconds": FieldLimit(minimum=0, maximum=DAY),
+        "grace_seconds": FieldLimit(minimum=0, maximum=DAY),
     },
     BatchSandboxSpec: {
-        "replicas": Limit(minimum=0, maximum=100_000),
-        "pool_ref": Limit(
+        "replicas": FieldLimit(minimum=0, maximum=100_000),
+        "pool_ref": FieldLimit(
             pattern=r"^(\*|([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?)$",
             meaning="the name of a pool, '*' or nothing",
             max_length=formats.MAX_NAME,
         ),
-        "shard_patches": Limit(max_items=100_000),
-        "shard_task_patches": Limit(max_items=100_000),
+        "shard_patches": FieldLimit(max_items=100_000),
+        "shard_task_patches": FieldLimit(max_items=100_000),
         "priority": _PRIORITY,
-        "min_available": Limit(minimum=1, maximum=100_000),
-        "assign_profile": Limit(min_length=1, max_length=253),
+        "min_available": FieldLimit(minimum=1, maximum=100_000),
+        "assign_profile": FieldLimit(min_length=1, max_length=253),
     },
-    EnvDefaults: {"multiplier": Limit(minimum=1, maximum=1000)},
+    EnvDefaults: {"multiplier": FieldLimit(minimum=1, maximum=1000)},
     MemberConfig: {
         "labels": _LABELS,
         "annotations": _ANNOTATIONS,
-        "multiplier": Limit(minimum=1, maximum=1000),
-        "scaling_group": Limit(min_length=1, max_length=63),
+        "multiplier": FieldLimit(minimum=1, maximum=1000),
+        "scaling_group": FieldLimit(min_length=1, max_length=63),
         "min_replicas": _COUNT,
         "max_replicas": _COUNT,
         "priority": _PRIORITY,
@@ -298,15 +304,15 @@ LIMITS: Mapping[type[Struct], Mapping[str, Limit]] = {
     },
     MemberMetadata: {"labels": _LABELS, "annotations": _ANNOTATIONS},
     EnvMember: {"replicas": _COUNT},
-    EnvCluster: {"members": Limit(max_properties=32, key_check=formats.dns_label)},
+    EnvCluster: {"members": FieldLimit(max_properties=32, key_check=formats.dns_label)},
     ScheduledFloor: {
-        "cron": Limit(min_length=9, max_length=128, check=formats.cron),
-        "duration_seconds": Limit(minimum=60, maximum=31 * DAY),
+        "cron": FieldLimit(min_length=9, max_length=128, check=formats.cron),
+        "duration_seconds": FieldLimit(minimum=60, maximum=31 * DAY),
         "min_replicas": _COUNT,
     },
     Forecast: {
-        "window_seconds": Limit(minimum=10, maximum=DAY),
-        "lead_seconds": Limit(minimum=0, maximum=DAY),
+        "window_seconds": FieldLimit(minimum=10, maximum=DAY),
+        "lead_seconds": FieldLimit(minimum=0, maximum=DAY),
     },
     ScalingGroup: {
         "min_replicas": _COUNT,
@@ -317,24 +323,26 @@ LIMITS: Mapping[type[Struct], Mapping[str, Limit]] = {
         "idle_zero_quiet_window_seconds": _SECONDS_OR_NONE,
         "stabilization_seconds": _SECONDS_OR_NONE,
         "idle_timeout_seconds": _SECONDS_OR_NONE,
-        "schedules": Limit(max_items=64),
+        "schedules": FieldLimit(max_items=64),
     },
-    Autoscaling: {"groups": Limit(max_properties=64, key_check=formats.dns_label)},
+    Autoscaling: {"groups": FieldLimit(max_properties=64, key_check=formats.dns_label)},
     EnvOverrides: {
         "image": _IMAGE,
         "env": _VARIABLES,
         "default_startup_timeout_seconds": _SECONDS,
         "default_idle_timeout_seconds": _SECONDS,
     },
-    SandboxEnvSpec: {"clusters": Limit(max_properties=16, key_check=formats.dns_subdomain)},
-    LeaseSpec: {"lease_duration_seconds": Limit(minimum=1)},
+    SandboxEnvSpec: {"clusters": FieldLimit(max_properties=16, key_check=formats.dns_subdomain)},
+    LeaseSpec: {"lease_duration_seconds": FieldLimit(minimum=1)},
     Secret: {
-        "data": Limit(key_check=formats.secret_key, items=Limit(check=formats.base64_text)),
+        "data": FieldLimit(
+            key_check=formats.secret_key, items=FieldLimit(check=formats.base64_text)
+        ),
     },
 }
 
 
-def limit_of(cls: type[Any], field: str) -> Limit | None:
+def limit_of(cls: type[Any], field: str) -> FieldLimit | None:
     """Find the limit of a struct's field, if it has one."""
     found = LIMITS.get(cls)
     return found.get(field) if found else None

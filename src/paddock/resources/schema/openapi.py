@@ -17,7 +17,7 @@ from paddock.resources.kinds.batch import BatchSandboxSpec
 from paddock.resources.kinds.claim import SandboxClaimSpec
 from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Resource
-from paddock.resources.schema.constraints import Limit, limit_of
+from paddock.resources.schema.constraints import FieldLimit, limit_of
 from paddock.resources.schema.docstrings import about, about_fields
 from paddock.resources.schema.formats import MAX_LABEL
 from paddock.resources.schema.rules import NAMES_LABEL, RULES, TRANSITIONS
@@ -110,7 +110,7 @@ def _note(field: str, kind: str) -> str:
     return f"{field} {kind}".strip() if field != kind else field
 
 
-def _schema(hint: Any, limit: Limit | None, *, is_item: bool = False) -> Schema:
+def _schema(hint: Any, limit: FieldLimit | None, *, is_item: bool = False) -> Schema:
     options = _options(hint)
     if len(options) > 1:
         return {"x-kubernetes-int-or-string": True} | _limits(limit)
@@ -130,7 +130,7 @@ def _options(hint: Any) -> list[Any]:
     return [hint]
 
 
-def _container(hint: Any, limit: Limit | None) -> Schema:
+def _container(hint: Any, limit: FieldLimit | None) -> Schema:
     arguments = get_args(hint)
     inner = limit.items if limit else None
     if get_origin(hint) is tuple:
@@ -164,7 +164,7 @@ def _enum(kind: type[StrEnum]) -> Schema:
 
 
 def _limits(
-    limit: Limit | None,
+    limit: FieldLimit | None,
     *,
     is_text: bool | None = None,
     is_number: bool | None = None,
@@ -195,7 +195,7 @@ def _limits(
     return found
 
 
-def _bounds(limit: Limit) -> Schema:
+def _bounds(limit: FieldLimit) -> Schema:
     found: Schema = {}
     if limit.minimum is not None:
         found["minimum"] = int(limit.minimum)

@@ -17,7 +17,7 @@ from paddock.kit.errors import FieldProblem, InvalidError
 from paddock.resources.kinds.builtin import Namespace
 from paddock.resources.meta import ObjectMeta, Resource
 from paddock.resources.schema import formats
-from paddock.resources.schema.constraints import Limit, limit_of
+from paddock.resources.schema.constraints import FieldLimit, limit_of
 from paddock.resources.schema.rules import RULES, TRANSITIONS, Rule, Transition
 
 MAX_ANNOTATION_BYTES = 256 * 1024
@@ -94,7 +94,7 @@ class _Visit(NamedTuple):
 
     name: str
     step: str
-    limit: Limit | None
+    limit: FieldLimit | None
     default: Any
 
 
@@ -144,7 +144,7 @@ def _struct(
 
 def _value(
     value: Any,
-    limit: Limit | None,
+    limit: FieldLimit | None,
     trail: _Trail,
     problems: list[FieldProblem],
     *,
@@ -168,7 +168,7 @@ def _value(
 
 
 def _mapping(
-    value: Mapping[str, Any], limit: Limit | None, trail: _Trail, problems: list[FieldProblem]
+    value: Mapping[str, Any], limit: FieldLimit | None, trail: _Trail, problems: list[FieldProblem]
 ) -> None:
     for key, item in value.items():
         if limit and limit.key_check and (message := limit.key_check(key)):
@@ -177,7 +177,7 @@ def _mapping(
             _value(item, limit.items if limit else None, _Trail(trail, key), problems)
 
 
-def _violation(value: Any, limit: Limit) -> str | None:
+def _violation(value: Any, limit: FieldLimit) -> str | None:
     if isinstance(value, str):
         return _text_problem(value, limit) or (limit.check(value) if limit.check else None)
     if isinstance(value, (int, float)):
@@ -185,7 +185,7 @@ def _violation(value: Any, limit: Limit) -> str | None:
     return _size_problem(value, limit)
 
 
-def _number_problem(value: float, limit: Limit) -> str | None:
+def _number_problem(value: float, limit: FieldLimit) -> str | None:
     low, high = limit.minimum, limit.maximum
     if low is not None and (value < low or (limit.is_above and value == low)):
         return f"is {value}; must be {'greater than' if limit.is_above else 'at least'} {low:g}"
@@ -194,7 +194,7 @@ def _number_problem(value: float, limit: Limit) -> str | None:
     return None
 
 
-def _text_problem(value: str, limit: Limit) -> str | None:
+def _text_problem(value: str, limit: FieldLimit) -> str | None:
     if limit.min_length and not value:
         return "must not be empty"
     if limit.max_length is not None and len(value) > limit.max_length:
@@ -212,7 +212,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\$$", r"\\Z", pattern))
 
 
-def _size_problem(value: Any, limit: Limit) -> str | None:
+def _size_problem(value: Any, limit: FieldLimit) -> str | None:
     if isinstance(value, tuple):
         size = len(value)  # pyright: ignore[reportUnknownArgumentType]
         if limit.min_items is not None and size < limit.min_items:

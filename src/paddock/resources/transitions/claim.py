@@ -27,14 +27,14 @@ from paddock.resources.kinds.template import (
     Resources,
     SandboxTemplateSpec,
 )
-from paddock.resources.meta import Part, with_meta
+from paddock.resources.meta import ResourcePart, with_meta
 from paddock.resources.transitions import deadlines
 
 OURS = (LABEL_CLAIM, LABEL_BATCH, LABEL_SHARD)
 """Labels that a claim of our own controllers writes over what is there."""
 
 
-class Terms(Part, frozen=True, kw_only=True):
+class Terms(ResourcePart, frozen=True, kw_only=True):
     """On what terms a sandbox is claimed."""
 
     identity: ClaimIdentity
@@ -52,7 +52,7 @@ class Terms(Part, frozen=True, kw_only=True):
     annotations: Mapping[str, str] = {}
 
 
-class Fit(Part, frozen=True, kw_only=True):
+class Fit(ResourcePart, frozen=True, kw_only=True):
     """How a claimed sandbox is to be, and whether one in stock can become so."""
 
     template: SandboxTemplateSpec

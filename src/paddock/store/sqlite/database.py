@@ -39,7 +39,7 @@ Row = tuple[str, str, str, int, bytes | None]
 """Kind, namespace, name, version, body; no body: the object is removed."""
 
 
-class Change(NamedTuple):
+class HistoryEntry(NamedTuple):
     """One entry of the history."""
 
     version: int
@@ -105,10 +105,10 @@ class Database:
         """Give kind and body of every object."""
         return self._connection.execute("SELECT kind, body FROM objects")
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[HistoryEntry]:
         """Give the history, newest first."""
         query = "SELECT version, kind, namespace, name, before FROM history ORDER BY version DESC"
-        return (Change(*row) for row in self._connection.execute(query))
+        return (HistoryEntry(*row) for row in self._connection.execute(query))
 
     # ---- writing -------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ _FAILURES = metrics.counter(
 )
 
 
-class Batch:
+class CommitGroup:
     """Writes that become durable together."""
 
     def __init__(self, number: int) -> None:
@@ -61,10 +61,10 @@ class GroupCommit:
         self._database = database
         self._loop = asyncio.get_running_loop()
         self._number = 0
-        self._gathering: Batch | None = None
+        self._gathering: CommitGroup | None = None
         self._is_writing = False
         self._quiet: asyncio.Future[None] | None = None
-        self._handed: SimpleQueue[Batch | None] = SimpleQueue()
+        self._handed: SimpleQueue[CommitGroup | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="paddock-store", daemon=True)
         self._thread.start()
 
@@ -73,7 +73,7 @@ class GroupCommit:
         batch = self._gathering
         if batch is None:
             self._number += 1
-            batch = self._gathering = Batch(self._number)
+            batch = self._gathering = CommitGroup(self._number)
             if not self._is_writing:
                 # Not at once: others who are ready to run now may have something to add.
                 self._is_writing = True
@@ -100,7 +100,7 @@ class GroupCommit:
         elif self._quiet is not None and not self._quiet.done():
             self._quiet.set_result(None)
 
-    def _written(self, batch: Batch, error: Exception | None) -> None:
+    def _written(self, batch: CommitGroup, error: Exception | None) -> None:
         if error is None:
             self._working.apply(batch.mutations)
             batch.settle(None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paddock.adapters.dialer import LocalDialer
-from paddock.cache.states import State
+from paddock.cache.states import SandboxState
 from paddock.gateway.routing.routes import Route
 from paddock.resources.meta import Key
 from paddock.runtime.port import Blueprint
@@ -74,7 +74,7 @@ async def test_a_server_is_reached_wherever_it_listens(
             key=Key("default", uid),
             uid=uid,
             version=1,
-            state=State.RUNNING,
+            state=SandboxState.RUNNING,
             ip=box.address.ip,
             node=box.address.node,
         )

@@ -2,7 +2,7 @@
 
 Event-driven, by pool: whenever its stock or one of its batches changes, `allocation` decides and
 one status write per served batch records all of its grants. The batch's status is the truth: it
-is what the census reads, now and after a restart. Sandboxes are taken out of the census before
+is what `PoolMembers` reads, now and after a restart. Sandboxes are reserved there before
 the write, so nobody in this process can claim them meanwhile, and put back if it fails.
 """
 
@@ -13,7 +13,7 @@ from datetime import datetime
 
 from msgspec import structs
 
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.controllers.batch import shards
 from paddock.controllers.batch.allocation.plan import Allotment, Stock, Waiting, allot
@@ -51,15 +51,15 @@ class Allocator:
         self,
         *,
         provider: Provider,
-        census: Census,
+        pool_members: PoolMembers,
         clock: Clock,
         recorder: Recorder,
         growth: Growth,
         parting: Parting | None,
     ) -> None:
-        """Serve from one census; `parting` is needless where claims are always written."""
+        """Serve from `pool_members`; `parting` is needless where claims are always written."""
         self._provider = provider
-        self._census = census
+        self._pool_members = pool_members
         self._clock = clock
         self._recorder = recorder
         self._unmet: dict[Key, int] = {}
@@ -127,7 +127,7 @@ class Allocator:
         self._told.discard(batch)
 
     def _decide(self, pool: SandboxPool) -> Allotment:
-        members = self._census.members(pool.key)
+        members = self._pool_members.members(pool.key)
         held: Counter[str] = Counter()
         for batch in self._provider.batches_of_pool(pool.key):
             held[owner_of(batch)] += batch.status.allocated
@@ -201,7 +201,7 @@ class Allocator:
     def _take(self, pool: SandboxPool, count: int) -> list[Sandbox]:
         taken: list[Sandbox] = []
         while len(taken) < count:
-            sandbox = self._census.take(pool.key, pool.status.revision or None)
+            sandbox = self._pool_members.reserve(pool.key, pool.status.revision or None)
             if sandbox is None:
                 break
             taken.append(sandbox)
@@ -209,7 +209,7 @@ class Allocator:
 
     def _give_back(self, taken: Iterable[Sandbox]) -> None:
         for sandbox in taken:
-            self._census.give_back(sandbox.key)
+            self._pool_members.unreserve(sandbox.key)
 
     async def _resolve_doubts(self) -> None:
         """Find out what became of writes whose replies were lost."""
@@ -227,7 +227,9 @@ class Allocator:
     # ---- resets --------------------------------------------------------------------------
 
     def _resets(self, pool: Key) -> list[Sandbox]:
-        return [item for item in self._census.members(pool).creating.values() if item.spec.recycle]
+        return [
+            item for item in self._pool_members.members(pool).creating.values() if item.spec.recycle
+        ]
 
     async def _end_overdue_resets(self, pool: Key) -> None:
         now = self._clock.now()

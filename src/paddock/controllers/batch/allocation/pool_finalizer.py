@@ -7,7 +7,7 @@ batches' claims are written to what they hold, which unties it, and only then th
 
 import logging
 
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.kit.clock import Clock
 from paddock.kit.errors import NotFoundError
@@ -24,9 +24,11 @@ log = logging.getLogger(__name__)
 class Parting:
     """Keeps a pool until nothing that a batch holds goes with it."""
 
-    def __init__(self, provider: Provider, census: Census, seed: TokenSeed, clock: Clock) -> None:
+    def __init__(
+        self, provider: Provider, pool_members: PoolMembers, seed: TokenSeed, clock: Clock
+    ) -> None:
         self._provider = provider
-        self._census = census
+        self._pool_members = pool_members
         self._seed = seed
         self._clock = clock
 
@@ -34,7 +36,7 @@ class Parting:
         """Keep a pool that gives or gave to batches from vanishing at once; before it gives."""
         if FINALIZER_POOL in pool.metadata.finalizers:
             return
-        held = self._census.members(pool.key).allocated.values()
+        held = self._pool_members.members(pool.key).allocated.values()
         if not is_giving and all(item.spec.claim is not None for item in held):
             return
 
@@ -49,7 +51,7 @@ class Parting:
         """Untie what batches hold, then let the pool go; gives how many were untied."""
         if FINALIZER_POOL not in pool.metadata.finalizers:
             return 0
-        held = tuple(self._census.members(pool.key).allocated.values())
+        held = tuple(self._pool_members.members(pool.key).allocated.values())
         untied = 0
         for sandbox in held:
             found = self._shard(sandbox)
@@ -67,7 +69,7 @@ class Parting:
         return untied
 
     def _shard(self, sandbox: Sandbox) -> tuple[BatchSandbox, Allocation] | None:
-        holder = self._census.holder(sandbox.key)
+        holder = self._pool_members.holder(sandbox.key)
         batch = self._provider.get(BatchSandbox, holder) if holder is not None else None
         if batch is None or batch.is_deleting:
             return None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
-from paddock.cache.pool_members import Census
+from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.controllers.batch.allocation.pool_scoring import Candidate, Profile, Refusal, choose
 from paddock.controllers.batch.shards import missing_shards
@@ -26,7 +26,7 @@ class Assignment:
     def __init__(
         self,
         provider: Provider,
-        census: Census,
+        pool_members: PoolMembers,
         clock: Clock,
         profiles: Mapping[str, Profile],
         *,
@@ -38,7 +38,7 @@ class Assignment:
         which so many are wanted at once.
         """
         self._provider = provider
-        self._census = census
+        self._pool_members = pool_members
         self._clock = clock
         self._profiles = profiles
         self._of_environment = of_environment
@@ -103,9 +103,9 @@ class Assignment:
                 template = self._template(pool)
                 if template is None or pool.is_deleting:
                     continue
-                members = self._census.members(pool.key)
+                members = self._pool_members.members(pool.key)
                 allocated = len(members.allocated)
-                idle = len(members.available) + len(members.creating) + len(members.taken)
+                idle = len(members.available) + len(members.creating) + len(members.reserved)
                 found.append(
                     Candidate(
                         pool=pool, template=template, allocated=allocated, total=allocated + idle

@@ -35,7 +35,7 @@ def task_executor(
 ) -> None:
     """Serve the task API; what is under way outlives the executor and is found again."""
     executor.run(
-        executor.Options(
+        executor.ExecutorOptions(
             mode="sidecar" if enable_sidecar_mode else mode,
             data_dir=data_dir,
             listen=listen_addr,

@@ -31,8 +31,8 @@ from paddock.envd.rpc.filesystem_service import FilesystemService
 from paddock.envd.rpc.process_service import ProcessService
 from paddock.envd.tasks.files import TaskFiles
 from paddock.envd.tasks.http_api import TaskRoutes, is_task_path
-from paddock.envd.tasks.launch import RegistryLauncher
-from paddock.envd.tasks.manager import Tasks
+from paddock.envd.tasks.manager import TaskManager
+from paddock.envd.tasks.registry_launcher import RegistryLauncher
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Envd:
         self._files = Files(self.environment)
         self._launcher = RegistryLauncher(self.registry, self.environment)
         self._task_files = TaskFiles(config.tasks_dir)
-        self.tasks = Tasks(self._launcher, self._task_files)
+        self.tasks = TaskManager(self._launcher, self._task_files)
         self._task_routes = TaskRoutes(self.tasks)
         self._methods: dict[str, Method] = {
             **ProcessService(self.registry, self.environment).methods(),

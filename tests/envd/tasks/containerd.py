@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-from paddock.envd.tasks.cri import CriClient, CriError
-from paddock.envd.tasks.cri_wire import pairs, text
+from paddock.envd.tasks.cri import CriClient
+from paddock.envd.tasks.cri_wire import CriError, get_text, map_entries
 from tests.leaks import note_group
 
 PROGRAMS = Path(os.environ.get("PADDOCK_TEST_CONTAINERD", "/var/cache/paddock/containerd/usr/bin"))
@@ -83,8 +83,8 @@ class Containerd:
             _write_image(archive)
             self.ctr("image", "import", str(archive))
             linux = {1: self.cgroup, 2: _HOST_NETWORK}
-            config = {1: _POD, 6: pairs({"io.kubernetes.pod.uid": POD_UID}), 8: linux}
-            self._pod = text(await self.call("RunPodSandbox", {1: config}), 1)
+            config = {1: _POD, 6: map_entries({"io.kubernetes.pod.uid": POD_UID}), 8: linux}
+            self._pod = get_text(await self.call("RunPodSandbox", {1: config}), 1)
         except BaseException:
             await self.__aexit__()
             raise

@@ -11,7 +11,7 @@ import pytest
 
 from paddock.envd.tasks.cri import ContainerLauncher
 from paddock.envd.tasks.files import TaskFiles
-from paddock.envd.tasks.manager import Tasks
+from paddock.envd.tasks.manager import TaskManager
 from paddock.envd.tasks.model import Task, TaskProcess
 from tests.envd.tasks.containerd import Containerd, why_not
 from tests.ports import free_ports
@@ -29,13 +29,13 @@ class Rig:
     def __init__(self, runtime: Containerd, directory: Path) -> None:
         self.runtime = runtime
         self.directory = directory
-        self.tasks: Tasks
+        self.tasks: TaskManager
         self.launcher: ContainerLauncher
 
     async def start(self) -> None:
         self.launcher = ContainerLauncher.connect(self.runtime.socket, self.runtime.pod_uid)
         await self.launcher.probe()
-        self.tasks = Tasks(self.launcher, TaskFiles(self.directory))
+        self.tasks = TaskManager(self.launcher, TaskFiles(self.directory))
         await self.tasks.start()
 
     async def stop(self) -> None:

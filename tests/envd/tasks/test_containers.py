@@ -12,10 +12,10 @@ import grpc
 import pytest
 
 from paddock.envd.tasks.cri import LABEL_TASK, ContainerLauncher
-from paddock.envd.tasks.cri_wire import message, pairs, read, text, whole
-from paddock.envd.tasks.executor import ExecutorError
+from paddock.envd.tasks.cri_wire import decode, encode, get_int, get_text, map_entries
 from paddock.envd.tasks.files import TaskFiles
-from paddock.envd.tasks.manager import Tasks
+from paddock.envd.tasks.launcher import ExecutorError
+from paddock.envd.tasks.manager import TaskManager
 from paddock.envd.tasks.model import Task, TaskProcess
 
 pytestmark = pytest.mark.timeout(120)
@@ -34,7 +34,7 @@ class Runtime(grpc.GenericRpcHandler):
     def service(self, handler_call_details):
         name = handler_call_details.method.rpartition("/")[2]
         return grpc.unary_unary_rpc_method_handler(
-            getattr(self, name), request_deserializer=read, response_serializer=message
+            getattr(self, name), request_deserializer=decode, response_serializer=encode
         )
 
     async def Version(self, request, context):
@@ -44,25 +44,25 @@ class Runtime(grpc.GenericRpcHandler):
         return {1: [{1: "sandbox-1", 2: {1: "pod", 2: "uid-1", 3: "default"}}]}
 
     async def ImageStatus(self, request, context):
-        return {1: {1: "here"}} if text(read(request[1][0]), 1) in self.pulled else {}
+        return {1: {1: "here"}} if get_text(decode(request[1][0]), 1) in self.pulled else {}
 
     async def PullImage(self, request, context):
-        self.pulled.append(text(read(request[1][0]), 1))
+        self.pulled.append(get_text(decode(request[1][0]), 1))
         return {1: "ref"}
 
     async def CreateContainer(self, request, context):
-        config = read(request[2][0])
+        config = decode(request[2][0])
         self.made += 1
         ident = f"c{self.made}"
-        labels = {text(read(i), 1): text(read(i), 2) for i in config.get(9, [])}
+        labels = {get_text(decode(i), 1): get_text(decode(i), 2) for i in config.get(9, [])}
         argv = [item.decode() for item in (*config.get(3, []), *config.get(4, []))]
-        env = {text(read(i), 1): text(read(i), 2) for i in config.get(6, [])}
-        log = Path(text(read(request[3][0]), 3)) / text(config, 11)
+        env = {get_text(decode(i), 1): get_text(decode(i), 2) for i in config.get(6, [])}
+        log = Path(get_text(decode(request[3][0]), 3)) / get_text(config, 11)
         self.containers[ident] = {"argv": argv, "labels": labels, "env": env, "log": log}
         return {1: ident}
 
     async def StartContainer(self, request, context):
-        found = self.containers[text(request, 1)]
+        found = self.containers[get_text(request, 1)]
         found["process"] = await asyncio.create_subprocess_exec(
             *found["argv"], stdout=asyncio.subprocess.PIPE, env=found["env"]
         )
@@ -70,30 +70,32 @@ class Runtime(grpc.GenericRpcHandler):
         return {}
 
     async def ListContainers(self, request, context):
-        wanted = {text(read(i), 1): text(read(i), 2) for i in read(request[1][0]).get(4, [])}
+        wanted = {
+            get_text(decode(i), 1): get_text(decode(i), 2) for i in decode(request[1][0]).get(4, [])
+        }
         return {
             1: [
-                {1: ident, 8: pairs(found["labels"])}
+                {1: ident, 8: map_entries(found["labels"])}
                 for ident, found in self.containers.items()
                 if wanted.items() <= found["labels"].items()
             ]
         }
 
     async def ContainerStatus(self, request, context):
-        process = self.containers[text(request, 1)]["process"]
+        process = self.containers[get_text(request, 1)]["process"]
         if process.returncode is None:
-            return {1: {1: text(request, 1), 3: 1}}
-        await self.containers[text(request, 1)]["copy"]
+            return {1: {1: get_text(request, 1), 3: 1}}
+        await self.containers[get_text(request, 1)]["copy"]
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        return {1: {1: text(request, 1), 3: 2, 7: code}}
+        return {1: {1: get_text(request, 1), 3: 2, 7: code}}
 
     async def StopContainer(self, request, context):
-        process = self.containers[text(request, 1)]["process"]
+        process = self.containers[get_text(request, 1)]["process"]
         # Not `process.send_signal`: that polls, and takes the exit code from asyncio's watcher.
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGTERM)
             try:
-                async with asyncio.timeout(whole(request, 2)):
+                async with asyncio.timeout(get_int(request, 2)):
                     await process.wait()
             except TimeoutError:
                 os.kill(process.pid, signal.SIGKILL)
@@ -101,7 +103,7 @@ class Runtime(grpc.GenericRpcHandler):
         return {}
 
     async def RemoveContainer(self, request, context):
-        found = self.containers.pop(text(request, 1), None)
+        found = self.containers.pop(get_text(request, 1), None)
         if found is not None and self.last_words:
             asyncio.get_running_loop().call_later(0.05, _write, found["log"], self.last_words)
         return {}
@@ -141,7 +143,7 @@ def wanted(name: str, *command: str) -> Task:
     )
 
 
-async def final(tasks: Tasks, name: str) -> dict:
+async def final(tasks: TaskManager, name: str) -> dict:
     async with asyncio.timeout(60):
         while not (status := tasks.show(name)["processStatus"])["isFinal"]:
             await asyncio.sleep(0.05)
@@ -157,7 +159,7 @@ async def opened(path: str) -> ContainerLauncher:
 async def test_a_task_is_a_container_with_an_exit_code_and_a_log(runtime, tmp_path: Path) -> None:
     cri, path = runtime
     launcher = await opened(path)
-    tasks = Tasks(launcher, TaskFiles(tmp_path))
+    tasks = TaskManager(launcher, TaskFiles(tmp_path))
     tasks.set([wanted("t", "/bin/sh", "-c", "echo hello; echo two words; exit 3")])
     status = await final(tasks, "t")
     assert status["terminated"]["exitCode"] == 3
@@ -171,7 +173,7 @@ async def test_what_a_runtime_writes_after_the_end_is_kept(runtime, tmp_path: Pa
     cri, path = runtime
     cri.last_words = b"unfinished\n"
     launcher = await opened(path)
-    tasks = Tasks(launcher, TaskFiles(tmp_path))
+    tasks = TaskManager(launcher, TaskFiles(tmp_path))
     tasks.set([wanted("t", "/bin/sh", "-c", "echo hello")])
     assert (await final(tasks, "t"))["outputHead"] == "hello\nunfinished\n"
     await launcher._client.close()
@@ -180,7 +182,7 @@ async def test_what_a_runtime_writes_after_the_end_is_kept(runtime, tmp_path: Pa
 async def test_a_stopped_task_ends_although_it_ignores_term(runtime, tmp_path: Path) -> None:
     cri, path = runtime
     launcher = await opened(path)
-    tasks = Tasks(launcher, TaskFiles(tmp_path))
+    tasks = TaskManager(launcher, TaskFiles(tmp_path))
     tasks.set([wanted("t", "/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done")])
     async with asyncio.timeout(60):
         while tasks.show("t")["processStatus"].get("outputHead") != "up\n":
@@ -199,7 +201,7 @@ async def test_a_new_executor_finds_the_container_and_makes_no_other(
 ) -> None:
     cri, path = runtime
     first = await opened(path)
-    tasks = Tasks(first, TaskFiles(tmp_path))
+    tasks = TaskManager(first, TaskFiles(tmp_path))
     go = tmp_path / "go"
     text_of = f"while [ ! -e {go} ]; do sleep 0.05; done; exit 4"
     tasks.set([wanted("t", "/bin/sh", "-c", text_of)])
@@ -209,7 +211,7 @@ async def test_a_new_executor_finds_the_container_and_makes_no_other(
     tasks.close()
     await first._client.close()
     second = await opened(path)
-    again = Tasks(second, TaskFiles(tmp_path))
+    again = TaskManager(second, TaskFiles(tmp_path))
     await again.start()
     again.set([wanted("t", "/bin/sh", "-c", text_of)])
     go.touch()

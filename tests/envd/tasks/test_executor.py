@@ -13,7 +13,8 @@ from urllib.error import HTTPError
 
 import pytest
 
-from paddock.envd.tasks.executor import ExecutorError, Options, check
+from paddock.envd.tasks.executor import ExecutorOptions, check
+from paddock.envd.tasks.launcher import ExecutorError
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
@@ -198,14 +199,14 @@ def test_a_sidecar_runs_tasks_in_the_main_container(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        (Options(mode="magic"), "mode"),
-        (Options(listen="0.0.0.0:5758"), "TASK_EXECUTOR_TOKEN"),
-        (Options(listen="nowhere"), "host:port"),
-        (Options(mode="container"), "CRI socket"),
-        (Options(mode="container", cri_socket="/no/such.sock"), "/no/such.sock"),
+        (ExecutorOptions(mode="magic"), "mode"),
+        (ExecutorOptions(listen="0.0.0.0:5758"), "TASK_EXECUTOR_TOKEN"),
+        (ExecutorOptions(listen="nowhere"), "host:port"),
+        (ExecutorOptions(mode="container"), "CRI socket"),
+        (ExecutorOptions(mode="container", cri_socket="/no/such.sock"), "/no/such.sock"),
     ],
 )
-def test_what_a_mode_needs_is_said_at_the_start(options: Options, word: str) -> None:
+def test_what_a_mode_needs_is_said_at_the_start(options: ExecutorOptions, word: str) -> None:
     with pytest.raises(ExecutorError, match=word):
         check(options)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from paddock.envd.tasks.files import TaskFiles
-from paddock.envd.tasks.manager import Tasks
-from paddock.envd.tasks.model import Hook, Lifecycle, Record, Task, TaskProcess
+from paddock.envd.tasks.manager import TaskManager
+from paddock.envd.tasks.model import Task, TaskHook, TaskHooks, TaskProcess, TaskRecord
 
 pytestmark = pytest.mark.looptime
 
@@ -51,11 +51,11 @@ class Sleepers:
         self.awake.set()
 
     async def launch(
-        self, record: Record, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
+        self, record: TaskRecord, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
     ) -> Sleeper:
         return Sleeper(self.awake, float(argv[0]))
 
-    async def find(self, record: Record, log_path: str) -> Sleeper | None:
+    async def find(self, record: TaskRecord, log_path: str) -> Sleeper | None:
         return None
 
 
@@ -63,7 +63,7 @@ async def _ended(
     tmp_path: Path, process: TaskProcess, *, paused_at: float, for_seconds: float
 ) -> dict:
     sleepers = Sleepers()
-    tasks = Tasks(sleepers, TaskFiles(tmp_path))
+    tasks = TaskManager(sleepers, TaskFiles(tmp_path))
     tasks.add(Task(name="t", process=process))
     await asyncio.sleep(paused_at)
     sleepers.awake.clear()
@@ -91,7 +91,7 @@ async def test_a_pause_gives_a_task_no_time_either(tmp_path: Path) -> None:
 
 
 async def test_a_hook_that_is_paused_has_not_taken_too_long(tmp_path: Path) -> None:
-    hook = Hook(command=("4",), timeout_seconds=5)
-    process = TaskProcess(command=("1",), lifecycle=Lifecycle(pre_start=hook))
+    hook = TaskHook(command=("4",), timeout_seconds=5)
+    process = TaskProcess(command=("1",), lifecycle=TaskHooks(pre_start=hook))
     ended = await _ended(tmp_path, process, paused_at=2.0, for_seconds=60.0)
     assert ended["reason"] == "Succeeded"

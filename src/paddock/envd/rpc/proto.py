@@ -1,8 +1,8 @@
-"""A small table-driven proto3 codec: structs to and from protobuf binary and lenient JSON.
+"""A table-driven proto3 codec: structs to and from protobuf binary, and from lenient JSON.
 
-Knows no message by name: tables of `Field` come from `messages`. The usual JSON path does not
-pass here (msgspec decodes it directly); `from_json` is the slow, forgiving reading that proto3
-asks for: snake_case names, nulls, numeric enums, int64 as strings, url-safe base64.
+The tables of `Field` are in `messages.py`, the wire format is in `wire/protobuf.py`. Ordinary JSON
+is decoded by msgspec directly; `from_json` is the slow path for the other spellings that proto3
+allows: snake_case names, nulls, numeric enums, int64 as strings, url-safe base64.
 """
 
 import base64
@@ -15,16 +15,27 @@ from typing import Any, Literal, NamedTuple, cast
 import msgspec
 from msgspec import Struct
 
+from paddock.wire.protobuf import (
+    LEN,
+    VARINT,
+    ProtobufError,
+    decode_text,
+    len_field,
+    read_fields,
+    signed,
+    varint_field,
+)
+
 Kind = Literal["varint", "zigzag", "bool", "string", "bytes", "enum", "map", "timestamp", "message"]
 Tables = Mapping[type[Struct], "tuple[Field, ...]"]
 
-_WIRE: Mapping[str, int] = {"varint": 0, "zigzag": 0, "bool": 0, "enum": 0}
+_VARINT_KINDS = frozenset(("varint", "zigzag", "bool", "enum"))
 _DEPTH_LIMIT = 32
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class DecodeError(ValueError):
-    """The bytes are not such a message."""
+    """The input is not a message of the expected type."""
 
 
 class Field(NamedTuple):
@@ -48,7 +59,7 @@ def field(
     optional: bool = False,
     enum: Mapping[Any, int] | None = None,
 ) -> Field:
-    """One row; a struct as `kind` means a nested message (which is always optional)."""
+    """Return a row; a struct as `kind` means a nested message, which is always optional."""
     if isinstance(kind, str):
         return Field(number, name, kind, None, repeated, optional, enum)
     return Field(number, name, "message", kind, repeated, optional or not repeated, enum)
@@ -58,7 +69,7 @@ def field(
 
 
 def encode(message: Struct, tables: Tables) -> bytes:
-    """The message in protobuf binary, fields in order of number."""
+    """Encode a message as protobuf binary, fields in the order of the table."""
     out = bytearray()
     for row in tables[type(message)]:
         value = getattr(message, row.name)
@@ -66,8 +77,8 @@ def encode(message: Struct, tables: Tables) -> bytes:
             continue
         if row.kind == "map":
             for key, item in value.items():
-                entry = _delimited(1, key.encode()) + _delimited(2, item.encode())
-                out += _delimited(row.number, entry)
+                entry = len_field(1, key.encode()) + len_field(2, item.encode())
+                out += len_field(row.number, entry)
         elif row.repeated:
             for item in value:
                 out += _encode_one(row, item, tables)
@@ -83,14 +94,14 @@ def _is_default(value: Any, row: Field) -> bool:
 
 
 def _encode_one(row: Field, value: Any, tables: Tables) -> bytes:
-    if row.kind in _WIRE:
+    if row.kind in _VARINT_KINDS:
         if row.enum is not None:
             number = row.enum[value]
         elif row.kind == "zigzag":
             number = value * 2 if value >= 0 else -value * 2 - 1
         else:
             number = int(value)
-        return _varint(row.number << 3) + _varint(number)
+        return varint_field(row.number, number)
     if row.kind == "string":
         payload = value.encode()
     elif row.kind == "bytes":
@@ -99,7 +110,7 @@ def _encode_one(row: Field, value: Any, tables: Tables) -> bytes:
         payload = _encode_timestamp(value)
     else:
         payload = encode(value, tables)
-    return _delimited(row.number, payload)
+    return len_field(row.number, payload)
 
 
 def _encode_timestamp(value: datetime) -> bytes:
@@ -107,32 +118,21 @@ def _encode_timestamp(value: datetime) -> bytes:
     seconds = since.days * 86400 + since.seconds
     out = b""
     if seconds:
-        out += b"\x08" + _varint(seconds)
+        out += varint_field(1, seconds)
     if since.microseconds:
-        out += b"\x10" + _varint(since.microseconds * 1000)
+        out += varint_field(2, since.microseconds * 1000)
     return out
-
-
-def _varint(value: int) -> bytes:
-    value &= 0xFFFF_FFFF_FFFF_FFFF
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _delimited(number: int, payload: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(payload)) + payload
 
 
 # -- binary, reading ---------------------------------------------------------------------------
 
 
 def decode(data: bytes, kind: type[Struct], tables: Tables) -> Struct:
-    """Read a message; unknown fields are skipped, a later value of a field wins."""
-    return _decode(memoryview(data), kind, tables, depth=0)
+    """Decode a message; unknown fields are skipped, the last value of a field counts."""
+    try:
+        return _decode(memoryview(data), kind, tables, depth=0)
+    except ProtobufError as error:
+        raise DecodeError(str(error)) from error
 
 
 def _decode(data: memoryview, kind: type[Struct], tables: Tables, *, depth: int) -> Struct:
@@ -140,14 +140,11 @@ def _decode(data: memoryview, kind: type[Struct], tables: Tables, *, depth: int)
         raise DecodeError("message is nested too deeply")
     rows = {row.number: row for row in tables[kind]}
     values: dict[str, Any] = {}
-    position = 0
-    while position < len(data):
-        key, position = _read_varint(data, position)
-        raw, position = _read_value(data, position, key & 7)
-        row = rows.get(key >> 3)
+    for number, wire_type, raw in read_fields(data):
+        row = rows.get(number)
         if row is None:
             continue
-        if isinstance(raw, int) != (row.kind in _WIRE):
+        if wire_type != (VARINT if row.kind in _VARINT_KINDS else LEN):
             raise DecodeError(f"field {row.name} of {kind.__name__} has the wrong wire type")
         _store(values, row, raw, tables, depth=depth)
     for row in rows.values():
@@ -179,7 +176,7 @@ def _decode_one(row: Field, raw: "int | memoryview", tables: Tables, *, depth: i
     if isinstance(raw, int):
         return _decode_number(row, raw)
     if row.kind == "string":
-        return _text(raw)
+        return decode_text(raw)
     if row.kind == "bytes":
         return bytes(raw)
     if row.kind == "timestamp":
@@ -197,82 +194,41 @@ def _decode_number(row: Field, raw: int) -> Any:
         return raw != 0
     if row.kind == "zigzag":
         return raw >> 1 ^ -(raw & 1)
-    return raw - (1 << 64) if raw >= 1 << 63 else raw
+    return signed(raw)
 
 
 def _decode_entry(data: memoryview) -> tuple[str, str]:
     key = value = ""
-    position = 0
-    while position < len(data):
-        tag, position = _read_varint(data, position)
-        raw, position = _read_value(data, position, tag & 7)
-        if isinstance(raw, int) or tag >> 3 not in (1, 2):
+    for number, _, raw in read_fields(data):
+        if isinstance(raw, int):
             continue
-        if tag >> 3 == 1:
-            key = _text(raw)
-        else:
-            value = _text(raw)
+        if number == 1:
+            key = decode_text(raw)
+        elif number == 2:
+            value = decode_text(raw)
     return key, value
 
 
 def _decode_timestamp(data: memoryview) -> datetime:
     seconds = nanos = 0
-    position = 0
-    while position < len(data):
-        tag, position = _read_varint(data, position)
-        raw, position = _read_value(data, position, tag & 7)
+    for number, _, raw in read_fields(data):
         if not isinstance(raw, int):
             continue
-        signed = raw - (1 << 64) if raw >= 1 << 63 else raw
-        if tag >> 3 == 1:
-            seconds = signed
-        elif tag >> 3 == 2:
-            nanos = signed
+        if number == 1:
+            seconds = signed(raw)
+        elif number == 2:
+            nanos = signed(raw)
     try:
         return _EPOCH + timedelta(seconds=seconds, microseconds=nanos // 1000)
     except OverflowError as error:
         raise DecodeError("timestamp out of range") from error
 
 
-def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if position >= len(data) or shift > 63:
-            raise DecodeError("truncated or oversized varint")
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, position
-        shift += 7
-
-
-def _read_value(data: memoryview, position: int, wire: int) -> "tuple[int | memoryview, int]":
-    if wire == 0:
-        return _read_varint(data, position)
-    if wire == 2:
-        length, position = _read_varint(data, position)
-    elif wire in (1, 5):
-        length = 8 if wire == 1 else 4
-    else:
-        raise DecodeError(f"unsupported wire type {wire}")
-    if position + length > len(data):
-        raise DecodeError("truncated field")
-    return data[position : position + length], position + length
-
-
-def _text(raw: memoryview) -> str:
-    try:
-        return str(raw, "utf-8")
-    except UnicodeDecodeError as error:
-        raise DecodeError("string field is not UTF-8") from error
-
-
-# -- forgiving JSON ----------------------------------------------------------------------------
+# -- lenient JSON ------------------------------------------------------------------------------
 
 
 def from_json(data: bytes, kind: type[Struct], tables: Tables) -> Struct:
-    """Read proto3 JSON in every spelling the specification allows."""
+    """Decode proto3 JSON in every spelling that the specification allows."""
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:

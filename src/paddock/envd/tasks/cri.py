@@ -18,10 +18,19 @@ import msgspec
 from msgspec import Struct
 
 from paddock.envd.tasks.cri_logs import Transcript
-from paddock.envd.tasks.cri_wire import message, pairs, read, text, whole
-from paddock.envd.tasks.executor import ExecutorError
-from paddock.envd.tasks.manager import LaunchError
-from paddock.envd.tasks.model import Record
+from paddock.envd.tasks.cri_wire import (
+    CriError,
+    decode,
+    encode,
+    get_int,
+    get_message,
+    get_messages,
+    get_text,
+    map_entries,
+)
+from paddock.envd.tasks.launcher import ExecutorError, TaskLaunchError
+from paddock.envd.tasks.model import TaskRecord
+from paddock.wire.protobuf import Message
 
 LABEL_TASK = "paddock.dev/task"
 LABEL_ATTEMPT = "paddock.dev/attempt"
@@ -52,15 +61,6 @@ class _SandboxInfo(Struct, frozen=True):
     config: _SandboxConfig = _SandboxConfig()
 
 
-class CriError(Exception):
-    """The container runtime refused or did not answer."""
-
-    def __init__(self, message: str, *, is_gone: bool = False) -> None:
-        super().__init__(message)
-        self.is_gone = is_gone
-        """Whether it says that there is no such thing."""
-
-
 class CriClient:
     """A connection to a CRI socket."""
 
@@ -70,27 +70,28 @@ class CriClient:
 
     async def call(
         self, method: str, fields: Mapping[int, Any], *, seconds: float = CALL_SECONDS
-    ) -> dict[int, list[Any]]:
+    ) -> Message:
         """Call a method of the runtime (or, with `Image` in its name, of its image service)."""
         service = "ImageService" if "Image" in method else "RuntimeService"
         unary = self._channel.unary_unary(
             f"/runtime.v1.{service}/{method}",
-            request_serializer=message,
-            response_deserializer=read,
+            request_serializer=encode,
+            response_deserializer=None,
         )
         try:
-            return await unary(fields, timeout=seconds)
+            answer = await unary(fields, timeout=seconds)
         except _rpc.aio.AioRpcError as error:
             is_gone = error.code() is _rpc.StatusCode.NOT_FOUND
             words = f"{method}: {error.details()} ({error.code().name})"
             raise CriError(words, is_gone=is_gone) from error
+        return decode(answer)
 
     async def close(self) -> None:
         """Let go of the connection."""
         await self._channel.close()
 
 
-class ContainerRunning:
+class RunningContainer:
     """A task's container."""
 
     def __init__(
@@ -127,14 +128,15 @@ class ContainerRunning:
     async def _exit_code(self) -> int | None:
         try:
             answer = await self._client.call("ContainerStatus", {1: self._id})
-            status = read(answer[1][-1]) if answer.get(1) else {}
-            if whole(status, 3) != _EXITED:
+            status = get_message(answer, 1)
+            if get_int(status, 3) != _EXITED:
                 return None
+            code = get_int(status, 7)
             await self._client.call("RemoveContainer", {1: self._id})
         except CriError as error:
             # A runtime that is being restarted is asked again: containers go on without it.
             return LOST_CODE if error.is_gone else None
-        return whole(status, 7)
+        return code
 
     async def signal(self, number: int) -> None:
         """Stop it: the runtime sends TERM, and KILL after the grace; KILL needs no grace."""
@@ -180,42 +182,36 @@ class ContainerLauncher:
         try:
             await self._client.call("Version", {1: "v1"})
             answer = await self._client.call("ListPodSandbox", {1: self._pod_filter()})
+            found = [(get_text(item, 1), get_message(item, 2)) for item in get_messages(answer, 1)]
         except CriError as error:
             raise ExecutorError(f"no CRI runtime at {self._socket_path}: {error}") from error
-        found = [read(item) for item in answer.get(1, [])]
         if len(found) != 1:
             raise ExecutorError(
                 f"{len(found)} pods have the uid {self._pod_uid!r}: set POD_UID to the pod's own "
                 "(fieldRef metadata.uid)"
             )
-        self._sandbox = text(found[0], 1)
-        self._sandbox_meta = {
-            number: values[-1] for number, values in read(found[0][2][-1]).items()
-        }
+        ((self._sandbox, metadata),) = found
+        self._sandbox_meta = {number: values[-1] for number, values in metadata.items()}
         self._cgroup_parent = await self._parent()
 
     async def _parent(self) -> str:
         """Give the control group of the pod: its limits are for what tasks use, too."""
         try:
             answer = await self._client.call("PodSandboxStatus", {1: self._sandbox, 2: True})
-        except CriError:
+            entries = {get_text(item, 1): get_text(item, 2) for item in get_messages(answer, 2)}
+            info = msgspec.json.decode(entries.get("info", "{}"), type=_SandboxInfo)
+        except (CriError, msgspec.DecodeError):
             return ""
-        for entry in map(read, answer.get(2, [])):
-            if text(entry, 1) != "info":
-                continue
-            with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
-                told = msgspec.json.decode(text(entry, 2), type=_SandboxInfo)
-                return told.config.linux.cgroup_parent
-        return ""
+        return info.config.linux.cgroup_parent
 
     def _pod_filter(self) -> Mapping[int, Any]:
         # An earlier life of the same pod may still be listed: only the one that is ready counts.
         ready: Mapping[int, Any] = {2: {}}
-        return {**ready, 3: pairs({POD_UID: self._pod_uid})} if self._pod_uid else ready
+        return {**ready, 3: map_entries({POD_UID: self._pod_uid})} if self._pod_uid else ready
 
     async def launch(
-        self, record: Record, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
-    ) -> ContainerRunning:
+        self, record: TaskRecord, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
+    ) -> RunningContainer:
         """Pull the image, make the container, start it."""
         container = _container(record)
         image = {1: str(container["image"])}
@@ -231,7 +227,7 @@ class ContainerLauncher:
             4: [] if argv else list(container.get("args") or ()),
             5: container.get("workingDir") or "",
             6: [{1: item["name"], 2: item.get("value", "")} for item in _env(record, container)],
-            9: pairs(labels),
+            9: map_entries(labels),
             11: transcript.source.name,
             15: _OWN_PROCESSES,
         }
@@ -246,11 +242,11 @@ class ContainerLauncher:
             made = await self._client.call(
                 "CreateContainer", {1: self._sandbox, 2: config, 3: sandbox_config}
             )
-            container_id = text(made, 1)
+            container_id = get_text(made, 1)
             await self._begin(container_id)
         except CriError as error:
-            raise LaunchError(f"no container could be started: {error}") from error
-        return ContainerRunning(self._client, container_id, _grace(record), transcript)
+            raise TaskLaunchError(f"no container could be started: {error}") from error
+        return RunningContainer(self._client, container_id, _grace(record), transcript)
 
     async def _begin(self, container_id: str) -> None:
         try:
@@ -260,37 +256,40 @@ class ContainerLauncher:
                 await self._client.call("RemoveContainer", {1: container_id})
             raise
 
-    async def find(self, record: Record, log_path: str) -> ContainerRunning | None:
+    async def find(self, record: TaskRecord, log_path: str) -> RunningContainer | None:
         """Find the container that an earlier executor made."""
         wanted = {LABEL_TASK: record.name, LABEL_ATTEMPT: str(record.attempt)}
         try:
-            answer = await self._client.call("ListContainers", {1: {4: pairs(wanted)}})
+            answer = await self._client.call("ListContainers", {1: {4: map_entries(wanted)}})
+            ids = [get_text(item, 1) for item in get_messages(answer, 1)]
         except CriError as error:
-            raise LaunchError(str(error)) from error
-        for item in answer.get(1, []):
-            transcript = Transcript(Path(log_path), _attempt(record))
-            return ContainerRunning(self._client, text(read(item), 1), _grace(record), transcript)
-        return None
+            raise TaskLaunchError(str(error)) from error
+        if not ids:
+            return None
+        transcript = Transcript(Path(log_path), _attempt(record))
+        return RunningContainer(self._client, ids[0], _grace(record), transcript)
 
 
-def _attempt(record: Record, *, is_hook: bool = False) -> str:
+def _attempt(record: TaskRecord, *, is_hook: bool = False) -> str:
     return f"hook-{record.attempt}" if is_hook else f"attempt-{record.attempt}"
 
 
-def _grace(record: Record) -> float:
+def _grace(record: TaskRecord) -> float:
     return record.task.process.grace_seconds if record.task.process is not None else 10.0
 
 
-def _container(record: Record) -> dict[str, Any]:
+def _container(record: TaskRecord) -> dict[str, Any]:
     template = record.task.pod_template_spec or {}
     spec = cast("dict[str, Any]", template.get("spec") or {})
     containers = cast("list[dict[str, Any]]", spec.get("containers") or [])
     if len(containers) != 1 or not containers[0].get("image"):
-        raise LaunchError("podTemplateSpec.spec.containers must hold one container with an image")
+        raise TaskLaunchError(
+            "podTemplateSpec.spec.containers must hold one container with an image"
+        )
     return containers[0]
 
 
-def _env(record: Record, container: dict[str, Any]) -> list[dict[str, str]]:
+def _env(record: TaskRecord, container: dict[str, Any]) -> list[dict[str, str]]:
     own = cast("list[dict[str, str]]", container.get("env") or [])
     process = record.task.process
     more = [{"name": item.name, "value": item.value} for item in process.env] if process else []

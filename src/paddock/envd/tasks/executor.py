@@ -22,7 +22,8 @@ from paddock.envd.http.exchange import Exchange
 from paddock.envd.http.server import Server
 from paddock.envd.tasks.files import TaskFiles
 from paddock.envd.tasks.http_api import TaskRoutes, is_task_path, respond_problem
-from paddock.envd.tasks.manager import Launcher, Tasks
+from paddock.envd.tasks.launcher import ExecutorError, Launcher
+from paddock.envd.tasks.manager import TaskManager
 from paddock.envd.tasks.shim import ShimLauncher, on_host
 
 log = logging.getLogger(__name__)
@@ -32,11 +33,7 @@ MARK = "SANDBOX_MAIN_CONTAINER"
 MODES = ("host", "sidecar", "container")
 
 
-class ExecutorError(Exception):
-    """The executor cannot start; the message says why and what to do."""
-
-
-class Options(Struct, frozen=True, kw_only=True):
+class ExecutorOptions(Struct, frozen=True, kw_only=True):
     """How an executor is run."""
 
     mode: str = "host"
@@ -48,7 +45,7 @@ class Options(Struct, frozen=True, kw_only=True):
     pod_uid: str = ""
 
 
-def check(options: Options) -> None:
+def check(options: ExecutorOptions) -> None:
     """Refuse at the start what could only fail later."""
     if options.mode not in MODES:
         raise ExecutorError(f"there is no mode {options.mode!r}: use one of {', '.join(MODES)}")
@@ -71,9 +68,9 @@ def check(options: Options) -> None:
 class Executor:
     """Serves tasks over TCP."""
 
-    def __init__(self, options: Options, launcher: Launcher) -> None:
+    def __init__(self, options: ExecutorOptions, launcher: Launcher) -> None:
         self._options = options
-        self.tasks = Tasks(launcher, TaskFiles(options.data_dir))
+        self.tasks = TaskManager(launcher, TaskFiles(options.data_dir))
         self._routes = TaskRoutes(self.tasks)
         self._server = Server(self._serve)
 
@@ -145,7 +142,7 @@ def main_environment(name: str) -> Mapping[str, str]:
 # ---- running ---------------------------------------------------------------------------------
 
 
-def launcher_for(options: Options) -> Launcher:
+def launcher_for(options: ExecutorOptions) -> Launcher:
     """Make the launcher of a mode."""
     if options.mode == "container":
         try:
@@ -162,7 +159,7 @@ def launcher_for(options: Options) -> Launcher:
     return ShimLauncher(on_host)
 
 
-async def serve(options: Options) -> None:
+async def serve(options: ExecutorOptions) -> None:
     """Run an executor until told to stop."""
     check(options)
     launcher = launcher_for(options)
@@ -184,7 +181,7 @@ async def serve(options: Options) -> None:
             close()
 
 
-def run(options: Options) -> None:
+def run(options: ExecutorOptions) -> None:
     """Run an executor in this process; exits with 2 where it cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:

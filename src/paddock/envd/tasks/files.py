@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from paddock.envd.tasks.model import Record
+from paddock.envd.tasks.model import TaskRecord
 
 log = logging.getLogger(__name__)
 
@@ -47,24 +47,24 @@ class TaskFiles:
         """Give where a task's output is."""
         return self._root / name / "output.log"
 
-    def save(self, record: Record) -> None:
+    def save(self, record: TaskRecord) -> None:
         """Keep a record, whole or not at all."""
         path = self.directory(record.name)
         temporary = path / "task.json.new"
         temporary.write_bytes(msgspec.json.encode(record))
         os.replace(temporary, path / "task.json")
 
-    def load(self) -> list[Record]:
+    def load(self) -> list[TaskRecord]:
         """Read every record; what makes no sense is set aside."""
         try:
             names = sorted(os.listdir(self._path))
         except (FileNotFoundError, NotADirectoryError):
             return []
-        found: list[Record] = []
+        found: list[TaskRecord] = []
         for path in map(self._root.joinpath, names):
             file = path / "task.json"
             try:
-                found.append(msgspec.json.decode(file.read_bytes(), type=Record))
+                found.append(msgspec.json.decode(file.read_bytes(), type=TaskRecord))
             except FileNotFoundError:
                 continue
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

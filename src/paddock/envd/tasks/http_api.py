@@ -12,7 +12,7 @@ from typing import BinaryIO, cast
 import msgspec
 
 from paddock.envd.http.exchange import BodyTooLargeError, Exchange
-from paddock.envd.tasks.manager import Tasks
+from paddock.envd.tasks.manager import TaskManager
 from paddock.envd.tasks.model import Task, TaskProblem
 
 MAX_BODY_BYTES = 4 << 20
@@ -28,7 +28,7 @@ def is_task_path(path: str) -> bool:
 class TaskRoutes:
     """Serves tasks."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskManager) -> None:
         self._tasks = tasks
 
     async def serve(self, exchange: Exchange) -> None:

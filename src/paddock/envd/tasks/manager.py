@@ -1,6 +1,6 @@
 """Tasks: run once each, tried again if they fail, ended for good when they must.
 
-`Tasks` knows what is wanted and what has become of it; how a command is run is a `Launcher`'s
+`TaskManager` knows what is wanted and what has become of it; how a command is run is a `Launcher`'s
 business, HTTP is `tasks_http`'s. Every step is written down before it is taken, so that after a
 restart nothing runs twice: what was running is found again or counts as a failed attempt.
 """
@@ -11,12 +11,13 @@ import signal
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct, structs
 
 from paddock.envd.tasks.files import TaskFiles, is_name
-from paddock.envd.tasks.model import OVER, Hook, Record, State, Task, TaskProblem, shown
+from paddock.envd.tasks.launcher import Launcher, RunningTask, TaskLaunchError
+from paddock.envd.tasks.model import Task, TaskHook, TaskPhase, TaskProblem, TaskRecord, shown
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ SPANS, SPAN_SECONDS = 20, 1.0
 TIMED_OUT, LOST, STOPPED = "TaskTimeout", "ProcessLost", "Stopped"
 
 
-class Ended(Struct, frozen=True):
+class AttemptResult(Struct, frozen=True):
     """How an attempt ended."""
 
     reason: str
@@ -37,52 +38,13 @@ class Ended(Struct, frozen=True):
     exit_code: int = 137
 
 
-class LaunchError(Exception):
-    """The command could not be started; the message says why, for people."""
-
-
-class Running(Protocol):
-    """A command under way."""
-
-    @property
-    def handle(self) -> str:
-        """What a later launcher finds it by."""
-        ...
-
-    async def wait(self) -> int:
-        """Wait for its end; a signal counts as 128 and its number."""
-        ...
-
-    async def signal(self, number: int) -> None:
-        """Signal everything that belongs to it."""
-        ...
-
-    async def answer(self) -> None:
-        """Return once it can run: at once, or when its paused sandbox goes on."""
-        ...
-
-
-class Launcher(Protocol):
-    """Starts commands whose output goes to the task's log, and finds them again."""
-
-    async def launch(
-        self, record: Record, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
-    ) -> Running:
-        """Start a command, or raise `LaunchError`; a hook is never found again."""
-        ...
-
-    async def find(self, record: Record, log_path: str) -> Running | None:
-        """Find what an earlier executor started; `None` where it cannot be known any more."""
-        ...
-
-
-class Tasks:
+class TaskManager:
     """All tasks of one executor."""
 
     def __init__(self, launcher: Launcher, files: TaskFiles) -> None:
         self._launcher = launcher
         self._files = files
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, TaskRecord] = {}
         self._work: dict[str, asyncio.Task[None]] = {}
         self._stops: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
@@ -94,8 +56,8 @@ class Tasks:
         for record in self._files.load():
             self._records[record.name] = record
             if record.is_unwanted or not record.is_final:
-                running: Running | None = None
-                if record.state in (State.STARTING, State.RUNNING):
+                running: RunningTask | None = None
+                if record.state in (TaskPhase.STARTING, TaskPhase.RUNNING):
                     path = str(self._files.log_path(record.name))
                     running = await self._launcher.find(record, path)
                 self._begin(record.name, self._resume(record.name, running))
@@ -172,7 +134,7 @@ class Tasks:
         if self.active >= MAX_ACTIVE:
             raise TaskProblem(f"{MAX_ACTIVE} tasks are active already", 500)
         first = task.process.first_attempt if task.process is not None else 1
-        self._put(Record(task=task, attempt=max(first, 1)))
+        self._put(TaskRecord(task=task, attempt=max(first, 1)))
         self._begin(task.name, self._run(task.name))
         return self.show(task.name)
 
@@ -202,7 +164,7 @@ class Tasks:
             await work
         except Exception:
             log.exception("task %s broke down", name)
-            self._over(name, Ended("ExecutorError", "the executor failed; see its log"))
+            self._over(name, AttemptResult("ExecutorError", "the executor failed; see its log"))
         finally:
             self._work.pop(name, None)
             self._stops.pop(name, None)
@@ -210,7 +172,7 @@ class Tasks:
         if record is not None and record.is_unwanted:
             self._forget(name)
 
-    def _put(self, record: Record) -> None:
+    def _put(self, record: TaskRecord) -> None:
         self._files.save(record)
         self._records[record.name] = record
         self._tell()
@@ -224,19 +186,19 @@ class Tasks:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def _resume(self, name: str, running: Running | None) -> None:
+    async def _resume(self, name: str, running: RunningTask | None) -> None:
         """Go on with a task of an earlier executor."""
         record = self._records[name]
         if record.is_final:
             return
-        if record.state in (State.STARTING, State.RUNNING):
-            end = Ended(LOST, "the executor was restarted and did not find it again")
+        if record.state in (TaskPhase.STARTING, TaskPhase.RUNNING):
+            end = AttemptResult(LOST, "the executor was restarted and did not find it again")
             if running is not None:
-                self._put(structs.replace(record, state=State.RUNNING, handle=running.handle))
+                self._put(structs.replace(record, state=TaskPhase.RUNNING, handle=running.handle))
                 end = await self._see_through(name, running)
             if not await self._again(name, end):
                 return
-        elif record.state is State.BACKING_OFF and not await self._pause(name):
+        elif record.state is TaskPhase.BACKING_OFF and not await self._pause(name):
             return
         await self._run(name)
 
@@ -244,30 +206,30 @@ class Tasks:
         while await self._again(name, await self._attempt(name)):
             pass
 
-    async def _attempt(self, name: str) -> Ended:
+    async def _attempt(self, name: str) -> AttemptResult:
         """Run the task once; says how it ended."""
         record = self._records[name]
         if self._stops[name].is_set():
-            return Ended(STOPPED, "it was stopped before it began")
+            return AttemptResult(STOPPED, "it was stopped before it began")
         process = record.task.process
         hook = process.lifecycle.pre_start if process is not None else None
         # Written before anything runs: whoever finds this knows that it may have run.
         record = structs.replace(
-            record, state=State.STARTING, reason="", message="", started_at=_now()
+            record, state=TaskPhase.STARTING, reason="", message="", started_at=_now()
         )
         record = structs.replace(record, exit_code=None, finished_at=None, handle="")
         self._put(record)
         if hook is not None and (problem := await self._hook(name, hook)):
-            return Ended("PreStartHookFailed", problem, 1)
+            return AttemptResult("PreStartHookFailed", problem, 1)
         argv = process.argv if process is not None else ()
         try:
             running = await self._launcher.launch(record, argv, str(self._files.log_path(name)))
-        except LaunchError as error:
-            return Ended("StartFailed", str(error), 127)
-        self._put(structs.replace(record, state=State.RUNNING, handle=running.handle))
+        except TaskLaunchError as error:
+            return AttemptResult("StartFailed", str(error), 127)
+        self._put(structs.replace(record, state=TaskPhase.RUNNING, handle=running.handle))
         return await self._see_through(name, running)
 
-    async def _see_through(self, name: str, running: Running) -> Ended:
+    async def _see_through(self, name: str, running: RunningTask) -> AttemptResult:
         """Wait for the end, or bring it about; says how it ended."""
         record = self._records[name]
         process = record.task.process
@@ -282,17 +244,17 @@ class Tasks:
             if ended.done():
                 code = ended.result()
                 reason = "Succeeded" if code == 0 else "Failed"
-                return Ended(reason, "" if code == 0 else f"exit code {code}", code)
+                return AttemptResult(reason, "" if code == 0 else f"exit code {code}", code)
             grace = process.grace_seconds if process is not None else 10.0
             await self._end(running, ended, grace)
             if stopped.done():
-                return Ended(STOPPED, "it was stopped", 143)
-            return Ended(TIMED_OUT, f"it ran longer than {limit:g} s")
+                return AttemptResult(STOPPED, "it was stopped", 143)
+            return AttemptResult(TIMED_OUT, f"it ran longer than {limit:g} s")
         finally:
             ended.cancel()
             stopped.cancel()
 
-    async def _end(self, running: Running, ended: "asyncio.Future[int]", grace: float) -> None:
+    async def _end(self, running: RunningTask, ended: "asyncio.Future[int]", grace: float) -> None:
         """TERM, then KILL, for everything that belongs to the task, whether or not it listens."""
         await running.signal(signal.SIGTERM)
         await asyncio.wait({ended}, timeout=grace)
@@ -300,7 +262,7 @@ class Tasks:
         await running.signal(signal.SIGKILL)
         await asyncio.wait({ended}, timeout=KILL_SECONDS)
 
-    async def _again(self, name: str, end: Ended) -> bool:
+    async def _again(self, name: str, end: AttemptResult) -> bool:
         """Write down how an attempt ended; says whether another one follows."""
         record = self._records[name]
         process = record.task.process
@@ -309,7 +271,7 @@ class Tasks:
         if not tries or self._stops[name].is_set():
             await self._finish(name, end)
             return False
-        self._over(name, end, state=State.BACKING_OFF)
+        self._over(name, end, state=TaskPhase.BACKING_OFF)
         return await self._pause(name)
 
     async def _pause(self, name: str) -> bool:
@@ -322,21 +284,21 @@ class Tasks:
             async with asyncio.timeout(seconds):
                 await self._stops[name].wait()
         except TimeoutError:
-            self._put(structs.replace(record, attempt=record.attempt + 1, state=State.PENDING))
+            self._put(structs.replace(record, attempt=record.attempt + 1, state=TaskPhase.PENDING))
             return True
-        await self._finish(name, Ended(STOPPED, "it was stopped", 143))
+        await self._finish(name, AttemptResult(STOPPED, "it was stopped", 143))
         return False
 
-    async def _finish(self, name: str, end: Ended) -> None:
+    async def _finish(self, name: str, end: AttemptResult) -> None:
         process = self._records[name].task.process
         hook = process.lifecycle.post_stop if process is not None else None
         message = end.message
         if hook is not None and (problem := await self._hook(name, hook)):
             message = f"{message}; postStop: {problem}".lstrip("; ")
-        self._over(name, Ended(end.reason, message, end.exit_code))
+        self._over(name, AttemptResult(end.reason, message, end.exit_code))
 
-    def _over(self, name: str, end: Ended, *, state: State | None = None) -> None:
-        over = State.SUCCEEDED if end.exit_code == 0 else State.FAILED
+    def _over(self, name: str, end: AttemptResult, *, state: TaskPhase | None = None) -> None:
+        over = TaskPhase.SUCCEEDED if end.exit_code == 0 else TaskPhase.FAILED
         self._put(
             structs.replace(
                 self._records[name],
@@ -349,13 +311,13 @@ class Tasks:
             )
         )
 
-    async def _hook(self, name: str, hook: Hook) -> str:
+    async def _hook(self, name: str, hook: TaskHook) -> str:
         """Run a hook; gives what is wrong, empty where nothing is."""
         record = self._records[name]
         try:
             path = str(self._files.log_path(name))
             running = await self._launcher.launch(record, hook.argv, path, is_hook=True)
-        except LaunchError as error:
+        except TaskLaunchError as error:
             return str(error)
         ended = asyncio.ensure_future(running.wait())
         try:
@@ -369,7 +331,7 @@ class Tasks:
             ended.cancel()
 
 
-def _left(record: Record, limit: float) -> float:
+def _left(record: TaskRecord, limit: float) -> float:
     """Give the seconds left to a task; all of them to one that slept through its end."""
     if record.started_at is None:
         return limit
@@ -378,7 +340,7 @@ def _left(record: Record, limit: float) -> float:
 
 
 async def _for(
-    seconds: float, limit: float, running: Running, ends: "set[asyncio.Future[Any]]"
+    seconds: float, limit: float, running: RunningTask, ends: "set[asyncio.Future[Any]]"
 ) -> None:
     """Wait until one of these is over, or something has run for so long.
 
@@ -402,6 +364,3 @@ async def _for(
 
 def _now() -> datetime:
     return datetime.fromtimestamp(time.time(), UTC)
-
-
-__all__ = ["OVER", "Ended", "LaunchError", "Launcher", "Running", "Tasks"]

@@ -19,7 +19,7 @@ class TaskProblem(Exception):  # noqa: N818 - told to clients as it is
         self.status = status
 
 
-class State(StrEnum):
+class TaskPhase(StrEnum):
     """Where a task is."""
 
     PENDING = "Pending"
@@ -31,7 +31,7 @@ class State(StrEnum):
     FAILED = "Failed"
 
 
-OVER = (State.SUCCEEDED, State.FAILED)
+FINISHED = (TaskPhase.SUCCEEDED, TaskPhase.FAILED)
 
 
 class Variable(Struct, frozen=True):
@@ -47,7 +47,7 @@ class Exec(Struct, frozen=True):
     command: tuple[str, ...] = ()
 
 
-class Hook(Struct, frozen=True, kw_only=True, rename="camel"):
+class TaskHook(Struct, frozen=True, kw_only=True, rename="camel"):
     """A command before or after a task; given in either of two shapes."""
 
     exec: Exec | None = None
@@ -60,11 +60,11 @@ class Hook(Struct, frozen=True, kw_only=True, rename="camel"):
         return self.command or (self.exec.command if self.exec else ())
 
 
-class Lifecycle(Struct, frozen=True, kw_only=True, rename="camel"):
+class TaskHooks(Struct, frozen=True, kw_only=True, rename="camel"):
     """Hooks of a task."""
 
-    pre_start: Hook | None = None
-    post_stop: Hook | None = None
+    pre_start: TaskHook | None = None
+    post_stop: TaskHook | None = None
 
 
 class TaskProcess(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -80,7 +80,7 @@ class TaskProcess(Struct, frozen=True, kw_only=True, rename="camel"):
     backoff_seconds: float = 1.0
     grace_seconds: float = 10.0
     first_attempt: int = 1
-    lifecycle: Lifecycle = Lifecycle()
+    lifecycle: TaskHooks = TaskHooks()
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -97,11 +97,11 @@ class Task(Struct, frozen=True, kw_only=True, rename="camel"):
     """What a container is made of; for executors with a container runtime."""
 
 
-class Record(Struct, frozen=True, kw_only=True):
+class TaskRecord(Struct, frozen=True, kw_only=True):
     """One task and what has become of it; this is what is kept in a file."""
 
     task: Task
-    state: State = State.PENDING
+    state: TaskPhase = TaskPhase.PENDING
     attempt: int = 1
     handle: str = ""
     """By which a later executor finds what runs: the launcher's own words."""
@@ -119,7 +119,7 @@ class Record(Struct, frozen=True, kw_only=True):
         return self.task.name
 
 
-def shown(record: Record, head: str, tail: str) -> dict[str, Any]:
+def shown(record: TaskRecord, head: str, tail: str) -> dict[str, Any]:
     """Write a record as clients read it."""
     status: dict[str, Any] = {
         "attempt": record.attempt,
@@ -127,7 +127,8 @@ def shown(record: Record, head: str, tail: str) -> dict[str, Any]:
         "outputHead": head,
         "outputTail": tail,
     }
-    if record.state in OVER or (record.state is State.BACKING_OFF and not record.is_unwanted):
+    is_backing_off = record.state is TaskPhase.BACKING_OFF and not record.is_unwanted
+    if record.state in FINISHED or is_backing_off:
         status["terminated"] = {
             "exitCode": record.exit_code if record.exit_code is not None else -1,
             "reason": record.reason,
@@ -135,7 +136,7 @@ def shown(record: Record, head: str, tail: str) -> dict[str, Any]:
             "startedAt": record.started_at,
             "finishedAt": record.finished_at,
         }
-    elif record.state is State.RUNNING:
+    elif record.state is TaskPhase.RUNNING:
         status["running"] = {"startedAt": record.started_at}
     else:
         status["waiting"] = {"reason": record.reason or str(record.state)}

@@ -1,4 +1,4 @@
-"""Running tasks outside of a sandbox: on the host or in a pod's main container.
+"""RunningTask tasks outside of a sandbox: on the host or in a pod's main container.
 
 Each command runs below a small shell that leaves its exit code in a file, in a session of its
 own, with its output going straight to the log: so it survives the executor, and a later one
@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from paddock.envd.process.tree import Known, kill_all, members, signal_all, start_of
-from paddock.envd.tasks.manager import LaunchError
-from paddock.envd.tasks.model import Record
+from paddock.envd.tasks.launcher import TaskLaunchError
+from paddock.envd.tasks.model import TaskRecord
 
 CRASHED = 137
 _SHIM = 'exit="$1"; shift; "$@"; code=$?; echo "$code" > "$exit.new"; mv "$exit.new" "$exit"'
@@ -30,7 +30,7 @@ def on_host(argv: tuple[str, ...], _directory: str | None) -> tuple[str, ...]:
     return argv
 
 
-class ShimRunning:
+class RunningShim:
     """A command below its shell, perhaps of an earlier executor."""
 
     def __init__(self, pid: int, started: int, exit_file: Path, *, is_child: bool) -> None:
@@ -102,17 +102,17 @@ class ShimLauncher:
     ) -> None:
         self._enter = enter
         self._environment = environment or (lambda: dict(os.environ))
-        self._running: set[ShimRunning] = set()
+        self._running: set[RunningShim] = set()
 
     async def launch(
-        self, record: Record, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
-    ) -> ShimRunning:
+        self, record: TaskRecord, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
+    ) -> RunningShim:
         """Start a command below its shell."""
         process = record.task.process
         if process is None:
-            raise LaunchError("this executor has no container runtime: give process instead")
+            raise TaskLaunchError("this executor has no container runtime: give process instead")
         if not argv:
-            raise LaunchError("the command is empty")
+            raise TaskLaunchError("the command is empty")
         exit_file = _exit_file(log_path, record, is_hook=is_hook)
         exit_file.unlink(missing_ok=True)
         try:
@@ -130,12 +130,12 @@ class ShimLauncher:
                     start_new_session=True,
                 )
         except (OSError, ValueError) as error:
-            raise LaunchError(f"cannot run {argv[0]!r}: {error}") from error
+            raise TaskLaunchError(f"cannot run {argv[0]!r}: {error}") from error
         started.returncode = 0  # the object must not wait: we do, by pidfd
         born = start_of(started.pid) or 0
-        return self._kept(ShimRunning(started.pid, born, exit_file, is_child=True))
+        return self._kept(RunningShim(started.pid, born, exit_file, is_child=True))
 
-    async def find(self, record: Record, log_path: str) -> ShimRunning | None:
+    async def find(self, record: TaskRecord, log_path: str) -> RunningShim | None:
         """Find what an earlier executor started, or how it ended."""
         exit_file = _exit_file(log_path, record, is_hook=False)
         pid, _, started = record.handle.partition(":")
@@ -145,10 +145,10 @@ class ShimLauncher:
             return None
         if start_of(int(pid)) != int(started):
             # It ended while nobody looked; a pid that cannot exist stands for it.
-            return self._kept(ShimRunning(1 << 30, 0, exit_file, is_child=False))
-        return self._kept(ShimRunning(int(pid), int(started), exit_file, is_child=False))
+            return self._kept(RunningShim(1 << 30, 0, exit_file, is_child=False))
+        return self._kept(RunningShim(int(pid), int(started), exit_file, is_child=False))
 
-    def _kept(self, running: ShimRunning) -> ShimRunning:
+    def _kept(self, running: RunningShim) -> RunningShim:
         self._running.add(running)
         return running
 
@@ -158,6 +158,6 @@ class ShimLauncher:
             running.close()
 
 
-def _exit_file(log_path: str, record: Record, *, is_hook: bool) -> Path:
+def _exit_file(log_path: str, record: TaskRecord, *, is_hook: bool) -> Path:
     word = "hook" if is_hook else "exit"
     return Path(log_path).with_name(f"{word}-{record.attempt}")

@@ -8,15 +8,17 @@ which the same clients accept. Field numbers are those of Kubernetes' public def
 import base64
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 
 from paddock.api.kube.status import BadRequestError, UnsupportedMediaTypeError
+from paddock.wire.protobuf import LEN, VARINT, ProtobufError, decode_text, read_fields, signed
 
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
 _MAGIC = b"k8s\x00"
 _MAX_DEPTH = 16
+_VARINT_KINDS = ("number", "flag")
 
 
 class _Field(Struct, frozen=True):
@@ -95,25 +97,24 @@ def decode(data: bytes) -> dict[str, Any]:
                 f"{name[:80]!r} is not read as protobuf", hint="send application/json"
             )
         body = _decode(memoryview(envelope.get("raw", b"")), message, _MAX_DEPTH)
-    except (ValueError, IndexError, OverflowError) as error:
+    except (ProtobufError, OverflowError) as error:
         raise BadRequestError(f"the body is not Kubernetes' protobuf: {error}") from error
     return {"apiVersion": version, "kind": name, **body}
 
 
 def _decode(data: memoryview, message: _Message, depth: int) -> dict[str, Any]:
     if depth == 0:
-        raise ValueError("too deep")
+        raise ProtobufError("message is nested too deeply")
     found: dict[str, Any] = {}
-    position = 0
-    while position < len(data):
-        tag, position = _varint(data, position)
-        value, position = _raw(data, position, tag & 7)
-        field = message.get(tag >> 3)
+    for number, wire_type, value in read_fields(data):
+        field = message.get(number)
         if field is None:
             continue
+        if wire_type != (VARINT if field.kind in _VARINT_KINDS and not field.is_map else LEN):
+            raise ProtobufError(f"field {field.name} has the wrong wire type")
         if field.is_map:
             entry = {1: _Field("key", "text"), 2: _Field("value", field.kind)}
-            pair = _decode(_as_bytes(value), entry, depth - 1)
+            pair = _decode(cast("memoryview", value), entry, depth - 1)
             found.setdefault(field.name, {})[pair.get("key", "")] = pair.get("value", "")
         elif field.is_repeated:
             found.setdefault(field.name, []).append(_value(value, field.kind, depth))
@@ -123,20 +124,17 @@ def _decode(data: memoryview, message: _Message, depth: int) -> dict[str, Any]:
 
 
 def _value(value: memoryview | int, kind: Any, depth: int) -> Any:
-    if kind == "number":
-        return _as_number(value)
-    if kind == "flag":
-        return bool(_as_number(value))
-    data = _as_bytes(value)
+    if isinstance(value, int):
+        return bool(value) if kind == "flag" else signed(value)
     if kind == "text":
-        return bytes(data).decode()
+        return decode_text(value)
     if kind == "bytes":
-        return base64.b64encode(data).decode()
+        return base64.b64encode(value).decode()
     if kind == "raw":
-        return bytes(data)
+        return bytes(value)
     if kind == "time":
-        return _moment(_decode(data, {1: _Field("seconds", "number")}, depth - 1))
-    return _decode(data, kind, depth - 1)
+        return _moment(_decode(value, {1: _Field("seconds", "number")}, depth - 1))
+    return _decode(value, kind, depth - 1)
 
 
 def _moment(parts: dict[str, Any]) -> str | None:
@@ -144,40 +142,3 @@ def _moment(parts: dict[str, Any]) -> str | None:
     if not seconds:
         return None
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)).isoformat()
-
-
-def _as_bytes(value: memoryview | int) -> memoryview:
-    if isinstance(value, int):
-        raise ValueError("a number where text was expected")  # noqa: TRY004 - about data, not types
-    return value
-
-
-def _as_number(value: memoryview | int) -> int:
-    if not isinstance(value, int):
-        raise ValueError("text where a number was expected")  # noqa: TRY004 - about data, not types
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _raw(data: memoryview, position: int, wire: int) -> tuple[memoryview | int, int]:
-    if wire == 0:
-        return _varint(data, position)
-    if wire == 2:
-        size, position = _varint(data, position)
-    elif wire in (1, 5):
-        size = 8 if wire == 1 else 4
-    else:
-        raise ValueError(f"wire type {wire}")
-    if position + size > len(data):
-        raise ValueError("cut short")
-    return data[position : position + size], position + size
-
-
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & (1 << 64) - 1, position
-    raise ValueError("a number too long")

@@ -10,22 +10,22 @@ from typing import Any
 
 import msgspec
 
-_VARINT, _FIXED64, _BYTES = 0, 1, 2
+from paddock.wire.protobuf import fixed64_field, len_field, varint_field
 
 
 def encode_document(document: dict[str, Any]) -> bytes:
     """Write a whole document."""
     info = _text(1, document["info"]["title"]) + _text(2, document["info"]["version"])
     paths = b"".join(
-        _message(2, _text(1, path) + _message(2, _path_item(item)))
+        len_field(2, _text(1, path) + len_field(2, _path_item(item)))
         for path, item in document["paths"].items()
     )
     definitions = _named_schemas(document["definitions"])
     return (
         _text(1, document["swagger"])
-        + _message(2, info)
-        + _message(8, paths)
-        + _message(9, definitions)
+        + len_field(2, info)
+        + len_field(8, paths)
+        + len_field(9, definitions)
     )
 
 
@@ -37,25 +37,25 @@ def encode_schema(schema: dict[str, Any]) -> bytes:
             number, write = _SCHEMA[name]
             data += write(number, value)
         elif name.startswith("x-"):
-            data += _message(31, _named_any(name, value))
+            data += len_field(31, _named_any(name, value))
     return data
 
 
 def _path_item(item: dict[str, Any]) -> bytes:
     numbers = {"get": 2, "put": 3, "post": 4, "delete": 5, "patch": 8}
     return b"".join(
-        _message(numbers[method], _operation(operation)) for method, operation in item.items()
+        len_field(numbers[method], _operation(operation)) for method, operation in item.items()
     )
 
 
 def _operation(operation: dict[str, Any]) -> bytes:
     parameters = b"".join(
-        _message(8, _message(1, _message(2, _message(3, _query_parameter(parameter)))))
+        len_field(8, len_field(1, len_field(2, len_field(3, _query_parameter(parameter)))))
         for parameter in operation["parameters"]
         if parameter["in"] == "query"
     )
     extensions = b"".join(
-        _message(13, _named_any(name, value))
+        len_field(13, _named_any(name, value))
         for name, value in operation.items()
         if name.startswith("x-")
     )
@@ -68,13 +68,13 @@ def _query_parameter(parameter: dict[str, Any]) -> bytes:
 
 def _named_schemas(schemas: dict[str, Any]) -> bytes:
     return b"".join(
-        _message(1, _text(1, name) + _message(2, encode_schema(schema)))
+        len_field(1, _text(1, name) + len_field(2, encode_schema(schema)))
         for name, schema in schemas.items()
     )
 
 
 def _named_any(name: str, value: Any) -> bytes:
-    return _text(1, name) + _message(2, _any(value))
+    return _text(1, name) + len_field(2, _any(value))
 
 
 def _any(value: Any) -> bytes:
@@ -87,45 +87,22 @@ def _texts(number: int, values: Iterable[str]) -> bytes:
 
 
 def _anys(number: int, values: Iterable[Any]) -> bytes:
-    return b"".join(_message(number, _any(value)) for value in values)
+    return b"".join(len_field(number, _any(value)) for value in values)
 
 
 def _additional(number: int, value: Any) -> bytes:
-    inner = _boolean(2, value) if isinstance(value, bool) else _message(1, encode_schema(value))
-    return _message(number, inner)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _tag(number: int, kind: int) -> bytes:
-    return _varint(number << 3 | kind)
-
-
-def _message(number: int, data: bytes) -> bytes:
-    return _tag(number, _BYTES) + _varint(len(data)) + data
+    inner = (
+        varint_field(2, value) if isinstance(value, bool) else len_field(1, encode_schema(value))
+    )
+    return len_field(number, inner)
 
 
 def _text(number: int, value: str) -> bytes:
-    return _message(number, value.encode())
-
-
-def _integer(number: int, value: int) -> bytes:
-    return _tag(number, _VARINT) + _varint(value)
-
-
-def _boolean(number: int, value: bool) -> bytes:
-    return _tag(number, _VARINT) + _varint(int(value))
+    return len_field(number, value.encode())
 
 
 def _double(number: int, value: float) -> bytes:
-    return _tag(number, _FIXED64) + struct.pack("<d", value)
+    return fixed64_field(number, struct.pack("<d", value))
 
 
 _SCHEMA: dict[str, tuple[int, Callable[[int, Any], bytes]]] = {
@@ -133,19 +110,19 @@ _SCHEMA: dict[str, tuple[int, Callable[[int, Any], bytes]]] = {
     "format": (2, _text),
     "title": (3, _text),
     "description": (4, _text),
-    "default": (5, lambda number, value: _message(number, _any(value))),
+    "default": (5, lambda number, value: len_field(number, _any(value))),
     "maximum": (7, _double),
     "minimum": (9, _double),
-    "maxLength": (11, _integer),
-    "minLength": (12, _integer),
+    "maxLength": (11, varint_field),
+    "minLength": (12, varint_field),
     "pattern": (13, _text),
-    "maxItems": (14, _integer),
-    "minItems": (15, _integer),
-    "maxProperties": (17, _integer),
+    "maxItems": (14, varint_field),
+    "minItems": (15, varint_field),
+    "maxProperties": (17, varint_field),
     "required": (19, _texts),
     "enum": (20, _anys),
     "additionalProperties": (21, _additional),
-    "type": (22, lambda number, value: _message(number, _text(1, value))),
-    "items": (23, lambda number, value: _message(number, _message(1, encode_schema(value)))),
-    "properties": (25, lambda number, value: _message(number, _named_schemas(value))),
+    "type": (22, lambda number, value: len_field(number, _text(1, value))),
+    "items": (23, lambda number, value: len_field(number, len_field(1, encode_schema(value)))),
+    "properties": (25, lambda number, value: len_field(number, _named_schemas(value))),
 }

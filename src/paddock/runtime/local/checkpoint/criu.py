@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paddock.kit.errors import DeadlineExceededError, UnavailableError
-from paddock.runtime.local.checkpoint import protobuf
+from paddock.wire.protobuf import (
+    Message,
+    ProtobufError,
+    decode_message,
+    encode_message,
+    get_bytes,
+    get_int,
+)
 
 POST_DUMP = "post-dump"
 SETUP_NAMESPACES = "setup-namespaces"
@@ -49,7 +56,7 @@ class Options:
     """The options of a request, by what they mean."""
 
     def __init__(self, *, images: int, log: str, seconds: int) -> None:
-        self._fields: list[tuple[int, protobuf.Field]] = [
+        self._fields: list[tuple[int, int | bytes | str]] = [
             (1, images),
             (9, _LOG_WARNINGS),
             (10, log),
@@ -96,7 +103,7 @@ class Options:
 
     def encoded(self) -> bytes:
         """The `criu_opts` message."""
-        return protobuf.encode(self._fields)
+        return encode_message(self._fields)
 
 
 class Criu:
@@ -158,16 +165,16 @@ class Run:
     def restore(self, options: Options, moments: Mapping[str, Moment], *, seconds: float) -> int:
         """Restore; give the pid of the root of the tree."""
         answer = self.talk(_RESTORE, options, moments, seconds)
-        return protobuf.first_int(protobuf.decode(protobuf.first_bytes(answer, 4) or b""), 1)
+        return get_int(decode_message(get_bytes(answer, 4)), 1)
 
     def talk(
         self, kind: int, options: Options, moments: Mapping[str, Moment], seconds: float
-    ) -> protobuf.Message:
+    ) -> Message:
         """Make the request and do what is to be done at its moments; give the answer."""
         channel = self._channel
         channel.settimeout(seconds)
         try:
-            channel.send(protobuf.encode([(1, kind), (2, options.encoded())]))
+            channel.send(encode_message([(1, kind), (2, options.encoded())]))
             return self._until_done(channel, kind, moments)
         except (EOFError, ConnectionError) as error:
             channel.close()
@@ -176,29 +183,31 @@ class Run:
             raise DeadlineExceededError(f"CRIU did not finish within {seconds} s") from error
         except OSError as error:
             raise UnavailableError(f"CRIU could not be talked to: {error}") from error
+        except ProtobufError as error:
+            raise CriuError(_VERBS[kind], f"its answer is malformed: {error}") from error
 
     def _until_done(
         self, channel: socket.socket, kind: int, moments: Mapping[str, Moment]
-    ) -> protobuf.Message:
+    ) -> Message:
         problem: Exception | None = None
         while True:
             data = channel.recv(_MAX_ANSWER)
             if not data:
                 raise problem or EOFError
-            answer = protobuf.decode(data)
-            if protobuf.first_int(answer, 1) != _NOTIFY:
+            answer = decode_message(data)
+            if get_int(answer, 1) != _NOTIFY:
                 break
-            notice = protobuf.decode(protobuf.first_bytes(answer, 5) or b"")
+            notice = decode_message(get_bytes(answer, 5))
             try:
                 _at_moment(notice, moments)
             except Exception as error:  # noqa: BLE001 - CRIU must undo first, then it is raised
                 problem = error
-            channel.send(protobuf.encode([(1, _NOTIFY), (3, int(problem is None))]))
+            channel.send(encode_message([(1, _NOTIFY), (3, int(problem is None))]))
         if problem is not None:
             raise problem
-        if not protobuf.first_int(answer, 2):
-            said = (protobuf.first_bytes(answer, 9) or b"").decode(errors="replace").strip()
-            code = protobuf.first_int(answer, 7)
+        if not get_int(answer, 2):
+            said = get_bytes(answer, 9).decode(errors="replace").strip()
+            code = get_int(answer, 7)
             reason = said or (os.strerror(code) if code else "it gave no reason")
             raise CriuError(_VERBS[kind], reason)
         return answer
@@ -207,10 +216,10 @@ class Run:
 _VERBS = {_DUMP: "store", _RESTORE: "restore"}
 
 
-def _at_moment(notice: protobuf.Message, moments: Mapping[str, Moment]) -> None:
-    name = (protobuf.first_bytes(notice, 1) or b"").decode()
+def _at_moment(notice: Message, moments: Mapping[str, Moment]) -> None:
+    name = get_bytes(notice, 1).decode()
     if (act := moments.get(name)) is not None:
-        act(protobuf.first_int(notice, 2))
+        act(get_int(notice, 2))
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:

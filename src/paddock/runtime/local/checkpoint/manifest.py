@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from paddock.kit.errors import UnavailableError
-from paddock.runtime.local.checkpoint import protobuf
+from paddock.wire.protobuf import decode_message, encode_message, get_bytes, get_int
 
 FILE = "paddock.json"
 _VERSION = 1
@@ -111,8 +111,8 @@ def read(directory: Path) -> StoredMemory:
 
 def with_id_range(image: bytes, base: int, count: int) -> bytes:
     """Give a `userns` image another range: inside 0 is `base` outside."""
-    extent = protobuf.encode([(1, 0), (2, base), (3, count)])
-    body = protobuf.encode([(1, extent), (2, extent)])
+    extent = encode_message([(1, 0), (2, base), (3, count)])
+    body = encode_message([(1, extent), (2, extent)])
     return image[:_HEADER_SIZE] + _LENGTH.pack(len(body)) + body
 
 
@@ -120,6 +120,6 @@ def id_range(image: bytes) -> tuple[int, int]:
     """Read base and count of the range in a `userns` image."""
     (length,) = _LENGTH.unpack_from(image, _HEADER_SIZE)
     start = _HEADER_SIZE + _LENGTH.size
-    entry = protobuf.decode(image[start : start + length])
-    extent = protobuf.decode(protobuf.first_bytes(entry, 1) or b"")
-    return protobuf.first_int(extent, 2) & _MASK32, protobuf.first_int(extent, 3) & _MASK32
+    entry = decode_message(image[start : start + length])
+    extent = decode_message(get_bytes(entry, 1))
+    return get_int(extent, 2) & _MASK32, get_int(extent, 3) & _MASK32

@@ -15,8 +15,8 @@ from paddock.envd.process.registry import Registry
 from paddock.envd.process.spawner import Command, ExitStatus, SandboxGoneError, SpawnError
 from paddock.envd.rpc.connect_frames import ConnectError
 from paddock.envd.rpc.messages import ProcessConfig
-from paddock.envd.tasks.manager import LaunchError
-from paddock.envd.tasks.model import Record
+from paddock.envd.tasks.launcher import TaskLaunchError
+from paddock.envd.tasks.model import TaskRecord
 
 MAX_LOG_BYTES = 64 << 20
 """What a task says beyond this is not kept; how it ends is."""
@@ -45,7 +45,7 @@ class _Log:
         os.close(self._fd)
 
 
-class RegistryRunning:
+class RunningProcess:
     """A task's process."""
 
     def __init__(self, process: Process, subscription: Subscription, log_path: str) -> None:
@@ -112,20 +112,20 @@ class RegistryLauncher:
     def __init__(self, registry: Registry, environment: Environment) -> None:
         self._registry = registry
         self._environment = environment
-        self._running: set[RegistryRunning] = set()
+        self._running: set[RunningProcess] = set()
 
     async def launch(
-        self, record: Record, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
-    ) -> RegistryRunning:
+        self, record: TaskRecord, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
+    ) -> RunningProcess:
         """Start a command with the task's user, directory and variables."""
         process = record.task.process
         if process is None:
-            raise LaunchError("this executor has no container runtime: give process instead")
+            raise TaskLaunchError("this executor has no container runtime: give process instead")
         try:
             user = self._environment.user(process.user)
             directory = self._environment.resolve(process.working_dir or "", user)
         except ConnectError as error:
-            raise LaunchError(str(error)) from error
+            raise TaskLaunchError(str(error)) from error
         env = self._environment.variables(user) | {item.name: item.value for item in process.env}
         command = Command(
             argv=argv, env=env, cwd=directory, uid=user.uid, gid=user.gid, groups=user.groups,
@@ -137,19 +137,19 @@ class RegistryLauncher:
                 command, config, None if is_hook else _tag(record)
             )
         except SpawnError as error:
-            raise LaunchError(str(error)) from error
+            raise TaskLaunchError(str(error)) from error
         except SandboxGoneError as error:
-            raise LaunchError(f"the sandbox has ended: {error}") from error
-        return self._kept(RegistryRunning(started, subscription, log_path))
+            raise TaskLaunchError(f"the sandbox has ended: {error}") from error
+        return self._kept(RunningProcess(started, subscription, log_path))
 
-    async def find(self, record: Record, log_path: str) -> RegistryRunning | None:
+    async def find(self, record: TaskRecord, log_path: str) -> RunningProcess | None:
         """Find what an earlier envd started."""
         found = self._registry.find(pid=None, tag=_tag(record), with_ended=True)
         if found is None:
             return None
-        return self._kept(RegistryRunning(found, found.subscribe(), log_path))
+        return self._kept(RunningProcess(found, found.subscribe(), log_path))
 
-    def _kept(self, running: RegistryRunning) -> RegistryRunning:
+    def _kept(self, running: RunningProcess) -> RunningProcess:
         self._running.add(running)
         return running
 
@@ -159,5 +159,5 @@ class RegistryLauncher:
             running.close()
 
 
-def _tag(record: Record) -> str:
+def _tag(record: TaskRecord) -> str:
     return f"{TAG}{record.name}:{record.attempt}"

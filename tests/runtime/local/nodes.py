@@ -98,7 +98,8 @@ class TestNode:
             "--socket", str(self.socket), "--purge-on-exit", *self._arguments,
         ]  # fmt: skip
         if self.prelude:
-            main = "import sys; from paddock.runtime.local import node; node.main(sys.argv[1:])"
+            start = "from paddock.runtime.local.node.process import main"
+            main = f"import sys; {start}; main(sys.argv[1:])"
             command[1:3] = ["-c", f"{self.prelude}\n{main}"]
         environment = dict(os.environ)
         if self.rootless:

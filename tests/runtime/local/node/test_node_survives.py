@@ -29,16 +29,16 @@ pytestmark = [pytest.mark.sandbox, pytest.mark.faults, pytest.mark.timeout(240)]
 LONG = "/".join(["a-directory-somebody-named-at-length"] * 3)
 """More than a socket's path may have, with what follows it."""
 LOSE_THE_FIRST_CLONE = """
-from paddock.runtime.local import launching
-real, lost = launching.Launching.prepare, []
+from paddock.runtime.local.launch import launcher
+real, lost = launcher.Launching.prepare, []
 async def prepare(self, *given, **named):
     made = await real(self, *given, **named)
     if not lost:
         lost.append(made.pid)
         made.release()
-        raise launching.LaunchError("the launcher died while it worked")
+        raise launcher.LaunchError("the launcher died while it worked")
     return made
-launching.Launching.prepare = prepare
+launcher.Launching.prepare = prepare
 """
 STUMBLE_ONCE = """
 from paddock.runtime.local.kernel.cgroups import Cgroups

@@ -19,8 +19,8 @@ check:          ## format, lint, imports, layout and types, in under a minute
 	$(BIN)/pyright -p bench & $(BIN)/pyright && wait $$!
 
 format:         ## put the code in shape
-	$(BIN)/ruff format src tests bench
-	$(BIN)/ruff check --fix src tests bench
+	$(BIN)/ruff format src tests bench tools
+	$(BIN)/ruff check --fix src tests bench tools
 
 test-kubernetes:  ## the cluster tests, on a real API server
 	scripts/test-kubernetes

@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from paddock.adapters import gateway_admin
-from paddock.adapters.activity_poller import Traffic
-from paddock.adapters.membership import Named
+from paddock.adapters.activity_poller import ActivityPoller
+from paddock.adapters.membership import PeerSetting
 from paddock.gateway.activity import Activity
 from paddock.gateway.routing.peers import Desk, Gatekeeper
 from paddock.gateway.routing.routes import RouteTable
@@ -50,8 +50,8 @@ class World:
         self.clock = ManualClock()
         self.gateways = Gateways(self.clock)
 
-    def asking(self, *urls: str) -> Traffic:
-        self.traffic = Traffic(Named(fixed=frozenset(urls)), None, self.clock)
+    def asking(self, *urls: str) -> ActivityPoller:
+        self.traffic = ActivityPoller(PeerSetting(urls=frozenset(urls)), None, self.clock)
         return self.traffic
 
     def ago(self, uid: str) -> float | None:
@@ -66,7 +66,7 @@ class World:
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch):
     # The clock is the test's, the gateways are real: a machine that stands still is not silence.
-    monkeypatch.setattr("paddock.adapters.activity_poller.ASK_SECONDS", 60.0)
+    monkeypatch.setattr("paddock.adapters.activity_poller.POLL_TIMEOUT_SECONDS", 60.0)
     made = World()
     yield made
     await made.traffic.close()

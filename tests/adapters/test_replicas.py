@@ -32,8 +32,8 @@ class Replica:
 async def test_who_hangs_up_once_is_told_again_and_who_does_not_answer_is_left_alone(
     hangs_up: int, tries: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicated, "PATIENCE_SECONDS", 60.0)
-    monkeypatch.setattr(replicated, "REST_SECONDS", 600.0)
+    monkeypatch.setattr(replicated, "PUSH_TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(replicated, "SKIP_SECONDS", 600.0)
     replica = Replica(hangs_up)
     server = await asyncio.start_server(replica.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

@@ -56,7 +56,7 @@ def test_what_the_recipes_copy_is_all_that_roles_and_sidecars_need(tmp_path: Pat
     for path in paths:
         assert f'"$here/{path.partition("/")[0]}"' in script, f"build-rootfs does not copy {path}"
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    modules = "import paddock.app.roles.table, paddock.runtime.kubernetes.sidecar as s"
+    modules = "import paddock.app.roles.registry, paddock.runtime.kubernetes.sidecar as s"
     done = subprocess.run(
         [sys.executable, "-c", f"{modules}; print(s.__file__)"],
         env={"PYTHONPATH": str(tmp_path / "src"), "PATH": os.environ["PATH"]},

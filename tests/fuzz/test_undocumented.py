@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paddock.adapters import gateway_admin
+from paddock.adapters.pod_admission import pod_check
 from paddock.adapters.replicas import PATH as WRITTEN
 from paddock.adapters.replicas import Replicas
 from paddock.api import admission_webhook
 from paddock.api.kube.verbs import reviews
 from paddock.app.roles import node
-from paddock.app.wiring import webhook
 from paddock.gateway.activity import Activity
 from paddock.gateway.routing import peers
 from paddock.gateway.routing.routes import RouteTable
@@ -127,7 +127,7 @@ def agent():
 
 @contextlib.asynccontextmanager
 async def hook() -> AsyncGenerator[Ask]:
-    app = admission_webhook.create_app([webhook.pod_check(Settings())])
+    app = admission_webhook.create_app([pod_check(Settings())])
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://webhook") as client:
 

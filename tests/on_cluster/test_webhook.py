@@ -91,7 +91,7 @@ async def world(
     # Nor is it that whoever is not answered in time goes on: this machine may stand still.
     hook["timeoutSeconds"] = LONGEST_SECONDS
     world = World(kube_cluster, kube_namespace)
-    async with webhook.served(settings):
+    async with webhook.serving(settings):
         await world.ask("POST", CONFIGURATIONS, made)
         try:
             await _until_asked(world)

@@ -106,7 +106,7 @@ async def test_a_sandbox_that_asked_for_it_is_paused_when_nothing_happens_and_no
 
         for _ in range(4):
             await asyncio.sleep(30)
-            await world.plane._take_report(Report("http://gateway", {uid: 0.0}))
+            await world.plane.on_report(Report("http://gateway", {uid: 0.0}))
             assert not is_paused()
         await world.until(is_paused, seconds=120)
         await world.until(lambda: world.provider.sandbox(sandbox.key).status.phase is Phase.PAUSED)
@@ -115,4 +115,4 @@ async def test_a_sandbox_that_asked_for_it_is_paused_when_nothing_happens_and_no
         assert not is_paused()
         await world.until(is_paused, seconds=120)
         await world.manager.kill(CALLER, sandbox.spec.claim.sandbox_id)
-        await world.until(lambda: uid not in world.plane.last_active)
+        await world.until(lambda: world.plane.activity.last(uid) is None)

@@ -1,4 +1,4 @@
-"""What a gateway asks of the control plane, and tells it."""
+"""The client with which a gateway calls the control plane."""
 
 import asyncio
 import logging
@@ -6,11 +6,12 @@ import logging
 import aiohttp
 import msgspec
 
-from paddock.api.internal import PREFIX, Problem, Report, WakeBody
+from paddock.adapters.problems import error_from
+from paddock.api.internal import PREFIX, Report, WakeBody
 from paddock.gateway.routing.routes import Route, remote_route, route_of
 from paddock.kit import bearer, errors
 from paddock.kit.clock import Clock
-from paddock.kit.errors import PaddockError, UnavailableError
+from paddock.kit.errors import UnavailableError
 from paddock.kit.logs import fields
 from paddock.manager.federation.protocol import GATEWAY
 from paddock.resources import codec
@@ -19,11 +20,11 @@ from paddock.resources.kinds.sandbox import Sandbox
 log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 5.0
-_UNREADABLE = "the control plane gave an answer that cannot be read"
+_SENDER = "the control plane"
 
 
 class ControlClient:
-    """Speaks to the control plane."""
+    """Calls the internal API of the control plane."""
 
     def __init__(self, base: str, token: str, clock: Clock) -> None:
         self._base = base + PREFIX
@@ -31,13 +32,13 @@ class ControlClient:
         self._session = aiohttp.ClientSession(headers=bearer.header(token))
 
     async def wake(self, route: Route) -> Route:
-        """Resume a sandbox and give its new route."""
+        """Resume a sandbox; return its new route."""
         return await self._route(
             "POST", "/wake", msgspec.json.encode(WakeBody(route.id, route.uid))
         )
 
     async def look(self, sandbox_id: str) -> Route:
-        """Ask for a sandbox's route."""
+        """Return a sandbox's route."""
         return await self._route("GET", f"/sandboxes/{sandbox_id}", None)
 
     async def _route(self, method: str, path: str, body: bytes | None) -> Route:
@@ -49,20 +50,18 @@ class ControlClient:
         except aiohttp.ClientError as error:
             raise UnavailableError("the control plane does not answer") from error
         if status != 200:
-            raise _error(data)
+            raise error_from(data, _SENDER)
         try:
             sandbox = codec.decode(Sandbox, data)
         except errors.InvalidError as error:
-            raise UnavailableError(
-                "the control plane gave an answer that cannot be read"
-            ) from error
+            raise UnavailableError(f"{_SENDER} sent a response that cannot be decoded") from error
         route = route_of(sandbox, self._clock.now())
         if route is None:
-            raise errors.NotFoundError("the sandbox is nobody's now")
+            raise errors.NotFoundError("the sandbox is not claimed")
         return remote_route(route, gateway, self._clock.now()) if gateway else route
 
     async def report(self, report: Report) -> tuple[str, ...] | None:
-        """Tell where this gateway is and which sandboxes had traffic; gives who else there is."""
+        """Report this gateway's address and traffic; return all gateways, or None on failure."""
         try:
             async with (
                 asyncio.timeout(_REPORT_SECONDS),
@@ -80,16 +79,5 @@ class ControlClient:
         return msgspec.json.decode(data, type=tuple[str, ...])
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         await self._session.close()
-
-
-def _error(data: bytes) -> PaddockError:
-    try:
-        problem = msgspec.json.decode(data, type=Problem)
-    except msgspec.DecodeError:
-        return UnavailableError(_UNREADABLE)
-    kind = getattr(errors, problem.kind, None)
-    if isinstance(kind, type) and issubclass(kind, PaddockError):
-        return kind(problem.message)
-    return UnavailableError(problem.message)

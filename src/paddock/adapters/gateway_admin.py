@@ -1,4 +1,7 @@
-"""A gateway's own small server: health, metrics, and what peers tell it. Never for clients."""
+"""The admin server of a gateway: health, metrics, traffic, and routes from peers.
+
+It is not for clients.
+"""
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
@@ -8,6 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from msgspec import Struct
 
+from paddock.adapters.membership import base_url
 from paddock.gateway.activity import Activity
 from paddock.gateway.routing.peers import MAX_BODY_BYTES, PATH, Desk
 from paddock.gateway.routing.routes import RouteTable
@@ -16,18 +20,18 @@ from paddock.kit.clock import Clock
 from paddock.kit.errors import UnauthenticatedError
 
 
-class Counted(Struct, frozen=True):
+class ActivityCounts(Struct, frozen=True):
     """`GET /activity`: which sandboxes had traffic through this gateway."""
 
     up_seconds: float
-    """So long it has been counting."""
+    """How long the gateway has been counting."""
     seen: Mapping[str, float]
     """How many seconds ago each was active, by uid."""
 
 
 def create_app(routes: RouteTable, activity: Activity, desk: Desk, clock: Clock) -> web.Application:
-    """Make the application."""
-    began = clock.monotonic()
+    """Return the application."""
+    started = clock.monotonic()
 
     async def alive(_request: web.Request) -> web.Response:
         return web.Response(text="ok")
@@ -45,18 +49,18 @@ def create_app(routes: RouteTable, activity: Activity, desk: Desk, clock: Clock)
         body = msgspec.json.encode(activity.by_sandbox())
         return web.Response(body=body, content_type="application/json")
 
-    async def counted(request: web.Request) -> web.Response:
+    async def recent(request: web.Request) -> web.Response:
         within = float(request.query.get("within", "inf"))
         now = clock.monotonic()
         seen = activity.within(within, now)
-        body = msgspec.json.encode(Counted(up_seconds=now - began, seen=seen))
+        body = msgspec.json.encode(ActivityCounts(up_seconds=now - started, seen=seen))
         return web.Response(body=body, content_type="application/json")
 
-    async def take_news(request: web.Request) -> web.Response:
+    async def receive_routes(request: web.Request) -> web.Response:
         desk.take_news(request.headers, await request.read())
         return web.Response(status=204)
 
-    async def give_state(request: web.Request) -> web.Response:
+    async def exchange_state(request: web.Request) -> web.Response:
         return web.Response(body=desk.give_state(request.headers, await request.read()))
 
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
@@ -66,9 +70,9 @@ def create_app(routes: RouteTable, activity: Activity, desk: Desk, clock: Clock)
             web.get("/readyz", ready),
             web.get("/metrics", exposition),
             web.get("/sandboxes", traffic),
-            web.get("/activity", counted),
-            web.post(PATH, take_news),
-            web.put(PATH, give_state),
+            web.get("/activity", recent),
+            web.post(PATH, receive_routes),
+            web.put(PATH, exchange_state),
         ]
     )
     return app
@@ -81,18 +85,18 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except UnauthenticatedError as error:
         return web.Response(status=401, text=error.message)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        return web.Response(status=400, text=f"the message cannot be read: {error}")
+        return web.Response(status=400, text=f"the message cannot be decoded: {error}")
 
 
 @contextlib.asynccontextmanager
 async def serving(app: web.Application, host: str, port: int) -> AsyncGenerator[str]:
-    """Serve beside the body; gives the address."""
+    """Serve beside the body; yield the URL."""
     runner = web.AppRunner(app, access_log=None, handle_signals=False)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)
         await site.start()
         bound: int = runner.addresses[0][1]
-        yield f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
+        yield base_url(host, bound)
     finally:
         await runner.cleanup()

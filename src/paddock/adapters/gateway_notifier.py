@@ -1,9 +1,11 @@
-"""The control plane's word to gateways: they know a route before its sandbox is handed out, and
-that it is paused or gone before whoever asked for that is answered."""
+"""Pushes routes to gateways before the API responds.
+
+A gateway has the route of a sandbox before the client that created it does, and has its pause or
+its end before the client gets the response.
+"""
 
 from msgspec import structs
 
-from paddock.api.internal import Report
 from paddock.cache.states import SandboxState
 from paddock.claims.ports import Announcer
 from paddock.gateway.routing.peers import Peers
@@ -13,20 +15,20 @@ from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.tokens import TokenSeed
 
 FORGET_SECONDS = 10.0
-"""A gateway that has not reported for so long is not waited for."""
+"""A gateway that has not reported for this long is dropped."""
 
 
-class Gateways:
-    """The gateways that report here. One that does not answer is told nothing until it reports."""
+class GatewayNotifier:
+    """Notifies the gateways that report here; one that does not answer is dropped."""
 
     def __init__(self, seed: TokenSeed, clock: Clock) -> None:
         self._clock = clock
         self._peers = Peers(seed, clock)
         self._seen: dict[str, float] = {}
 
-    def heard(self, report: Report) -> tuple[str, ...]:
-        """Take in that a gateway is there; gives all there are."""
-        self._seen[report.url] = self._clock.monotonic()
+    def register(self, url: str) -> tuple[str, ...]:
+        """Record that a gateway reported; return the addresses of all gateways."""
+        self._seen[url] = self._clock.monotonic()
         self._refresh()
         return self._peers.known()
 
@@ -36,17 +38,17 @@ class Gateways:
         self._peers.set(self._seen)
 
     async def announce(self, sandbox: Sandbox) -> None:
-        """Return once every reachable gateway knows the route."""
-        await self._tell(route_of(sandbox, self._clock.now()))
+        """Return once every reachable gateway has the route."""
+        await self._push(route_of(sandbox, self._clock.now()))
 
     async def announce_end(self, sandbox: Sandbox, version: str) -> None:
-        """Return once every reachable gateway knows that there is no such route any more."""
+        """Return once every reachable gateway has dropped the route."""
         route = route_of(sandbox, self._clock.now())
         if route is not None:
             route = structs.replace(route, state=SandboxState.DEAD, version=int(version or 0))
-        await self._tell(route)
+        await self._push(route)
 
-    async def _tell(self, route: Route | None) -> None:
+    async def _push(self, route: Route | None) -> None:
         if route is None or not self._seen:
             return
         await self._peers.tell((route,))
@@ -55,8 +57,8 @@ class Gateways:
         self._refresh()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         self._peers.close()
 
 
-_: type[Announcer] = Gateways
+_: type[Announcer] = GatewayNotifier

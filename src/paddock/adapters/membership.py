@@ -1,4 +1,4 @@
-"""Which gateways there are: from settings, DNS or Kubernetes, or as the control plane tells."""
+"""Finds the other gateways: from settings, DNS, Kubernetes, and the control plane."""
 
 import asyncio
 import logging
@@ -24,20 +24,20 @@ _DNS = "dns:"
 _KUBERNETES = "kubernetes:"
 
 
-class Service(NamedTuple):
-    """A Service whose endpoints are gateways."""
+class PeerService(NamedTuple):
+    """A Kubernetes Service whose endpoints are gateways."""
 
     namespace: str
     name: str
     port: int
 
 
-class Named(NamedTuple):
-    """Whom the setting `peers` names."""
+class PeerSetting(NamedTuple):
+    """The setting `peers`, parsed."""
 
-    fixed: frozenset[str] = frozenset()
+    urls: frozenset[str] = frozenset()
     names: tuple[tuple[str, int], ...] = ()
-    services: tuple[Service, ...] = ()
+    services: tuple[PeerService, ...] = ()
 
 
 class _Conditions(Struct, frozen=True):
@@ -58,7 +58,7 @@ class _Slices(Struct, frozen=True):
 
 
 class Membership:
-    """Keeps the list of peers, without ourselves."""
+    """Keeps the list of peers up to date, without this gateway itself."""
 
     def __init__(
         self,
@@ -71,48 +71,48 @@ class Membership:
         self.own_url = own_url
         self._peers = peers
         self._cluster = cluster
-        self._named = parse(settings.peers)
-        if self._named.services and cluster is None:
-            raise _invalid(settings.peers, "Services are looked up where `store` is kubernetes")
-        self._heard: frozenset[str] = frozenset()
-        self._resolved = self._named.fixed
+        self._setting = parse_peers(settings.peers)
+        if self._setting.services and cluster is None:
+            raise _invalid(settings.peers, "Services need `store = kubernetes`")
+        self._reported: frozenset[str] = frozenset()
+        self._resolved = self._setting.urls
         self._set()
 
-    def heard(self, urls: Iterable[str]) -> None:
-        """Take in whom the control plane knows."""
-        self._heard = frozenset(urls)
+    def set_reported(self, urls: Iterable[str]) -> None:
+        """Set the gateways that the control plane knows."""
+        self._reported = frozenset(urls)
         self._set()
 
     def _set(self) -> None:
-        self._peers.set((self._heard | self._resolved) - {self.own_url})
+        self._peers.set((self._reported | self._resolved) - {self.own_url})
 
     async def keep_caught_up(self, routes: RouteTable) -> None:
-        """Look names up, and take over what peers know and we missed, until cancelled."""
+        """Resolve the setting and fetch missed routes from peers at intervals, until cancelled."""
         while True:
             await self._resolve()
             if await self._peers.catch_up(routes) and not routes.is_ready:
-                # All that a ready peer knows is a first sync, though the control plane be down.
+                # The routes of a ready peer replace the first sync while the control plane is down.
                 routes.is_ready = True
                 log.info("gateway serves", extra=fields(routes=len(routes), source="peers"))
             await asyncio.sleep(CATCH_UP_SECONDS)
 
     async def _resolve(self) -> None:
         try:
-            self._resolved = await look_up(self._named, self._cluster)
+            self._resolved = await look_up(self._setting, self._cluster)
         except (OSError, PaddockError, msgspec.DecodeError) as error:
-            # What was known stays: a name server that is down must not part the gateways.
+            # Keep the known peers: a DNS server that is down must not separate the gateways.
             log.warning("peers not found", extra=fields(error=repr(error)))
             return
         self._set()
 
 
-async def look_up(named: Named, cluster: KubernetesClient | None) -> frozenset[str]:
-    """Give the addresses of all who are named now."""
-    found = set(named.fixed)
-    for name, port in named.names:
+async def look_up(setting: PeerSetting, cluster: KubernetesClient | None) -> frozenset[str]:
+    """Return the URLs of all gateways that the setting names now."""
+    found = set(setting.urls)
+    for name, port in setting.names:
         found.update(await _by_dns(name, port))
     if cluster is not None:
-        for service in named.services:
+        for service in setting.services:
             found.update(await _by_service(cluster, service))
     return frozenset(found)
 
@@ -120,11 +120,11 @@ async def look_up(named: Named, cluster: KubernetesClient | None) -> frozenset[s
 async def _by_dns(name: str, port: int) -> set[str]:
     loop = asyncio.get_running_loop()
     answers = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    return {_url(str(address[4][0]), port) for address in answers}
+    return {base_url(str(address[4][0]), port) for address in answers}
 
 
-async def _by_service(cluster: KubernetesClient, service: Service) -> set[str]:
-    """Give a Service's endpoints, ready or not: one that has no routes yet is a peer, too."""
+async def _by_service(cluster: KubernetesClient, service: PeerService) -> set[str]:
+    """Return a Service's endpoints, ready or not: one without routes yet is a peer, too."""
     data = await cluster.request(
         "GET",
         f"/apis/discovery.k8s.io/v1/namespaces/{service.namespace}/endpointslices",
@@ -133,7 +133,7 @@ async def _by_service(cluster: KubernetesClient, service: Service) -> set[str]:
     )
     slices = msgspec.json.decode(data, type=_Slices)
     return {
-        _url(address, service.port)
+        base_url(address, service.port)
         for part in slices.items
         for endpoint in part.endpoints or ()
         if not endpoint.conditions.terminating
@@ -141,11 +141,11 @@ async def _by_service(cluster: KubernetesClient, service: Service) -> set[str]:
     }
 
 
-def parse(setting: str, *, takes_services: bool = True) -> Named:
-    """Read the setting `peers`: fixed addresses, names and Services to look up."""
-    fixed: set[str] = set()
+def parse_peers(setting: str, *, takes_services: bool = True) -> PeerSetting:
+    """Parse the setting `peers`: URLs, DNS names and Services."""
+    urls: set[str] = set()
     names: list[tuple[str, int]] = []
-    services: list[Service] = []
+    services: list[PeerService] = []
     for item in filter(None, (part.strip() for part in setting.split(","))):
         if item.startswith(_DNS):
             names.append(_name_and_port(item, _DNS, "`dns:NAME:PORT` is expected"))
@@ -155,13 +155,13 @@ def parse(setting: str, *, takes_services: bool = True) -> Named:
             namespace, _, service = name.partition("/")
             if not namespace or not service:
                 raise _invalid(item, expected)
-            services.append(Service(namespace, service, port))
+            services.append(PeerService(namespace, service, port))
         elif item.startswith(("http://", "https://")):
-            fixed.add(_checked(item).rstrip("/"))
+            urls.add(_valid_url(item).rstrip("/"))
         else:
             too = ", `kubernetes:NAMESPACE/SERVICE:PORT`" if takes_services else ""
             raise _invalid(item, f"a URL{too} or `dns:NAME:PORT` is expected")
-    return Named(frozenset(fixed), tuple(names), tuple(services))
+    return PeerSetting(frozenset(urls), tuple(names), tuple(services))
 
 
 def _name_and_port(item: str, prefix: str, expected: str) -> tuple[str, int]:
@@ -171,15 +171,16 @@ def _name_and_port(item: str, prefix: str, expected: str) -> tuple[str, int]:
     return name, int(port)
 
 
-def _checked(url: str) -> str:
+def _valid_url(url: str) -> str:
     try:
         _ = urlsplit(url).port
     except ValueError as error:
-        raise _invalid(url, f"no URL: {error}") from error
+        raise _invalid(url, f"not a URL: {error}") from error
     return url
 
 
-def _url(host: str, port: int) -> str:
+def base_url(host: str, port: int) -> str:
+    """Return the URL of an HTTP server."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

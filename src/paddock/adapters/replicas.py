@@ -1,9 +1,9 @@
-"""Announces the writes of one API replica to the others over HTTP, before the client hears of them.
+"""Pushes the writes of one API replica to the others over HTTP, before the client gets a response.
 
-A client's next request may reach another replica, whose watch is a moment behind. So a write is
-announced to all replicas at once, and answered when they have it, or have had their chance: one
-that does not answer is skipped for a while and catches up by its own watch. The store that does
-this with every write is `store/replicated.py`.
+The next request of a client may reach another replica, whose watch lags behind. So each write is
+pushed to all replicas at once, and the response waits until they have it. A replica that does not
+answer in time is skipped for a while and catches up by its own watch. `store/replicated.py` is the
+store that pushes every write.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from paddock.adapters.membership import parse
+from paddock.adapters.membership import base_url, parse_peers
 from paddock.cache.provider import Provider
 from paddock.kit import bearer, ids
 from paddock.kit.errors import PaddockError
@@ -25,12 +25,12 @@ from paddock.resources.meta import Resource
 log = logging.getLogger(__name__)
 
 PATH = "/_paddock/written"
-PATIENCE_SECONDS = 1.0
-"""A write waits twice so long for one that hangs, once in `REST_SECONDS`; who is busy is told."""
-REST_SECONDS = 5.0
-"""How long a replica that did not answer is left alone."""
+PUSH_TIMEOUT_SECONDS = 1.0
+"""For one attempt. A write waits at most two attempts for a replica, once per `SKIP_SECONDS`."""
+SKIP_SECONDS = 5.0
+"""How long a replica that did not answer is skipped."""
 RESOLVE_SECONDS = 3.0
-_OURSELVES = 208
+_OWN = 208
 _KIND, _GONE, _FROM = "x-paddock-kind", "x-paddock-gone", "x-paddock-from"
 
 Scope = dict[str, Any]
@@ -40,37 +40,39 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Replicas:
-    """The other replicas, and what is told to them."""
+    """The other replicas of the API."""
 
     def __init__(self, setting: str, token: str) -> None:
-        self._fixed, self._names, _ = parse(setting, takes_services=False)
-        self._urls: set[str] = set(self._fixed)
-        self._ourselves: set[str] = set()
-        self._resting: dict[str, float] = {}
+        self._static, self._names, _ = parse_peers(setting, takes_services=False)
+        self._urls: set[str] = set(self._static)
+        self._own_urls: set[str] = set()
+        self._skipped: dict[str, float] = {}
         self._identity = ids.uid()
         self._token = token
         self._session: aiohttp.ClientSession | None = None
 
-    async def keep_found(self) -> None:
-        """Look their names up now and then, until cancelled."""
+    async def keep_resolved(self) -> None:
+        """Resolve the names of replicas at intervals, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            found = set(self._fixed)
+            found = set(self._static)
             for name, port in self._names:
                 try:
                     answers = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
                 except OSError as error:
-                    log.warning("replicas not found", extra=fields(name=name, error=repr(error)))
+                    log.warning(
+                        "replicas were not resolved", extra=fields(name=name, error=repr(error))
+                    )
                     found |= self._urls
                     continue
-                found |= {_url(str(answer[4][0]), port) for answer in answers}
+                found |= {base_url(str(answer[4][0]), port) for answer in answers}
             self._urls = found
             await asyncio.sleep(RESOLVE_SECONDS)
 
     async def notify(self, obj: Resource, *, is_gone: bool) -> None:
-        """Return once every other replica knows, or has had its chance."""
+        """Push a write; return once every other replica has it or is skipped."""
         now = asyncio.get_running_loop().time()
-        others = [url for url in self._urls - self._ourselves if self._resting.get(url, 0.0) <= now]
+        others = [url for url in self._urls - self._own_urls if self._skipped.get(url, 0.0) <= now]
         if others:
             body = codec.encode(obj)
             headers = {
@@ -82,29 +84,31 @@ class Replicas:
             await asyncio.gather(*(self._post(url, body, headers) for url in others))
 
     async def _post(self, url: str, body: bytes, headers: dict[str, str]) -> None:
-        # Twice: a kept connection may just have been closed, or this process have stood still.
-        if not await self._is_told(url, body, headers) and not await self._is_told(
+        # Twice: a pooled connection may just have been closed, or this process been suspended.
+        if not await self._is_pushed(url, body, headers) and not await self._is_pushed(
             url, body, headers
         ):
-            self._resting[url] = asyncio.get_running_loop().time() + REST_SECONDS
+            self._skipped[url] = asyncio.get_running_loop().time() + SKIP_SECONDS
 
-    async def _is_told(self, url: str, body: bytes, headers: dict[str, str]) -> bool:
+    async def _is_pushed(self, url: str, body: bytes, headers: dict[str, str]) -> bool:
         if self._session is None:
             self._session = aiohttp.ClientSession()
         try:
             async with (
-                asyncio.timeout(PATIENCE_SECONDS),
+                asyncio.timeout(PUSH_TIMEOUT_SECONDS),
                 self._session.post(url + PATH, data=body, headers=headers) as response,
             ):
-                if response.status == _OURSELVES:
-                    self._ourselves.add(url)
+                if response.status == _OWN:
+                    self._own_urls.add(url)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            log.info("a replica was not told", extra=fields(url=url, error=repr(error)))
+            log.info(
+                "a write was not pushed to a replica", extra=fields(url=url, error=repr(error))
+            )
             return False
         return True
 
     def application(self, inner: Application, provider: Provider) -> Application:
-        """Take in what others tell; all else goes on to the application within."""
+        """Return an application that receives pushed writes and passes all else to `inner`."""
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or scope["path"] != PATH:
@@ -114,16 +118,16 @@ class Replicas:
                 name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
             }
             if not bearer.is_authorized(headers.get("authorization", ""), self._token):
-                await _answer(send, 401)
+                await _respond(send, 401)
             elif headers.get(_FROM) == self._identity:
-                await _answer(send, _OURSELVES)
+                await _respond(send, _OWN)
             else:
                 body = await _body(receive)
-                await _answer(send, self._take(provider, headers, body))
+                await _respond(send, self._observe(provider, headers, body))
 
         return serve
 
-    def _take(self, provider: Provider, headers: dict[str, str], body: bytes) -> int:
+    def _observe(self, provider: Provider, headers: dict[str, str], body: bytes) -> int:
         info = registry.BY_KIND.get(headers.get(_KIND, ""))
         if info is None:
             return 404
@@ -141,13 +145,9 @@ class Replicas:
         return 204
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def _body(receive: Receive) -> bytes:
@@ -159,6 +159,6 @@ async def _body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-async def _answer(send: Send, status: int) -> None:
+async def _respond(send: Send, status: int) -> None:
     await send({"type": "http.response.start", "status": status, "headers": []})
     await send({"type": "http.response.body", "body": b""})

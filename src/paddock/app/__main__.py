@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from paddock.app.roles import table
+from paddock.app.roles import registry
 from paddock.app.up import output
 from paddock.kit.errors import PaddockError
 from paddock.settings import load
@@ -14,7 +14,7 @@ def main() -> int:
     """Parse arguments and run."""
     parser = argparse.ArgumentParser(prog="paddock.app", description=__doc__)
     parser.add_argument("--config", type=Path)
-    parser.add_argument("role", choices=sorted((*table.ROLES, "up")))
+    parser.add_argument("role", choices=sorted((*registry.ROLES, "up")))
     parser.add_argument("--json", action="store_true", help="one JSON line when everything is up")
     parser.add_argument("--detach", action="store_true", help="go on in the background")
     given = parser.parse_args()
@@ -22,7 +22,7 @@ def main() -> int:
         settings = load(file=given.config)
         if given.role == "up":
             return output.up(settings, given.config, as_json=given.json, detach=given.detach)
-        table.run(given.role, settings, on_ready=lambda: None)
+        registry.run(given.role, settings, on_ready=lambda: None)
     except PaddockError as error:
         sys.stderr.write(f"error: {error.message}\n")
         if error.hint:

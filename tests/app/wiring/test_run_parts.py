@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import StreamingResponse
 
 from paddock.app.wiring import run_parts
-from paddock.app.wiring.http_server import Server, listen
+from paddock.app.wiring.http_server import HttpServer, listen
 from paddock.engine.supervisor import StartGroup
 from paddock.kit.errors import ConflictError, UnavailableError
 from paddock.kit.tasks import background
@@ -34,8 +34,8 @@ async def test_a_request_under_way_is_answered_before_what_it_needs_is_stopped()
 
     listener = listen("127.0.0.1", 0)
     parts = (
-        run_parts.together("controllers", lambda: {"reconcile": reconcile()}),
-        run_parts.serving(Server(app, listener, ready.set)),
+        run_parts.group_part("controllers", lambda: {"reconcile": reconcile()}),
+        run_parts.server_part(HttpServer(app, listener, ready.set)),
     )
     async with (
         background(run_parts.run(parts, stop), name="process") as process,
@@ -64,7 +64,7 @@ async def test_streams_hold_up_no_stop_and_leave_no_complaint(caplog) -> None:
     listener = listen("127.0.0.1", 0)
     async with (
         background(
-            run_parts.run((run_parts.serving(Server(app, listener, ready.set)),), stop),
+            run_parts.run((run_parts.server_part(HttpServer(app, listener, ready.set)),), stop),
             name="process",
         ) as process,
         httpx.AsyncClient(
@@ -100,8 +100,8 @@ async def test_what_fails_ends_the_process_with_its_own_error() -> None:
             left.append("lives")
 
     parts = (
-        run_parts.held("cluster", StartGroup.CACHES, cluster),
-        run_parts.together("controllers", lambda: {"lives": lives(), "breaks": breaks()}),
+        run_parts.context_part("cluster", StartGroup.CACHES, cluster),
+        run_parts.group_part("controllers", lambda: {"lives": lives(), "breaks": breaks()}),
     )
     with pytest.raises(ConflictError, match="two of us"):
         await run_parts.run(parts, asyncio.Event())

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from paddock.adapters.pod_admission import pod_check
 from paddock.api.admission_webhook import MAX_BODY_BYTES, create_app
 from paddock.app.wiring import webhook
 from paddock.cli.kube.webhook import certificate
@@ -34,7 +35,7 @@ def review(operation: str, spec: Any, *, old: Any = None, **metadata: Any) -> di
 
 
 async def ask(body: Any) -> httpx.Response:
-    transport = httpx.ASGITransport(create_app([webhook.pod_check(Settings())]))
+    transport = httpx.ASGITransport(create_app([pod_check(Settings())]))
     async with httpx.AsyncClient(transport=transport, base_url="http://webhook") as client:
         if isinstance(body, bytes):
             return await client.post("/validate", content=body)
@@ -102,14 +103,14 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(
     async def shown() -> str:
         return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=30)
 
-    async with asyncio.timeout(60), webhook.served(_settings(tmp_path, port)):
+    async with asyncio.timeout(60), webhook.serving(_settings(tmp_path, port)):
         assert (await shown()).split() == first.split()
         old_key = (tmp_path / "tls.key").read_bytes()
         second = _renew(tmp_path)
         new_key = (tmp_path / "tls.key").read_bytes()
         (tmp_path / "tls.key").write_bytes(old_key)
         # With half of the new pair there, the old one is shown.
-        while "webhook certificate not taken" not in caplog.messages:
+        while "webhook certificate not loaded" not in caplog.messages:
             await asyncio.sleep(0.02)
         assert (await shown()).split() == first.split()
         (tmp_path / "tls.key").write_bytes(new_key)
@@ -121,5 +122,5 @@ async def test_a_certificate_that_cannot_be_used_is_named_at_the_start(tmp_path:
     (tmp_path / "tls.crt").write_text("no certificate")
     (tmp_path / "tls.key").write_text("no key")
     with pytest.raises(InvalidError, match=r"tls\.crt"):
-        async with webhook.served(_settings(tmp_path, 0)):
+        async with webhook.serving(_settings(tmp_path, 0)):
             pass

@@ -10,7 +10,7 @@ from paddock.adapters.control_client import ControlClient
 from paddock.app.roles.control_plane import ControlPlane
 from paddock.app.roles.gateway import build
 from paddock.app.wiring import default_resources
-from paddock.app.wiring.http_server import Server, listen
+from paddock.app.wiring.http_server import HttpServer, listen
 from paddock.app.wiring.secrets import Secrets
 from paddock.gateway.activity import Activity
 from paddock.gateway.http.client import ClientConnection
@@ -69,7 +69,7 @@ class Cluster:
             clock=clock,
         )
         self.secrets = secrets
-        self._server: Server | None = None
+        self._server: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self.api = httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{self.api_port}",
@@ -99,7 +99,7 @@ class Cluster:
         ready = asyncio.Event()
         listener = listen("127.0.0.1", self.api_port)
         self._listener = listener
-        self._server = Server(self.plane.application(), listener, ready.set)
+        self._server = HttpServer(self.plane.application(), listener, ready.set)
         self._serving = asyncio.create_task(self._server.run_until_stopped())
         await ready.wait()
 
@@ -159,9 +159,9 @@ class Cluster:
 
     def elsewhere(self) -> tuple[Candidate, ...]:
         """The members of other clusters, as far as this one knows them."""
-        federated = self.plane.federated
-        assert federated is not None
-        return federated.federation.candidates(ENV)
+        parts = self.plane.federation
+        assert parts is not None
+        return parts.federation.candidates(ENV)
 
     def sandbox(self, sandbox_id: str) -> Sandbox | None:
         return self.plane.provider.claimed_sandbox(sandbox_id)

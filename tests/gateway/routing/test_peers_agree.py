@@ -11,8 +11,7 @@ import pytest
 from msgspec import structs
 
 from paddock.adapters import gateway_admin
-from paddock.adapters.membership import Membership, Named, Service, parse
-from paddock.api.internal import Report
+from paddock.adapters.membership import Membership, PeerService, PeerSetting, parse_peers
 from paddock.cache.states import SandboxState
 from paddock.claims.requests import NewSandbox
 from paddock.gateway.activity import Activity
@@ -120,7 +119,7 @@ async def test_a_gateway_knows_what_became_of_a_sandbox_before_the_call_returns(
     """It has no watch here: nothing but the control plane's word."""
     monkeypatch.setattr("paddock.adapters.gateway_notifier.FORGET_SECONDS", 600.0)
     async with members(1) as (one,), paddock(clock=clocks.system(), pool_size=1) as world:
-        world.plane.gateways.heard(Report(url=one.url))
+        world.plane.gateways.register(one.url)
 
         def seen() -> SandboxState | None:
             found = one.table.get(sandbox_id)
@@ -152,7 +151,7 @@ async def test_a_gateway_knows_that_a_sandbox_went_back_to_its_pool_before_kill_
 ) -> None:
     monkeypatch.setattr("paddock.adapters.gateway_notifier.FORGET_SECONDS", 600.0)
     async with members(1) as (one,), paddock(clock=clocks.system(), pool_size=1) as world:
-        world.plane.gateways.heard(Report(url=one.url))
+        world.plane.gateways.register(one.url)
         strategy = RecycleStrategy(type=RecycleType.NOOP)
         await world.provider.write.mutate(
             SandboxPool,
@@ -245,14 +244,17 @@ def test_fences_in_news_come_before_routes() -> None:
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ("", Named()),
-        ("http://a:1/, http://b:2", Named(frozenset({"http://a:1", "http://b:2"}))),
-        ("dns:gateways.paddock.svc:7789", Named(names=(("gateways.paddock.svc", 7789),))),
-        ("kubernetes:ns/gateways:3002", Named(services=(Service("ns", "gateways", 3002),))),
+        ("", PeerSetting()),
+        ("http://a:1/, http://b:2", PeerSetting(frozenset({"http://a:1", "http://b:2"}))),
+        ("dns:gateways.paddock.svc:7789", PeerSetting(names=(("gateways.paddock.svc", 7789),))),
+        (
+            "kubernetes:ns/gateways:3002",
+            PeerSetting(services=(PeerService("ns", "gateways", 3002),)),
+        ),
     ],
 )
 def test_peers_are_named_by_address_or_by_name(setting: str, expected) -> None:
-    assert parse(setting) == expected
+    assert parse_peers(setting) == expected
 
 
 @pytest.mark.parametrize(
@@ -264,13 +266,13 @@ def test_peers_are_named_by_address_or_by_name(setting: str, expected) -> None:
 )
 def test_a_setting_that_names_nobody_is_refused(setting: str) -> None:
     with pytest.raises(InvalidError, match="peers"):
-        parse(setting)
+        parse_peers(setting)
 
 
 def test_services_need_a_cluster_to_be_looked_up_in() -> None:
     settings = Settings(peers="kubernetes:ns/gateways:3002")
     with pytest.raises(InvalidError, match="expected"):
-        parse(settings.peers, takes_services=False)
+        parse_peers(settings.peers, takes_services=False)
     with pytest.raises(InvalidError, match="store"):
         Membership(settings, Peers(SEED, clocks.system()), own_url="http://a:1")
 

@@ -188,9 +188,9 @@ async def test_an_api_that_runs_apart_from_its_controllers_takes_part(
             listed = await api.get("/v2/sandboxes")
             assert [item["sandboxID"] for item in listed.json()] == [sandbox_id]
         # The other one hears of this one's segment, too.
-        federated = b.plane.federated
-        assert federated is not None
-        await until(lambda: "a" in federated.federation._known)
+        parts = b.plane.federation
+        assert parts is not None
+        await until(lambda: "a" in parts.federation._known)
         stop.set()
         await running
 
@@ -248,8 +248,8 @@ async def test_a_claim_that_was_sent_on_is_never_sent_on_again() -> None:
         await b.give({"far": member(0)})
         await c.give({"far": member(5)})
         await until(lambda: a.knows("c") and b.knows("c"))
-        federated = b.plane.federated
-        assert federated is not None
+        parts = b.plane.federation
+        assert parts is not None
         wanted = NewSandbox(template="default/agents", sandbox_id=remote_id("b"))
         sent = ForwardedClaim(team="default", role=Role.MEMBER, request=wanted, via=("a",))
         body = msgspec.json.encode(sent)
@@ -261,7 +261,7 @@ async def test_a_claim_that_was_sent_on_is_never_sent_on_again() -> None:
         for via in (("b",), ("a", "c")):
             far = msgspec.structs.replace(sent, via=via)
             with pytest.raises(ConflictError, match="too far"):
-                federated.federation.admit(far)
+                parts.federation.admit(far)
 
 
 async def test_only_peers_with_the_seed_are_heard_and_only_once() -> None:
@@ -292,11 +292,11 @@ async def test_what_nobody_waits_for_any_more_is_ended() -> None:
         await b.give({"far": member(1)})
         await until(lambda: a.knows("b"))
         made = (await a.create()).json()["sandboxID"]
-        federated = a.plane.federated
-        assert federated is not None
-        peer = federated.federation.home(made)
+        parts = a.plane.federation
+        assert parts is not None
+        peer = parts.federation.home(made)
         assert peer is not None
-        await federated.federation._abandon(peer, made)
+        await parts.federation._abandon(peer, made)
         await until(lambda: b.sandbox(made) is None)
 
 

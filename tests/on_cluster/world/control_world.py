@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from paddock.app.wiring import default_resources
-from paddock.app.wiring.kubernetes_runtime import ClusterRuntime
+from paddock.app.wiring.cluster_runtime import ClusterRuntime
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import KINDS, Provider
 from paddock.claims.quota.ledger import Ledger, Quota

@@ -1,7 +1,7 @@
-"""The `api` role: the manager and E2B's API on a cluster's store; as many replicas as are wanted.
+"""The `api` role: the manager and E2B's API on the store of a cluster, in any number of replicas.
 
-It keeps nothing: what it knows, it reads from the store; what it does, it writes there. The
-declarative API is the cluster's own, so none is served here.
+A replica has no state of its own: it reads from the store and writes to it. The declarative API
+is the cluster's own, so it is not served here.
 """
 
 import asyncio
@@ -10,42 +10,23 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from paddock.adapters import federation_transport
-from paddock.adapters.gateway_notifier import Gateways
-from paddock.adapters.pod_agent import open_pod_agent
+from paddock.adapters.gateway_notifier import GatewayNotifier
 from paddock.adapters.replicas import Replicas
-from paddock.adapters.runtime_agent import RuntimeAgent
-from paddock.api.dispatcher import Dispatcher
-from paddock.api.e2b.app import create_app as create_e2b
-from paddock.api.health import create_app as create_ops
 from paddock.api.internal import Report
-from paddock.api.internal import create_app as create_internal
-from paddock.app.wiring import backends, run_parts, webhook
-from paddock.app.wiring.environments import Environments
-from paddock.app.wiring.http_server import Server, listen
-from paddock.app.wiring.manager import build_manager
+from paddock.app.wiring import backends, default_resources, run_parts, webhook
+from paddock.app.wiring.applications import build_application
+from paddock.app.wiring.assembly import assemble
+from paddock.app.wiring.http_server import HttpServer, listen
 from paddock.app.wiring.secrets import load_or_create
-from paddock.app.wiring.shared_cache import follow
-from paddock.cache.provider import Provider
-from paddock.claims.caller import Role
-from paddock.claims.idempotency import Firsts
 from paddock.engine.supervisor import Part, StartGroup
 from paddock.kit import clock as clocks
-from paddock.kit.clock import Clock
-from paddock.kit.errors import AlreadyExistsError
-from paddock.manager.keys import Keyring, key_hash
-from paddock.manager.ports import Agent
 from paddock.resources.tokens import TokenSeed
 from paddock.settings import Settings
-from paddock.store.kubernetes.backend import KubernetesStore
-from paddock.store.port import Store
 from paddock.store.replicated import ReplicatedStore
-
-KEY_FLUSH_SECONDS = 60.0
 
 
 async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-    """Serve until told to stop."""
+    """Serve until `stop` is set."""
     secrets = load_or_create(settings)
     seed = TokenSeed(secrets.seed.encode())
     clock = clocks.system()
@@ -54,104 +35,69 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         opened = await backends.open_store(settings)
         store = ReplicatedStore(opened, replicas)
         stack.push_async_callback(store.close)
-        provider, pool_members, ledger, keyring, allowance = follow(settings, store, clock)
-        stack.push_async_callback(allowance.leave)
-        gateways = Gateways(seed, clock)
-        stack.callback(gateways.close)
-        agent, close = await _agent(settings, opened, provider, seed, clock)
-        stack.push_async_callback(close)
-        federated = federation_transport.federated(settings, seed, clock)
-        federation = federated.federation if federated else None
-        environments = Environments(settings, provider, pool_members, keyring, clock, federation)
-        manager = build_manager(
+        parts = assemble(
             settings,
-            provider=provider,
-            pool_members=pool_members,
-            allowance=allowance,
-            # Its records are of no interest to other replicas, so they are not told of them.
-            firsts=Firsts(opened, provider, clock, ledger.account, settings.system_namespace),
-            agent=agent,
-            announcer=gateways,
-            seed=seed,
-            clock=clock,
-            environments=environments.claims,
+            store,
+            seed,
+            clock,
+            is_alone=False,
+            is_federated=True,
+            # Other replicas need not be notified of idempotency keys.
+            idempotency_store=opened,
         )
+        provider, keyring = parts.provider, parts.keyring
+        stack.push_async_callback(parts.leave)
+        gateways = GatewayNotifier(seed, clock)
+        stack.callback(gateways.close)
+        agent = await stack.enter_async_context(
+            backends.opened_agent(settings, opened, provider, seed, clock)
+        )
+        manager = parts.build_manager(agent, gateways)
 
-        async def take_report(report: Report) -> tuple[str, ...]:
-            return gateways.heard(report)
+        async def on_report(report: Report) -> tuple[str, ...]:
+            return gateways.register(report.url)
 
-        e2b = create_e2b(manager, keyring, seed, domain=settings.domain or None)
-        doors = federation_transport.entrances(
-            federated, manager, environments.router, e2b, keyring
+        application = build_application(
+            parts, manager, kube=_not_found, token=secrets.token, on_report=on_report
         )
-        application = Dispatcher(
-            e2b=doors.e2b,
-            kube=_not_here,
-            ops=create_ops(provider),
-            internal=create_internal(manager, secrets.token, take_report, doors.elsewhere),
-            federation=doors.federation,
-        )
-        server = Server(
+        server = HttpServer(
             replicas.application(application, provider),
             listen(settings.api_host, settings.api_port),
             on_ready,
         )
 
-        async def known() -> None:
+        async def synced() -> None:
             await provider.wait_synced()
-            await _ensure_key(keyring, secrets.api_key)
+            await default_resources.ensure_first_key(keyring, secrets.api_key)
 
         others: dict[str, Callable[[], Awaitable[None]]] = {
-            "replicas": replicas.keep_found,
-            "key usage": partial(_flush_keys, keyring),
+            "replicas": replicas.keep_resolved,
+            "key usage": parts.keep_keys_flushed,
             "failed claims": manager.disowning.run,
-            "quota shares": allowance.run,
-            "waiting claims": environments.apart().run,
+            "waiting claims": parts.environments.apart().run,
         }
-        if federated is not None:
-            others["federation"] = federated.run
-        parts = (
-            Part(name="cache", group=StartGroup.CACHES, run=provider.serve, ready=known),
-            *(Part(name=name, group=StartGroup.OTHERS, run=work) for name, work in others.items()),
-            run_parts.held("webhook", StartGroup.OTHERS, partial(webhook.served, settings)),
-            run_parts.serving(server),
-        )
-        await run_parts.run(parts, stop)
-
-
-async def _agent(
-    settings: Settings, store: Store, provider: Provider, seed: TokenSeed, clock: Clock
-) -> tuple[Agent, Callable[[], Any]]:
-    if settings.runtime == "kubernetes" and isinstance(store, KubernetesStore):
-        return await open_pod_agent(settings, store, seed, clock)
-
-    async def nothing() -> None:
-        return
-
-    return RuntimeAgent(backends.open_runtime(settings), seed, provider, clock), nothing
-
-
-async def _ensure_key(keyring: Keyring, api_key: str) -> None:
-    """Make the first key where there is none; replicas that start together make it once."""
-    if not api_key or any(key.hash == key_hash(api_key) for key in keyring.listed()):
-        return
-    with contextlib.suppress(AlreadyExistsError):
-        await keyring.create(
-            name="first key",
-            role=Role.ADMIN,
-            secret=api_key,
-            key_id=f"first-key-{key_hash(api_key)[:12]}",
+        if parts.shares is not None:
+            others["quota shares"] = parts.shares.run
+        if parts.federation is not None:
+            others["federation"] = parts.federation.run
+        await run_parts.run(
+            (
+                Part(name="cache", group=StartGroup.CACHES, run=provider.serve, ready=synced),
+                *(
+                    Part(name=name, group=StartGroup.OTHERS, run=work)
+                    for name, work in others.items()
+                ),
+                run_parts.context_part(
+                    "webhook", StartGroup.OTHERS, partial(webhook.serving, settings)
+                ),
+                run_parts.server_part(server),
+            ),
+            stop,
         )
 
 
-async def _flush_keys(keyring: Keyring) -> None:
-    while True:
-        await asyncio.sleep(KEY_FLUSH_SECONDS)
-        await keyring.flush_last_used()
-
-
-async def _not_here(_scope: Any, _receive: Any, send: Any) -> None:
-    body = b'{"message":"ask the cluster\'s own API server for these resources"}'
+async def _not_found(_scope: Any, _receive: Any, send: Any) -> None:
+    body = b'{"message":"use the API server of the cluster for these resources"}'
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": 404, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -197,5 +197,5 @@ async def _report(
         seen = activity.drain(clock.monotonic())
         others = await control.report(Report(url=membership.own_url, seen=seen))
         if others is not None:
-            membership.heard(others)
+            membership.set_reported(others)
         await asyncio.sleep(REPORT_SECONDS)

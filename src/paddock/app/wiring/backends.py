@@ -1,8 +1,16 @@
-"""Opens what settings name: a store, a runtime."""
+"""Opens the store, the runtime and the agent that settings select."""
 
+import contextlib
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
+from paddock.adapters.pod_agent import open_pod_agent
+from paddock.adapters.runtime_agent import RuntimeAgent
+from paddock.cache.provider import Provider
+from paddock.kit.clock import Clock
 from paddock.kit.errors import InvalidError
+from paddock.manager.ports import Agent
+from paddock.resources.tokens import TokenSeed
 from paddock.runtime.local.driver import LocalRuntime
 from paddock.runtime.port import Runtime
 from paddock.runtime.simulated import SimulatedRuntime
@@ -16,7 +24,7 @@ from paddock.store.sqlite.store import SqliteStore
 
 
 async def open_store(settings: Settings) -> Store:
-    """Open the store that settings name."""
+    """Open the store that settings select."""
     match settings.store:
         case "sqlite":
             return await SqliteStore.open(settings.state / "store.db", enforce_namespaces=True)
@@ -32,11 +40,34 @@ async def open_store(settings: Settings) -> Store:
 
 
 def open_runtime(settings: Settings) -> Runtime:
-    """Open the runtime that settings name."""
+    """Open the runtime that settings select."""
     match settings.runtime:
         case "local":
             return LocalRuntime(settings.node_socket)
         case "simulated":
             return SimulatedRuntime()
         case "kubernetes":
-            raise InvalidError("runtime: pods need the store `kubernetes` and a role of a cluster")
+            raise InvalidError(
+                "the runtime `kubernetes` needs the store `kubernetes`",
+                hint="run the roles `api` and `controllers` on a cluster",
+            )
+
+
+@contextlib.asynccontextmanager
+async def opened_agent(
+    settings: Settings,
+    store: Store,
+    provider: Provider,
+    seed: TokenSeed,
+    clock: Clock,
+    runtime: Runtime | None = None,
+) -> AsyncGenerator[Agent]:
+    """Open the agent for sandboxes that are pods, or the one for a runtime of this machine."""
+    if settings.runtime == "kubernetes" and isinstance(store, KubernetesStore):
+        agent, close = await open_pod_agent(settings, store, seed, clock)
+        try:
+            yield agent
+        finally:
+            await close()
+    else:
+        yield RuntimeAgent(runtime or open_runtime(settings), seed, provider, clock)

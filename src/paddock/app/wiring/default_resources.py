@@ -1,6 +1,8 @@
-"""Default content: what a fresh installation has, so that `Sandbox.create()` works at once."""
+"""The resources of a new installation, so that `Sandbox.create()` works without preparation."""
 
-from paddock.claims.caller import DEFAULT_TEAM, SYSTEM_NAMESPACE, Role
+import contextlib
+
+from paddock.claims.caller import DEFAULT_TEAM, Role
 from paddock.kit.errors import AlreadyExistsError
 from paddock.manager.keys import Keyring, key_hash
 from paddock.resources.kinds.builtin import Namespace, Secret
@@ -19,8 +21,9 @@ BASE = "base"
 
 
 async def ensure(store: Store, keyring: Keyring, settings: Settings, api_key: str) -> None:
-    """Create what is missing; what is there stays as people made it."""
-    for name in (DEFAULT_TEAM, SYSTEM_NAMESPACE):
+    """Create what is missing; existing resources are left unchanged."""
+    home = settings.system_namespace
+    for name in (DEFAULT_TEAM, home):
         await _create(store, Namespace(metadata=ObjectMeta(name=name)))
     await _create(
         store,
@@ -40,16 +43,31 @@ async def ensure(store: Store, keyring: Keyring, settings: Settings, api_key: st
             spec=SandboxPoolSpec(template_ref=TemplateRef(name=BASE), replicas=settings.pool_size),
         ),
     )
-    if await _is_first_time(store) and all(
-        key.hash != key_hash(api_key) for key in keyring.listed()
-    ):
+    if await _is_first_start(store, home) and not _has_key(keyring, api_key):
         await keyring.create(name="first key", role=Role.ADMIN, secret=api_key)
 
 
-async def _is_first_time(store: Store) -> bool:
-    """Say whether this store has had its first key; revoked, it must not come back."""
+async def ensure_first_key(keyring: Keyring, api_key: str) -> None:
+    """Create the first key if it is missing; replicas that start together create it once."""
+    if not api_key or _has_key(keyring, api_key):
+        return
+    with contextlib.suppress(AlreadyExistsError):
+        await keyring.create(
+            name="first key",
+            role=Role.ADMIN,
+            secret=api_key,
+            key_id=f"first-key-{key_hash(api_key)[:12]}",
+        )
+
+
+def _has_key(keyring: Keyring, api_key: str) -> bool:
+    return any(key.hash == key_hash(api_key) for key in keyring.listed())
+
+
+async def _is_first_start(store: Store, namespace: str) -> bool:
+    """Whether this store never had a first key: a revoked one must not be created again."""
     marker = Secret(
-        metadata=ObjectMeta(name="first-key-was-made", namespace=SYSTEM_NAMESPACE),
+        metadata=ObjectMeta(name="first-key-was-made", namespace=namespace),
         type="paddock.dev/marker",
     )
     try:

@@ -11,8 +11,8 @@ import uvicorn
 from paddock.kit.errors import UnavailableError
 
 
-class Server(uvicorn.Server):
-    """A server whose signals are the supervisor's business and which says when it listens."""
+class HttpServer(uvicorn.Server):
+    """A uvicorn server that leaves signals to the supervisor."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
             backlog=2048,
         )
         if tls is not None:
-            # A context of ours, not files: its owner may load another certificate into it.
+            # A context instead of files: the caller can load a renewed certificate into it.
             config.load()
             config.ssl = tls
         super().__init__(config)
@@ -46,16 +46,16 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave signals alone."""
+        """Install no signal handlers."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve."""
+        """Start serving."""
         await super().startup(sockets)
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let requests finish, but no streams: they never end, and whoever follows reconnects."""
+        """Finish requests but close streams: they have no end, and watchers reconnect."""
         for connection in list(self.server_state.connections):
             cycle = getattr(connection, "cycle", None)
             if cycle is not None and cycle.response_started and not cycle.response_complete:
@@ -77,8 +77,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UnavailableError(
-            f"nothing can be served on {host}:{port}: {error.strerror}",
-            hint="stop what listens there, or choose another port (docs/reference/settings.md)",
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint="stop the process there, or choose another port (docs/reference/settings.md)",
         ) from error
     listener.listen(2048)
     listener.setblocking(False)

@@ -1,14 +1,12 @@
-"""Idle pauses by a process that leads others: what happens in sandboxes is asked for, not told.
+"""Wires the controller that pauses idle sandboxes.
 
-Traffic is asked of the gateways (`traffic`), the use of processors of those sandboxes' daemons that
-want to be paused, and of no others.
+It decides by traffic, which gateways report (`adapters/activity_reports.py`) or are polled for
+(`adapters/activity_poller.py`), and by processor usage, which the runtime agent samples.
 """
 
-from collections.abc import Coroutine
-from typing import Any
+from datetime import datetime
+from typing import Protocol
 
-from paddock.adapters.activity_poller import Traffic
-from paddock.adapters.membership import parse
 from paddock.adapters.runtime_agent import RuntimeAgent
 from paddock.cache.provider import Provider
 from paddock.controllers.idle.controller import IdleController
@@ -16,47 +14,52 @@ from paddock.controllers.idle.plan import Seen
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.resources.kinds.sandbox import Sandbox
-from paddock.resources.tokens import TokenSeed
-from paddock.runtime.port import Runtime
-from paddock.settings import Settings
-from paddock.store.kubernetes.backend import KubernetesStore
-from paddock.store.port import Store
 
 
-class Idling:
-    """Pauses the idle for as long as it leads."""
+class ActivitySource(Protocol):
+    """When sandboxes last had traffic."""
+
+    def since(self) -> datetime:
+        """Return the time since which all traffic is known."""
+        ...
+
+    def last(self, uid: str) -> datetime | None:
+        """Return when a sandbox last had traffic."""
+        ...
+
+    def forget(self, uid: str) -> None:
+        """Drop a deleted sandbox."""
+        ...
+
+    async def refresh(self) -> None:
+        """Fetch the newest state, if it is not pushed."""
+        ...
+
+
+class IdlePauses:
+    """Pauses idle sandboxes while it runs."""
 
     def __init__(
         self,
-        settings: Settings,
+        activity: ActivitySource,
+        agent: RuntimeAgent,
         *,
-        store: Store,
-        runtime: Runtime,
         provider: Provider,
-        seed: TokenSeed,
         clock: Clock,
         recorder: Recorder,
     ) -> None:
-        cluster = store.client if isinstance(store, KubernetesStore) else None
-        self._traffic = Traffic(parse(settings.peers), cluster, clock)
-        self._agent = RuntimeAgent(runtime, seed, provider, clock)
+        self._traffic = activity
+        self._agent = agent
         self._controller = IdleController(
-            provider, self._doings, clock, recorder, refresh=self._traffic.refresh
+            provider, self._activity, clock, recorder, refresh=activity.refresh
         )
         provider.informer(Sandbox).subscribe(self._forget)
 
-    def work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Give what is to run, by name."""
-        return {
-            "idle pauses": self._controller.run(),
-            "sampling": self._agent.keep_sampling(only=_wants_pause),
-        }
+    async def run(self) -> None:
+        """Pause idle sandboxes until cancelled."""
+        await self._controller.run()
 
-    async def close(self) -> None:
-        """Hang up."""
-        await self._traffic.close()
-
-    def _doings(self, sandbox: Sandbox) -> Seen:
+    def _activity(self, sandbox: Sandbox) -> Seen:
         uid = sandbox.metadata.uid
         return Seen(
             watching_since=self._traffic.since(),
@@ -67,7 +70,3 @@ class Idling:
     def _forget(self, old: Sandbox | None, new: Sandbox | None) -> None:
         if new is None and old is not None:
             self._traffic.forget(old.metadata.uid)
-
-
-def _wants_pause(sandbox: Sandbox) -> bool:
-    return sandbox.spec.idle_pause is not None

@@ -1,6 +1,7 @@
-"""Runs the parts of one process in order, until it is told to stop or one of them fails.
+"""Runs the parts of a process until it is stopped or one of them fails.
 
-In which order is `engine.supervisor`'s business; here is how servers and contexts become parts.
+`engine/supervisor.py` starts and stops them in order. This module makes parts of servers, contexts
+and groups of coroutines.
 """
 
 import asyncio
@@ -8,30 +9,30 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from paddock.app.wiring.http_server import Server
+from paddock.app.wiring.http_server import HttpServer
 from paddock.engine.supervisor import Part, StartGroup, Supervisor
 from paddock.kit.tasks import background
 
 STOP_SECONDS = 12.0
-"""All parts together have so long to end: less than whoever started the process waits for it."""
+"""Time for all parts to end: less than `paddock up` and Kubernetes wait for a process."""
 
 
 async def run(parts: Iterable[Part], stop: asyncio.Event) -> None:
-    """Run parts until told to stop; what makes one of them fail is raised."""
+    """Run parts until `stop` is set; raise the error of a part that fails."""
     supervisor = Supervisor(stop_seconds=STOP_SECONDS)
     for part in parts:
         supervisor.add(part)
 
-    async def pass_on() -> None:
+    async def forward_stop() -> None:
         await stop.wait()
         supervisor.stop()
 
-    async with background(pass_on(), name="stop"):
+    async with background(forward_stop(), name="stop"):
         await supervisor.run()
 
 
-def serving(server: Server, group: StartGroup = StartGroup.API) -> Part:
-    """Serve; requests under way are finished first when it is stopped."""
+def server_part(server: HttpServer, group: StartGroup = StartGroup.API) -> Part:
+    """Return a part that serves; when stopped, it finishes the requests in flight."""
 
     async def serve() -> None:
         async with background(server.run_until_stopped(), name="http") as running:
@@ -45,10 +46,10 @@ def serving(server: Server, group: StartGroup = StartGroup.API) -> Part:
     return Part(name="http", group=group, run=serve)
 
 
-def held(
+def context_part(
     name: str, group: StartGroup, context: Callable[[], AbstractAsyncContextManager[object]]
 ) -> Part:
-    """Keep a context entered; it is ready when its body would begin."""
+    """Return a part that keeps a context entered; it is ready once the context is entered."""
     entered = asyncio.Event()
 
     async def hold() -> None:
@@ -62,14 +63,14 @@ def held(
     return Part(name=name, group=group, run=hold, ready=ready)
 
 
-def together(name: str, work: Callable[[], Mapping[str, Coroutine[Any, Any, None]]]) -> Part:
-    """Run several things that only make sense together; the first error of one is theirs."""
+def group_part(name: str, work: Callable[[], Mapping[str, Coroutine[Any, Any, None]]]) -> Part:
+    """Return a part that runs several coroutines; the first error of one ends all."""
 
     async def run_all() -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                for each, coroutine in work().items():
-                    tasks.create_task(coroutine, name=each)
+                for task, coroutine in work().items():
+                    tasks.create_task(coroutine, name=task)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from group
 

@@ -1,6 +1,6 @@
-"""Reference pages that are drawn from the code; a test fails when they are out of date.
+"""Generates the reference pages of `docs` from the code; a test fails if they are out of date.
 
-python -m paddock.app.reference_docs --write docs
+Run `python -m tools.reference_docs --write docs`.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from paddock.settings import PREFIX, Settings
 
 
 def lifecycle() -> str:
-    """Draw the transition table."""
+    """Return the page with the state diagram of sandboxes."""
     lines = [
-        "# Life of a sandbox",
+        "# Lifecycle of a sandbox",
         "",
-        "Drawn from `controllers/sandbox/lifecycle.py`; do not edit.",
+        "Generated from `controllers/sandbox/lifecycle.py`; do not edit.",
         "",
         "```mermaid",
         "stateDiagram-v2",
@@ -49,13 +49,13 @@ def _deleted() -> str:
 
 
 def settings() -> str:
-    """List every setting with its meaning and default."""
+    """Return the page with every setting, its default and its meaning."""
     notes = _attribute_docstrings(inspect.getsource(settings_module), "Settings")
     lines = [
         "# Settings",
         "",
-        "A TOML file (`paddock --config FILE`), then the environment; later ones win. Drawn from",
-        "`settings.py`; do not edit.",
+        "A TOML file (`paddock --config FILE`), then the environment; later ones win.",
+        "Generated from `settings.py`; do not edit.",
         "",
         "| Setting | Environment | Default | Meaning |",
         "|---|---|---|---|",
@@ -93,14 +93,14 @@ PAGES = {
 
 
 def main() -> int:
-    """Write the pages, or say which are out of date."""
+    """Write the pages."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", type=Path, required=True)
     directory: Path = parser.parse_args().write
-    for name, draw in PAGES.items():
+    for name, render in PAGES.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(draw())
+        path.write_text(render())
     return 0
 
 

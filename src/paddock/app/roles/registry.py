@@ -1,0 +1,40 @@
+"""The roles by name, and how a process runs one."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+import uvloop
+
+from paddock.app.roles import api, control_plane, controllers, gateway, node
+from paddock.kit import logs
+from paddock.settings import Settings
+
+_SWITCH_SECONDS = 0.0005
+
+Run = Callable[[Settings, asyncio.Event, Callable[[], None]], Awaitable[None]]
+
+ROLES: dict[str, Run] = {
+    "control": control_plane.run,
+    "api": api.run,
+    "controllers": controllers.run,
+    "gateway": gateway.run,
+    "node": node.run,
+}
+
+
+def run(name: str, settings: Settings, *, on_ready: Callable[[], None]) -> None:
+    """Run a role until SIGTERM or SIGINT."""
+    logs.configure(level=settings.log_level, json=settings.log_json)
+    # The store writes in a thread: by default, handing the GIL back to the loop may take 5 ms.
+    sys.setswitchinterval(_SWITCH_SECONDS)
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await ROLES[name](settings, stop, on_ready)
+
+    uvloop.run(main())

@@ -1,0 +1,37 @@
+"""Builds the HTTP application of a process that serves clients."""
+
+from paddock.api.dispatcher import Dispatcher
+from paddock.api.e2b.app import create_app as create_e2b
+from paddock.api.federation.app import Application, Elsewhere
+from paddock.api.federation.app import create_app as create_federation
+from paddock.api.health import create_app as create_ops
+from paddock.api.internal import Lookup, OnReport
+from paddock.api.internal import create_app as create_internal
+from paddock.app.wiring.assembly import Assembly
+from paddock.manager.service import Manager
+
+
+def build_application(
+    assembly: Assembly, manager: Manager, *, kube: Application, token: str, on_report: OnReport
+) -> Dispatcher:
+    """Return one application for all paths; `kube` serves the declarative API.
+
+    In a federation, E2B's API also serves sandboxes of other clusters.
+    """
+    keyring = assembly.keyring
+    local = create_e2b(manager, keyring, assembly.seed, domain=assembly.settings.domain or None)
+    e2b: Application = local
+    peers: Application | None = None
+    lookup: Lookup | None = None
+    if (parts := assembly.federation) is not None:
+        e2b = Elsewhere(local, parts.federation, keyring)
+        router = assembly.environments.router
+        peers = create_federation(parts.federation, parts.signer, manager, router, local)
+        lookup = parts.federation.find
+    return Dispatcher(
+        e2b=e2b,
+        kube=kube,
+        ops=create_ops(assembly.provider),
+        internal=create_internal(manager, token, on_report, lookup),
+        federation=peers,
+    )

@@ -1,0 +1,186 @@
+"""The objects that the control plane, API replicas and the controllers process have in common.
+
+Each of these roles builds one `Assembly` from its settings and its store, and adds the parts that
+only it runs. HTTP applications are built in `applications.py`, stores and runtimes in
+`backends.py`.
+"""
+
+import asyncio
+
+from msgspec import Struct
+
+from paddock.app.wiring import federation
+from paddock.app.wiring.batches import Batches, default_tasks, load_profiles
+from paddock.app.wiring.controllers import Controllers
+from paddock.app.wiring.environments import Environments
+from paddock.app.wiring.federation import FederationParts
+from paddock.app.wiring.manager import build_fitting, build_limiter, build_manager, own_records
+from paddock.cache.pool_members import PoolMembers
+from paddock.cache.provider import KINDS, Provider
+from paddock.claims.idempotency import Firsts
+from paddock.claims.limiter import FairLimiter
+from paddock.claims.ports import Announcer
+from paddock.claims.quota.ledger import Ledger
+from paddock.claims.quota.reserve import Allowance
+from paddock.claims.quota.share_manager import Apportioned
+from paddock.claims.quota.team_gate import TeamGate
+from paddock.controllers.batch.tasks.runner import TaskRunner
+from paddock.engine.informer import Filter
+from paddock.engine.recorder import Recorder
+from paddock.kit import ids
+from paddock.kit.clock import Clock
+from paddock.manager.keys import Keyring
+from paddock.manager.ports import Agent
+from paddock.manager.service import Manager
+from paddock.resources.kinds.batch import BatchSandbox
+from paddock.resources.kinds.builtin import Lease, Secret
+from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.tokens import TokenSeed
+from paddock.runtime.port import Runtime
+from paddock.settings import Settings
+from paddock.store.port import Store
+
+KEY_FLUSH_SECONDS = 60.0
+
+
+class Assembly(Struct, frozen=True, kw_only=True):
+    """The common objects of one process, wired and not yet running.
+
+    They follow the store as soon as `provider` runs.
+    """
+
+    settings: Settings
+    seed: TokenSeed
+    clock: Clock
+    is_alone: bool
+    """Whether no other process writes to the store."""
+    provider: Provider
+    pool_members: PoolMembers
+    ledger: Ledger
+    keyring: Keyring
+    allowance: Allowance
+    """Reserves quota for claims."""
+    shares: Apportioned | None
+    """The same object as `allowance`, if several processes share the quotas of teams."""
+    firsts: Firsts | None
+    """Idempotency keys that several processes share; None if this process is alone."""
+    limiter: FairLimiter
+    federation: FederationParts | None
+    environments: Environments
+
+    def build_manager(self, agent: Agent, announcer: Announcer) -> Manager:
+        """Wire the manager."""
+        return build_manager(
+            self.settings,
+            provider=self.provider,
+            pool_members=self.pool_members,
+            allowance=self.allowance,
+            firsts=self.firsts,
+            agent=agent,
+            announcer=announcer,
+            seed=self.seed,
+            clock=self.clock,
+            limiter=self.limiter,
+            environments=self.environments.claims,
+        )
+
+    def build_batches(
+        self, runtime: Runtime, recorder: Recorder, tasks: TaskRunner | None = None
+    ) -> Batches:
+        """Wire the controllers of batches; by default with the task runner of the runtime."""
+        return Batches(
+            provider=self.provider,
+            pool_members=self.pool_members,
+            seed=self.seed,
+            clock=self.clock,
+            recorder=recorder,
+            environments=self.environments,
+            tasks=tasks or default_tasks(runtime, self.seed, self.clock),
+            profiles=load_profiles(self.settings),
+            is_alone=self.is_alone,
+        )
+
+    def build_controllers(
+        self, runtime: Runtime, agent: Agent, recorder: Recorder, batches: Batches
+    ) -> Controllers:
+        """Wire all controllers."""
+        return Controllers(
+            provider=self.provider,
+            pool_members=self.pool_members,
+            runtime=runtime,
+            seed=self.seed,
+            clock=self.clock,
+            recorder=recorder,
+            batches=batches,
+            environments=self.environments,
+            gate=TeamGate(self.allowance, self.limiter),
+            fitting=build_fitting(self.settings, agent, self.provider),
+        )
+
+    async def keep_keys_flushed(self) -> None:
+        """Write the last use of API keys to the store at intervals, until cancelled."""
+        while True:
+            await asyncio.sleep(KEY_FLUSH_SECONDS)
+            await self.keyring.flush_last_used()
+
+    async def leave(self) -> None:
+        """Give back this process's shares of quotas."""
+        if self.shares is not None:
+            await self.shares.leave()
+
+
+def assemble(
+    settings: Settings,
+    store: Store,
+    seed: TokenSeed,
+    clock: Clock,
+    *,
+    is_alone: bool,
+    is_federated: bool,
+    idempotency_store: Store | None = None,
+) -> Assembly:
+    """Wire the common objects.
+
+    `is_federated` is false for a process that does not serve claims of other clusters.
+    `idempotency_store` is where idempotency keys are written, by default `store`.
+    """
+    home = settings.system_namespace
+    only = Filter(namespace=settings.namespace or None)
+    provider = Provider(
+        store,
+        kinds=(*KINDS, Secret) if is_alone else (*KINDS, Secret, Lease),
+        # Our own records include the quotas of teams, which admission of environments reads.
+        filters={**dict.fromkeys(KINDS, only), **own_records(home)},
+        clock=clock,
+    )
+    pool_members = PoolMembers()
+    ledger = Ledger("" if is_alone else ids.sandbox_id())
+    keyring = Keyring(store, clock, home)
+    provider.informer(Sandbox).subscribe(pool_members.observe)
+    provider.informer(Sandbox).subscribe(ledger.observe)
+    provider.informer(BatchSandbox).subscribe(pool_members.observe_batch)
+    provider.informer(Secret).subscribe(keyring.observe)
+    shares: Apportioned | None = None
+    firsts: Firsts | None = None
+    if not is_alone:
+        shares = Apportioned(ledger, keyring, provider, clock)
+        firsts = Firsts(idempotency_store or store, provider, clock, ledger.account, home)
+    peers = federation.connect(settings, seed, clock) if is_federated else None
+    return Assembly(
+        settings=settings,
+        seed=seed,
+        clock=clock,
+        is_alone=is_alone,
+        provider=provider,
+        pool_members=pool_members,
+        ledger=ledger,
+        keyring=keyring,
+        allowance=shares or Allowance(ledger, keyring),
+        shares=shares,
+        firsts=firsts,
+        limiter=build_limiter(settings, clock),
+        federation=peers,
+        environments=Environments(
+            settings, provider, pool_members, keyring, clock, peers.federation if peers else None
+        ),
+    )

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from paddock.envd.config import Config, Settings
+from paddock.envd.config import Config, EnvdSettings
 from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.process.spawner import Spawner
 from paddock.envd.server import Envd
@@ -244,7 +244,7 @@ async def open_rig(directory: Path, *, spawner: Spawner | None = None, **config:
         door.bind(path)
         door.listen(128)
         doors.append(door)
-    settings = config.pop("settings", Settings())
+    settings = config.pop("settings", EnvdSettings())
     made = Config(
         sandbox_id="isbx",
         template_id="base",

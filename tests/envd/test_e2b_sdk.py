@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paddock.envd.config import Config, Settings
+from paddock.envd.config import Config, EnvdSettings
 from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.process.init_spawner import InitSpawner
 from paddock.envd.server import Envd
@@ -44,7 +44,7 @@ async def address(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         spawner = DirectSpawner()
     config = Config(
         sandbox_id="isbx",
-        settings=Settings(access_token="tok"),
+        settings=EnvdSettings(access_token="tok"),
         identity_dir=None,
         **write_users(tmp_path),
     )

@@ -165,7 +165,7 @@ def form(data: bytes) -> None:
         try:
             for piece in pieces:
                 for event in parser.feed(piece):
-                    if isinstance(event, multipart.Data) and events:
+                    if isinstance(event, multipart.PartData) and events:
                         if isinstance(events[-1], bytes):
                             events[-1] += event.data
                             continue

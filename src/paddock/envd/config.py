@@ -1,7 +1,7 @@
-"""What envd is told at its start and by `/init`; no behaviour.
+"""The configuration of one envd; data only.
 
-`Config` comes with the fork (or the command line) and does not change; `Settings` can be replaced
-while serving, after every start and resume.
+`Config` comes with the fork (or the command line) and does not change. `POST /init` replaces
+`EnvdSettings` while envd serves, after every start and resume.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ VERSION = "0.6.13"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class Settings(Struct, frozen=True, kw_only=True, rename="camel"):
+class EnvdSettings(Struct, frozen=True, kw_only=True, rename="camel"):
     """What `/init` sets. A field left out stays as it is; `env_vars` replace the previous ones."""
 
     access_token: str | None = None
@@ -26,7 +26,7 @@ class Config(Struct, frozen=True, kw_only=True):
 
     sandbox_id: str = ""
     template_id: str = ""
-    settings: Settings = Settings()
+    settings: EnvdSettings = EnvdSettings()
     path: str = DEFAULT_PATH
     """PATH of commands, unless the environment says otherwise."""
     passwd_path: str = "/etc/passwd"  # noqa: S105 - a file name

@@ -10,7 +10,7 @@ import os
 import msgspec
 from msgspec import Struct
 
-from paddock.envd.config import Config, Settings
+from paddock.envd.config import Config, EnvdSettings
 from paddock.envd.files import paths
 from paddock.envd.rpc.connect_frames import Code, ConnectError, printable
 from paddock.envd.users import User, Users
@@ -35,7 +35,7 @@ class Environment:
         self._config = config
         self._timestamp = ""
         self._written: dict[str, str] = {}
-        self.settings: Settings = config.settings
+        self.settings: EnvdSettings = config.settings
         self.users = Users(config.passwd_path, config.group_path)
 
     def assign(self, config: Config) -> None:

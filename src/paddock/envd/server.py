@@ -15,14 +15,14 @@ import msgspec
 
 from paddock.envd.config import VERSION, Config
 from paddock.envd.environment import Environment, InitRequest
-from paddock.envd.files.routes import Files
+from paddock.envd.files.routes import FileRoutes
 from paddock.envd.files.signature import is_token
 from paddock.envd.files.watch import Watchers
-from paddock.envd.http.exchange import BodyTooLargeError, Exchange
-from paddock.envd.http.server import Server
+from paddock.envd.http.request import BodyTooLargeError, HttpRequest
+from paddock.envd.http.server import HttpServer
 from paddock.envd.metrics import Meter
 from paddock.envd.process.direct_spawner import DirectSpawner
-from paddock.envd.process.registry import Registry
+from paddock.envd.process.registry import ProcessRegistry
 from paddock.envd.process.spawner import Spawner
 from paddock.envd.rpc import connect
 from paddock.envd.rpc.connect import Method
@@ -52,17 +52,17 @@ _PREFLIGHT = [
 ]
 _TASKS_HOST = "5758-"
 """How the host name of the task executor's port begins; its health has another look."""
-Route = Callable[[Exchange], Awaitable[None]]
+Route = Callable[[HttpRequest], Awaitable[None]]
 
 
-def respond_json(exchange: Exchange, status: int, value: object) -> None:
+def respond_json(request: HttpRequest, status: int, value: object) -> None:
     """Answer with a JSON body."""
-    exchange.respond(status, msgspec.json.encode(value), headers=_JSON)
+    request.respond(status, msgspec.json.encode(value), headers=_JSON)
 
 
-def respond_problem(exchange: Exchange, status: int, message: str) -> None:
+def respond_problem(request: HttpRequest, status: int, message: str) -> None:
     """Answer with an error body of the plain HTTP routes."""
-    respond_json(exchange, status, {"code": status, "message": message})
+    respond_json(request, status, {"code": status, "message": message})
 
 
 class Envd:
@@ -78,12 +78,12 @@ class Envd:
         config, spawner = config or Config(), spawner or DirectSpawner()
         self.config = config
         self.environment = Environment(config)
-        self.registry = Registry(spawner)
+        self.registry = ProcessRegistry(spawner)
         self.watchers = Watchers()
         self._meters = meters
         self._meter = Meter(config, meters)
         self._is_attached = False
-        self._files = Files(self.environment)
+        self._files = FileRoutes(self.environment)
         self._launcher = RegistryLauncher(self.registry, self.environment)
         self._task_files = TaskFiles(config.tasks_dir)
         self.tasks = TaskManager(self._launcher, self._task_files)
@@ -92,8 +92,8 @@ class Envd:
             **ProcessService(self.registry, self.environment).methods(),
             **FilesystemService(self.environment, self.watchers).methods(),
         }
-        self._public = Server(lambda exchange: self._serve(exchange, is_internal=False))
-        self._control = Server(lambda exchange: self._serve(exchange, is_internal=True))
+        self._public = HttpServer(lambda request: self._serve(request, is_internal=False))
+        self._control = HttpServer(lambda request: self._serve(request, is_internal=True))
         self._plain: Mapping[tuple[str, str], Route] = {
             ("GET", "/metrics"): self._get_metrics,
             ("GET", "/envs"): self._get_envs,
@@ -113,9 +113,9 @@ class Envd:
         self.registry.assign(spawner)
         self._meters = meters
         self._is_attached = False
-        self.employ(config)
+        self.reconfigure(config)
 
-    def employ(self, config: Config) -> None:
+    def reconfigure(self, config: Config) -> None:
         """Serve somebody else of the sandbox we have; its tasks stay where they are."""
         self.config = config
         self.environment.assign(config)
@@ -151,9 +151,9 @@ class Envd:
             if self.idle_seconds() >= limit and self._close_idle_connections():
                 return
 
-    async def serve_trusted(self, exchange: Exchange) -> None:
+    async def serve_trusted(self, request: HttpRequest) -> None:
         """Serve one request of somebody who has proven to be the node, wherever it came in."""
-        await self._serve(exchange, is_internal=True)
+        await self._serve(request, is_internal=True)
 
     def idle_seconds(self) -> float:
         """How long nothing was asked of us and nothing ran."""
@@ -182,89 +182,89 @@ class Envd:
 
     # -- routing
 
-    async def _serve(self, exchange: Exchange, *, is_internal: bool) -> None:
-        if "origin" in exchange.headers:
-            exchange.response_headers += [_CORS, _EXPOSED]
-        if exchange.method == "OPTIONS":
-            exchange.respond(204, headers=_PREFLIGHT)
+    async def _serve(self, request: HttpRequest, *, is_internal: bool) -> None:
+        if "origin" in request.headers:
+            request.response_headers += [_CORS, _EXPOSED]
+        if request.method == "OPTIONS":
+            request.respond(204, headers=_PREFLIGHT)
             return
-        path = exchange.path
+        path = request.path
         if path == "/health":
-            self._respond_health(exchange)
+            self._respond_health(request)
             return
         if path == "/files":
-            await self._files.serve(exchange, is_trusted=is_internal)
+            await self._files.serve(request, is_trusted=is_internal)
             return
         method = self._methods.get(path)
-        if not is_internal and not self._has_token(exchange):
-            self._refuse(exchange, is_rpc=method is not None)
+        if not is_internal and not self._has_token(request):
+            self._refuse(request, is_rpc=method is not None)
             return
         if method is not None:
-            await connect.serve(exchange, method)
+            await connect.serve(request, method)
         elif is_task_path(path):
-            await self._task_routes.serve(exchange)
+            await self._task_routes.serve(request)
         else:
-            await self._serve_plain(exchange, is_internal=is_internal)
+            await self._serve_plain(request, is_internal=is_internal)
 
-    async def _serve_plain(self, exchange: Exchange, *, is_internal: bool) -> None:
-        path = exchange.path
-        route = self._plain.get((exchange.method, path))
+    async def _serve_plain(self, request: HttpRequest, *, is_internal: bool) -> None:
+        path = request.path
+        route = self._plain.get((request.method, path))
         if route is None and is_internal:
-            route = self._internal.get((exchange.method, path))
+            route = self._internal.get((request.method, path))
         if route is None:
-            self._not_found(exchange, is_internal=is_internal)
+            self._not_found(request, is_internal=is_internal)
         else:
-            await route(exchange)
+            await route(request)
 
     @staticmethod
-    def _respond_health(exchange: Exchange) -> None:
-        if exchange.headers.get("host", "").startswith(_TASKS_HOST):
-            respond_json(exchange, 200, {"status": "healthy"})
+    def _respond_health(request: HttpRequest) -> None:
+        if request.headers.get("host", "").startswith(_TASKS_HOST):
+            respond_json(request, 200, {"status": "healthy"})
         else:
-            exchange.respond(204, headers=[("Cache-Control", "no-store")])
+            request.respond(204, headers=[("Cache-Control", "no-store")])
 
-    def _has_token(self, exchange: Exchange) -> bool:
+    def _has_token(self, request: HttpRequest) -> bool:
         token = self.environment.settings.access_token
-        return token is None or is_token(exchange.headers.get("x-access-token"), token)
+        return token is None or is_token(request.headers.get("x-access-token"), token)
 
-    def _refuse(self, exchange: Exchange, *, is_rpc: bool) -> None:
+    def _refuse(self, request: HttpRequest, *, is_rpc: bool) -> None:
         message = "unauthorized access: give the sandbox's token in the X-Access-Token header"
         if is_rpc:
-            connect.respond_error(exchange, ConnectError(Code.UNAUTHENTICATED, message))
+            connect.respond_error(request, ConnectError(Code.UNAUTHENTICATED, message))
         else:
-            respond_problem(exchange, 401, message)
+            respond_problem(request, 401, message)
 
-    def _not_found(self, exchange: Exchange, *, is_internal: bool) -> None:
+    def _not_found(self, request: HttpRequest, *, is_internal: bool) -> None:
         known = {path for _, path in self._plain} | (
             {path for _, path in self._internal} if is_internal else set[str]()
         )
-        if exchange.path in known:
-            respond_problem(exchange, 405, f"{exchange.method} is not allowed here")
+        if request.path in known:
+            respond_problem(request, 405, f"{request.method} is not allowed here")
         else:
-            respond_problem(exchange, 404, f"there is no {exchange.path} here")
+            respond_problem(request, 404, f"there is no {request.path} here")
 
     # -- plain routes
 
-    async def _get_metrics(self, exchange: Exchange) -> None:
-        respond_json(exchange, 200, self._meter.read())
+    async def _get_metrics(self, request: HttpRequest) -> None:
+        respond_json(request, 200, self._meter.read())
 
-    async def _get_envs(self, exchange: Exchange) -> None:
-        respond_json(exchange, 200, self.environment.defaults())
+    async def _get_envs(self, request: HttpRequest) -> None:
+        respond_json(request, 200, self.environment.defaults())
 
-    async def _post_init(self, exchange: Exchange) -> None:
+    async def _post_init(self, request: HttpRequest) -> None:
         try:
-            body = await exchange.body.read(1 << 20)
-            request = msgspec.json.decode(body or b"{}", type=InitRequest)
+            body = await request.body.read(1 << 20)
+            wanted = msgspec.json.decode(body or b"{}", type=InitRequest)
         except (msgspec.MsgspecError, BodyTooLargeError, RecursionError) as error:
-            respond_problem(exchange, 400, f"cannot read the settings: {error}")
+            respond_problem(request, 400, f"cannot read the settings: {error}")
             return
-        self.environment.apply(request)
-        exchange.respond(204)
+        self.environment.apply(wanted)
+        request.respond(204)
 
-    async def _get_status(self, exchange: Exchange) -> None:
+    async def _get_status(self, request: HttpRequest) -> None:
         """For the node: whether this envd is of any use right now."""
         respond_json(
-            exchange,
+            request,
             200,
             {
                 "version": VERSION,
@@ -272,11 +272,11 @@ class Envd:
                 "sandbox_id": self.environment.sandbox_id,
                 "processes": sum(1 for _ in self.registry.running()),
                 "watchers": self.watchers.count,
-                "idle_seconds": self._idle_but_for(exchange),
+                "idle_seconds": self._idle_but_for(request),
             },
         )
 
-    def _idle_but_for(self, exchange: Exchange) -> float:
+    def _idle_but_for(self, request: HttpRequest) -> float:
         """Idleness as it was before this very question."""
         others = self._public.in_flight + self._control.in_flight > 1
         if others or any(self.registry.running()) or self.watchers.count:

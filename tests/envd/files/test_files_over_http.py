@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from paddock.envd.config import Settings
+from paddock.envd.config import EnvdSettings
 from paddock.envd.files import upload_body
 from paddock.envd.files.signature import sign
 from tests.envd.rig import USER_UID, Response, Rig, open_rig
@@ -33,7 +33,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 @pytest.fixture
 async def secured(tmp_path: Path) -> AsyncIterator[Rig]:
-    opened = await open_rig(tmp_path, settings=Settings(access_token="sesame"))
+    opened = await open_rig(tmp_path, settings=EnvdSettings(access_token="sesame"))
     yield opened
     opened.envd.close()
 

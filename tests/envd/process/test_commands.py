@@ -128,7 +128,7 @@ async def test_a_command_for_which_there_are_no_descriptors_left_costs_none() ->
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
-    assert refused.value.is_for_want
+    assert refused.value.is_resource_exhausted
     assert set(Path("/proc/self/fd").iterdir()) <= held
 
 
@@ -148,7 +148,7 @@ async def test_a_command_that_init_started_and_nobody_could_hear_is_ended(init: 
                 await spawner.spawn(command, ended.append)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        assert refused.value.is_for_want
+        assert refused.value.is_resource_exhausted
         assert set(Path("/proc/self/fd").iterdir()) <= held
     children = Path(f"/proc/{init.process.pid}/task/{init.process.pid}/children")
     assert children.read_text() == ""

@@ -15,7 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paddock.envd.files.signature import BadSignatureError, sign, verify
-from paddock.envd.http.multipart import Data, MultipartError, MultipartParser, Part, PartEnd
+from paddock.envd.http.multipart import (
+    MultipartError,
+    MultipartParser,
+    PartData,
+    PartEnd,
+    PartStart,
+)
 from paddock.envd.rpc import messages as m
 from paddock.envd.rpc import proto
 from paddock.envd.rpc.connect_frames import (
@@ -184,10 +190,10 @@ def test_forms_survive_any_cutting(parts: list[tuple[str, bytes]], cuts: list[in
     while position < len(body):
         step = cuts[turn % len(cuts)]
         for event in parser.feed(body[position : position + step]):
-            if isinstance(event, Part):
+            if isinstance(event, PartStart):
                 assert event.name == "file"
                 got.append((event.filename, b""))
-            elif isinstance(event, Data):
+            elif isinstance(event, PartData):
                 got[-1] = (got[-1][0], got[-1][1] + event.data)
             else:
                 assert isinstance(event, PartEnd)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paddock.envd.config import Settings
+from paddock.envd.config import EnvdSettings
 from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.process.init_spawner import InitSpawner
 from tests.envd.conftest import Init
@@ -197,7 +197,7 @@ async def test_what_a_task_leaves_in_the_background_does_not_hold_it_up(rig: Rig
 
 
 async def test_tasks_ask_for_the_sandboxs_token(tmp_path: Path) -> None:
-    settings = Settings(access_token="secret")
+    settings = EnvdSettings(access_token="secret")
     opened = await open_rig(tmp_path, settings=settings, tasks_dir=str(tmp_path / "tasks"))
     assert (await opened.request("GET", "/tasks")).status == 401
     assert (await opened.request("GET", "/tasks", x_access_token="secret")).status == 200

@@ -10,14 +10,14 @@ import zlib
 from paddock.envd.blocking import in_thread
 from paddock.envd.files import paths
 from paddock.envd.http import headers
-from paddock.envd.http.exchange import Exchange, RefusedError
+from paddock.envd.http.request import HttpError, HttpRequest
 
 _CHUNK = 256 << 10
 _SAMPLE = 64 << 10
 _MAX_UNSIZED = 4 << 20
 
 
-async def send(exchange: Exchange, path: str) -> None:
+async def send(request: HttpRequest, path: str) -> None:
     """Answer with a file, or with as much of it as was asked for."""
     fd = paths.open_regular(path, os.O_RDONLY)
     with os.fdopen(fd, "rb", buffering=0) as file:
@@ -29,48 +29,48 @@ async def send(exchange: Exchange, path: str) -> None:
             ("Last-Modified", headers.format_date(info.st_mtime)),
             ("Vary", "Accept-Encoding"),
         ]
-        if _is_settled(exchange, int(info.st_mtime), common):
+        if _is_settled(request, int(info.st_mtime), common):
             return
-        span = _span(exchange, info)
-        encoding = headers.choose_encoding(exchange.headers.get("accept-encoding"))
+        span = _span(request, info)
+        encoding = headers.choose_encoding(request.headers.get("accept-encoding"))
         if encoding is None:
-            raise RefusedError(406, "no acceptable encoding: gzip and identity are offered")
+            raise HttpError(406, "no acceptable encoding: gzip and identity are offered")
         if not info.st_size and (content := _unsized(fd)):
-            exchange.respond(200, content, headers=common)
+            request.respond(200, content, headers=common)
             return
-        if encoding == "gzip" and span is None and exchange.method == "GET" and _shrinks(fd):
-            await _send_gzip(exchange, fd, common)
+        if encoding == "gzip" and span is None and request.method == "GET" and _shrinks(fd):
+            await _send_gzip(request, fd, common)
             return
         offset, length = span or (0, info.st_size)
         common.append(("Accept-Ranges", "bytes"))
         if span is not None:
             last = offset + length - 1
             common.append(("Content-Range", f"bytes {offset}-{last}/{info.st_size}"))
-        exchange.start(206 if span is not None else 200, common, length=length)
-        await exchange.send_file(file, offset, length)
+        request.start(206 if span is not None else 200, common, length=length)
+        await request.send_file(file, offset, length)
 
 
-def _is_settled(exchange: Exchange, modified: int, common: list[tuple[str, str]]) -> bool:
+def _is_settled(request: HttpRequest, modified: int, common: list[tuple[str, str]]) -> bool:
     """Answer a conditional request whose condition says that no body is wanted."""
-    unless = headers.parse_date(exchange.headers.get("if-unmodified-since"))
+    unless = headers.parse_date(request.headers.get("if-unmodified-since"))
     if unless is not None and modified > unless:
-        raise RefusedError(412, "the file was modified since")
-    since = headers.parse_date(exchange.headers.get("if-modified-since"))
-    if since is not None and modified <= since and "if-none-match" not in exchange.headers:
-        exchange.respond(304, headers=common[2:])
+        raise HttpError(412, "the file was modified since")
+    since = headers.parse_date(request.headers.get("if-modified-since"))
+    if since is not None and modified <= since and "if-none-match" not in request.headers:
+        request.respond(304, headers=common[2:])
         return True
     return False
 
 
-def _span(exchange: Exchange, info: os.stat_result) -> tuple[int, int] | None:
-    condition = exchange.headers.get("if-range")
+def _span(request: HttpRequest, info: os.stat_result) -> tuple[int, int] | None:
+    condition = request.headers.get("if-range")
     if condition is not None and headers.parse_date(condition) != int(info.st_mtime):
         return None
     try:
-        return headers.parse_range(exchange.headers.get("range"), info.st_size)
+        return headers.parse_range(request.headers.get("range"), info.st_size)
     except headers.UnsatisfiableRangeError:
-        exchange.response_headers.append(("Content-Range", f"bytes */{info.st_size}"))
-        raise RefusedError(416, "the range lies outside the file") from None
+        request.response_headers.append(("Content-Range", f"bytes */{info.st_size}"))
+        raise HttpError(416, "the range lies outside the file") from None
 
 
 def _unsized(fd: int) -> bytes:
@@ -89,12 +89,12 @@ def _shrinks(fd: int) -> bool:
     return bool(sample) and len(zlib.compress(sample, 1)) < 0.9 * len(sample) + 64
 
 
-async def _send_gzip(exchange: Exchange, fd: int, common: list[tuple[str, str]]) -> None:
-    exchange.start(200, [*common, ("Content-Encoding", "gzip")])
+async def _send_gzip(request: HttpRequest, fd: int, common: list[tuple[str, str]]) -> None:
+    request.start(200, [*common, ("Content-Encoding", "gzip")])
     engine = zlib.compressobj(level=1, wbits=31)
     offset = 0
     while data := os.pread(fd, _CHUNK, offset):
         offset += len(data)
         if packed := await in_thread(engine.compress, data):
-            await exchange.write(packed)
-    await exchange.write(engine.flush(), is_last=True)
+            await request.write(packed)
+    await request.write(engine.flush(), is_last=True)

@@ -17,9 +17,9 @@ from msgspec import Struct
 from paddock.envd.blocking import in_thread
 from paddock.envd.environment import Environment
 from paddock.envd.files import downloads, paths, signature, upload_body
-from paddock.envd.files.upload_body import Written
+from paddock.envd.files.upload_body import WrittenFile
 from paddock.envd.files.uploads import NoSpaceError
-from paddock.envd.http.exchange import BodyTooLargeError, Exchange, RefusedError
+from paddock.envd.http.request import BodyTooLargeError, HttpError, HttpRequest
 from paddock.envd.rpc.connect_frames import ConnectError, printable
 from paddock.envd.users import User
 
@@ -49,64 +49,64 @@ class ComposeRequest(Struct, frozen=True):
     username: str = ""
 
 
-class Files:
+class FileRoutes:
     """The file routes."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
 
-    async def serve(self, exchange: Exchange, *, is_trusted: bool) -> None:
+    async def serve(self, request: HttpRequest, *, is_trusted: bool) -> None:
         """Answer `/files`."""
-        if exchange.method not in ("GET", "HEAD", "POST"):
-            exchange.respond(405, headers=[("Allow", "GET, HEAD, POST")])
+        if request.method not in ("GET", "HEAD", "POST"):
+            request.respond(405, headers=[("Allow", "GET, HEAD, POST")])
             return
-        await self._answered(exchange, self._serve(exchange, is_trusted=is_trusted))
+        await self._answered(request, self._serve(request, is_trusted=is_trusted))
 
-    async def _serve(self, exchange: Exchange, *, is_trusted: bool) -> None:
-        is_write = exchange.method == "POST"
+    async def _serve(self, request: HttpRequest, *, is_trusted: bool) -> None:
+        is_write = request.method == "POST"
         if not is_trusted:
-            self._authorise(exchange, "write" if is_write else "read")
-        user = self._environment.user(exchange.query.get("username"))
+            self._authorise(request, "write" if is_write else "read")
+        user = self._environment.user(request.query.get("username"))
         if is_write:
-            written = await upload_body.receive(exchange, self._environment, user)
+            written = await upload_body.receive(request, self._environment, user)
             body = msgspec.json.encode(written)
-            exchange.respond(200, body, headers=[("Content-Type", "application/json")])
+            request.respond(200, body, headers=[("Content-Type", "application/json")])
         else:
-            path = self._environment.resolve(exchange.query.get("path", ""), user)
-            await downloads.send(exchange, path)
+            path = self._environment.resolve(request.query.get("path", ""), user)
+            await downloads.send(request, path)
 
-    async def compose(self, exchange: Exchange) -> None:
+    async def compose(self, request: HttpRequest) -> None:
         """Concatenate files into one."""
-        await self._answered(exchange, self._compose(exchange))
+        await self._answered(request, self._compose(request))
 
-    async def _answered(self, exchange: Exchange, work: Awaitable[None]) -> None:
+    async def _answered(self, request: HttpRequest, work: Awaitable[None]) -> None:
         """Turn what goes wrong into an answer, or cut the connection if one has begun."""
         try:
             await work
-        except (RefusedError, ConnectError, OSError, *_NAMED) as error:
-            if exchange.is_started:
-                exchange.abort()
+        except (HttpError, ConnectError, OSError, *_NAMED) as error:
+            if request.is_started:
+                request.abort()
                 return
             status, message = _explain(error)
             body = msgspec.json.encode({"code": status, "message": printable(message)})
             # An upload refused half-way: what is left of it is not read.
-            exchange.keep_alive = exchange.keep_alive and exchange.body.is_complete
-            exchange.respond(status, body, headers=[("Content-Type", "application/json")])
+            request.keep_alive = request.keep_alive and request.body.is_complete
+            request.respond(status, body, headers=[("Content-Type", "application/json")])
 
     # -- access
 
-    def _authorise(self, exchange: Exchange, operation: signature.Operation) -> None:
+    def _authorise(self, request: HttpRequest, operation: signature.Operation) -> None:
         token = self._environment.settings.access_token
         if token is None:
             return
-        given = exchange.headers.get("x-access-token")
+        given = request.headers.get("x-access-token")
         if given is not None:
             if not signature.is_token(given, token):
-                raise RefusedError(401, "invalid access token")
+                raise HttpError(401, "invalid access token")
             return
-        query = exchange.query
+        query = request.query
         if "signature" not in query:
-            raise RefusedError(
+            raise HttpError(
                 401, "missing signature: sign the URL or send the X-Access-Token header"
             )
         try:
@@ -120,32 +120,32 @@ class Files:
                 now=time.time(),
             )
         except signature.BadSignatureError as error:
-            raise RefusedError(401, str(error)) from error
+            raise HttpError(401, str(error)) from error
 
-    async def _compose(self, exchange: Exchange) -> None:
+    async def _compose(self, request: HttpRequest) -> None:
         try:
-            body = await exchange.body.read(1 << 20)
-            request = msgspec.json.decode(body, type=ComposeRequest)
+            body = await request.body.read(1 << 20)
+            wanted = msgspec.json.decode(body, type=ComposeRequest)
         except (msgspec.MsgspecError, BodyTooLargeError, RecursionError) as error:
-            raise RefusedError(400, f"cannot read the request: {error}") from error
-        if not request.source_paths or not request.destination:
-            raise RefusedError(400, "source_paths and destination are required")
-        user = self._environment.user(request.username or None)
-        sources = [self._environment.resolve(path, user) for path in request.source_paths]
-        destination = self._environment.resolve(request.destination, user)
+            raise HttpError(400, f"cannot read the request: {error}") from error
+        if not wanted.source_paths or not wanted.destination:
+            raise HttpError(400, "source_paths and destination are required")
+        user = self._environment.user(wanted.username or None)
+        sources = [self._environment.resolve(path, user) for path in wanted.source_paths]
+        destination = self._environment.resolve(wanted.destination, user)
         await in_thread(_concatenate, sources, destination, user)
-        answer = Written(
+        answer = WrittenFile(
             name=printable(posixpath.basename(destination)),
             path=printable(destination),
             type="file",
         )
-        exchange.respond(
+        request.respond(
             200, msgspec.json.encode(answer), headers=[("Content-Type", "application/json")]
         )
 
 
 def _explain(error: Exception) -> tuple[int, str]:
-    if isinstance(error, RefusedError):
+    if isinstance(error, HttpError):
         return error.status, str(error)
     if isinstance(error, ConnectError):
         return (401 if error.code == "unauthenticated" else 400), error.message

@@ -11,8 +11,14 @@ from msgspec import Struct
 
 from paddock.envd.environment import Environment
 from paddock.envd.files.uploads import BadGzipError, Inflater, Upload, require_space
-from paddock.envd.http.exchange import Exchange, RefusedError
-from paddock.envd.http.multipart import Data, MultipartError, MultipartParser, Part, parameters
+from paddock.envd.http.multipart import (
+    MultipartError,
+    MultipartParser,
+    PartData,
+    PartStart,
+    parameters,
+)
+from paddock.envd.http.request import HttpError, HttpRequest
 from paddock.envd.rpc.connect_frames import printable
 from paddock.envd.users import User
 
@@ -23,7 +29,7 @@ _MAX_METADATA = 4096
 _METADATA_HEADER = "x-metadata-"
 
 
-class Written(Struct, frozen=True, omit_defaults=True):
+class WrittenFile(Struct, frozen=True, omit_defaults=True):
     """One uploaded file, as told to the client."""
 
     name: str
@@ -32,34 +38,34 @@ class Written(Struct, frozen=True, omit_defaults=True):
     type: str = ""
 
 
-async def receive(exchange: Exchange, environment: Environment, user: User) -> list[Written]:
+async def receive(request: HttpRequest, environment: Environment, user: User) -> list[WrittenFile]:
     """Write what a request brings, for a user; gives what was written."""
-    metadata = _read_metadata(exchange.headers)
-    kind, _, rest = exchange.headers.get("content-type", "").partition(";")
+    metadata = _read_metadata(request.headers)
+    kind, _, rest = request.headers.get("content-type", "").partition(";")
     kind = kind.strip().lower()
     if kind == "multipart/form-data":
         boundary = parameters(";" + rest).get("boundary", "")
-        return await _receive_parts(exchange, environment, user, metadata, boundary)
+        return await _receive_parts(request, environment, user, metadata, boundary)
     if kind == "application/octet-stream":
-        return [await _receive_raw(exchange, environment, user, metadata)]
-    raise RefusedError(
+        return [await _receive_raw(request, environment, user, metadata)]
+    raise HttpError(
         400,
         f"unsupported content type {kind!r}: send multipart/form-data or application/octet-stream",
     )
 
 
 async def _receive_raw(
-    exchange: Exchange, environment: Environment, user: User, metadata: Mapping[str, str]
-) -> Written:
-    if not exchange.query.get("path"):
-        raise RefusedError(400, "the path parameter is required for application/octet-stream")
-    path = environment.resolve(exchange.query["path"], user)
-    length = exchange.headers.get("content-length", "")
+    request: HttpRequest, environment: Environment, user: User, metadata: Mapping[str, str]
+) -> WrittenFile:
+    if not request.query.get("path"):
+        raise HttpError(400, "the path parameter is required for application/octet-stream")
+    path = environment.resolve(request.query["path"], user)
+    length = request.headers.get("content-length", "")
     if length.isdigit():
         require_space(path, int(length))
     upload = Upload(path, user, metadata)
     try:
-        async for piece in _decoded(exchange):
+        async for piece in _decoded(request):
             await upload.write(piece)
         await upload.flush()
     finally:
@@ -68,24 +74,24 @@ async def _receive_raw(
 
 
 async def _receive_parts(
-    exchange: Exchange,
+    request: HttpRequest,
     environment: Environment,
     user: User,
     metadata: Mapping[str, str],
     boundary: str,
-) -> list[Written]:
-    written: dict[str, Written] = {}
+) -> list[WrittenFile]:
+    written: dict[str, WrittenFile] = {}
     upload: Upload | None = None
     try:
         parser = MultipartParser(boundary)
-        async for piece in _decoded(exchange):
+        async for piece in _decoded(request):
             for event in parser.feed(piece):
-                if isinstance(event, Part):
-                    path = _part_path(exchange, environment, user, event, written)
+                if isinstance(event, PartStart):
+                    path = _part_path(request, environment, user, event, written)
                     upload = None if path is None else Upload(path, user, metadata)
                 elif upload is None:
                     continue
-                elif isinstance(event, Data):
+                elif isinstance(event, PartData):
                     await upload.write(event.data)
                 else:
                     await upload.flush()
@@ -93,9 +99,9 @@ async def _receive_parts(
                     written[upload.path] = _written(upload)
                     upload = None
         if not parser.is_complete:
-            raise RefusedError(400, "the multipart body is truncated")
+            raise HttpError(400, "the multipart body is truncated")
     except MultipartError as error:
-        raise RefusedError(400, str(error)) from error
+        raise HttpError(400, str(error)) from error
     finally:
         if upload is not None:
             upload.close()
@@ -103,24 +109,24 @@ async def _receive_parts(
 
 
 def _part_path(
-    exchange: Exchange,
+    request: HttpRequest,
     environment: Environment,
     user: User,
-    part: Part,
-    written: Mapping[str, Written],
+    part: PartStart,
+    written: Mapping[str, WrittenFile],
 ) -> str | None:
     """Where a part goes; `None` for form fields that are no files."""
     if part.name != "file":
         return None
-    given = exchange.query.get("path")
+    given = request.query.get("path")
     if given and written:
-        raise RefusedError(400, "with a path parameter only one file can be uploaded")
+        raise HttpError(400, "with a path parameter only one file can be uploaded")
     name = given or part.filename
     if not name:
-        raise RefusedError(400, "neither the path parameter nor the part's filename says where")
+        raise HttpError(400, "neither the path parameter nor the part's filename says where")
     path = environment.resolve(name, user)
     if path in written:
-        raise RefusedError(400, f"path {path!r} is uploaded twice in one request")
+        raise HttpError(400, f"path {path!r} is uploaded twice in one request")
     return path
 
 
@@ -133,17 +139,17 @@ def _read_metadata(request_headers: Mapping[str, str]) -> dict[str, str]:
         key = name.removeprefix(_METADATA_HEADER)
         total += len(key) + len(value)
         if not key or len(key) > _MAX_METADATA_KEY:
-            raise RefusedError(400, f"a metadata key must have 1 to {_MAX_METADATA_KEY} bytes")
+            raise HttpError(400, f"a metadata key must have 1 to {_MAX_METADATA_KEY} bytes")
         if not all(0x20 <= ord(c) < 0x7F for c in key + value):
-            raise RefusedError(400, f"metadata {key!r} must be printable ASCII")
+            raise HttpError(400, f"metadata {key!r} must be printable ASCII")
         found[key] = value
     if total > _MAX_METADATA:
-        raise RefusedError(400, f"metadata may not exceed {_MAX_METADATA} bytes in all")
+        raise HttpError(400, f"metadata may not exceed {_MAX_METADATA} bytes in all")
     return found
 
 
-def _written(upload: Upload) -> Written:
-    return Written(
+def _written(upload: Upload) -> WrittenFile:
+    return WrittenFile(
         name=printable(posixpath.basename(upload.path)),
         path=printable(upload.path),
         metadata=upload.metadata,
@@ -151,30 +157,30 @@ def _written(upload: Upload) -> Written:
     )
 
 
-async def _decoded(exchange: Exchange) -> AsyncIterator[bytes]:
+async def _decoded(request: HttpRequest) -> AsyncIterator[bytes]:
     """Give the body with its Content-Encoding undone."""
-    encoding = exchange.headers.get("content-encoding", "identity").strip().lower()
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("identity", ""):
-        while piece := await _arrived(exchange):
+        while piece := await _arrived(request):
             yield piece
     elif encoding == "gzip":
         inflater = Inflater()
         try:
-            while piece := await _arrived(exchange):
+            while piece := await _arrived(request):
                 for plain in inflater.feed(piece):
                     yield plain
                     await asyncio.sleep(0)
             inflater.finish()
         except BadGzipError as error:
-            raise RefusedError(400, str(error)) from error
+            raise HttpError(400, str(error)) from error
     else:
-        raise RefusedError(400, f"unsupported content encoding {encoding!r}: use gzip or identity")
+        raise HttpError(400, f"unsupported content encoding {encoding!r}: use gzip or identity")
 
 
-async def _arrived(exchange: Exchange) -> bytes:
+async def _arrived(request: HttpRequest) -> bytes:
     try:
-        return await exchange.body.chunk(UPLOAD_PATIENCE)
+        return await request.body.chunk(UPLOAD_PATIENCE)
     except TimeoutError:
-        raise RefusedError(
+        raise HttpError(
             408, f"the upload was given up: nothing came for {UPLOAD_PATIENCE:g} s"
         ) from None

@@ -44,7 +44,7 @@ class WatchLimitError(Exception):
     """More watching than is allowed."""
 
 
-class Event(Struct, frozen=True):
+class WatchEvent(Struct, frozen=True):
     """Something happened to `name`, relative to the watched directory."""
 
     name: str
@@ -59,13 +59,13 @@ def is_network_mount(path: str) -> bool:
     return struct.unpack_from("q", buffer.raw)[0] & 0xFFFFFFFF in _NETWORK
 
 
-class Watcher:
+class DirectoryWatcher:
     """One watched directory, with what happened and was not yet taken."""
 
     def __init__(self, path: str, *, recursive: bool) -> None:
         self.path = path
         self.is_recursive = recursive
-        self._events: deque[Event] = deque()
+        self._events: deque[WatchEvent] = deque()
         self._directories: dict[int, str] = {}
         self._synthetic: set[tuple[int, str]] = set()
         self.is_lossy = False
@@ -85,7 +85,7 @@ class Watcher:
             os.close(self.fd)
             self.fd = -1
 
-    def take(self) -> list[Event]:
+    def take(self) -> list[WatchEvent]:
         """Drain the kernel's queue and take everything."""
         self.drain()
         taken = list(self._events)
@@ -123,7 +123,7 @@ class Watcher:
             return
         for bits, kind in _TYPES:
             if mask & bits:
-                self._push(Event(relative, kind))
+                self._push(WatchEvent(relative, kind))
         if self.is_recursive and mask & IN_ISDIR:
             if mask & (IN_CREATE | IN_MOVED_TO):
                 self._follow(relative, is_new=bool(mask & IN_CREATE))
@@ -138,7 +138,7 @@ class Watcher:
             self._synthetic.discard((wd, name))
         return bool(mask & IN_CREATE)
 
-    def _push(self, event: Event) -> None:
+    def _push(self, event: WatchEvent) -> None:
         if len(self._events) >= 2 * MAX_QUEUED:
             self.is_lossy = True
         else:
@@ -187,9 +187,9 @@ class Watcher:
     def _announce(self, wd: int, name: str, entry: "os.DirEntry[str]") -> None:
         """Report what happened in a new directory before we could watch it."""
         self._synthetic.add((wd, entry.name))
-        self._push(Event(name, EventType.CREATE))
+        self._push(WatchEvent(name, EventType.CREATE))
         if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size:
-            self._push(Event(name, EventType.WRITE))
+            self._push(WatchEvent(name, EventType.WRITE))
 
     def _unfollow(self, relative: str) -> None:
         """A directory was moved away: its descriptors would report stale names."""
@@ -212,8 +212,8 @@ class Watchers:
 
     def __init__(self, new_id: Callable[[], str] = lambda: "w" + secrets.token_hex(8)) -> None:
         self._new_id = new_id
-        self._polled: dict[str, Watcher] = {}
-        self._streamed: set[Watcher] = set()
+        self._polled: dict[str, DirectoryWatcher] = {}
+        self._streamed: set[DirectoryWatcher] = set()
         self.with_entries: set[str] = set()
         """Ids whose events carry the entry."""
 
@@ -222,14 +222,14 @@ class Watchers:
         """How many there are."""
         return len(self._polled) + len(self._streamed)
 
-    def open(self, path: str, *, recursive: bool) -> Watcher:
+    def open(self, path: str, *, recursive: bool) -> DirectoryWatcher:
         """Make a watcher for a stream; give it back with `release`."""
         self._admit()
-        watcher = Watcher(path, recursive=recursive)
+        watcher = DirectoryWatcher(path, recursive=recursive)
         self._streamed.add(watcher)
         return watcher
 
-    def release(self, watcher: Watcher) -> None:
+    def release(self, watcher: DirectoryWatcher) -> None:
         """Close a stream's watcher."""
         self._streamed.discard(watcher)
         watcher.close()
@@ -238,20 +238,20 @@ class Watchers:
         """Make a watcher to be polled; gives its id."""
         self._admit()
         ident = self._new_id()
-        watcher = Watcher(path, recursive=recursive)
+        watcher = DirectoryWatcher(path, recursive=recursive)
         self._polled[ident] = watcher
         if recursive:
             self._keep_up(watcher)
         return ident
 
-    def take(self, watcher: Watcher) -> list[Event]:
+    def take(self, watcher: DirectoryWatcher) -> list[WatchEvent]:
         """Take a polled watcher's events."""
         events = watcher.take()
         if watcher.is_recursive:
             self._keep_up(watcher)
         return events
 
-    def _keep_up(self, watcher: Watcher) -> None:
+    def _keep_up(self, watcher: DirectoryWatcher) -> None:
         """New directories must be watched at once, not when the client asks next."""
         loop = asyncio.get_running_loop()
 
@@ -261,7 +261,7 @@ class Watchers:
 
         loop.add_reader(watcher.fd, readable)
 
-    def get(self, ident: str) -> Watcher | None:
+    def get(self, ident: str) -> DirectoryWatcher | None:
         """Find a polled watcher."""
         return self._polled.get(ident)
 

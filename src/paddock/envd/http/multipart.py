@@ -20,14 +20,14 @@ class MultipartError(ValueError):
     """The body is not multipart/form-data."""
 
 
-class Part(Struct, frozen=True):
+class PartStart(Struct, frozen=True):
     """A part begins."""
 
     name: str
     filename: str | None
 
 
-class Data(Struct, frozen=True):
+class PartData(Struct, frozen=True):
     """Bytes of the part that began last."""
 
     data: bytes
@@ -37,8 +37,8 @@ class PartEnd(Struct, frozen=True):
     """The part is whole."""
 
 
-Event = Part | Data | PartEnd
-State = Literal["preamble", "boundary", "head", "body", "epilogue"]
+MultipartEvent = PartStart | PartData | PartEnd
+ParserState = Literal["preamble", "boundary", "head", "body", "epilogue"]
 
 
 def parameters(header: str) -> Mapping[str, str]:
@@ -64,22 +64,22 @@ class MultipartParser:
             raise MultipartError("the multipart boundary is missing or too long")
         self._delimiter = b"\r\n--" + boundary.encode("latin-1", "replace")
         self._buffer = b"\r\n"  # so that the first boundary looks like every other
-        self._state: State = "preamble"
+        self._state: ParserState = "preamble"
 
     @property
     def is_complete(self) -> bool:
         """Whether the body ended as it should."""
         return self._state == "epilogue"
 
-    def feed(self, data: bytes) -> list[Event]:
+    def feed(self, data: bytes) -> list[MultipartEvent]:
         """Take bytes, give what they complete."""
         self._buffer += data
-        events: list[Event] = []
+        events: list[MultipartEvent] = []
         while self._step(events):
             pass
         return events
 
-    def _step(self, events: list[Event]) -> bool:
+    def _step(self, events: list[MultipartEvent]) -> bool:
         """Go one state further; false when more input is needed."""
         if self._state == "body":
             return self._read_body(events)
@@ -114,7 +114,7 @@ class MultipartParser:
         self._state = "head"
         return True
 
-    def _read_head(self, events: list[Event]) -> bool:
+    def _read_head(self, events: list[MultipartEvent]) -> bool:
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0 or end > _MAX_HEAD:
             if len(self._buffer) > _MAX_HEAD:
@@ -129,17 +129,17 @@ class MultipartParser:
             if name.strip().lower() == "content-disposition":
                 disposition = value
         known = parameters(disposition)
-        events.append(Part(known.get("name", ""), known.get("filename")))
+        events.append(PartStart(known.get("name", ""), known.get("filename")))
         self._skip = 2
         return True
 
     _skip = 0
 
-    def _read_body(self, events: list[Event]) -> bool:
+    def _read_body(self, events: list[MultipartEvent]) -> bool:
         found = self._buffer.find(self._delimiter)
         if found >= 0:
             if found > self._skip:
-                events.append(Data(self._buffer[self._skip : found]))
+                events.append(PartData(self._buffer[self._skip : found]))
             events.append(PartEnd())
             self._buffer = self._buffer[found + len(self._delimiter) :]
             self._state = "boundary"
@@ -148,7 +148,7 @@ class MultipartParser:
         tail = self._buffer.rfind(b"\r", -len(self._delimiter) + 1)
         keep = len(self._buffer) if tail < 0 else tail
         if keep > self._skip:
-            events.append(Data(self._buffer[self._skip : keep]))
+            events.append(PartData(self._buffer[self._skip : keep]))
             self._buffer = self._buffer[keep:]
             self._skip = 0
         return False

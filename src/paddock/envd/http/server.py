@@ -1,6 +1,6 @@
 """A small HTTP/1.1 server: keep-alive, chunked bodies both ways, flow control both ways.
 
-Knows nothing of routes or protocols: every request becomes an `Exchange` given to one handler.
+Knows nothing of routes or protocols: every request becomes an `HttpRequest` given to one handler.
 Parsing is httptools'; sockets are handed in already listening. Requests of one connection are
 answered in order, one at a time; a connection that goes away cancels the handler at work.
 """
@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 
 import httptools
 
-from paddock.envd.http.exchange import Body, ClientGoneError, Exchange
+from paddock.envd.http.request import Body, ClientGoneError, HttpRequest
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +27,18 @@ IDLE_SECONDS = 640.0
 LINGER_SECONDS = 30.0
 
 
-Handler = Callable[[Exchange], Awaitable[None]]
+Handler = Callable[[HttpRequest], Awaitable[None]]
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One client connection."""
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: "HttpServer") -> None:
         self._server = server
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
-        self._pending: deque[Exchange] = deque()
-        self._incoming: Exchange | None = None
+        self._pending: deque[HttpRequest] = deque()
+        self._incoming: HttpRequest | None = None
         self._task: asyncio.Task[None] | None = None
         self._target = b""
         self._header_bytes = 0
@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
         self._can_write: asyncio.Future[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._lost = False
-        self._lingering: Exchange | None = None
+        self._lingering: HttpRequest | None = None
 
     # -- transport
 
@@ -67,9 +67,9 @@ class Connection(asyncio.Protocol):
         if self._can_write is not None and not self._can_write.done():
             self._can_write.set_exception(ClientGoneError("the client went away"))
             self._can_write.exception()
-        for exchange in (self._incoming, *self._pending):
-            if exchange is not None and not exchange.body.is_complete:
-                exchange.body.fail(ClientGoneError("the client went away"))
+        for request in (self._incoming, *self._pending):
+            if request is not None and not request.body.is_complete:
+                request.body.fail(ClientGoneError("the client went away"))
         self._pending.clear()
         if self._task is not None:
             self._task.cancel()
@@ -127,16 +127,16 @@ class Connection(asyncio.Protocol):
         self._in_headers = False
         self._header_bytes = 0
         method = self._parser.get_method().decode("latin-1")
-        exchange = Exchange(self, method, self._target)
+        request = HttpRequest(self, method, self._target)
         for name, value in self._headers:
-            known = exchange.headers.get(name)
-            exchange.headers[name] = value if known is None else f"{known}, {value}"
-        exchange.keep_alive = self._parser.should_keep_alive()
-        exchange.is_http10 = self._parser.get_http_version() == "1.0"
-        expect = exchange.headers.get("expect", "")
-        exchange.body.expects_continue = expect.lower() == "100-continue"
-        self._incoming = exchange
-        self._pending.append(exchange)
+            known = request.headers.get(name)
+            request.headers[name] = value if known is None else f"{known}, {value}"
+        request.keep_alive = self._parser.should_keep_alive()
+        request.is_http10 = self._parser.get_http_version() == "1.0"
+        expect = request.headers.get("expect", "")
+        request.body.expects_continue = expect.lower() == "100-continue"
+        self._incoming = request
+        self._pending.append(request)
         self._next()
 
     def on_body(self, body: bytes) -> None:
@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol):
 
     # -- used by Body and Exchange
 
-    def body_taken(self, body: Body) -> None:
+    def body_consumed(self, body: Body) -> None:
         """Room for more of the body."""
         if not self._is_reading and body.buffered < BODY_LOW:
             self._resume_reading()
@@ -211,43 +211,43 @@ class Connection(asyncio.Protocol):
     def _next(self) -> None:
         if self._task is not None or not self._pending or self._lost:
             return
-        exchange = self._pending.popleft()
+        request = self._pending.popleft()
         loop = asyncio.get_running_loop()
-        self._task = loop.create_task(self._serve(exchange), name=f"http {exchange.path}")
+        self._task = loop.create_task(self._serve(request), name=f"http {request.path}")
 
-    async def _serve(self, exchange: Exchange) -> None:
+    async def _serve(self, request: HttpRequest) -> None:
         self._server.in_flight += 1
         try:
-            await self._server.handler(exchange)
+            await self._server.handler(request)
         except asyncio.CancelledError:
             self.abort()
             raise
         except ClientGoneError:
             self.abort()
         except Exception:
-            log.exception("request failed", extra={"path": exchange.path})
-            if exchange.is_started:
+            log.exception("request failed", extra={"path": request.path})
+            if request.is_started:
                 self.abort()
             else:
-                exchange.respond(500, b'{"code":500,"message":"internal error"}')
+                request.respond(500, b'{"code":500,"message":"internal error"}')
         finally:
             self._server.in_flight -= 1
             self._server.touch()
-            self._done(exchange)
+            self._done(request)
 
-    def _done(self, exchange: Exchange) -> None:
+    def _done(self, request: HttpRequest) -> None:
         self._task = None
         if self._lost or self._transport is None:
             return
-        if not exchange.body.is_complete and not exchange.body.expects_continue:
-            self._linger(exchange)
+        if not request.body.is_complete and not request.body.expects_continue:
+            self._linger(request)
         else:
-            self._settle(exchange)
+            self._settle(request)
 
-    def _settle(self, exchange: Exchange) -> None:
+    def _settle(self, request: HttpRequest) -> None:
         """The answer is sent and the request is over: go on to the next, or close."""
         self._lingering = None
-        if not exchange.keep_alive or not exchange.body.is_complete:
+        if not request.keep_alive or not request.body.is_complete:
             if self._transport is not None:
                 self._transport.close()
             return
@@ -257,14 +257,14 @@ class Connection(asyncio.Protocol):
         else:
             self._arm_idle()
 
-    def _linger(self, exchange: Exchange) -> None:
+    def _linger(self, request: HttpRequest) -> None:
         """Take in what is left of a body nobody wants.
 
         Closing now would make the kernel reset the connection, and the client, still sending, would
         never see why it was refused. Often only the mark of the end is missing.
         """
-        exchange.body.discard()
-        self._lingering = exchange
+        request.body.discard()
+        self._lingering = request
         self._resume_reading()
         self._disarm_idle()
         loop = asyncio.get_running_loop()
@@ -273,9 +273,9 @@ class Connection(asyncio.Protocol):
     def _refuse(self, status: int, message: str) -> None:
         if self._task is None and self._transport is not None:
             body = b'{"code":%d,"message":"%b"}' % (status, message.encode())
-            exchange = Exchange(self, "GET", b"/")
-            exchange.keep_alive = False
-            exchange.respond(status, body, headers=[("Content-Type", "application/json")])
+            request = HttpRequest(self, "GET", b"/")
+            request.keep_alive = False
+            request.respond(status, body, headers=[("Content-Type", "application/json")])
             self._transport.close()
         else:
             self.abort()
@@ -306,12 +306,12 @@ def _peek(sock: socket.socket) -> bytes:
         return copy.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
 
 
-class Server:
+class HttpServer:
     """A handler behind a listening socket."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
-        self.connections: set[Connection] = set()
+        self.connections: set[HttpConnection] = set()
         self.in_flight = 0
         self.last_active = 0.0
         self._server: asyncio.Server | None = None
@@ -323,11 +323,11 @@ class Server:
         listener.setblocking(False)
         if listener.family == socket.AF_UNIX:
             self._server = await loop.create_unix_server(
-                lambda: Connection(self), sock=listener, backlog=1024
+                lambda: HttpConnection(self), sock=listener, backlog=1024
             )
         else:
             self._server = await loop.create_server(
-                lambda: Connection(self), sock=listener, backlog=1024
+                lambda: HttpConnection(self), sock=listener, backlog=1024
             )
 
     def touch(self) -> None:

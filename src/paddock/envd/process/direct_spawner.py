@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from types import FrameType
 
-from paddock.envd.process.init_protocol import Scope
+from paddock.envd.process.init_protocol import SignalScope
 from paddock.envd.process.spawner import (
     OOM_SCORE_ADJ,
-    Child,
+    ChildProcess,
     Command,
     ExitStatus,
     OnExit,
@@ -38,13 +38,13 @@ class _DirectChild:
         self.outputs = outputs
         self.is_reaped = False
 
-    async def signal(self, number: int, scope: Scope = Scope.PROCESS) -> None:
+    async def signal(self, number: int, scope: SignalScope = SignalScope.PROCESS) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if scope is Scope.TREE and number == signal.SIGKILL:
+            if scope is SignalScope.TREE and number == signal.SIGKILL:
                 kill_all(self.pid)
-            elif scope is Scope.TREE:
+            elif scope is SignalScope.TREE:
                 signal_all(members(self.pid), number)
-            elif scope is Scope.GROUP:
+            elif scope is SignalScope.GROUP:
                 os.killpg(self.pid, number)
             elif not self.is_reaped:
                 os.kill(self.pid, number)
@@ -71,7 +71,7 @@ class DirectSpawner:
         """Children of an earlier process cannot be found again."""
         return []
 
-    async def spawn(self, command: Command, on_exit: OnExit) -> Child:
+    async def spawn(self, command: Command, on_exit: OnExit) -> ChildProcess:
         """Fork and exec here, in a session of its own."""
         try:
             mine, theirs = _streams(command)

@@ -29,10 +29,10 @@ from paddock.envd.process.init_protocol import (
     ChannelClosedError,
     DescriptorsLostError,
     InitError,
-    Message,
+    InitMessage,
+    ProcessRecord,
     ProtocolError,
-    Record,
-    Scope,
+    SignalScope,
     SpawnRequest,
     Stage,
     decode,
@@ -68,15 +68,15 @@ class InitClient:
         self,
         channel: socket.socket,
         *,
-        on_exit: Callable[[Record], None],
+        on_exit: Callable[[ProcessRecord], None],
         on_lost: Callable[[Exception], None] | None = None,
     ) -> None:
         self._channel = channel
         self._on_exit = on_exit
         self._on_lost = on_lost
         self._seq = 0
-        self._waiting: dict[int, asyncio.Future[Message]] = {}
-        self._attach: tuple[int, int, list[Record]] | None = None
+        self._waiting: dict[int, asyncio.Future[InitMessage]] = {}
+        self._attach: tuple[int, int, list[ProcessRecord]] | None = None
         self._session = 0
         self._unwanted: dict[int, asyncio.Event] = {}
         """What is being ended as it could not be handed over, until that is told."""
@@ -86,10 +86,10 @@ class InitClient:
         channel.setblocking(False)
         self._loop.add_reader(channel.fileno(), self._readable)
 
-    async def attach(self) -> list[Record]:
+    async def attach(self) -> list[ProcessRecord]:
         """Take over from an earlier reader, whose replies are dropped, and learn all processes."""
         self._session = int.from_bytes(os.urandom(8), "little")
-        records: list[Record] = []
+        records: list[ProcessRecord] = []
         seq = self._next_seq()
         self._attach = (seq, self._session, records)
         await self._call(ATTACH, struct.pack("<Q", self._session), seq=seq)
@@ -102,7 +102,7 @@ class InitClient:
             raise ProtocolError("short ping reply")
         return int(struct.unpack_from("<II", message.body)[1])
 
-    async def spawn(self, request: SpawnRequest) -> Record:
+    async def spawn(self, request: SpawnRequest) -> ProcessRecord:
         """Start a command; the record's descriptors are the caller's to close."""
         message = await self._call(SPAWN, encode_spawn(request))
         try:
@@ -120,7 +120,7 @@ class InitClient:
         ended = self._unwanted[ident] = asyncio.Event()
         try:
             with contextlib.suppress(InitError):
-                await self.signal(ident, signal.SIGKILL, Scope.TREE)
+                await self.signal(ident, signal.SIGKILL, SignalScope.TREE)
             with contextlib.suppress(InitError):  # it may have ended long ago
                 await self.forget(ident)
                 return
@@ -131,7 +131,7 @@ class InitClient:
         finally:
             del self._unwanted[ident]
 
-    async def signal(self, ident: int, signo: int, scope: Scope = Scope.PROCESS) -> int:
+    async def signal(self, ident: int, signo: int, scope: SignalScope = SignalScope.PROCESS) -> int:
         """Signal a command, its group or its tree, and give how many got it; ESRCH for none."""
         message = await self._call(SIGNAL, struct.pack("<IiI", ident, signo, int(scope)))
         return int(struct.unpack_from("<I", message.body)[0]) if len(message.body) >= 4 else 0
@@ -160,11 +160,11 @@ class InitClient:
         self._seq = self._seq % 0xFFFFFFFF + 1
         return self._seq
 
-    async def _call(self, op: int, body: bytes = b"", *, seq: int = 0) -> Message:
+    async def _call(self, op: int, body: bytes = b"", *, seq: int = 0) -> InitMessage:
         if self._closed:
             raise ChannelClosedError("the channel to init is closed")
         seq = seq or self._next_seq()
-        future: asyncio.Future[Message] = self._loop.create_future()
+        future: asyncio.Future[InitMessage] = self._loop.create_future()
         self._waiting[seq] = future
         try:
             datagrams = encode(op, seq, body)
@@ -215,7 +215,7 @@ class InitClient:
                 self._lose(problem)
                 return
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: InitMessage) -> None:
         if message.op == EXIT:
             # Ended before this reader attached: the list of processes will tell.
             if self._attach is None:
@@ -230,13 +230,13 @@ class InitClient:
             return
         future.set_result(message)
 
-    def _handle_exit(self, record: Record) -> None:
+    def _handle_exit(self, record: ProcessRecord) -> None:
         if (unwanted := self._unwanted.get(record.id)) is not None:
             unwanted.set()
         else:
             self._on_exit(record)
 
-    def _handle_attach(self, message: Message) -> None:
+    def _handle_attach(self, message: InitMessage) -> None:
         assert self._attach is not None  # noqa: S101 - narrowed by the only caller
         seq, session, records = self._attach
         if message.flags & MORE:

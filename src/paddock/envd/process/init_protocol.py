@@ -79,7 +79,7 @@ class RecordFlags(IntFlag):
     EXITED = 4
 
 
-class Scope(IntEnum):
+class SignalScope(IntEnum):
     """Whom a signal reaches."""
 
     PROCESS = 0
@@ -121,7 +121,7 @@ class ChannelClosedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ProcessRecord:
     """A process as init knows it. `fds` are the receiver's to close."""
 
     id: int
@@ -163,7 +163,7 @@ class SpawnRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class InitMessage:
     """One datagram, decoded as far as its header."""
 
     op: int
@@ -214,12 +214,12 @@ def encode_spawn(request: SpawnRequest) -> bytes:
     return b"".join(parts)
 
 
-def decode(data: bytes, fds: list[int]) -> Message:
+def decode(data: bytes, fds: list[int]) -> InitMessage:
     """Read a datagram's header."""
     if len(data) < _HEADER.size:
         raise ProtocolError("datagram shorter than its header")
     op, flags, _, seq, status = _HEADER.unpack_from(data)
-    return Message(op, flags, seq, status, data[_HEADER.size :], fds)
+    return InitMessage(op, flags, seq, status, data[_HEADER.size :], fds)
 
 
 def encode_record(ident: int, pid: int, flags: RecordFlags, fdmask: int = 0) -> bytes:
@@ -227,7 +227,7 @@ def encode_record(ident: int, pid: int, flags: RecordFlags, fdmask: int = 0) -> 
     return _RECORD.pack(ident, pid, int(flags), fdmask, 0, 0, 0, 0, 0)
 
 
-def decode_record(message: Message) -> Record:
+def decode_record(message: InitMessage) -> ProcessRecord:
     """Read a record; the message's descriptors become its own."""
     if len(message.body) < _RECORD.size:
         raise ProtocolError("record too short")
@@ -243,4 +243,4 @@ def decode_record(message: Message) -> Record:
     fds = iter(message.fds)
     ends = [next(fds) if mask & bit else None for bit in (1, 2, 4, 8)]
     known = RecordFlags(flags & 7)
-    return Record(ident, pid, known, status, user, system, rss, memo, *ends)
+    return ProcessRecord(ident, pid, known, status, user, system, rss, memo, *ends)

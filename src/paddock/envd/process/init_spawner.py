@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 
 from paddock.envd.process import init_protocol
 from paddock.envd.process.init_client import InitClient
-from paddock.envd.process.init_protocol import Scope
+from paddock.envd.process.init_protocol import SignalScope
 from paddock.envd.process.spawner import (
     OOM_SCORE_ADJ,
-    Child,
+    ChildProcess,
     Command,
     ExitStatus,
     OnExit,
@@ -26,7 +26,7 @@ from paddock.envd.process.spawner import (
 class _InitChild:
     """A command whose parent is init."""
 
-    def __init__(self, client: InitClient, record: init_protocol.Record) -> None:
+    def __init__(self, client: InitClient, record: init_protocol.ProcessRecord) -> None:
         self._client = client
         self._id = record.id
         self.pid = record.pid
@@ -36,7 +36,7 @@ class _InitChild:
         for fd in record.fds:
             os.set_blocking(fd, False)
 
-    async def signal(self, number: int, scope: Scope = Scope.PROCESS) -> None:
+    async def signal(self, number: int, scope: SignalScope = SignalScope.PROCESS) -> None:
         try:
             await self._client.signal(self._id, number, scope)
         except ProcessLookupError:
@@ -87,7 +87,7 @@ class InitSpawner:
         self._ids = itertools.count(highest + 1)
         return survivors
 
-    async def spawn(self, command: Command, on_exit: OnExit) -> Child:
+    async def spawn(self, command: Command, on_exit: OnExit) -> ChildProcess:
         """Have init fork and exec."""
         flags = init_protocol.SpawnFlags(0)
         columns, rows = command.pty_size or (80, 24)
@@ -116,7 +116,7 @@ class InitSpawner:
         """Drop our end of the channel."""
         self._client.close()
 
-    def _on_exit_record(self, record: init_protocol.Record) -> None:
+    def _on_exit_record(self, record: init_protocol.ProcessRecord) -> None:
         if (on_exit := self._exits.pop(record.id, None)) is not None:
             on_exit(ExitStatus.from_wait(record.wait_status))
 

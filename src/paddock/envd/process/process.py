@@ -1,9 +1,9 @@
-"""Processes started through envd: output to subscribers, input, signals, ends.
+"""A process started through envd: output to subscribers, input, signals, end.
 
-A `Process` reads its pipes as fast as its slowest subscriber takes them; without a subscriber
-output is thrown away, so that nothing ever blocks for want of a listener. All data precede the
-end. The end comes when the process exited and its pipes are closed, or at once when it was
-signalled (a grandchild that holds the pipe must not hang a kill). `registry` keeps them all.
+A `ManagedProcess` reads its pipes as fast as its slowest subscriber takes the data. Without a
+subscriber output is discarded, so that the process never blocks. All data precede the end event.
+The end event comes when the process has exited and its pipes are closed, or at once when it was
+signalled: a grandchild that holds the pipe must not delay a kill. `registry.py` keeps all of them.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ import termios
 from collections import deque
 from collections.abc import Callable
 
-from paddock.envd.process.init_protocol import Scope
-from paddock.envd.process.spawner import Child, ExitStatus
+from paddock.envd.process.init_protocol import SignalScope
+from paddock.envd.process.spawner import ChildProcess, ExitStatus
 from paddock.envd.rpc.messages import DataEvent, EndEvent, ProcessConfig, ProcessEvent
 
 PIPE_CHUNK = 32 << 10
@@ -55,7 +55,7 @@ def end_event(status: ExitStatus) -> EndEvent:
 class Subscription:
     """One listener's share of a process's events."""
 
-    def __init__(self, process: "Process") -> None:
+    def __init__(self, process: "ManagedProcess") -> None:
         self._process = process
         self._events: deque[ProcessEvent] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -86,7 +86,7 @@ class Subscription:
         return taken
 
 
-class Process:
+class ManagedProcess:
     """One process: running, or ended and remembered for a while."""
 
     def __init__(self, config: ProcessConfig, tag: str | None) -> None:
@@ -95,11 +95,11 @@ class Process:
         self.pid = 0
         self.end: EndEvent | None = None
         self.is_pty = False
-        self.on_end: Callable[[Process], None] | None = None
+        self.on_end: Callable[[ManagedProcess], None] | None = None
         self.on_leader_exit: Callable[[ExitStatus], None] | None = None
         """Told of the process's own exit, whoever still holds its pipes."""
         self._loop = asyncio.get_running_loop()
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self._open: dict[str, int] = {}
         self._stdin: int | None = None
         self._stdin_lock = asyncio.Lock()
@@ -112,7 +112,7 @@ class Process:
 
     # -- life
 
-    def begin(self, child: Child) -> None:
+    def begin(self, child: ChildProcess) -> None:
         """The command runs: start reading what it says."""
         self._child = child
         self.pid = child.pid
@@ -139,9 +139,9 @@ class Process:
         """How the process itself exited, if it has."""
         return self._exit
 
-    async def signal(self, number: int, scope: Scope = Scope.PROCESS) -> None:
+    async def signal(self, number: int, scope: SignalScope = SignalScope.PROCESS) -> None:
         """Send a signal; kill and terminate end the stream even if a pipe stays open."""
-        if self._child is None or (self.end is not None and scope is not Scope.TREE):
+        if self._child is None or (self.end is not None and scope is not SignalScope.TREE):
             return
         if number in (signal.SIGKILL, signal.SIGTERM):
             self._is_signalled = True
@@ -149,7 +149,7 @@ class Process:
         if self._exit is not None:
             self._settle()
 
-    def at_deadline(self, seconds: float, call: Callable[["Process"], object]) -> None:
+    def at_deadline(self, seconds: float, call: Callable[["ManagedProcess"], object]) -> None:
         """Have somebody told when it still runs after so many seconds."""
         self._deadline = self._loop.call_later(seconds, call, self)
 

@@ -11,8 +11,8 @@ from collections.abc import Coroutine, Iterator
 import msgspec
 
 from paddock.envd.process.init_protocol import MAX_MEMO
-from paddock.envd.process.process import Process, Subscription
-from paddock.envd.process.spawner import Child, Command, ExitStatus, OnExit, Spawner
+from paddock.envd.process.process import ManagedProcess, Subscription
+from paddock.envd.process.spawner import ChildProcess, Command, ExitStatus, OnExit, Spawner
 from paddock.envd.rpc.messages import ProcessConfig
 
 log = logging.getLogger(__name__)
@@ -24,24 +24,24 @@ MAX_ENDED = 256
 """Of a flood of short commands only the latest are remembered: init's table is finite too."""
 
 
-class Registry:
+class ProcessRegistry:
     """Every process of this sandbox that was started through envd."""
 
     def __init__(self, spawner: Spawner) -> None:
         self._spawner = spawner
-        self._processes: dict[int, Process] = {}
-        self._ended: dict[int, Process] = {}
+        self._processes: dict[int, ManagedProcess] = {}
+        self._ended: dict[int, ManagedProcess] = {}
         self._background: set[asyncio.Task[None]] = set()
 
     def assign(self, spawner: Spawner) -> None:
         """Start processes by another way; nothing was started yet."""
         self._spawner = spawner
 
-    def running(self) -> Iterator[Process]:
+    def running(self) -> Iterator[ManagedProcess]:
         """Processes that have not ended."""
         yield from self._processes.values()
 
-    def find(self, *, pid: int | None, tag: str | None, with_ended: bool) -> Process | None:
+    def find(self, *, pid: int | None, tag: str | None, with_ended: bool) -> ManagedProcess | None:
         """Look one up; of several with a tag the latest."""
         places = (self._processes, self._ended) if with_ended else (self._processes,)
         for place in places:
@@ -60,13 +60,13 @@ class Registry:
         tag: str | None,
         *,
         timeout: float | None = None,
-    ) -> tuple[Process, Subscription]:
+    ) -> tuple[ManagedProcess, Subscription]:
         """Run a command; the caller's subscription misses nothing.
 
         A caller who goes away meanwhile does not undo it: the command is started, kept and,
         after `timeout` seconds, killed, as if the caller had left a moment later.
         """
-        process = Process(config, tag)
+        process = ManagedProcess(config, tag)
         subscription = process.subscribe()
         until = None if timeout is None else asyncio.get_running_loop().time() + timeout
         memo = msgspec.json.encode(_Memo(config=config, tag=tag, timeout=timeout, until=until))
@@ -79,7 +79,9 @@ class Registry:
             raise
         return process, subscription
 
-    async def _start(self, process: Process, command: Command, timeout: float | None) -> None:
+    async def _start(
+        self, process: ManagedProcess, command: Command, timeout: float | None
+    ) -> None:
         self._adopt(process, await self._spawner.spawn(command, process.exited))
         if timeout is not None and process.end is None:
             self._limit(process, timeout, timeout)
@@ -87,7 +89,7 @@ class Registry:
     async def attach(self) -> int:
         """Serve again what an earlier envd started; gives how many."""
         early: dict[int, ExitStatus] = {}
-        known: dict[int, Process] = {}
+        known: dict[int, ManagedProcess] = {}
 
         def watcher(pid: int) -> OnExit:
             def ended(status: ExitStatus) -> None:
@@ -101,7 +103,7 @@ class Registry:
         survivors = await self._spawner.attach(watcher)
         for survivor in survivors:
             memo = _read_memo(survivor.memo)
-            process = Process(memo.config, memo.tag)
+            process = ManagedProcess(memo.config, memo.tag)
             known[survivor.child.pid] = process
             self._adopt(process, survivor.child)
             status = survivor.exit or early.get(survivor.child.pid)
@@ -113,12 +115,12 @@ class Registry:
                 )
         return len(survivors)
 
-    def _limit(self, process: Process, seconds: float, timeout: float) -> None:
+    def _limit(self, process: ManagedProcess, seconds: float, timeout: float) -> None:
         process.at_deadline(
             seconds, lambda overdue: self._run(self._end(overdue, timeout), f"end {overdue.pid}")
         )
 
-    async def _end(self, process: Process, timeout: float) -> None:
+    async def _end(self, process: ManagedProcess, timeout: float) -> None:
         """Kill what is overdue; who slept through its deadline gets its time anew."""
         clock = asyncio.get_running_loop().time
         asked = clock()
@@ -136,12 +138,12 @@ class Registry:
             task.cancel()
         self._spawner.close()
 
-    def _adopt(self, process: Process, child: Child) -> None:
+    def _adopt(self, process: ManagedProcess, child: ChildProcess) -> None:
         process.on_end = self._on_end
         self._processes[child.pid] = process
         process.begin(child)
 
-    def _on_end(self, process: Process) -> None:
+    def _on_end(self, process: ManagedProcess) -> None:
         self._processes.pop(process.pid, None)
         if (namesake := self._ended.get(process.pid)) is not None:
             self._expire(namesake)
@@ -151,7 +153,7 @@ class Registry:
         loop = asyncio.get_running_loop()
         loop.call_later(RETENTION_SECONDS, self._expire, process)
 
-    def _expire(self, process: Process) -> None:
+    def _expire(self, process: ManagedProcess) -> None:
         if self._ended.get(process.pid) is process:
             del self._ended[process.pid]
             self._run(process.forget(), f"forget {process.pid}")

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from paddock.envd.process.init_protocol import Scope
+from paddock.envd.process.init_protocol import SignalScope
 
 OOM_SCORE_ADJ = 100
 _WANTING = frozenset((errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC))
@@ -23,7 +23,7 @@ class SpawnError(Exception):
 
     def __init__(self, message: str, number: int | None = None) -> None:
         super().__init__(message)
-        self.is_for_want = number in _WANTING
+        self.is_resource_exhausted = number in _WANTING
         """There are too many processes or too little memory: later it may go well."""
 
 
@@ -65,7 +65,7 @@ class ExitStatus(Struct, frozen=True):
 OnExit = Callable[[ExitStatus], None]
 
 
-class Child(Protocol):
+class ChildProcess(Protocol):
     """A started command. Its descriptors are non-blocking and belong to the holder."""
 
     @property
@@ -83,7 +83,7 @@ class Child(Protocol):
         """Read ends, by `stdout`, `stderr` or `pty` (which is also written to)."""
         ...
 
-    async def signal(self, number: int, scope: Scope = Scope.PROCESS) -> None:
+    async def signal(self, number: int, scope: SignalScope = SignalScope.PROCESS) -> None:
         """Signal it; one that is gone is no error."""
         ...
 
@@ -103,7 +103,7 @@ class Child(Protocol):
 class Survivor(Struct, frozen=True):
     """A process found running (or ended) by a new envd."""
 
-    child: Child
+    child: ChildProcess
     memo: bytes
     exit: ExitStatus | None
 
@@ -115,7 +115,7 @@ class Spawner(Protocol):
         """Find what an earlier envd left; `on_exit(pid)` gives the callback for each."""
         ...
 
-    async def spawn(self, command: Command, on_exit: OnExit) -> Child:
+    async def spawn(self, command: Command, on_exit: OnExit) -> ChildProcess:
         """Start a command, or raise `SpawnError`."""
         ...
 

@@ -16,7 +16,7 @@ _LOOKS = 50
 _LISTINGS = 20
 
 
-class Known(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """One process, told from any other that ever had its pid."""
 
     pid: int
@@ -39,7 +39,7 @@ def start_of(pid: int) -> int | None:
     return None if found is None else found[3]
 
 
-def members(leader: int, seen: Collection[Known] = ()) -> set[Known]:
+def members(leader: int, seen: Collection[ProcessIdentity] = ()) -> set[ProcessIdentity]:
     """Find everything that belongs to a leader now, whether or not it still lives itself.
 
     What was `seen` before belongs to it too, though it may have strayed since.
@@ -48,8 +48,8 @@ def members(leader: int, seen: Collection[Known] = ()) -> set[Known]:
 
 
 def _find(
-    leader: int, seen: Collection[Known], sessions: Collection[int], *, stop: bool
-) -> set[Known]:
+    leader: int, seen: Collection[ProcessIdentity], sessions: Collection[int], *, stop: bool
+) -> set[ProcessIdentity]:
     """Find the members, with whatever has one of these sessions.
 
     To `stop` them at sight catches also what is another process every moment: one that is gone
@@ -70,7 +70,7 @@ def _find(
             parent, group, session, started = looks
             starts[pid] = started
             children[parent].append(pid)
-            known = Known(pid, started)
+            known = ProcessIdentity(pid, started)
             if leader in (pid, group, session) or session in sessions or known in seen:
                 found.add(pid)
                 if stop and known not in seen:
@@ -81,18 +81,18 @@ def _find(
             if child not in found:
                 found.add(child)
                 waiting.append(child)
-    return {Known(pid, starts[pid]) for pid in found}
+    return {ProcessIdentity(pid, starts[pid]) for pid in found}
 
 
-def kill_all(leader: int, seen: Collection[Known] = ()) -> None:
+def kill_all(leader: int, seen: Collection[ProcessIdentity] = ()) -> None:
     """Kill everything that belongs to a leader, and whatever it forks meanwhile.
 
     Stopped first, until a look finds nobody new: a shell whose child is killed starts the next.
     A fork that has begun comes to its end in spite of that, and only a kill forbids it: so there
     is another look after the kill, and it is over when that finds nobody new.
     """
-    held: set[Known] = set()
-    killed: set[Known] = set()
+    held: set[ProcessIdentity] = set()
+    killed: set[ProcessIdentity] = set()
     for _ in range(_LOOKS):
         # Whoever lost its parent just now is still in the session that one of these began.
         sessions = {known.pid for known in held}
@@ -108,7 +108,7 @@ def kill_all(leader: int, seen: Collection[Known] = ()) -> None:
     signal_all(held - killed, signal.SIGKILL)
 
 
-def signal_all(targets: set[Known], number: int) -> None:
+def signal_all(targets: set[ProcessIdentity], number: int) -> None:
     """Signal these very processes; those that are gone are no error."""
     for target in targets:
         if start_of(target.pid) == target.started:

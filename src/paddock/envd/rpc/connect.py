@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from paddock.envd.http.exchange import BodyTooLargeError, ClientGoneError, Exchange
+from paddock.envd.http.request import BodyTooLargeError, ClientGoneError, HttpRequest
 from paddock.envd.rpc import proto
 from paddock.envd.rpc.connect_frames import (
     COMPRESSED,
@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 DEFAULT_KEEPALIVE_SECONDS = 90.0
 
 
-class Call:
+class RpcCall:
     """What a method knows of its caller besides the message."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._headers = exchange.headers
+    def __init__(self, request: HttpRequest) -> None:
+        self._headers = request.headers
         self.timeout = self._read_timeout()
         """Seconds the client gives us, or `None`."""
 
@@ -77,8 +77,8 @@ class Call:
 class Stream:
     """The sending side of a server stream."""
 
-    def __init__(self, exchange: Exchange, codec: Codec) -> None:
-        self._exchange = exchange
+    def __init__(self, request: HttpRequest, codec: Codec) -> None:
+        self._request = request
         self._codec = codec
         self._kept = b""
 
@@ -97,98 +97,98 @@ class Stream:
     async def _write(self, data: bytes, *, is_last: bool = False) -> None:
         # Not before there is something to say: some clients stop sending the request when the
         # response begins.
-        if not self._exchange.is_started:
-            self._exchange.start(200, [("Content-Type", self._codec.stream_type)])
-        await self._exchange.write(data, is_last=is_last)
+        if not self._request.is_started:
+            self._request.start(200, [("Content-Type", self._codec.stream_type)])
+        await self._request.write(data, is_last=is_last)
 
 
 class Unary(Struct, frozen=True):
     """One message in, one out."""
 
-    request: type[Struct]
-    handler: Callable[[Call, Any], Awaitable[Struct]]
+    message_type: type[Struct]
+    handler: Callable[[RpcCall, Any], Awaitable[Struct]]
 
 
 class ServerStream(Struct, frozen=True):
     """One message in, many out. The handler keeps the deadline itself."""
 
-    request: type[Struct]
-    handler: Callable[[Call, Any, Stream], Awaitable[None]]
+    message_type: type[Struct]
+    handler: Callable[[RpcCall, Any, Stream], Awaitable[None]]
 
 
 class ClientStream(Struct, frozen=True):
     """Many messages in, one out."""
 
-    request: type[Struct]
-    handler: Callable[[Call, AsyncIterator[Any]], Awaitable[Struct]]
+    message_type: type[Struct]
+    handler: Callable[[RpcCall, AsyncIterator[Any]], Awaitable[Struct]]
 
 
 Method = Unary | ServerStream | ClientStream
 
 
-async def serve(exchange: Exchange, method: Method) -> None:
+async def serve(request: HttpRequest, method: Method) -> None:
     """Answer one call."""
-    if exchange.method != "POST":
-        exchange.respond(405, headers=[("Allow", "POST")])
+    if request.method != "POST":
+        request.respond(405, headers=[("Allow", "POST")])
         return
-    content_type = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     codec = (UNARY if isinstance(method, Unary) else STREAM).get(content_type)
     if codec is None:
         accepted = ", ".join(UNARY if isinstance(method, Unary) else STREAM)
-        exchange.respond(415, headers=[("Accept-Post", accepted)])
+        request.respond(415, headers=[("Accept-Post", accepted)])
         return
     if isinstance(method, Unary):
-        await _serve_unary(exchange, method, codec)
+        await _serve_unary(request, method, codec)
     else:
-        await _serve_stream(exchange, method, codec)
+        await _serve_stream(request, method, codec)
 
 
-def respond_error(exchange: Exchange, error: ConnectError) -> None:
+def respond_error(request: HttpRequest, error: ConnectError) -> None:
     """Answer a unary call with an error."""
-    exchange.respond(
+    request.respond(
         STATUS[error.code], error.to_json(), headers=[("Content-Type", "application/json")]
     )
 
 
-async def _serve_unary(exchange: Exchange, method: Unary, codec: Codec) -> None:
+async def _serve_unary(request: HttpRequest, method: Unary, codec: Codec) -> None:
     try:
-        call = Call(exchange)
-        body = await exchange.body.read(MAX_MESSAGE)
-        encoding = exchange.headers.get("content-encoding", "identity").lower()
-        request = _decode(body, encoding, method.request, codec)
+        call = RpcCall(request)
+        body = await request.body.read(MAX_MESSAGE)
+        encoding = request.headers.get("content-encoding", "identity").lower()
+        message = _decode(body, encoding, method.message_type, codec)
         if call.timeout is None:
-            answer = await method.handler(call, request)
+            answer = await method.handler(call, message)
         else:
             async with asyncio.timeout(call.timeout):
-                answer = await method.handler(call, request)
+                answer = await method.handler(call, message)
     except ConnectError as error:
-        respond_error(exchange, error)
+        respond_error(request, error)
     except BodyTooLargeError as error:
-        respond_error(exchange, ConnectError(Code.RESOURCE_EXHAUSTED, str(error)))
+        respond_error(request, ConnectError(Code.RESOURCE_EXHAUSTED, str(error)))
     except TimeoutError:
-        respond_error(exchange, ConnectError(Code.DEADLINE_EXCEEDED, "the deadline has passed"))
+        respond_error(request, ConnectError(Code.DEADLINE_EXCEEDED, "the deadline has passed"))
     except ClientGoneError:
         raise
     except Exception as error:
-        log.exception("call failed", extra={"path": exchange.path})
-        respond_error(exchange, ConnectError(Code.INTERNAL, f"internal error: {error}"))
+        log.exception("call failed", extra={"path": request.path})
+        respond_error(request, ConnectError(Code.INTERNAL, f"internal error: {error}"))
     else:
-        exchange.respond(200, codec.encode(answer), headers=[("Content-Type", codec.unary_type)])
+        request.respond(200, codec.encode(answer), headers=[("Content-Type", codec.unary_type)])
 
 
 async def _serve_stream(
-    exchange: Exchange, method: ServerStream | ClientStream, codec: Codec
+    request: HttpRequest, method: ServerStream | ClientStream, codec: Codec
 ) -> None:
     """Errors of a stream travel in its end frame, after status 200."""
-    stream = Stream(exchange, codec)
+    stream = Stream(request, codec)
     end = b"{}"
     try:
-        call = Call(exchange)
+        call = RpcCall(request)
         if isinstance(method, ServerStream):
-            request = await _first(exchange, method.request, codec)
-            await method.handler(call, request, stream)
+            message = await _first(request, method.message_type, codec)
+            await method.handler(call, message, stream)
         else:
-            messages = _incoming(exchange, method.request, codec)
+            messages = _incoming(request, method.message_type, codec)
             async with asyncio.timeout(call.timeout):
                 answer = await method.handler(call, messages)
             await stream.send(answer, is_last=True)
@@ -200,7 +200,7 @@ async def _serve_stream(
     except ClientGoneError:
         raise
     except Exception as error:
-        log.exception("stream failed", extra={"path": exchange.path})
+        log.exception("stream failed", extra={"path": request.path})
         end = b'{"error":%b}' % ConnectError(Code.INTERNAL, f"internal error: {error}").to_json()
     await stream.end(end)
 
@@ -218,10 +218,12 @@ def _decode(body: bytes, encoding: str, kind: type[Struct], codec: Codec) -> Str
         raise ConnectError(Code.INVALID_ARGUMENT, f"cannot read the request: {error}") from error
 
 
-async def _incoming(exchange: Exchange, kind: type[Struct], codec: Codec) -> AsyncIterator[Struct]:
-    encoding = exchange.headers.get("connect-content-encoding", "identity").lower()
+async def _incoming(
+    request: HttpRequest, kind: type[Struct], codec: Codec
+) -> AsyncIterator[Struct]:
+    encoding = request.headers.get("connect-content-encoding", "identity").lower()
     reader = EnvelopeReader()
-    async for piece in exchange.body:
+    async for piece in request.body:
         for flags, payload in reader.feed(piece):
             if flags & END:
                 return
@@ -230,11 +232,11 @@ async def _incoming(exchange: Exchange, kind: type[Struct], codec: Codec) -> Asy
         raise ConnectError(Code.INVALID_ARGUMENT, "the request stream ends inside a message")
 
 
-async def _first(exchange: Exchange, kind: type[Struct], codec: Codec) -> Struct:
+async def _first(request: HttpRequest, kind: type[Struct], codec: Codec) -> Struct:
     """Read the one message of a server stream, without waiting for the body's end."""
-    encoding = exchange.headers.get("connect-content-encoding", "identity").lower()
+    encoding = request.headers.get("connect-content-encoding", "identity").lower()
     reader = EnvelopeReader()
-    while piece := await exchange.body.chunk():
+    while piece := await request.body.chunk():
         for flags, payload in reader.feed(piece):
             return _decode(payload, encoding if flags & COMPRESSED else "identity", kind, codec)
     raise ConnectError(Code.INVALID_ARGUMENT, "expected one message, got none")

@@ -15,9 +15,15 @@ from contextlib import contextmanager
 from paddock.envd.blocking import in_thread
 from paddock.envd.environment import Environment
 from paddock.envd.files import entries, paths, tree_ops
-from paddock.envd.files.watch import Event, Watcher, Watchers, WatchLimitError, is_network_mount
+from paddock.envd.files.watch import (
+    DirectoryWatcher,
+    Watchers,
+    WatchEvent,
+    WatchLimitError,
+    is_network_mount,
+)
 from paddock.envd.rpc import messages as m
-from paddock.envd.rpc.connect import Call, Method, ServerStream, Stream, Unary
+from paddock.envd.rpc.connect import Method, RpcCall, ServerStream, Stream, Unary
 from paddock.envd.rpc.connect_frames import Code, ConnectError, printable
 
 _CODES = {
@@ -78,13 +84,13 @@ class FilesystemService:
             prefix + "RemoveWatcher": Unary(m.WatcherId, self.remove_watcher),
         }
 
-    async def stat(self, call: Call, request: m.PathRequest) -> m.EntryResponse:
+    async def stat(self, call: RpcCall, request: m.PathRequest) -> m.EntryResponse:
         """Describe one entry, links not followed."""
         path = self._path(call, request.path)
         with _explained("stat", path):
             return m.EntryResponse(entry=self._describe(path))
 
-    async def list_dir(self, call: Call, request: m.ListDirRequest) -> m.ListDirResponse:
+    async def list_dir(self, call: RpcCall, request: m.ListDirRequest) -> m.ListDirResponse:
         """List a directory."""
         path = self._path(call, request.path)
         with _explained("list", path):
@@ -95,7 +101,7 @@ class FilesystemService:
             )
         return m.ListDirResponse(entries=tuple(found))
 
-    async def make_dir(self, call: Call, request: m.PathRequest) -> m.EntryResponse:
+    async def make_dir(self, call: RpcCall, request: m.PathRequest) -> m.EntryResponse:
         """`mkdir -p`."""
         user = self._environment.user(call.username)
         path = self._environment.resolve(request.path, user)
@@ -114,7 +120,7 @@ class FilesystemService:
             paths.make_directories(path, uid=user.uid, gid=user.gid)
             return m.EntryResponse(entry=self._describe(path))
 
-    async def move(self, call: Call, request: m.MoveRequest) -> m.EntryResponse:
+    async def move(self, call: RpcCall, request: m.MoveRequest) -> m.EntryResponse:
         """Rename, creating the destination's parents."""
         user = self._environment.user(call.username)
         source = self._environment.resolve(request.source, user)
@@ -125,7 +131,7 @@ class FilesystemService:
             await in_thread(tree_ops.move, source, destination)
             return m.EntryResponse(entry=self._describe(destination))
 
-    async def remove(self, call: Call, request: m.PathRequest) -> m.Empty:
+    async def remove(self, call: RpcCall, request: m.PathRequest) -> m.Empty:
         """`rm -rf`."""
         path = self._path(call, request.path)
         if path == "/":
@@ -134,7 +140,7 @@ class FilesystemService:
             await in_thread(tree_ops.remove, path)
         return m.Empty()
 
-    async def watch_dir(self, call: Call, request: m.WatchRequest, stream: Stream) -> None:
+    async def watch_dir(self, call: RpcCall, request: m.WatchRequest, stream: Stream) -> None:
         """Tell what happens in a directory until the client has enough."""
         path = self._watchable(call, request)
         with _explained("watch", path):
@@ -157,7 +163,7 @@ class FilesystemService:
         finally:
             self._watchers.release(watcher)
 
-    async def create_watcher(self, call: Call, request: m.WatchRequest) -> m.WatcherId:
+    async def create_watcher(self, call: RpcCall, request: m.WatchRequest) -> m.WatcherId:
         """Start watching for a client that polls."""
         path = self._watchable(call, request)
         with _explained("watch", path):
@@ -166,7 +172,7 @@ class FilesystemService:
             self._watchers.with_entries.add(ident)
         return m.WatcherId(watcher_id=ident)
 
-    async def get_watcher_events(self, call: Call, request: m.WatcherId) -> m.WatcherEvents:
+    async def get_watcher_events(self, call: RpcCall, request: m.WatcherId) -> m.WatcherEvents:
         """Give what happened since the last call, up to this very moment."""
         watcher = self._watchers.get(request.watcher_id)
         if watcher is None:
@@ -178,7 +184,7 @@ class FilesystemService:
         events = self._events(watcher, self._watchers.take(watcher), include)
         return m.WatcherEvents(events=tuple(events))
 
-    async def remove_watcher(self, call: Call, request: m.WatcherId) -> m.Empty:
+    async def remove_watcher(self, call: RpcCall, request: m.WatcherId) -> m.Empty:
         """Stop watching."""
         if not self._watchers.remove(request.watcher_id):
             raise ConnectError(
@@ -186,14 +192,14 @@ class FilesystemService:
             )
         return m.Empty()
 
-    def _path(self, call: Call, path: str) -> str:
+    def _path(self, call: RpcCall, path: str) -> str:
         return self._environment.resolve(path, self._environment.user(call.username))
 
     def _describe(self, path: str) -> m.EntryInfo:
         self._environment.users.refresh()
         return entries.describe(path, self._environment.users)
 
-    def _watchable(self, call: Call, request: m.WatchRequest) -> str:
+    def _watchable(self, call: RpcCall, request: m.WatchRequest) -> str:
         path = self._path(call, request.path)
         with _explained("watch", path):
             _require_directory(path)
@@ -206,7 +212,7 @@ class FilesystemService:
         return path
 
     def _events(
-        self, watcher: Watcher, events: list[Event], include: bool
+        self, watcher: DirectoryWatcher, events: list[WatchEvent], include: bool
     ) -> list[m.FilesystemEvent]:
         describe: Callable[[str], m.EntryInfo | None] = (
             (lambda name: self._entry(watcher, name)) if include else (lambda _: None)
@@ -216,7 +222,7 @@ class FilesystemService:
             for e in events
         ]
 
-    def _entry(self, watcher: Watcher, name: str) -> m.EntryInfo | None:
+    def _entry(self, watcher: DirectoryWatcher, name: str) -> m.EntryInfo | None:
         try:
             return self._describe(os.path.join(watcher.path, name))
         except OSError:
@@ -228,7 +234,7 @@ def _require_directory(path: str) -> None:
         raise ConnectError(Code.INVALID_ARGUMENT, f"path is not a directory: {printable(path)}")
 
 
-def _refuse_loss(watcher: Watcher) -> None:
+def _refuse_loss(watcher: DirectoryWatcher) -> None:
     if watcher.is_lossy:
         watcher.is_lossy = False
         raise ConnectError(

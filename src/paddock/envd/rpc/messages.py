@@ -15,11 +15,11 @@ from msgspec import Struct
 from paddock.envd.rpc.proto import Field, field
 
 
-class Message(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class RpcMessage(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """Anything that crosses the wire of an RPC."""
 
 
-class Empty(Message, frozen=True):
+class Empty(RpcMessage, frozen=True):
     """A message without fields: many responses, `keepalive`, WatchDir's `start`."""
 
 
@@ -51,20 +51,20 @@ class EventType(StrEnum):
     CHMOD = "EVENT_TYPE_CHMOD"
 
 
-class PtySize(Message, frozen=True):
+class PtySize(RpcMessage, frozen=True):
     """A terminal's size in characters."""
 
     cols: int = 0
     rows: int = 0
 
 
-class Pty(Message, frozen=True):
+class Pty(RpcMessage, frozen=True):
     """Ask for a terminal instead of pipes."""
 
     size: PtySize | None = None
 
 
-class ProcessConfig(Message, frozen=True):
+class ProcessConfig(RpcMessage, frozen=True):
     """A command as the client gave it."""
 
     cmd: str = ""
@@ -73,7 +73,7 @@ class ProcessConfig(Message, frozen=True):
     cwd: str | None = None
 
 
-class ProcessInfo(Message, frozen=True):
+class ProcessInfo(RpcMessage, frozen=True):
     """A running process started through envd."""
 
     config: ProcessConfig | None = None
@@ -81,27 +81,27 @@ class ProcessInfo(Message, frozen=True):
     tag: str | None = None
 
 
-class ProcessSelector(Message, frozen=True):
+class ProcessSelector(RpcMessage, frozen=True):
     """Which process: by pid or by tag."""
 
     pid: int | None = None
     tag: str | None = None
 
 
-class ProcessInput(Message, frozen=True):
+class ProcessInput(RpcMessage, frozen=True):
     """Bytes for a process's standard input or terminal."""
 
     stdin: bytes | None = None
     pty: bytes | None = None
 
 
-class ListResponse(Message, frozen=True):
+class ListResponse(RpcMessage, frozen=True):
     """Every running process."""
 
     processes: tuple[ProcessInfo, ...] = ()
 
 
-class StartRequest(Message, frozen=True):
+class StartRequest(RpcMessage, frozen=True):
     """Start a command and stream what it says."""
 
     process: ProcessConfig | None = None
@@ -110,46 +110,46 @@ class StartRequest(Message, frozen=True):
     stdin: bool | None = None
 
 
-class SelectRequest(Message, frozen=True):
+class SelectRequest(RpcMessage, frozen=True):
     """`Connect` and `CloseStdin`: only which process."""
 
     process: ProcessSelector | None = None
 
 
-class UpdateRequest(Message, frozen=True):
+class UpdateRequest(RpcMessage, frozen=True):
     """Resize a terminal."""
 
     process: ProcessSelector | None = None
     pty: Pty | None = None
 
 
-class SendInputRequest(Message, frozen=True):
+class SendInputRequest(RpcMessage, frozen=True):
     """Write to a process."""
 
     process: ProcessSelector | None = None
     input: ProcessInput | None = None
 
 
-class SendSignalRequest(Message, frozen=True):
+class SendSignalRequest(RpcMessage, frozen=True):
     """Signal a process."""
 
     process: ProcessSelector | None = None
     signal: Signal = Signal.UNSPECIFIED
 
 
-class StreamInputStart(Message, frozen=True):
+class StreamInputStart(RpcMessage, frozen=True):
     """First message of an input stream: whom it is for."""
 
     process: ProcessSelector | None = None
 
 
-class StreamInputData(Message, frozen=True):
+class StreamInputData(RpcMessage, frozen=True):
     """One piece of an input stream."""
 
     input: ProcessInput | None = None
 
 
-class StreamInputRequest(Message, frozen=True):
+class StreamInputRequest(RpcMessage, frozen=True):
     """One message of an input stream."""
 
     start: StreamInputStart | None = None
@@ -157,13 +157,13 @@ class StreamInputRequest(Message, frozen=True):
     keepalive: Empty | None = None
 
 
-class StartEvent(Message, frozen=True):
+class StartEvent(RpcMessage, frozen=True):
     """The process runs, under this pid inside the sandbox."""
 
     pid: int = 0
 
 
-class DataEvent(Message, frozen=True):
+class DataEvent(RpcMessage, frozen=True):
     """Output, from exactly one of the three."""
 
     stdout: bytes | None = None
@@ -171,7 +171,7 @@ class DataEvent(Message, frozen=True):
     pty: bytes | None = None
 
 
-class EndEvent(Message, frozen=True):
+class EndEvent(RpcMessage, frozen=True):
     """The process ended; nothing follows."""
 
     exit_code: int = 0
@@ -180,7 +180,7 @@ class EndEvent(Message, frozen=True):
     error: str | None = None
 
 
-class ProcessEvent(Message, frozen=True):
+class ProcessEvent(RpcMessage, frozen=True):
     """One event in a process's life."""
 
     start: StartEvent | None = None
@@ -189,13 +189,13 @@ class ProcessEvent(Message, frozen=True):
     keepalive: Empty | None = None
 
 
-class ProcessEventResponse(Message, frozen=True):
+class ProcessEventResponse(RpcMessage, frozen=True):
     """What `Start` and `Connect` stream."""
 
     event: ProcessEvent | None = None
 
 
-class EntryInfo(Message, frozen=True):
+class EntryInfo(RpcMessage, frozen=True):
     """A file, directory or link."""
 
     name: str = ""
@@ -212,39 +212,39 @@ class EntryInfo(Message, frozen=True):
     is_symlink: bool = False
 
 
-class PathRequest(Message, frozen=True):
+class PathRequest(RpcMessage, frozen=True):
     """`Stat`, `MakeDir` and `Remove`: only a path."""
 
     path: str = ""
 
 
-class EntryResponse(Message, frozen=True):
+class EntryResponse(RpcMessage, frozen=True):
     """`Stat`, `MakeDir` and `Move` answer with the entry."""
 
     entry: EntryInfo | None = None
 
 
-class MoveRequest(Message, frozen=True):
+class MoveRequest(RpcMessage, frozen=True):
     """Rename, creating the destination's parents."""
 
     source: str = ""
     destination: str = ""
 
 
-class ListDirRequest(Message, frozen=True):
+class ListDirRequest(RpcMessage, frozen=True):
     """List a directory, `depth` levels deep (0 means 1)."""
 
     path: str = ""
     depth: int = 0
 
 
-class ListDirResponse(Message, frozen=True):
+class ListDirResponse(RpcMessage, frozen=True):
     """Entries in lexical walk order."""
 
     entries: tuple[EntryInfo, ...] = ()
 
 
-class WatchRequest(Message, frozen=True):
+class WatchRequest(RpcMessage, frozen=True):
     """`WatchDir` and `CreateWatcher`."""
 
     path: str = ""
@@ -253,7 +253,7 @@ class WatchRequest(Message, frozen=True):
     allow_network_mounts: bool = False
 
 
-class FilesystemEvent(Message, frozen=True):
+class FilesystemEvent(RpcMessage, frozen=True):
     """Something happened to `name`, relative to the watched directory."""
 
     name: str = ""
@@ -261,7 +261,7 @@ class FilesystemEvent(Message, frozen=True):
     entry: EntryInfo | None = None
 
 
-class WatchDirResponse(Message, frozen=True):
+class WatchDirResponse(RpcMessage, frozen=True):
     """What `WatchDir` streams."""
 
     start: Empty | None = None
@@ -269,13 +269,13 @@ class WatchDirResponse(Message, frozen=True):
     keepalive: Empty | None = None
 
 
-class WatcherId(Message, frozen=True):
+class WatcherId(RpcMessage, frozen=True):
     """`CreateWatcher`'s answer; `GetWatcherEvents` and `RemoveWatcher` ask with it."""
 
     watcher_id: str = ""
 
 
-class WatcherEvents(Message, frozen=True):
+class WatcherEvents(RpcMessage, frozen=True):
     """What happened since the last call."""
 
     events: tuple[FilesystemEvent, ...] = ()

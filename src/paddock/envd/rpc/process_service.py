@@ -11,11 +11,11 @@ import stat
 from collections.abc import AsyncIterator, Mapping
 
 from paddock.envd.environment import Environment
-from paddock.envd.process.process import Process, StdinError, Subscription
-from paddock.envd.process.registry import Registry
+from paddock.envd.process.process import ManagedProcess, StdinError, Subscription
+from paddock.envd.process.registry import ProcessRegistry
 from paddock.envd.process.spawner import Command, SandboxGoneError, SpawnError
 from paddock.envd.rpc import messages as m
-from paddock.envd.rpc.connect import Call, ClientStream, Method, ServerStream, Stream, Unary
+from paddock.envd.rpc.connect import ClientStream, Method, RpcCall, ServerStream, Stream, Unary
 from paddock.envd.rpc.connect_frames import Code, ConnectError, printable
 
 _SIGNALS = {m.Signal.TERM: signal.SIGTERM, m.Signal.KILL: signal.SIGKILL}
@@ -25,7 +25,7 @@ _DEFAULT_SIZE = (80, 24)
 class ProcessService:
     """Processes, for clients."""
 
-    def __init__(self, registry: Registry, environment: Environment) -> None:
+    def __init__(self, registry: ProcessRegistry, environment: Environment) -> None:
         self._registry = registry
         self._environment = environment
 
@@ -43,14 +43,14 @@ class ProcessService:
             prefix + "CloseStdin": Unary(m.SelectRequest, self.close_stdin),
         }
 
-    async def list(self, call: Call, request: m.Empty) -> m.ListResponse:
+    async def list(self, call: RpcCall, request: m.Empty) -> m.ListResponse:
         """Tell what runs."""
         found = [
             m.ProcessInfo(config=p.config, pid=p.pid, tag=p.tag) for p in self._registry.running()
         ]
         return m.ListResponse(processes=tuple(found))
 
-    async def start(self, call: Call, request: m.StartRequest, stream: Stream) -> None:
+    async def start(self, call: RpcCall, request: m.StartRequest, stream: Stream) -> None:
         """Run a command and tell what it says until it ends."""
         command, config = self._command(call, request)
         try:
@@ -58,7 +58,7 @@ class ProcessService:
                 command, config, request.tag, timeout=call.timeout
             )
         except SpawnError as error:
-            code = Code.RESOURCE_EXHAUSTED if error.is_for_want else Code.INVALID_ARGUMENT
+            code = Code.RESOURCE_EXHAUSTED if error.is_resource_exhausted else Code.INVALID_ARGUMENT
             raise ConnectError(code, printable(str(error))) from error
         except SandboxGoneError as error:
             raise ConnectError(Code.UNAVAILABLE, f"the sandbox has ended: {error}") from error
@@ -69,7 +69,7 @@ class ProcessService:
                 f"the command was killed: it ran longer than the {call.timeout:g} s it was given",
             )
 
-    async def connect(self, call: Call, request: m.SelectRequest, stream: Stream) -> None:
+    async def connect(self, call: RpcCall, request: m.SelectRequest, stream: Stream) -> None:
         """Tell what a process says from now on; the deadline ends the stream, not the process."""
         process = self._find(request.process, with_ended=True)
         subscription = process.subscribe()
@@ -77,8 +77,8 @@ class ProcessService:
 
     async def _follow(
         self,
-        call: Call,
-        process: Process,
+        call: RpcCall,
+        process: ManagedProcess,
         subscription: Subscription,
         stream: Stream,
         *,
@@ -106,7 +106,7 @@ class ProcessService:
         finally:
             process.unsubscribe(subscription)
 
-    async def update(self, call: Call, request: m.UpdateRequest) -> m.Empty:
+    async def update(self, call: RpcCall, request: m.UpdateRequest) -> m.Empty:
         """Resize a terminal."""
         process = self._find(request.process)
         if request.pty is None or request.pty.size is None:
@@ -117,16 +117,16 @@ class ProcessService:
             raise ConnectError(Code.INTERNAL, f"cannot resize: {error}") from error
         return m.Empty()
 
-    async def send_input(self, call: Call, request: m.SendInputRequest) -> m.Empty:
+    async def send_input(self, call: RpcCall, request: m.SendInputRequest) -> m.Empty:
         """Write to a process."""
         await self._write(self._find(request.process), request.input)
         return m.Empty()
 
     async def stream_input(
-        self, call: Call, messages: AsyncIterator[m.StreamInputRequest]
+        self, call: RpcCall, messages: AsyncIterator[m.StreamInputRequest]
     ) -> m.Empty:
         """Write to a process, in order, as input comes."""
-        process: Process | None = None
+        process: ManagedProcess | None = None
         async for message in messages:
             if message.start is not None:
                 process = self._find(message.start.process)
@@ -138,7 +138,7 @@ class ProcessService:
                 await self._write(process, message.data.input)
         return m.Empty()
 
-    async def send_signal(self, call: Call, request: m.SendSignalRequest) -> m.Empty:
+    async def send_signal(self, call: RpcCall, request: m.SendSignalRequest) -> m.Empty:
         """Terminate or kill."""
         process = self._find(request.process)
         number = _SIGNALS.get(request.signal)
@@ -152,7 +152,7 @@ class ProcessService:
             raise ConnectError(Code.INTERNAL, f"cannot signal: {error}") from error
         return m.Empty()
 
-    async def close_stdin(self, call: Call, request: m.SelectRequest) -> m.Empty:
+    async def close_stdin(self, call: RpcCall, request: m.SelectRequest) -> m.Empty:
         """Let a process read end-of-file."""
         process = self._find(request.process)
         try:
@@ -161,7 +161,9 @@ class ProcessService:
             raise ConnectError(Code.INTERNAL, str(error)) from error
         return m.Empty()
 
-    def _find(self, selector: m.ProcessSelector | None, *, with_ended: bool = False) -> Process:
+    def _find(
+        self, selector: m.ProcessSelector | None, *, with_ended: bool = False
+    ) -> ManagedProcess:
         if selector is None or (selector.pid is None and selector.tag is None):
             raise ConnectError(Code.INVALID_ARGUMENT, "say which process: by pid or by tag")
         process = self._registry.find(pid=selector.pid, tag=selector.tag, with_ended=with_ended)
@@ -170,7 +172,7 @@ class ProcessService:
             raise ConnectError(Code.NOT_FOUND, f"process with {what} not found")
         return process
 
-    async def _write(self, process: Process, piece: m.ProcessInput | None) -> None:
+    async def _write(self, process: ManagedProcess, piece: m.ProcessInput | None) -> None:
         if piece is None or (piece.stdin is None and piece.pty is None):
             raise ConnectError(Code.INVALID_ARGUMENT, "the input is neither stdin nor pty")
         try:
@@ -181,7 +183,7 @@ class ProcessService:
         except StdinError as error:
             raise ConnectError(Code.INTERNAL, str(error)) from error
 
-    def _command(self, call: Call, request: m.StartRequest) -> tuple[Command, m.ProcessConfig]:
+    def _command(self, call: RpcCall, request: m.StartRequest) -> tuple[Command, m.ProcessConfig]:
         config = request.process
         if config is None or not config.cmd:
             raise ConnectError(Code.INVALID_ARGUMENT, "process.cmd is empty: say what to run")

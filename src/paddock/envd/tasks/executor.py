@@ -18,8 +18,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from paddock.envd.http.exchange import Exchange
-from paddock.envd.http.server import Server
+from paddock.envd.http.request import HttpRequest
+from paddock.envd.http.server import HttpServer
 from paddock.envd.tasks.files import TaskFiles
 from paddock.envd.tasks.http_api import TaskRoutes, is_task_path, respond_problem
 from paddock.envd.tasks.launcher import ExecutorError, Launcher
@@ -72,7 +72,7 @@ class Executor:
         self._options = options
         self.tasks = TaskManager(launcher, TaskFiles(options.data_dir))
         self._routes = TaskRoutes(self.tasks)
-        self._server = Server(self._serve)
+        self._server = HttpServer(self._serve)
 
     async def start(self, listener: socket.socket) -> None:
         """Take up what an earlier executor left, then serve."""
@@ -86,23 +86,23 @@ class Executor:
         self._server.close()
         self.tasks.close()
 
-    async def _serve(self, exchange: Exchange) -> None:
-        if exchange.path == "/health":
-            exchange.respond(
+    async def _serve(self, request: HttpRequest) -> None:
+        if request.path == "/health":
+            request.respond(
                 200, b'{"status":"healthy"}', headers=[("Content-Type", "application/json")]
             )
-        elif not self._may(exchange):
-            respond_problem(exchange, 401, "give the token in the X-Access-Token header")
-        elif is_task_path(exchange.path):
-            await self._routes.serve(exchange)
+        elif not self._may(request):
+            respond_problem(request, 401, "give the token in the X-Access-Token header")
+        elif is_task_path(request.path):
+            await self._routes.serve(request)
         else:
-            respond_problem(exchange, 404, f"there is no {exchange.path} here")
+            respond_problem(request, 404, f"there is no {request.path} here")
 
-    def _may(self, exchange: Exchange) -> bool:
+    def _may(self, request: HttpRequest) -> bool:
         token = self._options.token
-        given = exchange.headers.get("x-access-token", "")
-        if not given and exchange.headers.get("authorization", "").startswith("Bearer "):
-            given = exchange.headers["authorization"].removeprefix("Bearer ")
+        given = request.headers.get("x-access-token", "")
+        if not given and request.headers.get("authorization", "").startswith("Bearer "):
+            given = request.headers["authorization"].removeprefix("Bearer ")
         return not token or hmac.compare_digest(given.encode(), token.encode())
 
 

@@ -11,9 +11,9 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-from paddock.envd.http.exchange import BodyTooLargeError, Exchange
+from paddock.envd.http.request import BodyTooLargeError, HttpRequest
 from paddock.envd.tasks.manager import TaskManager
-from paddock.envd.tasks.model import Task, TaskProblem
+from paddock.envd.tasks.model import Task, TaskError
 
 MAX_BODY_BYTES = 4 << 20
 _JSON = [("Content-Type", "application/json")]
@@ -31,76 +31,76 @@ class TaskRoutes:
     def __init__(self, tasks: TaskManager) -> None:
         self._tasks = tasks
 
-    async def serve(self, exchange: Exchange) -> None:
+    async def serve(self, request: HttpRequest) -> None:
         """Answer one request whose caller may ask."""
         try:
-            await self._route(exchange)
-        except TaskProblem as problem:
-            respond_problem(exchange, problem.status, str(problem))
+            await self._route(request)
+        except TaskError as problem:
+            respond_problem(request, problem.status, str(problem))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            respond_problem(exchange, 400, f"cannot read the task: {error}")
+            respond_problem(request, 400, f"cannot read the task: {error}")
         except BodyTooLargeError as error:
-            respond_problem(exchange, 413, str(error))
+            respond_problem(request, 413, str(error))
 
-    async def _route(self, exchange: Exchange) -> None:
-        method, path = exchange.method, exchange.path
+    async def _route(self, request: HttpRequest) -> None:
+        method, path = request.method, request.path
         if path == "/setTasks" and method == "POST":
-            body = await exchange.body.read(MAX_BODY_BYTES)
+            body = await request.body.read(MAX_BODY_BYTES)
             wanted = msgspec.json.decode(body or b"[]", type=tuple[Task, ...])
-            _respond(exchange, 200, self._tasks.set(wanted))
+            _respond(request, 200, self._tasks.set(wanted))
         elif path in ("/getTasks", "/tasks") and method == "GET":
-            if path == "/tasks" and exchange.query.get("watch") in ("1", "true"):
-                await self._watch(exchange)
+            if path == "/tasks" and request.query.get("watch") in ("1", "true"):
+                await self._watch(request)
             else:
-                _respond(exchange, 200, self._tasks.all())
+                _respond(request, 200, self._tasks.all())
         elif path == "/tasks" and method == "POST":
-            body = await exchange.body.read(MAX_BODY_BYTES)
-            _respond(exchange, 201, self._tasks.add(msgspec.json.decode(body, type=Task)))
+            body = await request.body.read(MAX_BODY_BYTES)
+            _respond(request, 201, self._tasks.add(msgspec.json.decode(body, type=Task)))
         elif path.startswith("/tasks/"):
-            await self._one(exchange, method, path.removeprefix("/tasks/"))
+            await self._one(request, method, path.removeprefix("/tasks/"))
         else:
-            raise TaskProblem(f"{method} is not allowed here", 405)
+            raise TaskError(f"{method} is not allowed here", 405)
 
-    async def _one(self, exchange: Exchange, method: str, rest: str) -> None:
+    async def _one(self, request: HttpRequest, method: str, rest: str) -> None:
         name, _, part = rest.partition("/")
         if part in ("log", "logs") and method == "GET":
-            await self._log(exchange, name)
+            await self._log(request, name)
         elif part:
-            raise TaskProblem(f"there is no {exchange.path} here", 404)
+            raise TaskError(f"there is no {request.path} here", 404)
         elif method == "GET":
-            _respond(exchange, 200, self._tasks.show(name))
+            _respond(request, 200, self._tasks.show(name))
         elif method == "DELETE":
             self._tasks.remove(name)
-            exchange.respond(204)
+            request.respond(204)
         else:
-            raise TaskProblem(f"{method} is not allowed here", 405)
+            raise TaskError(f"{method} is not allowed here", 405)
 
-    async def _watch(self, exchange: Exchange) -> None:
-        exchange.start(200, _LINES)
+    async def _watch(self, request: HttpRequest) -> None:
+        request.start(200, _LINES)
         async for tasks in self._tasks.watch():
-            await exchange.write(msgspec.json.encode(tasks) + b"\n")
+            await request.write(msgspec.json.encode(tasks) + b"\n")
 
-    async def _log(self, exchange: Exchange, name: str) -> None:
+    async def _log(self, request: HttpRequest, name: str) -> None:
         path = self._tasks.log_path(name)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
-            exchange.respond(200, b"", headers=[("Content-Type", "text/plain; charset=utf-8")])
+            request.respond(200, b"", headers=[("Content-Type", "text/plain; charset=utf-8")])
             return
         with cast("BinaryIO", os.fdopen(fd, "rb")) as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
-                raise TaskProblem("the log is not a file any more", 500)
+                raise TaskError("the log is not a file any more", 500)
             headers = [("Content-Type", "text/plain; charset=utf-8")]
-            exchange.start(200, headers, length=info.st_size)
-            await exchange.send_file(file, 0, info.st_size)
+            request.start(200, headers, length=info.st_size)
+            await request.send_file(file, 0, info.st_size)
 
 
-def _respond(exchange: Exchange, status: int, value: object) -> None:
-    exchange.respond(status, msgspec.json.encode(value), headers=_JSON)
+def _respond(request: HttpRequest, status: int, value: object) -> None:
+    request.respond(status, msgspec.json.encode(value), headers=_JSON)
 
 
-def respond_problem(exchange: Exchange, status: int, message: str) -> None:
+def respond_problem(request: HttpRequest, status: int, message: str) -> None:
     """Answer with an error as clients of task executors read it."""
     code = HTTPStatus(status).phrase
-    _respond(exchange, status, {"code": code, "message": message})
+    _respond(request, status, {"code": code, "message": message})

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from paddock.envd.tasks.files import TaskFiles, is_name
 from paddock.envd.tasks.launcher import Launcher, RunningTask, TaskLaunchError
-from paddock.envd.tasks.model import Task, TaskHook, TaskPhase, TaskProblem, TaskRecord, shown
+from paddock.envd.tasks.model import Task, TaskError, TaskHook, TaskPhase, TaskRecord, task_json
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +84,8 @@ class TaskManager:
         """Show one task."""
         record = self._records.get(name)
         if record is None:
-            raise TaskProblem(f"there is no task {name!r}", 404)
-        return shown(record, *self._files.ends(name))
+            raise TaskError(f"there is no task {name!r}", 404)
+        return task_json(record, *self._files.ends(name))
 
     def log_path(self, name: str) -> str:
         """Give where a task's whole output is."""
@@ -120,19 +120,19 @@ class TaskManager:
     def check(self, task: Task) -> None:
         """Refuse a task that can never run."""
         if not is_name(task.name):
-            raise TaskProblem("a task needs a name of letters, digits, dashes and dots")
+            raise TaskError("a task needs a name of letters, digits, dashes and dots")
         if task.process is None and task.pod_template_spec is None:
-            raise TaskProblem(f"task {task.name} says neither process nor podTemplateSpec")
+            raise TaskError(f"task {task.name} says neither process nor podTemplateSpec")
         if task.process is not None and not task.process.command:
-            raise TaskProblem(f"task {task.name}: process.command is empty")
+            raise TaskError(f"task {task.name}: process.command is empty")
 
     def add(self, task: Task) -> dict[str, Any]:
         """Begin a new task."""
         self.check(task)
         if task.name in self._records:
-            raise TaskProblem(f"task {task.name} exists", 500)
+            raise TaskError(f"task {task.name} exists", 500)
         if self.active >= MAX_ACTIVE:
-            raise TaskProblem(f"{MAX_ACTIVE} tasks are active already", 500)
+            raise TaskError(f"{MAX_ACTIVE} tasks are active already", 500)
         first = task.process.first_attempt if task.process is not None else 1
         self._put(TaskRecord(task=task, attempt=max(first, 1)))
         self._begin(task.name, self._run(task.name))

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 
-class TaskProblem(Exception):  # noqa: N818 - told to clients as it is
+class TaskError(Exception):
     """The request cannot be carried out; the message says why, for people."""
 
     def __init__(self, message: str, status: int = 400) -> None:
@@ -119,7 +119,7 @@ class TaskRecord(Struct, frozen=True, kw_only=True):
         return self.task.name
 
 
-def shown(record: TaskRecord, head: str, tail: str) -> dict[str, Any]:
+def task_json(record: TaskRecord, head: str, tail: str) -> dict[str, Any]:
     """Write a record as clients read it."""
     status: dict[str, Any] = {
         "attempt": record.attempt,

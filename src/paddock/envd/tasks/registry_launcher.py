@@ -9,9 +9,9 @@ import contextlib
 import os
 
 from paddock.envd.environment import Environment
-from paddock.envd.process.init_protocol import Scope
-from paddock.envd.process.process import Process, Subscription
-from paddock.envd.process.registry import Registry
+from paddock.envd.process.init_protocol import SignalScope
+from paddock.envd.process.process import ManagedProcess, Subscription
+from paddock.envd.process.registry import ProcessRegistry
 from paddock.envd.process.spawner import Command, ExitStatus, SandboxGoneError, SpawnError
 from paddock.envd.rpc.connect_frames import ConnectError
 from paddock.envd.rpc.messages import ProcessConfig
@@ -48,7 +48,7 @@ class _Log:
 class RunningProcess:
     """A task's process."""
 
-    def __init__(self, process: Process, subscription: Subscription, log_path: str) -> None:
+    def __init__(self, process: ManagedProcess, subscription: Subscription, log_path: str) -> None:
         self._process = process
         self._subscription = subscription
         self._exit: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
@@ -76,7 +76,7 @@ class RunningProcess:
     async def signal(self, number: int) -> None:
         """Signal the whole tree; what has gone is no error."""
         with contextlib.suppress(SandboxGoneError, ProcessLookupError):
-            await self._process.signal(number, Scope.TREE)
+            await self._process.signal(number, SignalScope.TREE)
 
     async def answer(self) -> None:
         """Return once the sandbox answers; one that has ended will not, and is no error."""
@@ -109,7 +109,7 @@ class RunningProcess:
 class RegistryLauncher:
     """Runs tasks as the sandbox's users."""
 
-    def __init__(self, registry: Registry, environment: Environment) -> None:
+    def __init__(self, registry: ProcessRegistry, environment: Environment) -> None:
         self._registry = registry
         self._environment = environment
         self._running: set[RunningProcess] = set()

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from paddock.envd.process.tree import Known, kill_all, members, signal_all, start_of
+from paddock.envd.process.tree import ProcessIdentity, kill_all, members, signal_all, start_of
 from paddock.envd.tasks.launcher import TaskLaunchError
 from paddock.envd.tasks.model import TaskRecord
 
@@ -38,7 +38,7 @@ class RunningShim:
         self._started = started
         self._exit_file = exit_file
         self._is_child = is_child
-        self._seen: set[Known] = set()
+        self._seen: set[ProcessIdentity] = set()
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             self._pidfd: int | None = os.pidfd_open(pid)

@@ -31,7 +31,7 @@ _METERS = ("cgroup", "cgroup_memory", "cgroup_cpu", "disk")
 _NAMESPACES = ("userns", "mntns", "netns")
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class ZygoteRequest(Struct, frozen=True, kw_only=True):
     """What a node asks."""
 
     op: str
@@ -77,7 +77,7 @@ async def serve(
         end = loop.create_future()
         _assign(envd, config, fds, end)
     else:
-        envd.employ(config)
+        envd.reconfigure(config)
 
     def on_idle(task: asyncio.Task[None]) -> None:
         if end.done():
@@ -153,7 +153,7 @@ def _wait(fd: int) -> tuple[Config, dict[str, int]]:
         data, fds, _, _ = socket.recv_fds(channel, MAX_REQUEST, MAX_FDS)
     if not data:  # nobody needed us, or the node is gone
         os._exit(0)
-    request = msgspec.json.decode(data, type=Request)
+    request = msgspec.json.decode(data, type=ZygoteRequest)
     return request.config, dict(zip(request.fds, fds, strict=True))
 
 
@@ -189,7 +189,7 @@ def spare_main(envd: Envd, channel: socket.socket) -> None:
         channel.close()
         if not data:
             os._exit(0)
-        request = msgspec.json.decode(data, type=Request)
+        request = msgspec.json.decode(data, type=ZygoteRequest)
         report, *given = fds
         child_main(envd, request.config, dict(zip(request.fds, given, strict=True)), report, loop)
     except BaseException:  # noqa: BLE001 - the root of a process; it ends here

@@ -57,7 +57,14 @@ from msgspec import Struct
 
 from paddock.envd import isolation
 from paddock.envd.server import Envd
-from paddock.envd.zygote.child import MAX_FDS, MAX_REQUEST, Request, child_main, live, spare_main
+from paddock.envd.zygote.child import (
+    MAX_FDS,
+    MAX_REQUEST,
+    ZygoteRequest,
+    child_main,
+    live,
+    spare_main,
+)
 from paddock.envd.zygote.cow_layout import fill_holes
 from paddock.envd.zygote.warmup import warm_up
 
@@ -66,17 +73,17 @@ _SHORTAGE_SECONDS = 1.0
 """How long no spare is tried for where there was no room for one."""
 
 
-class Starting(Struct):
+class StartingChild(Struct):
     """A child that has not yet said whether it got in."""
 
     id: str
     pid: int
     pidfd: int
-    asked_by: socket.socket
+    requester: socket.socket
     said: bytes = b""
 
 
-class Spare(Struct):
+class SpareChild(Struct):
     """A child that waits for a sandbox."""
 
     pid: int
@@ -84,7 +91,7 @@ class Spare(Struct):
     channel: socket.socket
 
 
-class Zygote:
+class ZygoteServer:
     """Forks envds on request. Single-threaded; every wait is in one selector."""
 
     def __init__(
@@ -97,7 +104,7 @@ class Zygote:
         self._envd = Envd()
         """What children take over as it is: they only have to be told whom they serve."""
         self._wanted_spares = spares
-        self._spares: list[Spare] = []
+        self._spares: list[SpareChild] = []
         self._selector = selectors.DefaultSelector()
         self._children = 0
         self._is_bound_to_peer = peer is not None
@@ -156,32 +163,32 @@ class Zygote:
 
     def _handle(self, peer: socket.socket, data: bytes, fds: list[int]) -> None:
         try:
-            request = msgspec.json.decode(data, type=Request)
+            request = msgspec.json.decode(data, type=ZygoteRequest)
         except msgspec.MsgspecError as error:
-            self._say(peer, {"op": "failed", "id": "", "error": f"cannot read it: {error}"})
+            self._send(peer, {"op": "failed", "id": "", "error": f"cannot read it: {error}"})
             return
         if request.op == "ping":
-            self._say(peer, {"op": "pong", "id": request.id, "children": self._children})
+            self._send(peer, {"op": "pong", "id": request.id, "children": self._children})
             return
         problem = _problem(request, fds)
         if problem is not None:
-            self._say(peer, {"op": "failed", "id": request.id, "error": problem})
+            self._send(peer, {"op": "failed", "id": request.id, "error": problem})
             return
         self._fork(peer, request, dict(zip(request.fds, fds, strict=True)))
 
-    def _fork(self, peer: socket.socket, request: Request, fds: dict[str, int]) -> None:
+    def _fork(self, peer: socket.socket, request: ZygoteRequest, fds: dict[str, int]) -> None:
         try:
             reading, pid, pidfd = self._begin(request, fds)
         except OSError as error:
             # Want of descriptors, memory or processes: nothing that makes us unable to go on.
-            self._say(peer, {"op": "failed", "id": request.id, "error": f"cannot fork: {error}"})
+            self._send(peer, {"op": "failed", "id": request.id, "error": f"cannot fork: {error}"})
             return
         self._children += 1
-        starting = Starting(request.id, pid, pidfd, peer)
+        starting = StartingChild(request.id, pid, pidfd, peer)
         self._register(reading, lambda: self._reported(starting, reading))
         self._register(starting.pidfd, lambda: self._exited(starting))
 
-    def _begin(self, request: Request, fds: dict[str, int]) -> tuple[int, int, int]:
+    def _begin(self, request: ZygoteRequest, fds: dict[str, int]) -> tuple[int, int, int]:
         """Give a child its work; gives where it reports, its pid and a pidfd."""
         reading, writing = os.pipe()
         try:
@@ -209,11 +216,11 @@ class Zygote:
             raise
         finally:
             theirs.close()
-        spare = Spare(pid, pidfd, ours)
+        spare = SpareChild(pid, pidfd, ours)
         self._spares.append(spare)
         self._register(spare.pidfd, lambda: self._spare_died(spare))
 
-    def _hand_to_spare(self, request: Request, fds: list[int]) -> tuple[int, int] | None:
+    def _hand_to_spare(self, request: ZygoteRequest, fds: list[int]) -> tuple[int, int] | None:
         while self._spares:
             spare = self._spares.pop()
             self._selector.unregister(spare.pidfd)
@@ -229,7 +236,7 @@ class Zygote:
             return spare.pid, spare.pidfd
         return None
 
-    def _spare_died(self, spare: Spare) -> None:
+    def _spare_died(self, spare: SpareChild) -> None:
         if spare not in self._spares:  # handed out by the event before this one
             return
         self._selector.unregister(spare.pidfd)
@@ -238,27 +245,27 @@ class Zygote:
         spare.channel.close()
         self._spares.remove(spare)
 
-    def _reported(self, child: Starting, reading: int) -> None:
+    def _reported(self, child: StartingChild, reading: int) -> None:
         """A child says `ok`, or why not; end-of-file without a word is a crash."""
         said = os.read(reading, 512)
         self._selector.unregister(reading)
         os.close(reading)
         if said == b"ok":
             answer = {"op": "started", "id": child.id, "pid": child.pid}
-            self._say(child.asked_by, answer, [child.pidfd])
+            self._send(child.requester, answer, [child.pidfd])
         else:
             error = said.decode("utf-8", "replace") or "envd ended while starting"
-            self._say(child.asked_by, {"op": "failed", "id": child.id, "error": error})
+            self._send(child.requester, {"op": "failed", "id": child.id, "error": error})
 
-    def _exited(self, child: Starting) -> None:
+    def _exited(self, child: StartingChild) -> None:
         _, status = os.waitpid(child.pid, 0)
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
         self._children -= 1
         gone = {"op": "exited", "id": child.id, "pid": child.pid, "status": status}
-        self._say(child.asked_by, gone)
+        self._send(child.requester, gone)
 
-    def _say(self, peer: socket.socket, message: object, fds: list[int] | None = None) -> None:
+    def _send(self, peer: socket.socket, message: object, fds: list[int] | None = None) -> None:
         # A node that went away or does not listen must not stop the others.
         with contextlib.suppress(OSError):
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds or []))]
@@ -278,7 +285,7 @@ def _fork_off(live: Callable[[], None]) -> tuple[int, int]:
         raise
 
 
-def _problem(request: Request, fds: list[int]) -> str | None:
+def _problem(request: ZygoteRequest, fds: list[int]) -> str | None:
     if request.op != "start":
         return f"unknown op {request.op!r}: use start or ping"
     if len(request.fds) != len(fds):
@@ -314,7 +321,7 @@ def main(arguments: list[str] | None = None) -> int:
     warm_up(lambda config, fds, report: live(Envd(), config, fds, report))
     # Here rather than in each child: what it frees would be copied a hundred times.
     isolation.seal_interpreter()
-    zygote = Zygote(listener=listener, peer=peer, spares=options.spares)
+    zygote = ZygoteServer(listener=listener, peer=peer, spares=options.spares)
     isolation.rename("envd-zygote")
     gc.collect()
     filler = fill_holes()

@@ -267,7 +267,7 @@ def _talk_to(path: str, init: socket.socket) -> None:
             pass
 
 
-def _as_init(asked: init_protocol.Message) -> bytes:
+def _as_init(asked: init_protocol.InitMessage) -> bytes:
     """Answer like the init of a sandbox in which nothing runs."""
     (reply,) = init_protocol.encode(asked.op | init_protocol.REPLY, asked.seq, asked.body)
     return reply
@@ -308,7 +308,7 @@ async def _live(directory: str) -> None:
         await envd.start(_listen(path))
         async with asyncio.timeout(_PATIENCE):
             for request in _requests(directory):
-                await _exchange(path, request)
+                await _request(path, request)
     finally:
         os.close(place)
         envd.close()
@@ -353,7 +353,7 @@ def _requests(directory: str) -> list[bytes]:
     ]
 
 
-async def _exchange(path: str, request: bytes) -> None:
+async def _request(path: str, request: bytes) -> None:
     reader, writer = await asyncio.open_unix_connection(path)
     try:
         writer.write(request)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paddock.envd.process.init_client import InitClient, take_channel
-from paddock.envd.process.init_protocol import Record, SpawnFlags, SpawnRequest
+from paddock.envd.process.init_protocol import ProcessRecord, SpawnFlags, SpawnRequest
 from paddock.runtime.local.checkpoint import (
     Checkpointer,
     Dump,
@@ -43,7 +43,7 @@ class Guest:
     pid: int
     pidfd: int
     client: InitClient | None = None
-    exits: list[Record] = field(default_factory=list)
+    exits: list[ProcessRecord] = field(default_factory=list)
     runs: int = 0
     streams: list[int] = field(default_factory=list)
     """Of commands that tests started and do not read."""
@@ -55,7 +55,7 @@ class Guest:
             return False
         return True
 
-    async def attach(self) -> list[Record]:
+    async def attach(self) -> list[ProcessRecord]:
         self.client = InitClient(take_channel(self.pidfd), on_exit=self.exits.append)
         records = await self.client.attach()
         self.streams += [fd for record in records for fd in record.fds]
@@ -63,7 +63,7 @@ class Guest:
 
     async def spawn(
         self, *argv: str, flags: SpawnFlags = PLAIN, uid: int = 0, number: int = 1
-    ) -> Record:
+    ) -> ProcessRecord:
         if self.client is None:
             await self.attach()
         assert self.client is not None
@@ -247,7 +247,7 @@ async def poll(condition: Callable[[], object], *, seconds: float = 30.0) -> Non
         await asyncio.sleep(0.005)
 
 
-def _drain(guest: Guest, record: Record) -> str:
+def _drain(guest: Guest, record: ProcessRecord) -> str:
     """Read what a command writes until it has ended; init holds the pipe open itself."""
     os.set_blocking(record.fds[0], False)
     output, deadline = b"", time.monotonic() + 60

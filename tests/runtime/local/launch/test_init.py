@@ -16,7 +16,7 @@ from paddock.envd.process.init_protocol import (
     NODE_CHANNEL_FD,
     InitError,
     RecordFlags,
-    Scope,
+    SignalScope,
     SpawnFlags,
     SpawnRequest,
     Stage,
@@ -178,7 +178,7 @@ async def test_a_signal_to_the_tree_reaches_what_left_the_session(inside):
         return count
 
     await eventually(lambda: sleepers() >= 3)
-    assert await client.signal(1, signal.SIGKILL, Scope.TREE) >= 4
+    assert await client.signal(1, signal.SIGKILL, SignalScope.TREE) >= 4
     await inside.ended.get()
     await eventually(lambda: sleepers() == 0)
     close_all(record.fds)
@@ -203,7 +203,7 @@ async def test_what_forks_all_the_time_cannot_outrun_a_kill(inside):
         record = await client.spawn(spec)
         await inside.ended.get()  # it left three behind, each of them another process every moment
         await eventually(inside.states)
-        await client.signal(number, signal.SIGKILL, Scope.TREE)
+        await client.signal(number, signal.SIGKILL, SignalScope.TREE)
         await eventually(lambda: not inside.states())
         close_all(record.fds)
 
@@ -234,7 +234,7 @@ async def test_what_strays_while_it_is_killed_is_not_left_standing_still(inside)
         spec = SpawnRequest(id=number, argv=["python3", "-c", STRAYING], env=ENV)
         record = await client.spawn(spec)
         await eventually(lambda: len(inside.states()) > 8)
-        await client.signal(number, signal.SIGKILL, Scope.TREE)
+        await client.signal(number, signal.SIGKILL, SignalScope.TREE)
         await inside.ended.get()
         # Who had strayed before ends by itself; who was stopped would not.
         await eventually(lambda: not inside.states())
@@ -250,7 +250,7 @@ async def test_a_kill_goes_as_far_as_it_can_without_descriptors(inside, room):
     taken = {int(path.name) for path in Path(f"/proc/{inside.pid}/fd").iterdir()}
     free = next(number for number in range(100) if number not in taken)
     resource.prlimit(inside.pid, resource.RLIMIT_NOFILE, (free + room, 4096))
-    assert await client.signal(1, signal.SIGKILL, Scope.TREE) == 1
+    assert await client.signal(1, signal.SIGKILL, SignalScope.TREE) == 1
     await inside.ended.get()
     await eventually(lambda: not inside.states())
 

@@ -21,9 +21,9 @@ from pathlib import Path
 import msgspec
 
 from paddock.envd import isolation
-from paddock.envd.config import Config, Settings
-from paddock.envd.http.exchange import Exchange
-from paddock.envd.http.server import Server
+from paddock.envd.config import Config, EnvdSettings
+from paddock.envd.http.request import HttpRequest
+from paddock.envd.http.server import HttpServer
 from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.server import Envd, respond_json, respond_problem
 from paddock.envd.zygote import warmup
@@ -58,7 +58,7 @@ class Sidecar:
         self._memory = memory
         self._main = main
         self._envd = Envd(config, DirectSpawner(), cgroups)
-        self._control = Server(self._serve)
+        self._control = HttpServer(self._serve)
         self._lines = Lines(clock.system())
         self._follower: Follower | None = None
         self._is_ready = False
@@ -81,35 +81,35 @@ class Sidecar:
         log.info("sandbox is ready")
         await asyncio.get_running_loop().create_future()
 
-    async def _serve(self, exchange: Exchange) -> None:
-        if exchange.path == "/ready":
+    async def _serve(self, request: HttpRequest) -> None:
+        if request.path == "/ready":
             # For the kubelet, which has no token; it learns nothing else.
             if self._is_ready:
-                exchange.respond(204, headers=[(names.MAIN_HEADER, self._main.life)])
+                request.respond(204, headers=[(names.MAIN_HEADER, self._main.life)])
             else:
-                respond_problem(exchange, 503, "its ready command has not succeeded yet")
+                respond_problem(request, 503, "its ready command has not succeeded yet")
             return
-        token = bearer.token_of(exchange.headers.get("authorization", ""))
+        token = bearer.token_of(request.headers.get("authorization", ""))
         if token is None or not tokens.matches(token, self._orders.control_hash):
-            respond_problem(exchange, 401, "this door is for Paddock's control plane")
+            respond_problem(request, 401, "this door is for Paddock's control plane")
             return
-        if exchange.path == "/logs":
-            self._show_lines(exchange)
+        if request.path == "/logs":
+            self._show_lines(request)
             return
         before = self._envd.environment.settings
-        await self._envd.serve_trusted(exchange)
+        await self._envd.serve_trusted(request)
         if self._envd.environment.settings != before:
             self._remember()
 
-    def _show_lines(self, exchange: Exchange) -> None:
-        asked = exchange.query
+    def _show_lines(self, request: HttpRequest) -> None:
+        asked = request.query
         try:
             since = datetime.fromisoformat(asked["since"]) if asked.get("since") else None
             limit = int(asked.get("limit", "1000"))
         except ValueError as error:
-            respond_problem(exchange, 400, f"since is a time and limit a number: {error}")
+            respond_problem(request, 400, f"since is a time and limit a number: {error}")
             return
-        respond_json(exchange, 200, self._lines.read(since=since, limit=limit))
+        respond_json(request, 200, self._lines.read(since=since, limit=limit))
 
     def _remember(self) -> None:
         self._memory.write(self._main.life, self._envd.environment.settings)
@@ -171,7 +171,9 @@ def main() -> int:
     container_entry.write_users(container.pid, orders.user, orders.user_id, tools)
     config = Config(
         settings=memory.settings
-        or Settings(env_vars=orders.env, default_user=orders.user, default_workdir=orders.workdir),
+        or EnvdSettings(
+            env_vars=orders.env, default_user=orders.user, default_workdir=orders.workdir
+        ),
         passwd_path=f"{names.TOOLS_DIRECTORY}/passwd",
         group_path=f"{names.TOOLS_DIRECTORY}/group",
         identity_dir=None,

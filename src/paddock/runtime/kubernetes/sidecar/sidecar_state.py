@@ -6,12 +6,12 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from paddock.envd.config import Settings
+from paddock.envd.config import EnvdSettings
 
 
 class _Kept(Struct, frozen=True):
     main: str
-    settings: Settings
+    settings: EnvdSettings
 
 
 class Memory:
@@ -23,13 +23,13 @@ class Memory:
         self._file = os.open(directory / "settings.json", flags, 0o600)
         self.main = ""
         """The main container whose start command was run last."""
-        self.settings: Settings | None = None
+        self.settings: EnvdSettings | None = None
         """What clients' calls go by; none before the first life."""
         if data := os.pread(self._file, 1 << 20, 0):
             kept = msgspec.json.decode(data, type=_Kept)
             self.main, self.settings = kept.main, kept.settings
 
-    def write(self, main: str, settings: Settings) -> None:
+    def write(self, main: str, settings: EnvdSettings) -> None:
         """Keep this."""
         self.main, self.settings = main, settings
         os.ftruncate(self._file, 0)

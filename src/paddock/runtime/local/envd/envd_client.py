@@ -5,14 +5,14 @@ from pathlib import Path
 
 import msgspec
 
-from paddock.envd.config import Settings
+from paddock.envd.config import EnvdSettings
 from paddock.kit.errors import UnavailableError
 from paddock.runtime.port import AgentConfig
 
 _PATIENCE = 20.0
 
 
-async def configure(path: Path, settings: Settings, *, names: AgentConfig) -> None:
+async def configure(path: Path, settings: EnvdSettings, *, names: AgentConfig) -> None:
     """Give envd new settings and the names of its sandbox (`POST /init`)."""
     body = msgspec.json.encode(
         {

@@ -17,9 +17,9 @@ from paddock.envd.process.init_client import InitClient, take_channel
 from paddock.envd.process.init_protocol import (
     NODE_CHANNEL_FD,
     ChannelClosedError,
-    Record,
+    ProcessRecord,
     RecordFlags,
-    Scope,
+    SignalScope,
     SpawnFlags,
     SpawnRequest,
 )
@@ -89,7 +89,7 @@ class Commands:
             async with asyncio.timeout(timeout):
                 return os.waitstatus_to_exitcode(await ended)
         except TimeoutError:
-            await self._client.signal(record.id, signal.SIGKILL, Scope.TREE)
+            await self._client.signal(record.id, signal.SIGKILL, SignalScope.TREE)
             return -signal.SIGKILL
         finally:
             self._exits.pop(record.id, None)
@@ -108,7 +108,7 @@ class Commands:
         env: Mapping[str, str],
         cwd: str | None,
         ended: "asyncio.Future[int] | None" = None,
-    ) -> Record:
+    ) -> ProcessRecord:
         person = find_person(self._pid, user)
         self._last += 1
         if ended is not None:
@@ -127,7 +127,7 @@ class Commands:
             )
         )
 
-    def _follow(self, record: Record, *, keep: bool = True) -> None:
+    def _follow(self, record: ProcessRecord, *, keep: bool = True) -> None:
         for fd, name in ((record.stdout, "stdout"), (record.stderr, "stderr")):
             if fd is None:
                 continue
@@ -163,7 +163,7 @@ class Commands:
         self._readers.pop(fd, None)
         os.close(fd)
 
-    def _ended(self, record: Record) -> None:
+    def _ended(self, record: ProcessRecord) -> None:
         future = self._exits.get(record.id)
         if future is not None and not future.done():
             future.set_result(record.wait_status)

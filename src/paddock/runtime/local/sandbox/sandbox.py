@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from paddock.envd.config import Config
-from paddock.envd.config import Settings as EnvdSettings
+from paddock.envd.config import Config, EnvdSettings
 from paddock.envd.process.init_client import take_channel
 from paddock.kit.clock import Clock
 from paddock.kit.errors import ConflictError

@@ -1,7 +1,7 @@
 """One HTTP request and the means to answer it; what handlers see of HTTP.
 
 The body arrives in pieces and is read by one reader; the answer leaves in pieces, as fast as the
-client takes them. Parsing and sockets are `http`'s, behind the `Line` port.
+client takes them. Parsing and sockets are `http`'s, behind the `RequestConnection` port.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from urllib.parse import parse_qsl
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
-class Line(Protocol):
+class RequestConnection(Protocol):
     """The connection a request came by."""
 
-    def body_taken(self, body: "Body") -> None:
+    def body_consumed(self, body: "Body") -> None:
         """Know that there is room for more of the body."""
         ...
 
@@ -50,7 +50,7 @@ class BodyTooLargeError(Exception):
     """The body is longer than the reader wanted to hold."""
 
 
-class RefusedError(Exception):
+class HttpError(Exception):
     """An answer other than success, for the client to read."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -61,7 +61,7 @@ class RefusedError(Exception):
 class Body:
     """A request body as it arrives; one reader."""
 
-    def __init__(self, connection: Line) -> None:
+    def __init__(self, connection: RequestConnection) -> None:
         self._connection = connection
         self._chunks: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -114,7 +114,7 @@ class Body:
                 await self._waiter
         piece = self._chunks.popleft()
         self.buffered -= len(piece)
-        self._connection.body_taken(self)
+        self._connection.body_consumed(self)
         return piece
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -136,10 +136,10 @@ class Body:
         return b"".join(pieces)
 
 
-class Exchange:
+class HttpRequest:
     """One request and the means to answer it."""
 
-    def __init__(self, connection: Line, method: str, target: bytes) -> None:
+    def __init__(self, connection: RequestConnection, method: str, target: bytes) -> None:
         path, _, query = target.partition(b"?")
         self.method = method
         self.path = path.decode("latin-1")

@@ -1,17 +1,15 @@
 """Looking into real sandboxes: envd's health, or a command that it runs."""
 
-import struct
-
 import aiohttp
 import msgspec
 from msgspec import Struct
 
+from paddock.adapters.envd_session import open_session
 from paddock.controllers.sandbox.health_probe import Prober
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import Probe
+from paddock.runtime import envd_api
 from paddock.runtime.port import Runtime
-
-_FRAME = struct.Struct(">BI")
 
 
 class _End(Struct, frozen=True, rename="camel"):
@@ -44,15 +42,10 @@ async def _always_well(sandbox: Sandbox, probe: Probe) -> str | None:
 
 async def probe_envd(sandbox: Sandbox, probe: Probe) -> str | None:
     """Ask a sandbox's envd; nobody has claimed it, so it asks for no token."""
-    address = sandbox.status.address.envd or ""
-    connector: aiohttp.BaseConnector | None = None
-    base = address.rstrip("/")
-    if address.startswith("unix:"):
-        connector, base = aiohttp.UnixConnector(path=address.removeprefix("unix:")), "http://envd"
-    elif not address:
+    if not (address := sandbox.status.address.envd):
         return "it has no address"
     try:
-        async with aiohttp.ClientSession(connector=connector) as session:
+        async with open_session(address) as (session, base):
             if probe.command is None:
                 return await _health(session, base)
             return await _command(session, base, probe.command)
@@ -68,13 +61,10 @@ async def _health(session: aiohttp.ClientSession, base: str) -> str | None:
 
 
 async def _command(session: aiohttp.ClientSession, base: str, command: str) -> str | None:
-    process = {"cmd": "/bin/bash", "args": ["-l", "-c", command]}
-    message = msgspec.json.encode({"process": process, "stdin": False})
-    headers = {"Content-Type": "application/connect+json", "Connect-Protocol-Version": "1"}
     async with session.post(
-        f"{base}/process.Process/Start",
-        data=_FRAME.pack(0, len(message)) + message,
-        headers=headers,
+        f"{base}{envd_api.START_PATH}",
+        data=envd_api.frame(envd_api.shell_command(command)),
+        headers=envd_api.STREAM_HEADERS,
     ) as response:
         data = await response.read()
         if response.status != 200:
@@ -84,12 +74,8 @@ async def _command(session: aiohttp.ClientSession, base: str, command: str) -> s
 
 def _verdict(data: bytes) -> str | None:
     """Read how the command ended from the stream of what it did."""
-    position = 0
-    while position + _FRAME.size <= len(data):
-        _, size = _FRAME.unpack_from(data, position)
-        start = position + _FRAME.size
-        message = msgspec.json.decode(data[start : start + size], type=_Message)
-        position = start + size
+    for _, payload in envd_api.read_frames(data):
+        message = msgspec.json.decode(payload, type=_Message)
         if message.error is not None:
             return message.error.message
         if message.event.end is not None:

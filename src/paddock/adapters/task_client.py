@@ -12,16 +12,17 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
+from paddock.adapters.envd_session import open_session
 from paddock.controllers.batch.tasks.runner import Order, Report, TaskRunner
 from paddock.kit.errors import UnavailableError
 from paddock.resources.kinds.batch import TaskState
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.tokens import TokenSeed
+from paddock.runtime import envd_api
 
 CALL_SECONDS = 30.0
 QUIET_SECONDS = 60.0
 """envd says something at least this often; a watch that is silent longer is broken."""
-LINE_BYTES = 4 << 20
 
 
 class _Ended(Struct, frozen=True, rename="camel"):
@@ -72,7 +73,7 @@ class EnvdTasks:
             self._session(sandbox, sandbox_id, timeout) as (session, base),
             session.post(f"{base}/setTasks", data=body) as response,
         ):
-            return _reports(await self._read(response))
+            return _reports(await self._read(sandbox, response))
 
     async def follow(self, sandbox: Sandbox, sandbox_id: str) -> AsyncIterator[tuple[Report, ...]]:
         """Give reports as they are pushed."""
@@ -82,7 +83,7 @@ class EnvdTasks:
             session.get(f"{base}/tasks?watch=1") as response,
         ):
             if response.status != 200:
-                await self._read(response)
+                await self._read(sandbox, response)
             async for line in response.content:
                 if line.strip():
                     yield _reports(line)
@@ -91,32 +92,20 @@ class EnvdTasks:
     async def _session(
         self, sandbox: Sandbox, sandbox_id: str, timeout: aiohttp.ClientTimeout
     ) -> AsyncGenerator[tuple[aiohttp.ClientSession, str]]:
-        address = sandbox.status.address.envd or ""
-        connector: aiohttp.BaseConnector | None = None
-        base = address.rstrip("/")
-        if address.startswith("unix:"):
-            connector = aiohttp.UnixConnector(path=address.removeprefix("unix:"))
-            base = "http://envd"
-        elif not address:
+        if not (address := sandbox.status.address.envd):
             raise UnavailableError(f"sandbox {sandbox.key} has no address yet")
         headers = {"X-Access-Token": self._seed.access_token(sandbox_id)}
         try:
-            async with aiohttp.ClientSession(
-                connector=connector,
-                timeout=timeout,
-                headers=headers,
-                read_bufsize=LINE_BYTES,
-            ) as session:
-                yield session, base
+            async with open_session(address, headers=headers, timeout=timeout) as opened:
+                yield opened
         except (TimeoutError, aiohttp.ClientError, ValueError) as error:
             text = str(error) or type(error).__name__
             raise UnavailableError(f"envd of {sandbox.key} did not answer: {text}") from error
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _read(self, sandbox: Sandbox, response: aiohttp.ClientResponse) -> bytes:
         body = await response.read()
         if response.status >= 300:
-            text = body[:512].decode(errors="replace")
-            raise UnavailableError(f"envd answered {response.status}: {text}")
+            raise envd_api.refusal(str(sandbox.key), response.url.path, response.status, body)
         return body
 
 

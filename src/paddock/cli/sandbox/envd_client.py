@@ -11,9 +11,8 @@ import msgspec
 
 from paddock.cli.http import Endpoint
 from paddock.kit.errors import PaddockError, UnavailableError
+from paddock.runtime import envd_api
 
-_FRAME = struct.Struct(">BI")
-_END = 2
 _INPUT_BYTES = 64 * 1024
 _GONE = "the sandbox went away while the command ran"
 _LOOK = "`paddock sandbox ls` says whether it is paused; one that is not there was killed, or ended"
@@ -23,18 +22,12 @@ class CommandError(PaddockError):
     """The sandbox could not run the command."""
 
 
-def frame(message: Any) -> bytes:
-    """Wrap one message of a stream."""
-    data = msgspec.json.encode(message)
-    return _FRAME.pack(0, len(data)) + data
-
-
 class Shell:
     """Starts commands and talks to them."""
 
     def __init__(self, endpoint: Endpoint, user: str | None = None) -> None:
         self._endpoint = endpoint
-        self._headers: dict[str, str] = {"Connect-Protocol-Version": "1"}
+        self._headers: dict[str, str] = dict(envd_api.CONNECT_HEADERS)
         if user:
             basic = base64.b64encode(f"{user}:".encode()).decode()
             self._headers["Authorization"] = f"Basic {basic}"
@@ -49,26 +42,20 @@ class Shell:
         has_stdin: bool = False,
     ) -> Generator[Mapping[str, Any]]:
         """Start a command and give its events as they come: start, data, end."""
-        process: dict[str, Any] = {"cmd": "/bin/bash", "envs": dict(env or {})}
-        process["args"] = ["-i", "-l"] if pty else ["-l", "-c", command]
-        if cwd:
-            process["cwd"] = cwd
-        request: dict[str, Any] = {"process": process}
         if pty:
-            request["pty"] = {"size": {"cols": pty[0], "rows": pty[1]}}
+            request = envd_api.login_shell(pty, env=env, cwd=cwd)
         else:
-            request["stdin"] = has_stdin
-        yield from self._stream("Start", request)
-
-    def _stream(self, method: str, request: Any) -> Generator[Mapping[str, Any]]:
-        headers = {**self._headers, "Content-Type": "application/connect+json"}
-        path = f"/process.Process/{method}"
+            request = envd_api.shell_command(command, env=env, cwd=cwd, has_stdin=has_stdin)
         with self._endpoint.open(
-            "POST", path, frame(request), headers=headers, timeout_seconds=None
+            "POST",
+            envd_api.START_PATH,
+            envd_api.frame(request),
+            headers={**self._headers, **envd_api.STREAM_HEADERS},
+            timeout_seconds=None,
         ) as response:
             while (received := _message(response)) is not None:
                 flags, message = received
-                if flags & _END:
+                if flags & envd_api.END_STREAM:
                     if error := message.get("error"):
                         raise CommandError(f"{error.get('code')}: {error.get('message')}")
                     return
@@ -96,10 +83,10 @@ class Shell:
 def _message(response: http.client.HTTPResponse) -> tuple[int, Any] | None:
     """Read one message of a stream and its flags; `None` at its end."""
     try:
-        head = response.read(_FRAME.size)
+        head = response.read(envd_api.FRAME_HEAD.size)
         if not head:
             return None
-        flags, size = _FRAME.unpack(head)
+        flags, size = envd_api.FRAME_HEAD.unpack(head)
         return flags, msgspec.json.decode(response.read(size))
     except (ConnectionError, http.client.HTTPException, struct.error, msgspec.DecodeError) as error:
         # Not Paddock: that answered. What runs in a sandbox ends with it.

@@ -13,8 +13,10 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
+from paddock.envd.config import EnvdSettings
 from paddock.kit import bearer
 from paddock.kit.errors import UnavailableError
+from paddock.runtime import envd_api
 from paddock.runtime.kubernetes import names
 from paddock.runtime.port import AgentConfig, LogLine, Usage
 
@@ -35,13 +37,14 @@ class Envds:
     async def configure(self, uid: str, ip: str, agent: AgentConfig) -> None:
         """Give a sandbox's envd its token and environment."""
         own = {"E2B_SANDBOX_ID": agent.sandbox_id, "E2B_TEMPLATE_ID": agent.template_id}
-        body = {
-            "accessToken": agent.access_token or "",
-            "envVars": {**{k: v for k, v in own.items() if v}, **agent.env},
-            "defaultUser": agent.default_user,
-            "defaultWorkdir": agent.default_workdir or "",
-        }
-        await self._ask("POST", uid, ip, "/init", msgspec.json.encode(body))
+        settings = EnvdSettings(
+            access_token=agent.access_token,
+            env_vars={**{k: v for k, v in own.items() if v}, **agent.env},
+            default_user=agent.default_user,
+            default_workdir=agent.default_workdir,
+        )
+        body = envd_api.init_body(settings)
+        await self._call("POST", uid, ip, envd_api.INIT_PATH, body)
 
     async def main_of(self, ip: str) -> str:
         """Ask a sandbox's envd which life of the main container it is in."""
@@ -80,7 +83,7 @@ class Envds:
 
     async def metrics(self, uid: str, ip: str) -> Mapping[str, Any]:
         """Read what a sandbox uses."""
-        return msgspec.json.decode(await self._ask("GET", uid, ip, "/metrics", None))
+        return msgspec.json.decode(await self._call("GET", uid, ip, "/metrics", None))
 
     async def logs(
         self, uid: str, ip: str, *, since: datetime | None, limit: int
@@ -89,17 +92,13 @@ class Envds:
         asked = {"limit": str(limit)} | ({"since": since.isoformat()} if since else {})
         path = f"/logs?{urlencode(asked)}"
         return msgspec.json.decode(
-            await self._ask("GET", uid, ip, path, None), type=tuple[LogLine, ...]
+            await self._call("GET", uid, ip, path, None), type=tuple[LogLine, ...]
         )
 
-    async def _ask(self, method: str, uid: str, ip: str, path: str, body: bytes | None) -> bytes:
+    async def _call(self, method: str, uid: str, ip: str, path: str, body: bytes | None) -> bytes:
         status, answer, _ = await self._exchange(method, ip, path, body, self._token(uid))
         if status >= 300:
-            text = answer.decode(errors="replace")[:200]
-            raise UnavailableError(
-                f"the daemon of sandbox {uid} refused {path} ({status}): {text}",
-                retry_after_seconds=1.0,
-            )
+            raise envd_api.refusal(uid, path, status, answer, retry_after_seconds=1.0)
         return answer
 
     async def _exchange(

@@ -1,37 +1,30 @@
-"""What the node says to a running envd, over the door that only the node can reach."""
+"""The node's requests to a running envd, over the control socket that only the node can reach."""
 
 import asyncio
 from pathlib import Path
 
-import msgspec
-
 from paddock.envd.config import EnvdSettings
 from paddock.kit.errors import UnavailableError
+from paddock.runtime import envd_api
 from paddock.runtime.port import AgentConfig
 
-_PATIENCE = 20.0
+_TIMEOUT_SECONDS = 20.0
 
 
 async def configure(path: Path, settings: EnvdSettings, *, names: AgentConfig) -> None:
-    """Give envd new settings and the names of its sandbox (`POST /init`)."""
-    body = msgspec.json.encode(
-        {
-            "envVars": settings.env_vars,
-            "accessToken": settings.access_token or "",
-            "defaultUser": settings.default_user,
-            "defaultWorkdir": settings.default_workdir or "",
-            "sandboxId": names.sandbox_id or "",
-            "templateId": names.template_id or "",
-        }
+    """Send envd new settings and the names of its sandbox (`POST /init`)."""
+    body = envd_api.init_body(
+        settings, sandbox_id=names.sandbox_id or "", template_id=names.template_id
     )
-    status = await _post(path, "/init", body)
+    status = await _post(path, envd_api.INIT_PATH, body)
     if status not in (200, 204):
-        raise UnavailableError(f"envd refused its settings with status {status}")
+        raise envd_api.refusal(names.sandbox_id or str(path), envd_api.INIT_PATH, status)
 
 
 async def _post(path: Path, target: str, body: bytes) -> int:
+    """Return the status of a POST, or 0 for an answer that is not HTTP."""
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             reader, writer = await asyncio.open_unix_connection(str(path))
             try:
                 head = (
@@ -45,7 +38,8 @@ async def _post(path: Path, target: str, body: bytes) -> int:
                 writer.close()
     except (OSError, TimeoutError) as problem:
         raise UnavailableError(
-            f"envd does not take its settings: {problem}", retry_after_seconds=0.2
+            f"envd at {path} did not answer {target}: {problem or type(problem).__name__}",
+            retry_after_seconds=0.2,
         ) from problem
     parts = line.split()
     return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0

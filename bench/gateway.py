@@ -49,7 +49,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from tests.installation import Installation  # noqa: E402
 from tests.ports import free_ports  # noqa: E402
 
-from paddock.gateway.routing.peers import Peers  # noqa: E402
+from paddock.gateway.routing.peers import GatewayPeers  # noqa: E402
 from paddock.kit import clock as clocks  # noqa: E402
 
 STREAM_MB = 16
@@ -222,14 +222,14 @@ async def route_update(report: Report) -> None:
         process([sys.executable, PARTS, "sockets", str(upstream)], upstream, LOAD_CORE),
         process(ours(port, admin_port, upstream), port, PROXY_CORE),
     ):
-        peers = Peers(SEED, clocks.system())
-        peers.set([f"http://127.0.0.1:{admin_port}"])
+        peers = GatewayPeers(SEED, clocks.system())
+        peers.set_urls([f"http://127.0.0.1:{admin_port}"])
         for number in range(ROUTES_BEFORE + ROUTES_TOLD):
             new = ROUTES + 1 + number
             with report.trying("telling a route"):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 started = time.perf_counter()
-                assert await peers.tell([route(new)]) == 1
+                assert await peers.send([route(new)]) == 1
                 took = time.perf_counter() - started
                 writer.write(
                     f"GET / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {sandbox_id(new)}\r\n"

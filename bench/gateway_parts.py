@@ -22,9 +22,9 @@ from paddock.gateway.activity import Activity
 from paddock.gateway.http.client import ClientConnection
 from paddock.gateway.http.sender import Sender
 from paddock.gateway.http.upstream import UpstreamConnection
-from paddock.gateway.limits import Behaviour, Limits
-from paddock.gateway.routing.peers import Desk, Gatekeeper
-from paddock.gateway.routing.route_lookup import Finder
+from paddock.gateway.limits import GatewayLimits, GatewayOptions
+from paddock.gateway.routing.peers import MessageVerifier, PeerEndpoint
+from paddock.gateway.routing.route_lookup import RouteLookup
 from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.gateway.service import Gateway
 from paddock.gateway.signing import Signatures
@@ -83,24 +83,24 @@ async def serve(port: int, admin_port: int, upstream_port: int) -> None:
         routes.put(route(number))
     routes.is_ready = True
     metrics.REGISTRY.register(activity)
-    limits, behaviour = Limits(), Behaviour()
+    limits, options = GatewayLimits(), GatewayOptions()
     async with asyncio.TaskGroup() as tasks:
         gateway = Gateway(
             routes=routes,
             waker=Waker(routes, unknown, tasks, activity, timeout_seconds=60),
-            finder=Finder(routes, unknown, clock, tasks),
+            lookup=RouteLookup(routes, unknown, clock, tasks),
             sender=Sender(
-                LoopbackDialer(upstream_port), routes, clock, limits=limits, behaviour=behaviour
+                LoopbackDialer(upstream_port), routes, clock, limits=limits, options=options
             ),
             signatures=Signatures(routes, SEED, clock),
             activity=activity,
             clock=clock,
             tasks=tasks,
             limits=limits,
-            behaviour=behaviour,
+            options=options,
         )
-        desk = Desk(routes, Gatekeeper(SEED, clock))
-        app = gateway_admin.create_app(routes, activity, desk, clock)
+        endpoint = PeerEndpoint(routes, MessageVerifier(SEED, clock))
+        app = gateway_admin.create_app(routes, activity, endpoint, clock)
         async with gateway_admin.serving(app, "127.0.0.1", admin_port):
             loop = asyncio.get_running_loop()
             server = await loop.create_server(

@@ -8,7 +8,7 @@ from paddock.adapters import gateway_admin
 from paddock.adapters.activity_poller import ActivityPoller
 from paddock.adapters.membership import PeerSetting
 from paddock.gateway.activity import Activity
-from paddock.gateway.routing.peers import Desk, Gatekeeper
+from paddock.gateway.routing.peers import MessageVerifier, PeerEndpoint
 from paddock.gateway.routing.routes import RouteTable
 from paddock.kit.clock import ManualClock
 from paddock.resources.tokens import TokenSeed
@@ -25,8 +25,8 @@ class Gateways:
 
     async def start(self, port: int = 0) -> str:
         activity, routes = Activity(), RouteTable(self.clock)
-        desk = Desk(routes, Gatekeeper(TokenSeed(b"seed"), self.clock))
-        app = gateway_admin.create_app(routes, activity, desk, self.clock)
+        endpoint = PeerEndpoint(routes, MessageVerifier(TokenSeed(b"seed"), self.clock))
+        app = gateway_admin.create_app(routes, activity, endpoint, self.clock)
         stack = AsyncExitStack()
         url = await stack.enter_async_context(gateway_admin.serving(app, "127.0.0.1", port))
         self._stacks[url], self.activities[url] = stack, activity
@@ -36,7 +36,7 @@ class Gateways:
         await self._stacks.pop(url).aclose()
 
     def request(self, url: str, uid: str, *, lasts: bool = False) -> None:
-        counted = self.activities[url].traffic(uid, f"id-{uid}")
+        counted = self.activities[url].get_or_create(uid, f"id-{uid}")
         counted.last_active = self.clock.monotonic()
         counted.in_flight += lasts
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from paddock.adapters.dialer import LocalDialer
-from paddock.gateway.http.upstream import Shelf, UpstreamConnection
+from paddock.gateway.http.upstream import IdleConnections, UpstreamConnection
 from paddock.settings import Settings
 from tests.gateway.rig import route
 
@@ -20,6 +20,8 @@ async def test_a_pod_is_reached_by_whichever_address_it_has(address: str) -> Non
     async with server:
         port = server.sockets[0].getsockname()[1]
         pod = structs.replace(route(), ip=address)
-        reached = await LocalDialer(Settings()).dial(pod, port, UpstreamConnection(Shelf()))
+        reached = await LocalDialer(Settings()).dial(
+            pod, port, UpstreamConnection(IdleConnections())
+        )
         reached.close()
         await asyncio.sleep(0)

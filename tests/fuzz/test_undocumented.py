@@ -112,13 +112,13 @@ async def served(app: web.Application, rightly: Callable[..., dict[str, str]]):
 def gateway():
     seed, clock = TokenSeed(b"seed"), SystemClock()
     routes = RouteTable(clock)
-    desk = peers.Desk(routes, peers.Gatekeeper(seed, clock))
+    endpoint = peers.PeerEndpoint(routes, peers.MessageVerifier(seed, clock))
 
     def rightly(method: str, body: bytes) -> dict[str, str]:
         now = clock.now().timestamp()
         return peers.sign(seed, method, body, now=now, nonce=f"{now}")
 
-    return served(gateway_admin.create_app(routes, Activity(), desk, clock), rightly)
+    return served(gateway_admin.create_app(routes, Activity(), endpoint, clock), rightly)
 
 
 def agent():

@@ -15,5 +15,5 @@ def pytest_asyncio_loop_factories(config, item):
 @pytest.fixture(autouse=True)
 def patient_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for a while is no control plane that does not answer."""
-    monkeypatch.setattr(route_lookup, "_PATIENCE_SECONDS", PATIENCE_SECONDS)
-    monkeypatch.setattr(waker, "_PASSING_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(route_lookup, "_TIMEOUT_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(waker, "_RETRY_SECONDS", PATIENCE_SECONDS)

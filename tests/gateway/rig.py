@@ -13,8 +13,8 @@ from paddock.gateway.activity import Activity
 from paddock.gateway.http.client import ClientConnection
 from paddock.gateway.http.sender import Sender
 from paddock.gateway.http.upstream import UpstreamConnection
-from paddock.gateway.limits import Behaviour, Limits
-from paddock.gateway.routing.route_lookup import Finder
+from paddock.gateway.limits import GatewayLimits, GatewayOptions
+from paddock.gateway.routing.route_lookup import RouteLookup
 from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.gateway.service import Gateway
 from paddock.gateway.signing import Signatures
@@ -76,7 +76,11 @@ class Rig:
     """One gateway, its table and what stands for its control plane."""
 
     def __init__(
-        self, tasks: asyncio.TaskGroup, limits: Limits, behaviour: Behaviour, wake_seconds: float
+        self,
+        tasks: asyncio.TaskGroup,
+        limits: GatewayLimits,
+        options: GatewayOptions,
+        wake_seconds: float,
     ) -> None:
         self.clock = clocks.system()
         self.routes = RouteTable(self.clock)
@@ -90,7 +94,7 @@ class Rig:
         self.absences: list[PaddockError] = []
         """What the next lookups meet instead of an answer."""
         self.on_wake: Callable[[Route], Awaitable[Route]] = self._wake
-        self.on_look: Callable[[str], Awaitable[Route]] = self._look
+        self.on_look: Callable[[str], Awaitable[Route]] = self._fetch
         self.gateway = Gateway(
             routes=self.routes,
             waker=Waker(
@@ -100,14 +104,14 @@ class Rig:
                 self.activity,
                 timeout_seconds=wake_seconds,
             ),
-            finder=Finder(self.routes, lambda name: self.on_look(name), self.clock, tasks),
-            sender=Sender(self.dialer, self.routes, self.clock, limits=limits, behaviour=behaviour),
+            lookup=RouteLookup(self.routes, lambda name: self.on_look(name), self.clock, tasks),
+            sender=Sender(self.dialer, self.routes, self.clock, limits=limits, options=options),
             signatures=Signatures(self.routes, SEED, self.clock),
             activity=self.activity,
             clock=self.clock,
             tasks=tasks,
             limits=limits,
-            behaviour=behaviour,
+            options=options,
         )
         self._stack = contextlib.AsyncExitStack()
         self._handlers: set[asyncio.Task[None]] = set()
@@ -119,7 +123,7 @@ class Rig:
         current = self.routes.get(asleep.id) or asleep
         return structs.replace(current, state=SandboxState.RUNNING, version=current.version + 1)
 
-    async def _look(self, sandbox_id: str) -> Route:
+    async def _fetch(self, sandbox_id: str) -> Route:
         self.lookups.append(sandbox_id)
         if self.absences:
             raise self.absences.pop()
@@ -137,7 +141,7 @@ class Rig:
 
     async def close(self) -> None:
         self.gateway.clients.close()
-        self.gateway._sender._pool.drop_older(-1)
+        self.gateway._sender._pool.close_older(-1)
         handlers = tuple(self._handlers)
         for task in handlers:
             task.cancel()
@@ -199,14 +203,14 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def rig(
-    limits: Limits | None = None,
-    behaviour: Behaviour | None = None,
+    limits: GatewayLimits | None = None,
+    options: GatewayOptions | None = None,
     *,
     wake_seconds: float = PATIENCE_SECONDS,
 ) -> AsyncGenerator[Rig]:
-    limits = structs.replace(limits or Limits(), connect_seconds=PATIENCE_SECONDS)
+    limits = structs.replace(limits or GatewayLimits(), connect_seconds=PATIENCE_SECONDS)
     async with asyncio.TaskGroup() as tasks:
-        made = Rig(tasks, limits, behaviour or Behaviour(), wake_seconds)
+        made = Rig(tasks, limits, options or GatewayOptions(), wake_seconds)
         await made.open()
         try:
             yield made

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from paddock.cache.states import SandboxState
-from paddock.gateway.limits import Behaviour
+from paddock.gateway.limits import GatewayOptions
 from paddock.resources.tokens import file_signature, hashed
 from tests.gateway.rig import OK, SEED, get, read_request, recording, rig, route
 
@@ -274,7 +274,7 @@ async def test_whoever_is_refused_wakes_nothing(port: str) -> None:
 async def test_a_proxy_in_front_is_believed_only_where_that_is_set() -> None:
     for trusts, expected in ((True, "9.9.9.9, 127.0.0.1"), (False, "127.0.0.1")):
         seen = []
-        async with rig(behaviour=Behaviour(trusts_forwarded=trusts)) as paddock:
+        async with rig(options=GatewayOptions(trusts_forwarded=trusts)) as paddock:
             await paddock.upstream(recording(seen))
             await paddock.get(x_forwarded_for="9.9.9.9", x_forwarded_proto="https")
             assert seen[0][1]["x-forwarded-for"] == expected

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from paddock.gateway.limits import Limits
+from paddock.gateway.limits import GatewayLimits
 from tests.gateway.rig import (
     OK,
     PATIENCE_SECONDS,
@@ -149,7 +149,7 @@ async def test_a_bad_chunk_ends_both_sides_and_the_sandbox_sees_no_complete_requ
 
 
 async def test_a_head_that_trickles_in_is_cut_off() -> None:
-    async with rig(Limits(head_seconds=0.05)) as paddock:
+    async with rig(GatewayLimits(head_seconds=0.05)) as paddock:
         wire = await paddock.connect()
         wire.send(b"GET / HTTP/1.1\r\nx: y")
         await eventually(lambda: any(c.head_since for c in paddock.gateway.clients))
@@ -172,7 +172,7 @@ async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         await reader.read()
 
-    async with rig(Limits(idle_seconds=0.01)) as paddock:
+    async with rig(GatewayLimits(idle_seconds=0.01)) as paddock:
         await paddock.upstream(serve)
         busy, idle = await paddock.connect(), await paddock.connect()
         busy.send(get())
@@ -204,11 +204,11 @@ async def test_a_client_that_hangs_up_ends_its_request_in_the_sandbox() -> None:
         await paddock.upstream(serve)
         wire = await paddock.connect()
         wire.send(get())
-        await eventually(lambda: (t := paddock.activity.of("uid-abc")) and t.in_flight == 1)
+        await eventually(lambda: (t := paddock.activity.get("uid-abc")) and t.in_flight == 1)
         wire.reset()
         await asyncio.wait_for(ended.wait(), PATIENCE_SECONDS)
         assert paddock.activity.statuses == {499: 1}
-        assert not any(paddock.gateway._lives.under_way.values())
+        assert not any(paddock.gateway._inflight.in_flight.values())
 
 
 async def test_a_client_that_closes_its_half_still_gets_its_answer() -> None:
@@ -280,13 +280,13 @@ async def test_one_sandbox_may_not_take_more_than_its_share() -> None:
         await read_request(reader)
         await reader.read()
 
-    async with rig(Limits(requests_per_sandbox=2)) as paddock:
+    async with rig(GatewayLimits(requests_per_sandbox=2)) as paddock:
         await paddock.upstream(serve)
         await paddock.upstream(OK, "xyz")
         wires = [await paddock.connect() for _ in range(2)]
         for wire in wires:
             wire.send(get())
-        await eventually(lambda: len(paddock.gateway._lives.under_way.get("uid-abc", ())) == 2)
+        await eventually(lambda: len(paddock.gateway._inflight.in_flight.get("uid-abc", ())) == 2)
         refused = await paddock.get()
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
         assert (await paddock.get(e2b_sandbox_id="xyz")).status == 200
@@ -300,27 +300,27 @@ async def test_a_crowd_at_a_public_port_does_not_shut_the_owner_out() -> None:
         await reader.read()
 
     token = SEED.access_token("abc")
-    async with rig(Limits(requests_per_sandbox=2, requests_reserved=1)) as paddock:
+    async with rig(GatewayLimits(requests_per_sandbox=2, requests_reserved=1)) as paddock:
         await paddock.upstream(serve)
         await paddock.upstream(OK, port=49983)
         wires = [await paddock.connect() for _ in range(3)]
         for wire in wires[:2]:
             wire.send(get())
-        under_way = paddock.gateway._lives.under_way
-        await eventually(lambda: len(under_way.get("uid-abc", ())) == 2)
+        in_flight = paddock.gateway._inflight.in_flight
+        await eventually(lambda: len(in_flight.get("uid-abc", ())) == 2)
         assert (await paddock.get("/health", e2b_sandbox_port="49983")).status == 429
         owner = get("/envs", e2b_sandbox_port="49983", x_access_token=token)
         for _ in range(3):
             assert (await paddock.ask(owner)).status == 200
         wires[2].send(get(x_access_token=token))
-        await eventually(lambda: len(under_way["uid-abc"]) == 3)
+        await eventually(lambda: len(in_flight["uid-abc"]) == 3)
         assert (await paddock.ask(owner)).status == 429
         for wire in wires:
             await wire.close()
 
 
 async def test_more_connections_than_allowed_are_told_so() -> None:
-    async with rig(Limits(connections=1)) as paddock:
+    async with rig(GatewayLimits(connections=1)) as paddock:
         await paddock.upstream(OK)
         first = await paddock.connect()
         first.send(get())

@@ -1,11 +1,11 @@
 """How much a gateway holds and serves where nobody says otherwise."""
 
-from paddock.gateway.limits import Limits
+from paddock.gateway.limits import GatewayLimits
 from paddock.settings import Settings
 
 
 def test_what_a_gateway_holds_and_serves_is_bounded_as_promised() -> None:
-    limits = Limits()
+    limits = GatewayLimits()
     assert (limits.held_requests_per_sandbox, limits.held_requests) == (256, 1_000)
     assert limits.held_bytes == 32 * 1024 * 1024
     assert (limits.requests_per_sandbox, limits.requests_reserved) == (2_000, 200)

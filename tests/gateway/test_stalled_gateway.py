@@ -7,7 +7,7 @@ import pytest
 
 from paddock.gateway.http.sender import Sender
 from paddock.gateway.http.upstream import UpstreamConnection
-from paddock.gateway.limits import Behaviour, Limits
+from paddock.gateway.limits import GatewayLimits, GatewayOptions
 from paddock.gateway.routing.routes import RouteTable
 from paddock.kit import clock as clocks
 from tests.gateway.rig import LoopbackDialer
@@ -21,8 +21,8 @@ def sender() -> Sender:
         LoopbackDialer(),
         RouteTable(clock),
         clock,
-        limits=Limits(connect_seconds=LIMIT_SECONDS),
-        behaviour=Behaviour(),
+        limits=GatewayLimits(connect_seconds=LIMIT_SECONDS),
+        options=GatewayOptions(),
     )
 
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from msgspec import structs
 
-from paddock.api.internal import Report
+from paddock.api.internal import GatewayReport
 from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
 from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import ConflictError, NotFoundError, QuotaExceededError
@@ -106,7 +106,7 @@ async def test_a_sandbox_that_asked_for_it_is_paused_when_nothing_happens_and_no
 
         for _ in range(4):
             await asyncio.sleep(30)
-            await world.plane.on_report(Report("http://gateway", {uid: 0.0}))
+            await world.plane.on_report(GatewayReport("http://gateway", {uid: 0.0}))
             assert not is_paused()
         await world.until(is_paused, seconds=120)
         await world.until(lambda: world.provider.sandbox(sandbox.key).status.phase is Phase.PAUSED)

@@ -2,7 +2,7 @@
 
 from datetime import datetime, timedelta
 
-from paddock.api.internal import Report
+from paddock.api.internal import GatewayReport
 from paddock.kit.clock import Clock
 
 
@@ -14,7 +14,7 @@ class ActivityReports:
         self._since = clock.now()
         self._last: dict[str, datetime] = {}
 
-    def observe(self, report: Report) -> None:
+    def observe(self, report: GatewayReport) -> None:
         """Record the traffic that a gateway reports."""
         now = self._clock.now()
         for uid, seconds in report.seen.items():

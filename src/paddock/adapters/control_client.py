@@ -7,7 +7,7 @@ import aiohttp
 import msgspec
 
 from paddock.adapters.problems import error_from
-from paddock.api.internal import PREFIX, Report, WakeBody
+from paddock.api.internal import PREFIX, GatewayReport, WakeBody
 from paddock.gateway.routing.routes import Route, remote_route, route_of
 from paddock.kit import bearer, errors
 from paddock.kit.clock import Clock
@@ -31,13 +31,13 @@ class ControlClient:
         self._clock = clock
         self._session = aiohttp.ClientSession(headers=bearer.header(token))
 
-    async def wake(self, route: Route) -> Route:
+    async def resume(self, route: Route) -> Route:
         """Resume a sandbox; return its new route."""
         return await self._route(
             "POST", "/wake", msgspec.json.encode(WakeBody(route.id, route.uid))
         )
 
-    async def look(self, sandbox_id: str) -> Route:
+    async def fetch_route(self, sandbox_id: str) -> Route:
         """Return a sandbox's route."""
         return await self._route("GET", f"/sandboxes/{sandbox_id}", None)
 
@@ -60,7 +60,7 @@ class ControlClient:
             raise errors.NotFoundError("the sandbox is not claimed")
         return remote_route(route, gateway, self._clock.now()) if gateway else route
 
-    async def report(self, report: Report) -> tuple[str, ...] | None:
+    async def report(self, report: GatewayReport) -> tuple[str, ...] | None:
         """Report this gateway's address and traffic; return all gateways, or None on failure."""
         try:
             async with (

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from paddock.adapters.membership import base_url
 from paddock.gateway.activity import Activity
-from paddock.gateway.routing.peers import MAX_BODY_BYTES, PATH, Desk
+from paddock.gateway.routing.peers import MAX_BODY_BYTES, PATH, PeerEndpoint
 from paddock.gateway.routing.routes import RouteTable
 from paddock.kit import metrics
 from paddock.kit.clock import Clock
@@ -29,7 +29,9 @@ class ActivityCounts(Struct, frozen=True):
     """How many seconds ago each was active, by uid."""
 
 
-def create_app(routes: RouteTable, activity: Activity, desk: Desk, clock: Clock) -> web.Application:
+def create_app(
+    routes: RouteTable, activity: Activity, endpoint: PeerEndpoint, clock: Clock
+) -> web.Application:
     """Return the application."""
     started = clock.monotonic()
 
@@ -52,16 +54,16 @@ def create_app(routes: RouteTable, activity: Activity, desk: Desk, clock: Clock)
     async def recent(request: web.Request) -> web.Response:
         within = float(request.query.get("within", "inf"))
         now = clock.monotonic()
-        seen = activity.within(within, now)
+        seen = activity.active_within(within, now)
         body = msgspec.json.encode(ActivityCounts(up_seconds=now - started, seen=seen))
         return web.Response(body=body, content_type="application/json")
 
     async def receive_routes(request: web.Request) -> web.Response:
-        desk.take_news(request.headers, await request.read())
+        endpoint.receive_routes(request.headers, await request.read())
         return web.Response(status=204)
 
     async def exchange_state(request: web.Request) -> web.Response:
-        return web.Response(body=desk.give_state(request.headers, await request.read()))
+        return web.Response(body=endpoint.serve_state(request.headers, await request.read()))
 
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
     app.add_routes(

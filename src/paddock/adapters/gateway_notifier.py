@@ -8,7 +8,7 @@ from msgspec import structs
 
 from paddock.cache.states import SandboxState
 from paddock.claims.ports import Announcer
-from paddock.gateway.routing.peers import Peers
+from paddock.gateway.routing.peers import GatewayPeers
 from paddock.gateway.routing.routes import Route, route_of
 from paddock.kit.clock import Clock
 from paddock.resources.kinds.sandbox import Sandbox
@@ -23,19 +23,19 @@ class GatewayNotifier:
 
     def __init__(self, seed: TokenSeed, clock: Clock) -> None:
         self._clock = clock
-        self._peers = Peers(seed, clock)
+        self._peers = GatewayPeers(seed, clock)
         self._seen: dict[str, float] = {}
 
     def register(self, url: str) -> tuple[str, ...]:
         """Record that a gateway reported; return the addresses of all gateways."""
         self._seen[url] = self._clock.monotonic()
         self._refresh()
-        return self._peers.known()
+        return self._peers.urls()
 
     def _refresh(self) -> None:
         limit = self._clock.monotonic() - FORGET_SECONDS
         self._seen = {url: at for url, at in self._seen.items() if at > limit}
-        self._peers.set(self._seen)
+        self._peers.set_urls(self._seen)
 
     async def announce(self, sandbox: Sandbox) -> None:
         """Return once every reachable gateway has the route."""
@@ -51,8 +51,8 @@ class GatewayNotifier:
     async def _push(self, route: Route | None) -> None:
         if route is None or not self._seen:
             return
-        await self._peers.tell((route,))
-        for url in self._peers.silent():
+        await self._peers.send((route,))
+        for url in self._peers.unreachable():
             self._seen.pop(url, None)
         self._refresh()
 

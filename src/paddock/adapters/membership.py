@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from paddock.gateway.routing.peers import Peers
+from paddock.gateway.routing.peers import GatewayPeers
 from paddock.gateway.routing.routes import RouteTable
 from paddock.kit.errors import FieldProblem, InvalidError, PaddockError
 from paddock.kit.logs import fields
@@ -63,7 +63,7 @@ class Membership:
     def __init__(
         self,
         settings: Settings,
-        peers: Peers,
+        peers: GatewayPeers,
         *,
         own_url: str,
         cluster: KubernetesClient | None = None,
@@ -84,13 +84,13 @@ class Membership:
         self._set()
 
     def _set(self) -> None:
-        self._peers.set((self._reported | self._resolved) - {self.own_url})
+        self._peers.set_urls((self._reported | self._resolved) - {self.own_url})
 
     async def keep_caught_up(self, routes: RouteTable) -> None:
         """Resolve the setting and fetch missed routes from peers at intervals, until cancelled."""
         while True:
             await self._resolve()
-            if await self._peers.catch_up(routes) and not routes.is_ready:
+            if await self._peers.sync(routes) and not routes.is_ready:
                 # The routes of a ready peer replace the first sync while the control plane is down.
                 routes.is_ready = True
                 log.info("gateway serves", extra=fields(routes=len(routes), source="peers"))

@@ -56,7 +56,7 @@ def create_app(checks: Sequence[Check] = ()) -> Starlette:
 
     async def validate(request: Request) -> Response:
         try:
-            body = await bodies.whole(request, MAX_BODY_BYTES)
+            body = await bodies.read_limited(request, MAX_BODY_BYTES)
             review = msgspec.json.decode(body, type=_Review)
         except (msgspec.DecodeError, RecursionError, TooLargeError) as error:
             return Response(f"this is no AdmissionReview: {error}", 400, media_type="text/plain")

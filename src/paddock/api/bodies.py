@@ -5,11 +5,11 @@ from starlette.requests import Request
 from paddock.kit.errors import TooLargeError
 
 
-async def whole(request: Request, most: int) -> bytes:
+async def read_limited(request: Request, limit: int) -> bytes:
     """Give a body; `TooLargeError` as soon as it is longer than so many bytes."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
-        if len(data) > most:
-            raise TooLargeError(f"the body is larger than {most} bytes")
+        if len(data) > limit:
+            raise TooLargeError(f"the body is larger than {limit} bytes")
     return bytes(data)

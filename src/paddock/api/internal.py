@@ -20,7 +20,7 @@ from paddock.resources.kinds.sandbox import Sandbox
 PREFIX = "/_paddock"
 
 
-class Report(Struct, frozen=True):
+class GatewayReport(Struct, frozen=True):
     """`POST /_paddock/activity`: a gateway tells where it is and what had traffic."""
 
     url: str
@@ -29,11 +29,11 @@ class Report(Struct, frozen=True):
     """How many seconds ago each sandbox was active, by uid."""
 
 
-OnReport = Callable[[Report], Awaitable[tuple[str, ...]]]
+OnReport = Callable[[GatewayReport], Awaitable[tuple[str, ...]]]
 """Takes a report in and gives the addresses of all gateways."""
 
 
-Lookup = Callable[[str], Awaitable[tuple[Sandbox, str]]]
+FindRemote = Callable[[str], Awaitable[tuple[Sandbox, str]]]
 """Finds a sandbox of another cluster and that cluster's gateway; `NotFoundError`."""
 
 
@@ -44,7 +44,7 @@ class WakeBody(Struct, frozen=True):
     uid: str
 
 
-class Problem(Struct, frozen=True):
+class ErrorPayload(Struct, frozen=True):
     """An error on its way to a gateway, by the name of its class."""
 
     kind: str
@@ -53,7 +53,7 @@ class Problem(Struct, frozen=True):
 
 
 def create_app(
-    manager: Manager, token: str, on_report: OnReport, elsewhere: Lookup | None = None
+    manager: Manager, token: str, on_report: OnReport, find_remote: FindRemote | None = None
 ) -> Starlette:
     """Make the application."""
 
@@ -76,16 +76,16 @@ def create_app(
             sandbox = await manager.batches.reveal(request.path_params["id"])
         if sandbox is not None:
             return Response(codec.encode(sandbox), media_type="application/json")
-        if elsewhere is None:
+        if find_remote is None:
             raise NotFoundError("the sandbox was not found")
-        sandbox, gateway = await elsewhere(request.path_params["id"])
+        sandbox, gateway = await find_remote(request.path_params["id"])
         return Response(
             codec.encode(sandbox), headers={GATEWAY: gateway}, media_type="application/json"
         )
 
     async def activity(request: Request) -> Response:
         authorize(request)
-        report = msgspec.json.decode(await request.body(), type=Report)
+        report = msgspec.json.decode(await request.body(), type=GatewayReport)
         known = await on_report(report)
         return Response(msgspec.json.encode(known), media_type="application/json")
 
@@ -95,23 +95,23 @@ def create_app(
             Route(f"{PREFIX}/sandboxes/{{id}}", lookup, methods=["GET"]),
             Route(f"{PREFIX}/activity", activity, methods=["POST"]),
         ],
-        exception_handlers=TOLD_AS_PROBLEMS,
+        exception_handlers=ERROR_HANDLERS,
     )
 
 
 async def _on_error(_request: Request, error: Exception) -> Response:
     if not isinstance(error, PaddockError):
         raise TypeError("only errors of Paddock's come here") from error
-    problem = Problem(type(error).__name__, error.message, retry_after(error))
+    problem = ErrorPayload(type(error).__name__, error.message, retry_after(error))
     return Response(msgspec.json.encode(problem), status_of(error), media_type="application/json")
 
 
 async def _on_garbage(_request: Request, error: Exception) -> Response:
-    problem = Problem("InvalidError", f"the body cannot be read: {error}")
+    problem = ErrorPayload("InvalidError", f"the body cannot be read: {error}")
     return Response(msgspec.json.encode(problem), 400, media_type="application/json")
 
 
-TOLD_AS_PROBLEMS = {
+ERROR_HANDLERS = {
     PaddockError: _on_error,
     msgspec.DecodeError: _on_garbage,
     RecursionError: _on_garbage,

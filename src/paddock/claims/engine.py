@@ -398,7 +398,7 @@ class Claims:
         template = sandbox.spec.template or target.template
         if sandbox.spec.image is not None:
             sandbox = await self._with_new_image(sandbox, request)
-        before = tasks.cancellations()
+        before = tasks.cancel_count()
         try:
             async with asyncio.timeout(request.ready_timeout_seconds), asyncio.TaskGroup() as group:
                 group.create_task(self._agent.configure(sandbox, template), name="configure")
@@ -414,7 +414,7 @@ class Claims:
                 f"the sandbox did not answer within {request.ready_timeout_seconds:g} s"
             ) from error
         except ExceptionGroup as errors:
-            tasks.uncancelled(before)
+            tasks.clear_cancellation(before)
             # One reason is enough for people; the first to fail ended the others.
             raise errors.exceptions[0] from errors
         return sandbox

@@ -55,7 +55,7 @@ def agree(place: Place, *, yes: bool) -> bool:
 def purge(place: Place) -> None:
     """End all sandboxes and remove the state directory; Paddock must be down."""
     settings = place.settings
-    with pidfile.held(
+    with pidfile.lock(
         settings.run / "paddock.pid",
         what="Paddock",
         hint="somebody started it meanwhile; say `paddock down --purge` again",

@@ -17,26 +17,26 @@ from paddock.gateway.routing.addressing import ENVD_PORT, TASKS_PORT
 from paddock.gateway.routing.routes import Route
 from paddock.resources.tokens import matches
 
-STRANGERS_MAY_TRY = frozenset(("/health", "/files"))
+UNAUTHENTICATED_PATHS = frozenset(("/health", "/files"))
 """envd answers these without a token: the first tells only that it is there, the second asks for
 a signature."""
-INTERNAL = frozenset(
+INTERNAL_PATHS = frozenset(
     ("/init", "/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade")
 )
 """Between the node and envd; for nobody outside."""
 _PLAIN_PATH = re.compile(r"(?:/[A-Za-z0-9_\-][A-Za-z0-9_.\-]*)+")
 
-_SECURED = "Sandbox is secured with traffic access token. "
-MISSING = _SECURED + "Token header 'e2b-traffic-access-token' is missing"
-WRONG = _SECURED + "Provided token is invalid"
+_SECURED_PREFIX = "Sandbox is secured with traffic access token. "
+MISSING = _SECURED_PREFIX + "Token header 'e2b-traffic-access-token' is missing"
+WRONG = _SECURED_PREFIX + "Provided token is invalid"
 UNAUTHORIZED = "unauthorized: invalid or missing access token"
 
 
-class Pass(Enum):
+class Allowed(Enum):
     """A request that may go on."""
 
-    AND_WAKE = "and wake"
-    AS_STRANGER = "as stranger"
+    MAY_WAKE = "and wake"
+    RUNNING_ONLY = "as stranger"
     """To a sandbox that runs; it wakes none."""
 
 
@@ -53,7 +53,7 @@ _UNAUTHORIZED = Denied(401, UNAUTHORIZED)
 
 def check(
     route: Route, *, port: int, target: str, access_hash: str, traffic_token: str | None
-) -> Pass | Denied:
+) -> Allowed | Denied:
     """Say whether a request may pass, and whether it may wake.
 
     `access_hash` is the hash of the token that was shown to envd; empty where none was.
@@ -61,24 +61,24 @@ def check(
     if port in (ENVD_PORT, TASKS_PORT):
         return _envd(route, port, target, access_hash)
     if not route.traffic_token_hash:
-        return Pass.AND_WAKE
+        return Allowed.MAY_WAKE
     if traffic_token is None:
         return Denied(403, MISSING)
     if not matches(traffic_token, route.traffic_token_hash):
         return Denied(403, WRONG)
-    return Pass.AND_WAKE
+    return Allowed.MAY_WAKE
 
 
-def _envd(route: Route, port: int, target: str, shown: str) -> Pass | Denied:
+def _envd(route: Route, port: int, target: str, shown: str) -> Allowed | Denied:
     path = target.partition("?")[0]
-    if port == ENVD_PORT and canonical(path) in INTERNAL:
+    if port == ENVD_PORT and canonical(path) in INTERNAL_PATHS:
         return _NOT_FOUND
     if not route.access_token_hash:
-        return Pass.AND_WAKE
+        return Allowed.MAY_WAKE
     if shown:
-        return Pass.AND_WAKE if compare_digest(shown, route.access_token_hash) else _UNAUTHORIZED
-    if port == ENVD_PORT and path in STRANGERS_MAY_TRY:
-        return Pass.AS_STRANGER
+        return Allowed.MAY_WAKE if compare_digest(shown, route.access_token_hash) else _UNAUTHORIZED
+    if port == ENVD_PORT and path in UNAUTHENTICATED_PATHS:
+        return Allowed.RUNNING_ONLY
     return _UNAUTHORIZED
 
 

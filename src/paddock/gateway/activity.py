@@ -10,7 +10,7 @@ from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 
-class Traffic(Struct):
+class SandboxTraffic(Struct):
     """One sandbox's traffic since the gateway began."""
 
     requests: int = 0
@@ -29,7 +29,7 @@ class Activity:
     """Traffic by sandbox uid."""
 
     def __init__(self) -> None:
-        self._by_uid: dict[str, Traffic] = {}
+        self._by_uid: dict[str, SandboxTraffic] = {}
         self._ids: dict[str, str] = {}
         self._drained_at = -math.inf
         self.statuses: dict[int, int] = {}
@@ -37,19 +37,19 @@ class Activity:
         self.connections = 0
         self.held = 0
 
-    def of(self, uid: str) -> Traffic | None:
+    def get(self, uid: str) -> SandboxTraffic | None:
         """Give a sandbox's traffic, if it had any."""
         return self._by_uid.get(uid)
 
-    def traffic(self, uid: str, sandbox_id: str) -> Traffic:
+    def get_or_create(self, uid: str, sandbox_id: str) -> SandboxTraffic:
         """Give a sandbox's traffic; whoever counts in it does so directly."""
         traffic = self._by_uid.get(uid)
         if traffic is None:
-            traffic = self._by_uid[uid] = Traffic()
+            traffic = self._by_uid[uid] = SandboxTraffic()
             self._ids[uid] = sandbox_id
         return traffic
 
-    def answered(self, status: int) -> None:
+    def count_response(self, status: int) -> None:
         """Count an answer."""
         self.statuses[status] = self.statuses.get(status, 0) + 1
 
@@ -58,7 +58,7 @@ class Activity:
         self._by_uid.pop(uid, None)
         self._ids.pop(uid, None)
 
-    def by_sandbox(self) -> dict[str, Traffic]:
+    def by_sandbox(self) -> dict[str, SandboxTraffic]:
         """Give everybody's traffic, by sandbox id."""
         return {self._ids[uid]: traffic for uid, traffic in self._by_uid.items()}
 
@@ -71,7 +71,7 @@ class Activity:
             if traffic.in_flight or traffic.last_active >= since
         }
 
-    def within(self, seconds: float, now: float) -> dict[str, float]:
+    def active_within(self, seconds: float, now: float) -> dict[str, float]:
         """Give how long ago each sandbox was active, of those that were in so many seconds."""
         ages = {
             uid: 0.0 if traffic.in_flight else max(now - traffic.last_active, 0.0)

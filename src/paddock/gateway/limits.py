@@ -4,7 +4,7 @@ import socket
 
 from msgspec import Struct
 
-NOTICED_GONE = (
+KEEPALIVE_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
@@ -14,7 +14,7 @@ NOTICED_GONE = (
 without a word would hold an idle stream open for ever, and its sandbox awake."""
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class GatewayLimits(Struct, frozen=True, kw_only=True):
     """Bounds of one gateway process."""
 
     connections: int = 20_000
@@ -35,7 +35,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     """A request this young, when its sandbox is paused under it, is carried over the pause."""
 
 
-class Behaviour(Struct, frozen=True, kw_only=True):
+class GatewayOptions(Struct, frozen=True, kw_only=True):
     """Choices of one gateway process."""
 
     wakes: bool = True

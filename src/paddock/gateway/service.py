@@ -15,7 +15,7 @@ from msgspec import structs
 
 from paddock.cache.states import SandboxState
 from paddock.gateway import access
-from paddock.gateway.access import Denied, Pass
+from paddock.gateway.access import Allowed, Denied
 from paddock.gateway.activity import Activity
 from paddock.gateway.http import error_responses
 from paddock.gateway.http.client import ClientConnection
@@ -23,7 +23,7 @@ from paddock.gateway.http.connections import Connections
 from paddock.gateway.http.exchange import Exchange
 from paddock.gateway.http.request_heads import RequestHead, RequestReader
 from paddock.gateway.http.sender import Sender
-from paddock.gateway.limits import Behaviour, Limits
+from paddock.gateway.limits import GatewayLimits, GatewayOptions
 from paddock.gateway.routing import addressing, decision_cache
 from paddock.gateway.routing.addressing import (
     ENVD_PORT,
@@ -32,20 +32,20 @@ from paddock.gateway.routing.addressing import (
     Malformed,
     SignedFile,
 )
-from paddock.gateway.routing.decision_cache import Shortcut
-from paddock.gateway.routing.route_lookup import Finder
+from paddock.gateway.routing.decision_cache import CachedDecision
+from paddock.gateway.routing.route_lookup import RouteLookup
 from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.gateway.signing import Signatures
 from paddock.gateway.waking import inflight
-from paddock.gateway.waking.held_requests import Holds
-from paddock.gateway.waking.inflight import Lives
+from paddock.gateway.waking.held_requests import HeldRequests
+from paddock.gateway.waking.inflight import InflightRequests
 from paddock.gateway.waking.waker import Waker
 from paddock.kit.clock import Clock
 from paddock.kit.errors import RateLimitedError, UnavailableError
 from paddock.kit.logs import fields
 
 log = logging.getLogger(__name__)
-_OURS = ("/_paddock", "/metrics/", "/readyz/")
+_INTERNAL_PATHS = ("/_paddock", "/metrics/", "/readyz/")
 """Paths of the API that are for gateways and operators, who ask it without one between."""
 access_log = logging.getLogger("paddock.gateway.access")
 
@@ -58,37 +58,36 @@ class Gateway:
         *,
         routes: RouteTable,
         waker: Waker,
-        finder: Finder,
+        lookup: RouteLookup,
         sender: Sender,
         signatures: Signatures,
         activity: Activity,
         clock: Clock,
         tasks: asyncio.TaskGroup,
-        limits: Limits,
-        behaviour: Behaviour,
+        limits: GatewayLimits,
+        options: GatewayOptions,
     ) -> None:
         self._routes = routes
-        self._waker = waker
-        self._finder = finder
+        self._lookup = lookup
         self._sender = sender
         self._signatures = signatures
         self._activity = activity
         self._tasks = tasks
         self._limits = limits
-        self._behaviour = behaviour
-        self._holds = Holds(waker, activity, limits)
+        self._options = options
+        self._held = HeldRequests(waker, activity, limits)
         self.clients = Connections(activity, limits, clock.monotonic)
         self.now = clock.monotonic
         self.read = RequestReader().read
-        self._lives = Lives(
+        self._inflight = InflightRequests(
             routes=routes,
             sender=sender,
-            holds=self._holds,
+            holds=self._held,
             activity=activity,
             spawn=self._spawn,
             now=clock.monotonic,
             limits=limits,
-            behaviour=behaviour,
+            options=options,
         )
 
     def sweep(self) -> None:
@@ -101,12 +100,12 @@ class Gateway:
     def dispatch(self, exchange: Exchange, client: ClientConnection) -> None:
         """Send a request on, answer it, or hold it."""
         head = exchange.head
-        shortcut = head.shortcuts.get(client.origin)
-        if shortcut is not None and self._send_alike(exchange, head, shortcut):
+        decision = head.decisions.get(client.origin)
+        if decision is not None and self._send_cached(exchange, head, decision):
             return
         where = _address(head, head.method, head.target)
         if where is None and head.access_token is not None:
-            self._to_holder(exchange, head.access_token)
+            self._to_token_owner(exchange, head.access_token)
         elif where is None:
             self._to_api(exchange)
         elif isinstance(where, Malformed):
@@ -118,47 +117,47 @@ class Gateway:
         else:
             self._to_sandbox(exchange, where)
 
-    def _send_alike(self, exchange: Exchange, head: RequestHead, shortcut: Shortcut) -> bool:
+    def _send_cached(self, exchange: Exchange, head: RequestHead, decision: CachedDecision) -> bool:
         """Send on what was decided before; says whether that still holds, and could be done."""
-        route, under_way = shortcut.route, shortcut.under_way
+        route, in_flight = decision.route, decision.in_flight
         if (
             self._routes.get(route.id) is not route
             or not self._routes.is_ready
-            or len(under_way) >= self._limits.requests_per_sandbox
+            or len(in_flight) >= self._limits.requests_per_sandbox
         ):
             return False
-        if head.cleared is not shortcut:
-            if not decision_cache.is_clear(head, shortcut.port):
+        if head.allowed_by is not decision:
+            if not decision_cache.applies(head, decision.port):
                 return False
-            head.cleared = shortcut
-        connection = shortcut.shelf.take()
+            head.allowed_by = decision
+        connection = decision.idle_connections.take()
         if connection is None:
             return False
         exchange.sandbox_id = route.id
-        exchange.port = shortcut.port
+        exchange.port = decision.port
         if head.upgrade is not None:
-            _offer_envd_nothing(exchange, shortcut.port)
-        inflight.count(exchange, route, shortcut.traffic, under_way)
-        connection.serve(exchange, head.line + shortcut.lines)
+            _drop_upgrade_for_envd(exchange, decision.port)
+        inflight.track(exchange, route, decision.traffic, in_flight)
+        connection.serve(exchange, head.line + decision.lines)
         return True
 
     def _to_api(self, exchange: Exchange) -> None:
         path = access.canonical(exchange.head.target.partition("?")[0])
-        if f"{path}/".startswith(_OURS):
+        if f"{path}/".startswith(_INTERNAL_PATHS):
             exchange.fail(404, "not found")
         elif not self._sender.send_to_api(exchange):
             self._spawn(exchange, self._sender.connect_to_api(exchange), "api")
 
-    def _to_holder(self, exchange: Exchange, token: str) -> None:
+    def _to_token_owner(self, exchange: Exchange, token: str) -> None:
         """Send on what only a sandbox's own token addresses: older SDKs, after they connect."""
-        route = self._routes.of_token(token)
+        route = self._routes.get_by_token(token)
         if route is None:
             exchange.fail(502, error_responses.NOT_FOUND)
         else:
             self._to_sandbox(exchange, Destination(route.id, ENVD_PORT, exchange.head.target))
 
     def _to_signed(self, exchange: Exchange, wanted: SignedFile) -> None:
-        route = self._signatures.known(wanted)
+        route = self._signatures.cached(wanted)
         if route is not None:
             self._to_sandbox(exchange, Destination(route.id, ENVD_PORT, exchange.head.target))
         else:
@@ -181,20 +180,20 @@ class Gateway:
     def _to_sandbox(self, exchange: Exchange, where: Destination) -> None:
         exchange.sandbox_id, exchange.port = where.sandbox_id, where.port
         if exchange.head.upgrade is not None:
-            _offer_envd_nothing(exchange, where.port)
+            _drop_upgrade_for_envd(exchange, where.port)
         route = self._routes.get(where.sandbox_id)
         if route is None:
-            if self._finder.is_known_no(where.sandbox_id):
+            if self._lookup.is_known_absent(where.sandbox_id):
                 exchange.fail(502, error_responses.NOT_FOUND)
             else:
                 self._spawn(exchange, self._find(exchange, where), "find")
             return
-        self._knock(exchange, route, where, is_confirmed=False)
+        self._authorize(exchange, route, where, is_confirmed=False)
 
     async def _find(self, exchange: Exchange, where: Destination) -> None:
         """Ask the control plane, then go on with what it says."""
         try:
-            route = await self._finder.find(where.sandbox_id)
+            route = await self._lookup.find(where.sandbox_id)
         except UnavailableError as error:
             exchange.fail(503, error.message, retry_after_seconds=1)
             return
@@ -204,16 +203,16 @@ class Gateway:
         if route is None:
             exchange.fail(502, error_responses.NOT_FOUND)
         else:
-            self._knock(exchange, route, where, is_confirmed=True)
+            self._authorize(exchange, route, where, is_confirmed=True)
 
-    def _knock(
+    def _authorize(
         self, exchange: Exchange, route: Route, where: Destination, *, is_confirmed: bool
     ) -> None:
         """Check the caller's right; then the sandbox's state."""
         head = exchange.head
         if where.port == ENVD_PORT and head.method == "OPTIONS" and _is_preflight(exchange):
             keep = head.is_keep_alive and exchange.is_request_done
-            exchange.answer(204, error_responses.preflight(keep_alive=keep), keep_alive=keep)
+            exchange.respond(204, error_responses.preflight(keep_alive=keep), keep_alive=keep)
             return
         verdict = access.check(
             route,
@@ -225,12 +224,12 @@ class Gateway:
         if isinstance(verdict, Denied):
             exchange.fail(verdict.status, verdict.message)
         elif route.state is SandboxState.RUNNING:
-            if self._lives.begin(exchange, route):
-                self._send(exchange, route, where, is_right_shown=verdict is Pass.AND_WAKE)
+            if self._inflight.begin(exchange, route):
+                self._send(exchange, route, where, is_right_shown=verdict is Allowed.MAY_WAKE)
         elif self._may_wait(route, verdict, exchange, where):
-            if self._lives.begin(exchange, route):
+            if self._inflight.begin(exchange, route):
                 self._hold(exchange, route, where)
-        elif is_confirmed or self._finder.is_known_no(where.sandbox_id):
+        elif is_confirmed or self._lookup.is_known_absent(where.sandbox_id):
             exchange.fail(502, error_responses.NOT_FOUND)
         else:
             # Perhaps it was resumed a moment ago and the news is under way.
@@ -240,61 +239,61 @@ class Gateway:
         self, exchange: Exchange, route: Route, where: Destination, *, is_right_shown: bool
     ) -> None:
         if is_right_shown and route.remote is None:
-            self._keep_shortcut(exchange, route, where)
+            self._cache_decision(exchange, route, where)
         if not self._sender.send(exchange, route, where):
             self._spawn(exchange, self._connect(exchange, route, where), "connect")
 
     async def _connect(self, exchange: Exchange, route: Route, where: Destination) -> None:
         await self._sender.connect(exchange, route, where)
-        self._lives.catch_up(exchange, route)
+        self._inflight.apply_missed_change(exchange, route)
 
-    def _keep_shortcut(self, exchange: Exchange, route: Route, where: Destination) -> None:
+    def _cache_decision(self, exchange: Exchange, route: Route, where: Destination) -> None:
         head, client, traffic = exchange.head, exchange.client, exchange.traffic
         if not isinstance(client, ClientConnection) or traffic is None:
             return
-        if not decision_cache.is_wanted(head, client.origin):
+        if not decision_cache.should_cache(head, client.origin):
             return
         # Whether the lines alone name this sandbox: the first line differs from case to case.
         if _address(head, "GET", "/") == Destination(where.sandbox_id, where.port, "/"):
-            head.shortcuts[client.origin] = Shortcut(
+            head.decisions[client.origin] = CachedDecision(
                 route,
                 where.port,
                 self._sender.lines(client, head, route, where.port),
-                self._sender.shelf(route, where.port),
+                self._sender.idle_connections(route, where.port),
                 traffic,
-                self._lives.under_way[route.uid],
+                self._inflight.in_flight[route.uid],
             )
 
     # ---- waking --------------------------------------------------------------------------
 
     def _may_wait(
-        self, route: Route, verdict: Pass, exchange: Exchange, where: Destination
+        self, route: Route, verdict: Allowed, exchange: Exchange, where: Destination
     ) -> bool:
         if route.state is SandboxState.CREATING:
             return True
-        if not (self._behaviour.wakes and route.wakes):
+        if not (self._options.wakes and route.wakes):
             return False
-        if verdict is Pass.AND_WAKE:
+        if verdict is Allowed.MAY_WAKE:
             return True
         wanted = addressing.signed_file(exchange.head.method, where.target)
-        return wanted is not None and self._signatures.holds(route, wanted)
+        return wanted is not None and self._signatures.is_valid(route, wanted)
 
     def _hold(self, exchange: Exchange, route: Route, where: Destination) -> None:
-        if not self._holds.has_room(route.uid):
+        if not self._held.has_room(route.uid):
             exchange.fail(
                 503, "too many requests wait for this sandbox to wake", retry_after_seconds=1
             )
             return
-        self._spawn(exchange, self._wake(exchange, route, where), "wake")
+        self._spawn(exchange, self._hold_then_send(exchange, route, where), "wake")
 
-    async def _wake(self, exchange: Exchange, route: Route, where: Destination) -> None:
-        woken = await self._holds.until_running(exchange, route)
+    async def _hold_then_send(self, exchange: Exchange, route: Route, where: Destination) -> None:
+        woken = await self._held.hold(exchange, route)
         if woken is not None:
             await self._connect(exchange, woken, where)
 
     # ---- what becomes of exchanges -------------------------------------------------------
 
-    def ended(self, exchange: Exchange) -> None:
+    def exchange_ended(self, exchange: Exchange) -> None:
         """Take in that an exchange is over."""
         status = exchange.status or 499
         statuses = self._activity.statuses
@@ -306,8 +305,8 @@ class Gateway:
         route, traffic = exchange.route, exchange.traffic
         if route is None or traffic is None:
             return
-        seconds = self._lives.end(exchange, route, traffic, status)
-        if self._behaviour.logs_requests:
+        seconds = self._inflight.end(exchange, route, traffic, status)
+        if self._options.logs_requests:
             self._log(exchange, route, seconds)
 
     @staticmethod
@@ -327,14 +326,14 @@ class Gateway:
             ),
         )
 
-    def again(self, exchange: Exchange) -> None:
+    def retry(self, exchange: Exchange) -> None:
         """Send a request over a new connection: the kept one had just ended."""
-        self._spawn(exchange, self._connect_again(exchange), "connect again")
+        self._spawn(exchange, self._reconnect(exchange), "reconnect")
 
-    async def _connect_again(self, exchange: Exchange) -> None:
-        await self._sender.connect_again(exchange)
+    async def _reconnect(self, exchange: Exchange) -> None:
+        await self._sender.reconnect(exchange)
         if exchange.route is not None:
-            self._lives.catch_up(exchange, exchange.route)
+            self._inflight.apply_missed_change(exchange, exchange.route)
 
     def _spawn(self, exchange: Exchange, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._tasks.create_task(self._guarded(exchange, work), name=name)
@@ -350,7 +349,7 @@ class Gateway:
             exchange.fail(500, "internal error")
 
 
-def _offer_envd_nothing(exchange: Exchange, port: int) -> None:
+def _drop_upgrade_for_envd(exchange: Exchange, port: int) -> None:
     """Take back the offer of another protocol: envd speaks one, and answers in that."""
     if port in (ENVD_PORT, TASKS_PORT):
         head = exchange.head

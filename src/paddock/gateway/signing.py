@@ -17,7 +17,7 @@ from paddock.resources.tokens import TokenSeed, file_signature
 
 _SLICE = 200
 _SEARCHES = 4
-_KEPT = 1024
+_CACHE_SIZE = 1024
 
 
 class Signatures:
@@ -30,13 +30,13 @@ class Signatures:
         self._found: OrderedDict[SignedFile, str] = OrderedDict()
         self._searching = 0
 
-    def holds(self, route: Route, wanted: SignedFile) -> bool:
+    def is_valid(self, route: Route, wanted: SignedFile) -> bool:
         """Say whether a signature is this sandbox's and not expired."""
         if wanted.expiration is not None and wanted.expiration < self._clock.now().timestamp():
             return False
-        return self._is_of(route.id, wanted)
+        return self._is_signed_by(route.id, wanted)
 
-    def _is_of(self, sandbox_id: str, wanted: SignedFile) -> bool:
+    def _is_signed_by(self, sandbox_id: str, wanted: SignedFile) -> bool:
         signature = file_signature(
             self._seed.access_token(sandbox_id),
             path=wanted.path,
@@ -46,7 +46,7 @@ class Signatures:
         )
         return hmac.compare_digest(signature.encode(), wanted.signature.encode())
 
-    def known(self, wanted: SignedFile) -> Route | None:
+    def cached(self, wanted: SignedFile) -> Route | None:
         """Give the sandbox of a signature seen before."""
         sandbox_id = self._found.get(wanted)
         return None if sandbox_id is None else self._routes.get(sandbox_id)
@@ -58,7 +58,7 @@ class Signatures:
         self._searching += 1
         try:
             for number, route in enumerate(self._routes.all(), start=1):
-                if self._is_of(route.id, wanted):
+                if self._is_signed_by(route.id, wanted):
                     self._remember(wanted, route)
                     return self._routes.get(route.id)
                 if number % _SLICE == 0:
@@ -69,5 +69,5 @@ class Signatures:
 
     def _remember(self, wanted: SignedFile, route: Route) -> None:
         self._found[wanted] = route.id
-        while len(self._found) > _KEPT:
+        while len(self._found) > _CACHE_SIZE:
             self._found.popitem(last=False)

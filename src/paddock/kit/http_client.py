@@ -29,7 +29,7 @@ _KEEPALIVE = (
 AddressInfo = tuple[int, int, int, str, tuple[object, ...]]
 
 
-class Answer(Struct, frozen=True):
+class HttpResponse(Struct, frozen=True):
     """What came back."""
 
     code: int
@@ -51,7 +51,7 @@ def open_socket(address: AddressInfo) -> socket.socket:
     return made
 
 
-class Exchange:
+class HttpClient:
     """Connections to one server, each for one request at a time."""
 
     def __init__(
@@ -76,14 +76,14 @@ class Exchange:
         self._idle: list[_Connection] = []
         self._is_closed = False
 
-    async def ask(self, request: bytes, timeout_seconds: float) -> Answer:
+    async def send(self, request: bytes, timeout_seconds: float) -> HttpResponse:
         """Send a request and give its answer.
 
         `NoConnectionError` if there was nobody to send it to, `TimeoutError` if there is no answer
         in time, `OSError` if the connection broke meanwhile.
         """
         connection = self._kept() or await self._connect()
-        answer = await connection.ask(request, timeout_seconds)
+        answer = await connection.send(request, timeout_seconds)
         if connection.is_usable:
             connection.idle_since = connection.loop.time()
             self._idle.append(connection)
@@ -157,7 +157,7 @@ class _Connection(asyncio.Protocol):
         self._siblings = siblings
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[Answer] | None = None
+        self._waiter: asyncio.Future[HttpResponse] | None = None
         self._retry_after = b""
         self._parts: list[bytes] = []
 
@@ -166,7 +166,7 @@ class _Connection(asyncio.Protocol):
         """Whether another request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def ask(self, request: bytes, timeout_seconds: float) -> Answer:
+    async def send(self, request: bytes, timeout_seconds: float) -> HttpResponse:
         """Send a request and wait for its answer; after any failure the connection is no more."""
         if self._transport is None:
             raise ConnectionResetError("the connection has ended")
@@ -233,4 +233,4 @@ class _Connection(asyncio.Protocol):
             # Whoever talks without having been asked is not heard again.
             self.abort()
         if waiter is not None and not waiter.done():
-            waiter.set_result(Answer(code, self._retry_after.decode("latin-1"), body))
+            waiter.set_result(HttpResponse(code, self._retry_after.decode("latin-1"), body))

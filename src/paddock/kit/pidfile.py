@@ -17,7 +17,7 @@ _PAUSE_SECONDS = 0.05
 
 
 @contextlib.contextmanager
-def held(path: Path, *, what: str, hint: str) -> Generator[bool]:
+def lock(path: Path, *, what: str, hint: str) -> Generator[bool]:
     """Hold the file; `ConflictError` names the process that does already.
 
     Gives whether its last holder was killed: who ends in order leaves no number behind.

@@ -24,13 +24,13 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
             log.exception("task ended with an error while being stopped")
 
 
-def cancellations() -> int:
+def cancel_count() -> int:
     """Say how often the running task was told to end and has not answered."""
     task = asyncio.current_task()
     return task.cancelling() if task is not None else 0
 
 
-def uncancelled(before: int) -> None:
+def clear_cancellation(before: int) -> None:
     """Forget the cancellation by which a TaskGroup stopped its own parent.
 
     When the last of its tasks fails, Python 3.11 leaves the parent looking cancelled for good;

@@ -271,12 +271,12 @@ def test_the_served_document_names_both_places_and_both_serve_it(server: Server)
     ],
 )
 def test_a_bad_body_is_a_400_that_names_the_field(server: Server, body: bytes, names: str) -> None:
-    answer = server.http.post("/v2/sandboxes", content=body)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["code"] == 400
-    assert names in answer.json()["message"] or not body
+    response = server.http.post("/v2/sandboxes", content=body)
+    assert response.status_code == 400, response.text
+    assert response.json()["code"] == 400
+    assert names in response.json()["message"] or not body
 
 
 def test_a_body_that_is_too_large_is_refused(server: Server) -> None:
-    answer = server.http.post("/v2/sandboxes", content=b" " * (2 << 20))
-    assert answer.status_code == 413
+    response = server.http.post("/v2/sandboxes", content=b" " * (2 << 20))
+    assert response.status_code == 413

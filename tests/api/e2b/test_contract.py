@@ -18,11 +18,11 @@ pytestmark = pytest.mark.looptime
 
 
 async def create(world: World, expected: int = 201, headers: dict | None = None, **body):
-    answer = await world.http.post(
+    response = await world.http.post(
         "/v2/sandboxes", json={"templateID": "base", **body}, headers=headers
     )
-    assert answer.status_code == expected, answer.text
-    return answer.json()
+    assert response.status_code == expected, response.text
+    return response.json()
 
 
 async def new_key(world: World, **body) -> dict[str, str]:
@@ -43,9 +43,9 @@ async def test_a_created_sandbox_is_read_back_at_once_everywhere() -> None:
         listed = (await world.http.get("/v2/sandboxes")).json()
         assert [item["sandboxID"] for item in listed] == [made["sandboxID"]]
         assert (await world.http.delete(path)).status_code == 204
-        for answer in (await world.http.get(path), await world.http.delete(path)):
-            assert answer.status_code == 404
-            assert answer.json()["code"] == 404
+        for response in (await world.http.get(path), await world.http.delete(path)):
+            assert response.status_code == 404
+            assert response.json()["code"] == 404
         assert (await world.http.get("/v2/sandboxes")).json() == []
 
 
@@ -54,9 +54,9 @@ async def test_log_entries_are_read_from_either_end() -> None:
         path = f"/v2/sandboxes/{(await create(world))['sandboxID']}/logs"
 
         async def told(query: str) -> list[str]:
-            answer = await world.http.get(f"{path}?{query}")
-            assert answer.status_code == 200, answer.text
-            return [entry["message"].partition(" ")[0] for entry in answer.json()["logs"]]
+            response = await world.http.get(f"{path}?{query}")
+            assert response.status_code == 200, response.text
+            return [entry["message"].partition(" ")[0] for entry in response.json()["logs"]]
 
         first, *_, last = await told("")
         assert {first, last} == {"started", "handed"}
@@ -159,9 +159,9 @@ async def test_a_quota_is_a_429_that_asks_not_to_be_tried_again_and_can_be_raise
             method = "POST" if path == "/api-keys" else "PATCH"
             wrong = {"quota": {"limits": [limit, {**limit, "limit": -1}]}}
             named = {"name": "k", **wrong} if method == "POST" else wrong
-            answer = await world.http.request(method, path, json=named)
-            assert answer.status_code == 400
-            assert answer.json()["message"] == "quota.limits[1].limit: must be at least 0"
+            response = await world.http.request(method, path, json=named)
+            assert response.status_code == 400
+            assert response.json()["message"] == "quota.limits[1].limit: must be at least 0"
 
 
 async def test_a_reader_looks_and_touches_nothing() -> None:
@@ -180,10 +180,10 @@ async def test_a_reader_looks_and_touches_nothing() -> None:
             ("DELETE", path),
             ("POST", "/api-keys"),
         ):
-            answer = await world.http.request(
+            response = await world.http.request(
                 method, target, json={"name": "x"} if "keys" in target else {}, headers=headers
             )
-            assert answer.status_code == 403, (method, target)
+            assert response.status_code == 403, (method, target)
 
 
 async def test_a_revoked_key_is_worthless_at_once_and_last_uses_are_known() -> None:
@@ -207,8 +207,8 @@ async def test_another_teams_sandboxes_are_not_there() -> None:
     async with paddock() as world:
         made = await create(world)
         headers = {"X-API-Key": (await new_key(world, teamName="strangers"))["X-API-Key"]}
-        answer = await world.http.get(f"/sandboxes/{made['sandboxID']}", headers=headers)
-        assert answer.status_code == 404
+        response = await world.http.get(f"/sandboxes/{made['sandboxID']}", headers=headers)
+        assert response.status_code == 404
         assert (await world.http.get("/v2/sandboxes", headers=headers)).json() == []
         kill = await world.http.delete(f"/sandboxes/{made['sandboxID']}", headers=headers)
         assert kill.status_code == 404
@@ -262,9 +262,9 @@ async def test_request_ids_are_kept_or_made_and_missing_keys_are_told() -> None:
         made = await world.http.get("/v2/sandboxes/nothing")
         assert made.status_code == 404
         assert made.headers["X-Request-ID"] == made.json()["request_id"]
-        answer = await world.http.get("/v2/sandboxes", headers={"X-API-Key": ""})
-        assert answer.status_code == 401
-        assert answer.json()["code"] == 401
+        response = await world.http.get("/v2/sandboxes", headers={"X-API-Key": ""})
+        assert response.status_code == 401
+        assert response.json()["code"] == 401
 
 
 async def test_what_is_not_offered_says_what_to_do_instead() -> None:
@@ -274,9 +274,9 @@ async def test_what_is_not_offered_says_what_to_do_instead() -> None:
             *(("GET", "/secrets"), ("POST", "/access-tokens"), ("GET", "/nodes")),
             *(("GET", "/teams/default/metrics/max"), ("POST", "/admin/teams/x/builds/cancel")),
         ):
-            answer = await world.http.request(method, path)
-            assert answer.status_code == 501
-            assert "(" in answer.json()["message"]
+            response = await world.http.request(method, path)
+            assert response.status_code == 501
+            assert "(" in response.json()["message"]
 
 
 async def test_the_first_key_is_an_administrators() -> None:
@@ -294,8 +294,8 @@ async def test_a_template_is_published_and_withdrawn_by_its_team_alone() -> None
         )
         await world.provider.write.create(mine)
         for path, public in (("/v2/templates/mine", True), ("/templates/alias", False)):
-            answer = await world.http.patch(path, json={"public": public})
-            assert (answer.status_code, answer.json()) == (200, {"names": ["mine", "alias"]})
+            response = await world.http.patch(path, json={"public": public})
+            assert (response.status_code, response.json()) == (200, {"names": ["mine", "alias"]})
             shown = (await world.http.get("/templates/mine")).json()
             assert shown["public"] is public
         await world.http.patch("/v2/templates/mine", json={"public": True})

@@ -17,9 +17,9 @@ PREFIX = "e2b.agents.kruise.io/"
 async def create(world: World, expected: int, headers: dict | None = None, **keys: str) -> dict:
     metadata = {f"{PREFIX}{name.replace('_', '-')}": value for name, value in keys.items()}
     body = {"templateID": "base", "timeout": 60, "metadata": metadata}
-    answer = await world.http.post("/sandboxes", json=body, headers=headers)
-    assert answer.status_code == expected, answer.text
-    return answer.json()
+    response = await world.http.post("/sandboxes", json=body, headers=headers)
+    assert response.status_code == expected, response.text
+    return response.json()
 
 
 def names(world: World) -> list[str]:
@@ -49,9 +49,9 @@ async def test_an_object_is_named_or_its_name_begins_as_is_wished() -> None:
 )
 async def test_what_makes_no_sense_is_refused_with_the_key_to_blame(keys, words: str) -> None:
     async with paddock(pool_size=0) as world:
-        answer = await create(world, 400, **keys)
-        assert words in answer["message"]
-        assert "metadata[" in answer["message"]
+        response = await create(world, 400, **keys)
+        assert words in response["message"]
+        assert "metadata[" in response["message"]
         assert names(world) == []
 
 

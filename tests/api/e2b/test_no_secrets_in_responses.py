@@ -84,29 +84,31 @@ async def ask(
     world: World, method: str, path: str, sandbox_id: str, key: str | None = None
 ) -> tuple[int, dict[str, str], Any]:
     """What is told, less what is of this one request and not of its answer."""
-    answer = await world.http.request(
+    response = await world.http.request(
         method,
         path.format(id=sandbox_id),
         json=None if method == "GET" else BODIES.get(path.rpartition("}")[2], {}),
         headers={"X-API-Key": key} if key else {},
     )
-    headers = {name: value for name, value in answer.headers.items() if name != "x-request-id"}
-    text = answer.text.replace(sandbox_id, "ID").replace(answer.headers["x-request-id"], "REQUEST")
-    return answer.status_code, headers, json.loads(text)
+    headers = {name: value for name, value in response.headers.items() if name != "x-request-id"}
+    text = response.text.replace(sandbox_id, "ID").replace(
+        response.headers["x-request-id"], "REQUEST"
+    )
+    return response.status_code, headers, json.loads(text)
 
 
 async def made(world: World) -> str:
-    answer = await world.http.post("/v2/sandboxes", json={"templateID": "base", "timeout": 600})
-    assert answer.status_code == 201, answer.text
-    return answer.json()["sandboxID"]
+    response = await world.http.post("/v2/sandboxes", json={"templateID": "base", "timeout": 600})
+    assert response.status_code == 201, response.text
+    return response.json()["sandboxID"]
 
 
 async def done(world: World, method: str, path: str) -> None:
-    answer = await world.http.request(method, path)
-    assert answer.status_code == 204, answer.text
+    response = await world.http.request(method, path)
+    assert response.status_code == 204, response.text
 
 
 async def key_of(world: World, team: str) -> str:
-    answer = await world.http.post("/api-keys", json={"name": "k", "teamName": team})
-    assert answer.status_code == 201, answer.text
-    return answer.json()["key"]
+    response = await world.http.post("/api-keys", json={"name": "k", "teamName": team})
+    assert response.status_code == 201, response.text
+    return response.json()["key"]

@@ -14,7 +14,7 @@ from paddock.app.wiring.http_server import HttpServer, listen
 from paddock.app.wiring.secrets import Secrets
 from paddock.gateway.activity import Activity
 from paddock.gateway.http.client import ClientConnection
-from paddock.gateway.routing.peers import Peers
+from paddock.gateway.routing.peers import GatewayPeers
 from paddock.gateway.routing.routes import RouteTable
 from paddock.kit import clock as clocks
 from paddock.kit.tasks import background
@@ -120,7 +120,7 @@ class Cluster:
         routes.is_ready = True
         base = f"http://127.0.0.1:{self.api_port}"
         control = ControlClient(base, self.secrets.token, clock)
-        peers = Peers(seed, clock)
+        peers = GatewayPeers(seed, clock)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(control.close)
             stack.callback(peers.close)

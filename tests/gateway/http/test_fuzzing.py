@@ -225,7 +225,9 @@ async def test_no_request_is_understood_otherwise_behind_the_gateway_than_behind
                 passed += len(upstream.seen)
             assert passed > ROUNDS // 2
             # And it is all there still: nothing was left hanging, nothing crashed.
-            await eventually(lambda: not any(paddock.gateway._lives.under_way.values()), seconds=60)
+            await eventually(
+                lambda: not any(paddock.gateway._inflight.in_flight.values()), seconds=60
+            )
             assert await exchange(
                 paddock.port, addressed(b"GET / HTTP/1.1\r\n<TO>\r\n", "boxone"), []
             )

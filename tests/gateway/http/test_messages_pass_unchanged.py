@@ -276,7 +276,7 @@ async def test_a_websocket_passes_bytes_sent_early_on_both_sides_and_half_closes
         assert await wire.rest() == b"first from the sandbox;EARLY;LATE;after your end"
         await wire.close()
         await eventually(lambda: paddock.activity.connections == 0)
-        traffic = paddock.activity.of("uid-abc")
+        traffic = paddock.activity.get("uid-abc")
         assert traffic is not None
         assert (traffic.in_flight, traffic.request_bytes) == (0, 11)
 

@@ -9,7 +9,7 @@ import pytest
 from paddock.app.roles.gateway import _listen
 from paddock.gateway.http import client as client_module
 from paddock.gateway.http.client import ClientConnection
-from paddock.gateway.limits import Limits
+from paddock.gateway.limits import GatewayLimits
 from paddock.settings import Settings
 from tests.gateway.rig import OK, PATIENCE_SECONDS, Rig, get, read_request, rig
 from tests.runtime.local.nodes import eventually
@@ -89,7 +89,7 @@ async def test_answers_that_nobody_reads_are_not_gathered_and_none_is_lost(reque
         await paddock.upstream(serve)
         flood = Flood(paddock, request_)
         served = await flood.open()
-        await flood.until(lambda: served._is_full and served.pauses)
+        await flood.until(lambda: served._is_write_paused and served.pauses)
         assert held(served) < HELD_BYTES
         answers = await flood.read_all()
         flood.socket.close()
@@ -109,7 +109,7 @@ async def test_what_is_sent_ahead_does_not_grow_with_every_answer() -> None:
         await paddock.upstream(serve)
         flood = Flood(paddock, get())
         served = await flood.open()
-        traffic = paddock.activity.traffic("uid-abc", "abc")
+        traffic = paddock.activity.get_or_create("uid-abc", "abc")
         for number in range(20):
             await flood.until(lambda: served.pauses)
             assert held(served) < HELD_BYTES
@@ -119,10 +119,10 @@ async def test_what_is_sent_ahead_does_not_grow_with_every_answer() -> None:
 
 
 async def test_one_that_never_reads_is_cut_off_in_the_end() -> None:
-    async with rig(Limits(idle_seconds=0.01)) as paddock:
+    async with rig(GatewayLimits(idle_seconds=0.01)) as paddock:
         flood = Flood(paddock, REFUSED)
         served = await flood.open()
-        await flood.until(lambda: served._is_full)
+        await flood.until(lambda: served._is_write_paused)
 
         def gone() -> bool:
             paddock.gateway.sweep()
@@ -180,7 +180,7 @@ async def test_one_that_vanished_without_a_word_is_noticed() -> None:
 
 
 async def test_a_head_that_was_refused_is_not_waited_for_any_longer() -> None:
-    async with rig(Limits(head_seconds=0.0)) as paddock:
+    async with rig(GatewayLimits(head_seconds=0.0)) as paddock:
         wire = await paddock.connect()
         wire.send(b"GET / HTTP/1.1\r\nx: y")
         await eventually(lambda: any(c.head_since for c in paddock.gateway.clients))

@@ -12,7 +12,7 @@ from paddock.cache.states import SandboxState
 from paddock.gateway.http.client import ClientConnection
 from paddock.gateway.http.request_heads import BadHead, RequestHead, RequestReader
 from paddock.gateway.http.request_heads import read_request as read_afresh
-from paddock.gateway.limits import Limits
+from paddock.gateway.limits import GatewayLimits
 from paddock.resources.tokens import hashed
 from tests.gateway.rig import OK, SEED, Rig, get, read_request, recording, rig, route
 from tests.runtime.local.nodes import eventually
@@ -217,17 +217,17 @@ async def test_the_limit_of_requests_holds_for_those_that_are_alike() -> None:
                 await release.wait()
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
-    async with rig(Limits(requests_per_sandbox=2)) as paddock:
+    async with rig(GatewayLimits(requests_per_sandbox=2)) as paddock:
         await paddock.upstream(slow)
         await warm(paddock)
         waiting = [asyncio.create_task(paddock.get("/slow")) for _ in range(2)]
-        under_way = paddock.gateway._lives.under_way["uid-abc"]
-        await eventually(lambda: len(under_way) == 2)
+        in_flight = paddock.gateway._inflight.in_flight["uid-abc"]
+        await eventually(lambda: len(in_flight) == 2)
         assert (await paddock.get("/a")).status == 429
         release.set()
         assert [answer.status for answer in await asyncio.gather(*waiting)] == [200, 200]
         assert (await paddock.get("/a")).status == 200
-        assert not under_way
+        assert not in_flight
 
 
 async def test_everything_is_counted_for_requests_that_are_alike() -> None:
@@ -235,7 +235,7 @@ async def test_everything_is_counted_for_requests_that_are_alike() -> None:
         await paddock.upstream(OK)
         for _ in range(5):
             await warm(paddock)
-        traffic = paddock.activity.of("uid-abc")
+        traffic = paddock.activity.get("uid-abc")
         assert traffic is not None
         assert (traffic.requests, traffic.in_flight, traffic.response_bytes) == (15, 0, 30)
         assert paddock.activity.statuses == {200: 15}

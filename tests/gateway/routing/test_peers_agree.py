@@ -15,7 +15,15 @@ from paddock.adapters.membership import Membership, PeerService, PeerSetting, pa
 from paddock.cache.states import SandboxState
 from paddock.claims.requests import NewSandbox
 from paddock.gateway.activity import Activity
-from paddock.gateway.routing.peers import PATH, Desk, Gatekeeper, News, Peers, sign, take
+from paddock.gateway.routing.peers import (
+    PATH,
+    GatewayPeers,
+    MessageVerifier,
+    PeerEndpoint,
+    RouteUpdate,
+    apply_update,
+    sign,
+)
 from paddock.gateway.routing.routes import RouteTable
 from paddock.kit import clock as clocks
 from paddock.kit.clock import ManualClock
@@ -35,7 +43,7 @@ from tests.scenario.paddock import CALLER, paddock
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy is no gateway that does not answer."""
-    monkeypatch.setattr("paddock.gateway.routing.peers._PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr("paddock.gateway.routing.peers._TIMEOUT_SECONDS", 20.0)
 
 
 class Member:
@@ -44,13 +52,13 @@ class Member:
     def __init__(self, port: int) -> None:
         self.clock = clocks.system()
         self.table = RouteTable(self.clock)
-        self.peers = Peers(SEED, self.clock)
+        self.peers = GatewayPeers(SEED, self.clock)
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._stack = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
-        desk = Desk(self.table, Gatekeeper(SEED, self.clock))
+        desk = PeerEndpoint(self.table, MessageVerifier(SEED, self.clock))
         app = gateway_admin.create_app(self.table, Activity(), desk, clocks.system())
         await self._stack.enter_async_context(gateway_admin.serving(app, "127.0.0.1", self.port))
 
@@ -63,7 +71,7 @@ async def members(count: int) -> AsyncGenerator[list[Member]]:
     made = [Member(port) for port in free_ports(count)]
     for member in made:
         await member.open()
-        member.peers.set(other.url for other in made if other is not member)
+        member.peers.set_urls(other.url for other in made if other is not member)
     try:
         yield made
     finally:
@@ -74,7 +82,7 @@ async def members(count: int) -> AsyncGenerator[list[Member]]:
 
 async def test_what_one_gateway_tells_all_others_know() -> None:
     async with members(3) as (one, two, three):
-        assert await one.peers.tell([route(f"box{number}") for number in range(1200)]) == 2
+        assert await one.peers.send([route(f"box{number}") for number in range(1200)]) == 2
         assert len(two.table) == len(three.table) == 1200
 
 
@@ -89,16 +97,16 @@ async def test_a_gateway_that_was_cut_off_keeps_no_stale_route_once_it_is_back()
             member.table.remove(gone.key, 8)
             member.table.put(route("moved", version=9, incarnation=1))
             member.table.put(route("new", version=10))
-        assert await one.peers.tell([route("new", version=10)]) == 1
+        assert await one.peers.send([route("new", version=10)]) == 1
         await three.open()
         one.table.is_ready = True
-        assert await three.peers.catch_up(three.table) == 1
+        assert await three.peers.sync(three.table) == 1
         assert three.table.get("gone") is None
         assert three.table.get("moved").incarnation == 1
         assert three.table.get("new") is not None
         # Nor does what it still believed come back to the others through it.
         assert not three.table.put(gone)
-        await one.peers.catch_up(one.table)
+        await one.peers.sync(one.table)
         assert one.table.get("gone") is None
         assert one.table.digest() == two.table.digest() == three.table.digest()
 
@@ -109,7 +117,7 @@ async def test_a_stale_route_told_by_a_healed_gateway_meets_the_fence() -> None:
         two.table.put(stale)
         one.table.put(stale)
         one.table.remove(stale.key, 6)
-        await two.peers.tell([stale])
+        await two.peers.send([stale])
         assert one.table.get("gone") is None
 
 
@@ -179,8 +187,8 @@ async def test_of_two_words_about_one_sandbox_the_newer_is_told(
         async with peer._lock:
             # Both wait for the same journey; the older one was the slower.
             late = [
-                asyncio.create_task(peer.tell([route(version=6, state=SandboxState.PAUSED)])),
-                asyncio.create_task(peer.tell([route(version=5)])),
+                asyncio.create_task(peer.send([route(version=6, state=SandboxState.PAUSED)])),
+                asyncio.create_task(peer.send([route(version=5)])),
             ]
             await asyncio.sleep(0)
         await asyncio.gather(*late)
@@ -191,14 +199,14 @@ async def test_one_that_does_not_answer_delays_nobody_for_long() -> None:
     async with members(3) as (one, two, three):
         await three.cut_off()
         async with asyncio.timeout(15):
-            assert await one.peers.tell([route()]) == 1
-        assert one.peers.silent() == (three.url,)
+            assert await one.peers.send([route()]) == 1
+        assert one.peers.unreachable() == (three.url,)
         assert two.table.get("abc") is not None
 
 
 async def test_a_message_is_believed_once_and_only_from_this_installation() -> None:
     async with members(1) as (member,), aiohttp.ClientSession() as session:
-        body = msgspec.msgpack.encode(News(routes=(route(),)))
+        body = msgspec.msgpack.encode(RouteUpdate(routes=(route(),)))
         now = member.clock.now().timestamp()
 
         async def post(headers, data=body) -> int:
@@ -222,7 +230,7 @@ async def test_a_message_is_believed_once_and_only_from_this_installation() -> N
 
 def test_numbers_used_once_are_forgotten_when_too_old_to_be_believed() -> None:
     clock = ManualClock()
-    keeper = Gatekeeper(SEED, clock)
+    keeper = MessageVerifier(SEED, clock)
     for number in range(100):
         now = clock.now().timestamp()
         keeper.check("POST", sign(SEED, "POST", b"", now=now, nonce=str(number)), b"")
@@ -237,7 +245,7 @@ def test_fences_in_news_come_before_routes() -> None:
     other = RouteTable(ManualClock())
     other.put(route(version=3))
     other.remove(Key("default", "abc"), 4)
-    take(table, News(routes=(route(version=3),), fences=other.fences()))
+    apply_update(table, RouteUpdate(routes=(route(version=3),), fences=other.fences()))
     assert table.get("abc") is None
 
 
@@ -274,7 +282,7 @@ def test_services_need_a_cluster_to_be_looked_up_in() -> None:
     with pytest.raises(InvalidError, match="expected"):
         parse_peers(settings.peers, takes_services=False)
     with pytest.raises(InvalidError, match="store"):
-        Membership(settings, Peers(SEED, clocks.system()), own_url="http://a:1")
+        Membership(settings, GatewayPeers(SEED, clocks.system()), own_url="http://a:1")
 
 
 def endpoints(name: str, service: str, *found: tuple[str, dict[str, bool]]) -> dict[str, object]:
@@ -304,7 +312,7 @@ async def test_peers_are_the_endpoints_of_a_service_in_a_real_cluster(
     for item in made:
         kube_cluster.request("POST", base, item)
     client = KubernetesClient(load_access(Path(kube_cluster.kubeconfig)))
-    peers = Peers(SEED, clocks.system())
+    peers = GatewayPeers(SEED, clocks.system())
     membership = Membership(
         Settings(peers="kubernetes:default/peers:3002"),
         peers,
@@ -313,14 +321,14 @@ async def test_peers_are_the_endpoints_of_a_service_in_a_real_cluster(
     )
     try:
         await membership._resolve()
-        assert set(peers.known()) == {"http://10.0.0.2:3002", "http://[fd00::1]:3002"}
+        assert set(peers.urls()) == {"http://10.0.0.2:3002", "http://[fd00::1]:3002"}
         kube_cluster.request("DELETE", f"{base}/peers-c")
         await membership._resolve()
-        assert peers.known() == ("http://10.0.0.2:3002",)
+        assert peers.urls() == ("http://10.0.0.2:3002",)
         # A server that does not answer parts nobody.
         await client.close()
         await membership._resolve()
-        assert peers.known() == ("http://10.0.0.2:3002",)
+        assert peers.urls() == ("http://10.0.0.2:3002",)
     finally:
         await client.close()
         for item in (made[0], made[1], made[3]):

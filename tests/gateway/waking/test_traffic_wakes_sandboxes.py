@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from paddock.cache.states import SandboxState
-from paddock.gateway.limits import Behaviour, Limits
+from paddock.gateway.limits import GatewayLimits, GatewayOptions
 from paddock.gateway.routing import route_lookup
 from paddock.kit.errors import (
     ConflictError,
@@ -30,7 +30,7 @@ async def test_a_hundred_calls_to_a_paused_sandbox_wake_it_once_and_are_all_answ
         assert [answer.status for answer in answers] == [200] * 100
         assert paddock.wakes == ["abc"]
         assert sorted(line.split()[1] for line, _, _ in seen) == sorted(f"/{n}" for n in range(100))
-        traffic = paddock.activity.of("uid-abc")
+        traffic = paddock.activity.get("uid-abc")
         assert traffic is not None
         assert (traffic.wakes, traffic.requests, paddock.activity.held) == (1, 100, 0)
 
@@ -59,7 +59,7 @@ async def test_a_request_that_comes_in_the_moment_of_waking_is_no_second_waking(
         second = await paddock.get()
         assert ((await first).status, second.status) == (200, 200)
         assert paddock.wakes == ["abc"]
-        traffic = paddock.activity.of("uid-abc")
+        traffic = paddock.activity.get("uid-abc")
         assert traffic is not None
         assert traffic.wakes == 1
 
@@ -110,7 +110,7 @@ async def test_a_large_body_is_not_gathered_while_its_sandbox_sleeps() -> None:
         size = 20_000_000
         wire.send(get(method="POST", content_length=str(size)) + b"x" * size)
         await eventually(lambda: paddock.activity.held == 1)
-        [exchange] = paddock.gateway._lives.under_way["uid-abc"]
+        [exchange] = paddock.gateway._inflight.in_flight["uid-abc"]
         await eventually(lambda: exchange.held_bytes > 64 * 1024)
         assert exchange.held_bytes < 1_000_000
         woken.set()
@@ -154,7 +154,7 @@ async def test_a_sandbox_that_did_not_ask_for_it_is_not_woken() -> None:
 
 
 async def test_waking_can_be_switched_off_for_a_whole_gateway() -> None:
-    async with rig(behaviour=Behaviour(wakes=False)) as paddock:
+    async with rig(options=GatewayOptions(wakes=False)) as paddock:
         await paddock.upstream(OK, **ASLEEP)
         assert (await paddock.get()).status == 502
         assert paddock.wakes == []
@@ -162,7 +162,7 @@ async def test_waking_can_be_switched_off_for_a_whole_gateway() -> None:
 
 async def test_more_may_not_wait_than_allowed() -> None:
     woken = asyncio.Event()
-    async with rig(Limits(held_requests_per_sandbox=2, held_requests=3)) as paddock:
+    async with rig(GatewayLimits(held_requests_per_sandbox=2, held_requests=3)) as paddock:
         await paddock.upstream(OK, **ASLEEP)
         await paddock.upstream(OK, "xyz", **ASLEEP)
 
@@ -184,7 +184,7 @@ async def test_more_may_not_wait_than_allowed() -> None:
 
 async def test_held_bytes_are_bounded_over_all_requests() -> None:
     woken = asyncio.Event()
-    async with rig(Limits(held_bytes=10)) as paddock:
+    async with rig(GatewayLimits(held_bytes=10)) as paddock:
         await paddock.upstream(OK, **ASLEEP)
 
         async def slowly(asleep):
@@ -294,7 +294,7 @@ async def test_a_request_on_its_way_in_when_the_sandbox_is_paused_is_carried_ove
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         await writer.drain()
 
-    async with rig(Limits(pause_grace_seconds=60)) as paddock:
+    async with rig(GatewayLimits(pause_grace_seconds=60)) as paddock:
         await paddock.upstream(serve, wakes=True)
 
         async def thaw(asleep):
@@ -318,7 +318,7 @@ async def test_a_request_that_was_inside_for_longer_breaks_off_and_wakes_nothing
         arrived.set()
         await reader.read()
 
-    async with rig(Limits(pause_grace_seconds=0)) as paddock:
+    async with rig(GatewayLimits(pause_grace_seconds=0)) as paddock:
         await paddock.upstream(serve, wakes=True)
         wire = await paddock.connect()
         wire.send(get())
@@ -457,7 +457,7 @@ async def test_a_route_that_the_table_lacks_is_looked_up_once_and_nos_are_rememb
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The questions take as long as the machine likes.
-    monkeypatch.setattr(route_lookup, "NO_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(route_lookup, "ABSENT_SECONDS", PATIENCE_SECONDS)
     async with rig() as paddock:
         await paddock.upstream(OK, "other")
         paddock.dialer.targets["new", 8000] = paddock.dialer.targets["other", 8000]
@@ -483,7 +483,7 @@ async def test_a_lookup_waits_for_a_control_plane_that_restarts() -> None:
 async def test_nobody_is_told_that_a_sandbox_is_gone_by_whom_it_was_not_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(route_lookup, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(route_lookup, "_TIMEOUT_SECONDS", 0.3)
     async with rig() as paddock:
         paddock.absences = [UnavailableError("dead")] * 100
         answer = await paddock.get(e2b_sandbox_id="new")
@@ -497,7 +497,7 @@ async def test_nobody_is_told_that_a_sandbox_is_gone_by_whom_it_was_not_asked(
 async def test_a_sandbox_whose_end_was_heard_of_is_gone_whoever_can_be_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(route_lookup, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(route_lookup, "_TIMEOUT_SECONDS", 0.3)
     async with rig() as paddock:
         await paddock.upstream(OK)
         route = paddock.routes.get("abc")
@@ -570,7 +570,7 @@ async def test_traffic_is_counted_and_told_for_idle_pauses() -> None:
 
 async def test_requests_are_logged_without_their_queries_where_that_is_set(caplog) -> None:
     caplog.set_level("INFO", logger="paddock.gateway.access")
-    async with rig(behaviour=Behaviour(logs_requests=True)) as paddock:
+    async with rig(options=GatewayOptions(logs_requests=True)) as paddock:
         await paddock.upstream(OK)
         await paddock.get("/a?signature=secret")
     [record] = [item for item in caplog.records if item.name == "paddock.gateway.access"]

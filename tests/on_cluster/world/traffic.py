@@ -18,7 +18,7 @@ from msgspec import structs
 
 from paddock.cache.states import SandboxState
 from paddock.engine.versions import version_of
-from paddock.gateway.routing.peers import Peers
+from paddock.gateway.routing.peers import GatewayPeers
 from paddock.gateway.routing.routes import RouteTable
 from paddock.kit import clock as clocks
 from paddock.kit import ids
@@ -232,9 +232,9 @@ class Traffic:
         assert box.spec.claim is not None
         sandbox_id, version = box.spec.claim.sandbox_id, int(box.metadata.resource_version)
         for url in self.paddock.admin_urls:
-            peers, table = Peers(SEED, clocks.system()), RouteTable(clocks.system())
-            peers.set([url])
-            await peers.catch_up(table)
+            peers, table = GatewayPeers(SEED, clocks.system()), RouteTable(clocks.system())
+            peers.set_urls([url])
+            await peers.sync(table)
             peers.close()
             route = table.get(sandbox_id)
             if route is None or route.version < version:

@@ -12,9 +12,9 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paddock.api.e2b import batch, keys, metrics_logs, openapi, sandboxes, templates, unsupported
-from paddock.api.e2b.context import Context, answer
+from paddock.api.e2b.context import E2bContext, json_response
 from paddock.api.e2b.schemas import ErrorBody
-from paddock.api.e2b.to_e2b import Shown
+from paddock.api.e2b.to_e2b import E2bRenderer
 from paddock.api.errors import status_of
 from paddock.kit import ids
 from paddock.kit.errors import (
@@ -57,7 +57,9 @@ class RequestIds:
 def error_response(request: Request, status: int, message: str, hint: str | None) -> Response:
     """Show an error as E2B's clients read it."""
     text = f"{message} ({hint})" if hint else message
-    return answer(ErrorBody(code=status, message=text, request_id=request.state.request_id), status)
+    return json_response(
+        ErrorBody(code=status, message=text, request_id=request.state.request_id), status
+    )
 
 
 async def on_error(request: Request, error: Exception) -> Response:
@@ -75,18 +77,18 @@ async def on_error(request: Request, error: Exception) -> Response:
     return response
 
 
-async def on_crash(request: Request, error: Exception) -> Response:
+async def on_internal_error(request: Request, error: Exception) -> Response:
     """Answer when we failed in a way nobody foresaw."""
     log.error("request failed", exc_info=error)
     return error_response(request, 500, "internal error", f"request {request.state.request_id}")
 
 
-async def on_unknown(request: Request, _error: Exception) -> Response:
+async def on_not_found(request: Request, _error: Exception) -> Response:
     """Answer to a path that there is not."""
     return error_response(request, 404, f"there is no {request.url.path}", None)
 
 
-async def on_method(request: Request, _error: Exception) -> Response:
+async def on_method_not_allowed(request: Request, _error: Exception) -> Response:
     """Answer to a method that a path does not have."""
     return error_response(request, 405, f"{request.method} is not for {request.url.path}", None)
 
@@ -120,11 +122,11 @@ def create_app(
         middleware=[Middleware(RequestIds)],
         exception_handlers={
             PaddockError: on_error,
-            404: on_unknown,
-            405: on_method,
-            Exception: on_crash,
+            404: on_not_found,
+            405: on_method_not_allowed,
+            Exception: on_internal_error,
         },
     )
     app.router.redirect_slashes = False
-    app.state.e2b = Context(manager, keyring, Shown(seed, domain))
+    app.state.e2b = E2bContext(manager, keyring, E2bRenderer(seed, domain))
     return app

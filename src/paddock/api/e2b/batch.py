@@ -6,7 +6,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paddock.api.e2b.context import Context, answer, body, route
+from paddock.api.e2b.context import E2bContext, json_response, read_body, route
 from paddock.api.e2b.from_e2b import new_sandbox
 from paddock.api.e2b.schemas import CreateBody, SandboxBody
 from paddock.api.errors import status_of
@@ -39,7 +39,7 @@ class BatchResult(Struct, frozen=True, omit_defaults=True):
     error: BatchError | None = None
 
 
-class BatchAnswer(Struct, frozen=True):
+class BatchResponse(Struct, frozen=True):
     """What came of asking for many."""
 
     requested: int
@@ -47,9 +47,9 @@ class BatchAnswer(Struct, frozen=True):
     results: tuple[BatchResult, ...]
 
 
-async def create_batch(context: Context, request: Request, caller: Caller) -> Response:
+async def create_batch(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Create many sandboxes; what could not be had is named with its reason."""
-    wanted = await body(request, BatchBody)
+    wanted = await read_body(request, BatchBody)
     key = request.headers.get("idempotency-key", "")
     if key and not _IDEMPOTENCY_KEY.match(key):
         message = "up to 240 letters, digits, dashes, underscores"
@@ -59,12 +59,12 @@ async def create_batch(context: Context, request: Request, caller: Caller) -> Re
     results = tuple(_shown(context, item) for item in made)
     ids = [result.sandbox.sandbox_id for result in results if result.sandbox is not None]
     request.state.made = ",".join(ids)
-    return answer(BatchAnswer(wanted.count, len(ids), results), 201)
+    return json_response(BatchResponse(wanted.count, len(ids), results), 201)
 
 
-def _shown(context: Context, item: Made) -> BatchResult:
+def _shown(context: E2bContext, item: Made) -> BatchResult:
     if item.sandbox is not None:
-        return BatchResult(item.index, sandbox=context.shown.created(item.sandbox))
+        return BatchResult(item.index, sandbox=context.renderer.created(item.sandbox))
     error = item.error
     if error is None:
         return BatchResult(item.index, error=BatchError(500, "nothing was made, for no reason"))

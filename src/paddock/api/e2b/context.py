@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from paddock.api import bodies
-from paddock.api.e2b.to_e2b import Shown
+from paddock.api.e2b.to_e2b import E2bRenderer
 from paddock.claims.caller import Caller
 from paddock.kit.errors import InvalidError, PaddockError
 from paddock.kit.logs import fields
@@ -26,13 +26,13 @@ B = TypeVar("B")
 _json = msgspec.json.Encoder()
 
 
-class Context:
+class E2bContext:
     """What handlers work with."""
 
-    def __init__(self, manager: Manager, keyring: Keyring, shown: Shown) -> None:
+    def __init__(self, manager: Manager, keyring: Keyring, renderer: E2bRenderer) -> None:
         self.manager = manager
         self.keyring = keyring
-        self.shown = shown
+        self.renderer = renderer
 
     def caller(self, request: Request) -> Caller:
         """Say who calls; another control plane may have found that out already."""
@@ -42,11 +42,11 @@ class Context:
         return self.keyring.authenticate(request.headers.get("x-api-key"))
 
 
-Handler = Callable[[Context, Request, Caller], Awaitable[Response]]
+Handler = Callable[[E2bContext, Request, Caller], Awaitable[Response]]
 
 
 @contextlib.contextmanager
-def logged(request: Request, caller: Caller) -> Generator[None]:
+def log_call(request: Request, caller: Caller) -> Generator[None]:
     """Log a call that may change something: who, what, how it ended, what it made.
 
     What was made is in `request.state.made`; who ends a call without raising says how in
@@ -80,12 +80,12 @@ def route(path: str, method: str, handler: Handler) -> Route:
     """Make a route whose handler is told who calls; without a known key it is not reached."""
 
     async def endpoint(request: Request) -> Response:
-        context: Context = request.app.state.e2b
+        context: E2bContext = request.app.state.e2b
         caller = context.caller(request)
         if (sandbox_id := request.path_params.get("id")) is not None:
             # A shard of a batch becomes a sandbox like any other when it is first asked for.
             await context.manager.batches.reveal(sandbox_id.partition("-")[0], caller)
-        with logged(request, caller):
+        with log_call(request, caller):
             return await handler(context, request, caller)
 
     endpoint.__name__ = handler.__name__
@@ -93,9 +93,9 @@ def route(path: str, method: str, handler: Handler) -> Route:
     return Route(path, endpoint, methods=[method])
 
 
-async def body(request: Request, kind: type[B], *, default: B | None = None) -> B:
+async def read_body(request: Request, kind: type[B], *, default: B | None = None) -> B:
     """Read a body; a bad one is an `InvalidError` with the field's path."""
-    data = await bodies.whole(request, MAX_BODY_BYTES)
+    data = await bodies.read_limited(request, MAX_BODY_BYTES)
     if not data and default is not None:
         return default
     try:
@@ -110,11 +110,13 @@ async def body(request: Request, kind: type[B], *, default: B | None = None) -> 
         raise InvalidError.at(path, message) from error
 
 
-def answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(
+    content: Any, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
     """Answer with JSON."""
     return Response(_json.encode(content), status, headers, media_type="application/json")
 
 
-def nothing() -> Response:
+def no_content() -> Response:
     """Answer that it is done, with nothing to say."""
     return Response(status_code=204)

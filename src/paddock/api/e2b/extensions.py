@@ -137,8 +137,8 @@ def _named(field: str) -> "_Handler":
     def handle(request: NewSandbox, key: str, value: str) -> NewSandbox:
         if request.name or request.name_prefix:
             raise _bad(key, "only one of sandbox-name and sandbox-generate-name can be given")
-        shown = value.removesuffix("-") if field == "name_prefix" else value
-        if problem := formats.dns_label(shown):
+        name = value.removesuffix("-") if field == "name_prefix" else value
+        if problem := formats.dns_label(name):
             raise _bad(key, problem)
         return structs.replace(request, **{field: value})
 

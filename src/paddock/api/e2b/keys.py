@@ -6,7 +6,7 @@ from msgspec import Struct, field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paddock.api.e2b.context import Context, answer, body, nothing, route
+from paddock.api.e2b.context import E2bContext, json_response, no_content, read_body, route
 from paddock.claims.caller import Caller, Role
 from paddock.claims.quota.ledger import Quota
 from paddock.kit.errors import ForbiddenError, InvalidError, NotFoundError
@@ -64,30 +64,30 @@ def _shown(key: ApiKey) -> dict[str, object]:
     }
 
 
-def _owned(context: Context, caller: Caller, key_id: str) -> ApiKey:
+def _owned(context: E2bContext, caller: Caller, key_id: str) -> ApiKey:
     key = context.keyring.key(key_id)
     if not caller.is_admin and key.team != caller.team:
         raise NotFoundError(f"API key {key_id!r} was not found")
     return key
 
 
-def _changeable(context: Context, caller: Caller, key_id: str) -> ApiKey:
+def _changeable(context: E2bContext, caller: Caller, key_id: str) -> ApiKey:
     key = _owned(context, caller, key_id)
     if key.role is Role.ADMIN and not caller.is_admin:
         raise ForbiddenError("only an administrator changes an administrator's key")
     return key
 
 
-async def list_keys(context: Context, _request: Request, caller: Caller) -> Response:
+async def list_keys(context: E2bContext, _request: Request, caller: Caller) -> Response:
     """List keys: one's team's, or all for an administrator."""
     team = None if caller.is_admin else caller.team
-    return answer([_shown(key) for key in context.keyring.listed(team)])
+    return json_response([_shown(key) for key in context.keyring.listed(team)])
 
 
-async def create_key(context: Context, request: Request, caller: Caller) -> Response:
+async def create_key(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Make a key; the answer is the only time it can be seen."""
     caller.must_write()
-    wanted = await body(request, NewKey)
+    wanted = await read_body(request, NewKey)
     team = wanted.team_name or caller.team
     privileged = team != caller.team or wanted.quota is not None or wanted.role is Role.ADMIN
     if privileged and not caller.is_admin:
@@ -100,36 +100,36 @@ async def create_key(context: Context, request: Request, caller: Caller) -> Resp
         name=wanted.name, team=team, role=wanted.role, quota=quota
     )
     request.state.made = key.id
-    return answer({**_shown(key), "key": plain}, 201)
+    return json_response({**_shown(key), "key": plain}, 201)
 
 
-async def change_key(context: Context, request: Request, caller: Caller) -> Response:
+async def change_key(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Rename a key or change its quota."""
     caller.must_write()
-    wanted = await body(request, KeyPatch)
+    wanted = await read_body(request, KeyPatch)
     key = _changeable(context, caller, request.path_params["id"])
     if wanted.quota is not None and not caller.is_admin:
         raise ForbiddenError("only an administrator changes quotas")
     changed = await context.keyring.update_key(
         key.id, name=wanted.name, quota=_checked(wanted.quota)
     )
-    return answer(_shown(changed))
+    return json_response(_shown(changed))
 
 
-async def revoke_key(context: Context, request: Request, caller: Caller) -> Response:
+async def revoke_key(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Revoke a key, at once."""
     caller.must_write()
     key = _changeable(context, caller, request.path_params["id"])
     await context.keyring.revoke(key.id)
-    return nothing()
+    return no_content()
 
 
-async def teams(context: Context, request: Request, caller: Caller) -> Response:
+async def teams(context: E2bContext, request: Request, caller: Caller) -> Response:
     """List teams: one's own, or all for an administrator."""
     names = [
         team for team in context.keyring.teams() if caller.is_admin or team.name == caller.team
     ]
-    return answer(
+    return json_response(
         [
             {
                 "teamID": team.name,
@@ -143,14 +143,14 @@ async def teams(context: Context, request: Request, caller: Caller) -> Response:
     )
 
 
-async def change_team(context: Context, request: Request, caller: Caller) -> Response:
+async def change_team(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Change a team's quota."""
     if not caller.is_admin:
         raise ForbiddenError("only an administrator changes quotas")
-    wanted = await body(request, TeamPatch)
+    wanted = await read_body(request, TeamPatch)
     _checked(wanted.quota)
     team = await context.keyring.set_team_quota(request.path_params["name"], wanted.quota)
-    return answer({"teamID": team.name, "name": team.name, "quota": team.quota})
+    return json_response({"teamID": team.name, "name": team.name, "quota": team.quota})
 
 
 ROUTES = (

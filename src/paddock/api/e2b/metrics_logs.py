@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock.api.e2b import query, to_e2b
-from paddock.api.e2b.context import Context, answer, route
+from paddock.api.e2b.context import E2bContext, json_response, route
 from paddock.claims.caller import Caller
 from paddock.kit.errors import InvalidError, PaddockError
 
@@ -15,7 +15,7 @@ KEPT_LOGS = 20_000
 """More than any runtime keeps: an entry is left out by who asks, not by how many came after it."""
 
 
-async def metrics(context: Context, request: Request, caller: Caller) -> Response:
+async def metrics(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Show what a sandbox used."""
     params = request.query_params
     start = query.unix_seconds(params, "start")
@@ -23,10 +23,10 @@ async def metrics(context: Context, request: Request, caller: Caller) -> Respons
     samples = await context.manager.metrics(
         caller, request.path_params["id"], start_unix=start, end_unix=end
     )
-    return answer([to_e2b.metric(item) for item in samples])
+    return json_response([to_e2b.metric(item) for item in samples])
 
 
-async def metrics_of_many(context: Context, request: Request, caller: Caller) -> Response:
+async def metrics_of_many(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Show the latest sample of several sandboxes."""
     wanted = [item for item in request.query_params.get("sandbox_ids", "").split(",") if item]
     if not 1 <= len(wanted) <= query.MAX_LIMIT:
@@ -40,10 +40,10 @@ async def metrics_of_many(context: Context, request: Request, caller: Caller) ->
             continue
         if samples:
             found[sandbox_id] = to_e2b.metric(samples[-1])
-    return answer({"sandboxes": found})
+    return json_response({"sandboxes": found})
 
 
-async def logs_v1(context: Context, request: Request, caller: Caller) -> Response:
+async def logs_v1(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Show log lines (older form: each line is JSON)."""
     params = request.query_params
     start = query.number(params, "start", default=0, low=0, high=10**14)
@@ -51,10 +51,10 @@ async def logs_v1(context: Context, request: Request, caller: Caller) -> Respons
     entries = await context.manager.logs(
         caller, request.path_params["id"], since_unix_millis=start or None, limit=limit
     )
-    return answer(to_e2b.logs_v1(entries))
+    return json_response(to_e2b.logs_v1(entries))
 
 
-async def logs_v2(context: Context, request: Request, caller: Caller) -> Response:
+async def logs_v2(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Show log entries from a moment on, or those before it, the newest first."""
     params = request.query_params
     cursor = query.number(params, "cursor", default=0, low=0, high=10**14)
@@ -74,7 +74,7 @@ async def logs_v2(context: Context, request: Request, caller: Caller) -> Respons
         until = cursor / 1000 if cursor else math.inf
         entries = [entry for entry in reversed(entries) if entry.at.timestamp() <= until]
     chosen = to_e2b.logs_v2(entries, level=level, search=params.get("search"))
-    return answer({"logs": chosen[:limit]})
+    return json_response({"logs": chosen[:limit]})
 
 
 ROUTES = (

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from paddock import __version__
 from paddock.api.e2b import batch, keys, metrics_logs, sandboxes, schemas, templates, unsupported
-from paddock.api.e2b.context import answer
+from paddock.api.e2b.context import json_response
 from paddock.api.e2b.to_e2b import LEVELS
 
 PREFIX = "/kruise/api"
@@ -56,7 +56,7 @@ _REQUIRED = {
 _ANSWERS: Mapping[str, tuple[int, Any]] = {
     "create_v2": (201, schemas.SandboxBody),
     "create_v1": (201, schemas.SandboxBody),
-    "create_batch": (201, batch.BatchAnswer),
+    "create_batch": (201, batch.BatchResponse),
     "list_v2": (200, list[schemas.ListedSandbox]),
     "list_v1": (200, list[schemas.ListedSandbox]),
     "detail": (200, schemas.SandboxDetail),
@@ -197,4 +197,4 @@ def _query_parameters(name: str) -> list[dict[str, Any]]:
 
 async def serve(_request: Request) -> Response:
     """Show the document."""
-    return answer(document())
+    return json_response(document())

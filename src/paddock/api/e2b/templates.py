@@ -4,17 +4,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock.api.e2b import query, to_e2b
-from paddock.api.e2b.context import Context, answer, body, nothing, route
+from paddock.api.e2b.context import E2bContext, json_response, no_content, read_body, route
 from paddock.api.e2b.schemas import TemplatePatch
 from paddock.claims.caller import Caller
 
 
-async def list_templates(context: Context, _request: Request, caller: Caller) -> Response:
+async def list_templates(context: E2bContext, _request: Request, caller: Caller) -> Response:
     """List the templates that a caller may use."""
-    return answer([to_e2b.template(item) for item in context.manager.templates(caller)])
+    return json_response([to_e2b.template(item) for item in context.manager.templates(caller)])
 
 
-async def template(context: Context, request: Request, caller: Caller) -> Response:
+async def template(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Show one template with its builds."""
     found = context.manager.template(caller, request.path_params["id"])
     shown = to_e2b.template(found)
@@ -28,7 +28,7 @@ async def template(context: Context, request: Request, caller: Caller) -> Respon
         "diskSizeMB": shown.disk_size_mb,
         "envdVersion": shown.envd_version,
     }
-    return answer(
+    return json_response(
         {
             "templateID": shown.template_id,
             "public": shown.public,
@@ -43,30 +43,30 @@ async def template(context: Context, request: Request, caller: Caller) -> Respon
     )
 
 
-async def alias(context: Context, request: Request, caller: Caller) -> Response:
+async def alias(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Say which template a name stands for."""
     found = context.manager.template(caller, request.path_params["alias"])
-    return answer({"templateID": found.metadata.name, "public": found.spec.public})
+    return json_response({"templateID": found.metadata.name, "public": found.spec.public})
 
 
-async def delete_template(context: Context, request: Request, caller: Caller) -> Response:
+async def delete_template(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Delete a snapshot or a template of one's own."""
     await context.manager.delete_template(caller, request.path_params["id"])
-    return nothing()
+    return no_content()
 
 
-async def publish(context: Context, request: Request, caller: Caller) -> Response:
+async def publish(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Let every team use a template of one's own, or no longer."""
-    wanted = await body(request, TemplatePatch)
+    wanted = await read_body(request, TemplatePatch)
     reference = request.path_params["id"]
     if wanted.public is None:
         changed = context.manager.template(caller, reference)
     else:
         changed = await context.manager.publish_template(caller, reference, public=wanted.public)
-    return answer({"names": to_e2b.template(changed).names})
+    return json_response({"names": to_e2b.template(changed).names})
 
 
-async def snapshots(context: Context, request: Request, caller: Caller) -> Response:
+async def snapshots(context: E2bContext, request: Request, caller: Caller) -> Response:
     """List snapshots, page by page."""
     params = request.query_params
     limit = query.number(params, "limit", default=query.MAX_LIMIT, low=1, high=query.MAX_LIMIT)
@@ -78,7 +78,7 @@ async def snapshots(context: Context, request: Request, caller: Caller) -> Respo
         token=params.get("nextToken") or None,
     )
     headers = {"X-Next-Token": token} if token is not None else None
-    return answer([to_e2b.snapshot(item) for item in items], headers=headers)
+    return json_response([to_e2b.snapshot(item) for item in items], headers=headers)
 
 
 ROUTES = (

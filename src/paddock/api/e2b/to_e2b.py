@@ -43,7 +43,7 @@ LEVELS = ("debug", "info", "warn", "error")
 """Of log entries, rising."""
 
 
-class Shown:
+class E2bRenderer:
     """How sandboxes are shown: with which domain and which tokens."""
 
     def __init__(self, seed: TokenSeed, domain: str | None) -> None:
@@ -173,22 +173,22 @@ def snapshot(checkpoint: Checkpoint) -> SnapshotInfo:
 
 def template(item: SandboxTemplate, *, spec: SandboxTemplateSpec | None = None) -> TemplateBody:
     """Show a template."""
-    shown = spec or item.spec
+    spec = spec or item.spec
     created = item.metadata.creation_timestamp or NEVER
-    names = (item.metadata.name, *shown.aliases)
+    names = (item.metadata.name, *spec.aliases)
     return TemplateBody(
         template_id=item.metadata.name,
         build_id=item.metadata.uid,
-        cpu_count=cpu_count(shown.resources),
-        memory_mb=memory_mb(shown.resources),
-        disk_size_mb=disk_mb(shown.resources),
-        public=shown.public,
+        cpu_count=cpu_count(spec.resources),
+        memory_mb=memory_mb(spec.resources),
+        disk_size_mb=disk_mb(spec.resources),
+        public=spec.public,
         aliases=names,
         names=names,
         created_at=created,
         updated_at=created,
         envd_version=ENVD_VERSION,
-        description=shown.description,
+        description=spec.description,
     )
 
 

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paddock.api.e2b.context import Context, Handler, route
+from paddock.api.e2b.context import E2bContext, Handler, route
 from paddock.claims.caller import Caller
 from paddock.kit.errors import UnsupportedError
 
@@ -26,7 +26,7 @@ _SECRETS = ("secrets are not offered", "pass secrets as envVars at create")
 def _refuses(what: tuple[str, str]) -> Handler:
     message, hint = what
 
-    async def refuse(_context: Context, _request: Request, _caller: Caller) -> Response:
+    async def refuse(_context: E2bContext, _request: Request, _caller: Caller) -> Response:
         """Say that this is not offered."""
         raise UnsupportedError(message, hint=hint)
 

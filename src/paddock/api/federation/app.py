@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paddock.api import bodies
 from paddock.api.e2b import query
-from paddock.api.e2b.context import logged
+from paddock.api.e2b.context import log_call
 from paddock.api.errors import retry_after, status_of
 from paddock.api.federation import lists
-from paddock.api.internal import TOLD_AS_PROBLEMS
+from paddock.api.internal import ERROR_HANDLERS
 from paddock.claims.caller import Caller, Role
 from paddock.kit.errors import NotFoundError, PaddockError
 from paddock.manager.environments.queue import Router
@@ -64,18 +64,18 @@ def create_app(
 ) -> Starlette:
     """Make the application that answers other control planes."""
 
-    async def heard(request: Request) -> bytes:
+    async def read_verified(request: Request) -> bytes:
         # Anybody may send one, and a signature is of the whole.
-        body = await bodies.whole(request, MAX_MESSAGE_BYTES)
+        body = await bodies.read_limited(request, MAX_MESSAGE_BYTES)
         signer.check(request.headers.get(SIGNATURE, ""), request.method, request.url.path, body)
         return body
 
     async def snapshot(request: Request) -> Response:
-        await heard(request)
+        await read_verified(request)
         return _json(msgspec.json.encode(federation.announcement(router)))
 
     async def claim(request: Request) -> Response:
-        wanted = msgspec.json.decode(await heard(request), type=ForwardedClaim)
+        wanted = msgspec.json.decode(await read_verified(request), type=ForwardedClaim)
         caller = Caller(wanted.team, "", wanted.role)
         admitted = federation.admit(wanted)
         sandbox = await manager.create(caller, admitted)
@@ -85,7 +85,7 @@ def create_app(
         return _json(codec.encode(sandbox), {GATEWAY: federation.gateway})
 
     async def abandon(request: Request) -> Response:
-        wanted = msgspec.json.decode(await heard(request), type=Abandoned)
+        wanted = msgspec.json.decode(await read_verified(request), type=Abandoned)
         federation.abandon(wanted.sandbox_id)
         sandbox = manager.find_by_id(wanted.sandbox_id)
         if sandbox is not None and sandbox.spec.claim is not None:
@@ -94,16 +94,16 @@ def create_app(
         return Response(status_code=204)
 
     async def lookup(request: Request) -> Response:
-        await heard(request)
+        await read_verified(request)
         sandbox = manager.find_by_id(request.path_params["id"])
         if sandbox is None:
             raise NotFoundError("the sandbox was not found")
         return _json(codec.encode(sandbox), {GATEWAY: federation.gateway})
 
     async def call(request: Request) -> Response:
-        wanted = msgspec.json.decode(await heard(request), type=ForwardedCall)
+        wanted = msgspec.json.decode(await read_verified(request), type=ForwardedCall)
         caller = Caller(wanted.team, "", wanted.role)
-        return _json(msgspec.json.encode(await _perform(e2b, wanted, caller)))
+        return _json(msgspec.json.encode(await _call_e2b(e2b, wanted, caller)))
 
     return Starlette(
         routes=[
@@ -113,7 +113,7 @@ def create_app(
             Route(f"{PREFIX}/sandboxes/{{id}}", lookup, methods=["GET"]),
             Route(f"{PREFIX}/calls", call, methods=["POST"]),
         ],
-        exception_handlers=TOLD_AS_PROBLEMS,
+        exception_handlers=ERROR_HANDLERS,
     )
 
 
@@ -121,7 +121,7 @@ def _json(body: bytes, headers: dict[str, str] | None = None) -> Response:
     return Response(body, 200, headers, media_type="application/json")
 
 
-async def _perform(e2b: ASGIApp, call: ForwardedCall, caller: Caller) -> Reply:
+async def _call_e2b(e2b: ASGIApp, call: ForwardedCall, caller: Caller) -> Reply:
     """Have our own API answer a call, for a caller whom the other control plane knows."""
     scope: Scope = {
         "type": "http",
@@ -159,7 +159,7 @@ async def _perform(e2b: ASGIApp, call: ForwardedCall, caller: Caller) -> Reply:
     return Reply(status=status, body=bytes(body), headers=headers)
 
 
-class Elsewhere:
+class FederationProxy:
     """Speaks for sandboxes of all clusters, and leaves all other calls to E2B's API."""
 
     def __init__(self, e2b: ASGIApp, federation: Federation, keyring: Keyring) -> None:
@@ -169,7 +169,7 @@ class Elsewhere:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        work = self._work_for(scope) if scope["type"] == "http" else None
+        work = self._handler_for(scope) if scope["type"] == "http" else None
         if work is None:
             await self._e2b(scope, receive, send)
             return
@@ -184,20 +184,20 @@ class Elsewhere:
             )
         await response(scope, receive, send)
 
-    def _work_for(self, scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
+    def _handler_for(self, scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
         if scope["method"] == "GET" and _LIST_PATH.match(scope["path"]):
             return self._list
         match = _SANDBOX_PATH.match(scope["path"])
         if match is None or self._federation.home(match[1]) is None:
             return None
-        return partial(self._pass_on, sandbox_id=match[1])
+        return partial(self._forward, sandbox_id=match[1])
 
     async def _list(self, request: Request) -> Response:
         caller = self._keyring.authenticate(request.headers.get("x-api-key"))
         call = _call(request, caller, b"")
-        here = await _perform(self._e2b, call, caller)
+        here = await _call_e2b(self._e2b, call, caller)
         if here.status != 200:
-            return _as_response(here)
+            return _to_response(here)
         there, missing = await self._federation.pass_round(call)
         heard = {name: reply for name, reply in there.items() if reply.status == 200}
         limit, ascending, options = None, False, request.query_params
@@ -206,18 +206,18 @@ class Elsewhere:
             limit = query.number(options, "limit", default=most, low=1, high=most)
             ascending = query.is_ascending(options)
         silent = (*missing, *(there.keys() - heard.keys()))
-        reply = lists.merged((here, *heard.values()), silent, limit=limit, ascending=ascending)
-        return _as_response(reply)
+        reply = lists.merge((here, *heard.values()), silent, limit=limit, ascending=ascending)
+        return _to_response(reply)
 
-    async def _pass_on(self, request: Request, *, sandbox_id: str) -> Response:
+    async def _forward(self, request: Request, *, sandbox_id: str) -> Response:
         caller = self._keyring.authenticate(request.headers.get("x-api-key"))
         # The other side is told the team alone: which of its keys this was is known here.
-        with logged(request, caller):
-            call = _call(request, caller, await bodies.whole(request, MAX_BODY_BYTES))
+        with log_call(request, caller):
+            call = _call(request, caller, await bodies.read_limited(request, MAX_BODY_BYTES))
             reply = await self._federation.pass_on(sandbox_id, call, patience=CALL_SECONDS)
             if reply.status >= 400:
                 request.state.result = f"status {reply.status}"
-        return _as_response(reply)
+        return _to_response(reply)
 
 
 def _call(request: Request, caller: Caller, body: bytes) -> ForwardedCall:
@@ -231,5 +231,5 @@ def _call(request: Request, caller: Caller, body: bytes) -> ForwardedCall:
     )
 
 
-def _as_response(reply: Reply) -> Response:
+def _to_response(reply: Reply) -> Response:
     return Response(reply.body, reply.status, dict(reply.headers))

@@ -19,7 +19,7 @@ MISSING = "x-paddock-missing-clusters"
 """Names the clusters that did not answer, so that nobody takes a part for the whole."""
 
 
-def merged(
+def merge(
     replies: Sequence[Reply], missing: Sequence[str], *, limit: int | None, ascending: bool
 ) -> Reply:
     """Make one answer of several; without a limit everything is given, as older clients expect."""

@@ -18,12 +18,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paddock.api.kube import discovery, routes
 from paddock.api.kube.auth import authenticate
-from paddock.api.kube.context import Context, answer
+from paddock.api.kube.context import KubeContext, json_response
 from paddock.api.kube.openapi import documents
-from paddock.api.kube.requests import accepted
-from paddock.api.kube.scheme import Target
+from paddock.api.kube.requests import parse_accept
+from paddock.api.kube.scheme import ResourceTarget
 from paddock.api.kube.settings import KubeApiSettings
-from paddock.api.kube.status import NotAllowedError, code_of, failure, headers_of
+from paddock.api.kube.status import NotAllowedError, code_of, failure_status, headers_of
 from paddock.api.kube.verbs import reviews
 from paddock.kit.clock import Clock, system
 from paddock.kit.errors import NotFoundError, PaddockError
@@ -37,7 +37,7 @@ _AGGREGATED = "APIGroupDiscoveryList"
 
 def create_app(store: Store, settings: KubeApiSettings, *, clock: Clock | None = None) -> Starlette:
     """Build the application."""
-    context = Context(store, settings, clock or system())
+    context = KubeContext(store, settings, clock or system())
     app = Starlette(
         routes=[
             Route("/version", _version),
@@ -50,24 +50,24 @@ def create_app(store: Store, settings: KubeApiSettings, *, clock: Clock | None =
             Route("/openapi/v3", documents.serve_index),
             Route("/openapi/v3/{path:path}", documents.serve_v3),
             *(
-                Route(path, _handing(reviews.serve, context), methods=["POST"])
+                Route(path, _with_context(reviews.serve, context), methods=["POST"])
                 for path in reviews.PATHS
             ),
-            Route("/api/{rest:path}", _handing(routes.serve, context), methods=_METHODS),
-            Route("/apis/{rest:path}", _handing(routes.serve, context), methods=_METHODS),
-            *(Route(path, _healthy) for path in ("/healthz", "/livez", "/readyz")),
+            Route("/api/{rest:path}", _with_context(routes.serve, context), methods=_METHODS),
+            Route("/apis/{rest:path}", _with_context(routes.serve, context), methods=_METHODS),
+            *(Route(path, _health) for path in ("/healthz", "/livez", "/readyz")),
         ],
         exception_handlers={
-            PaddockError: _refused,
-            HTTPException: _no_route,
-            Exception: _broken,
+            PaddockError: _on_paddock_error,
+            HTTPException: _on_http_exception,
+            Exception: _on_internal_error,
         },
     )
-    app.add_middleware(_Guard, settings=settings)
+    app.add_middleware(_AuthMiddleware, settings=settings)
     return app
 
 
-class _Guard:
+class _AuthMiddleware:
     """Lets nobody in who may not be."""
 
     def __init__(self, app: ASGIApp, settings: KubeApiSettings) -> None:
@@ -80,13 +80,13 @@ class _Guard:
             try:
                 authenticate(request, self._settings)
             except PaddockError as error:
-                await _refusal(request, error)(scope, receive, send)
+                await _error_response(request, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def _handing(
-    handler: Callable[[Context, Request], Awaitable[Response]], context: Context
+def _with_context(
+    handler: Callable[[KubeContext, Request], Awaitable[Response]], context: KubeContext
 ) -> Callable[[Request], Awaitable[Response]]:
     async def serve(request: Request) -> Response:
         return await handler(context, request)
@@ -98,76 +98,82 @@ def _handing(
 
 
 async def _version(_: Request) -> Response:
-    return answer(discovery.version())
+    return json_response(discovery.version())
 
 
-async def _healthy(_: Request) -> Response:
+async def _health(_: Request) -> Response:
     return PlainTextResponse("ok")
 
 
 async def _core(request: Request) -> Response:
     server = request.headers.get("host", "")
-    return _aggregated(request, is_core=True) or answer(discovery.core_versions(server))
+    return _aggregated(request, is_core=True) or json_response(discovery.core_versions(server))
 
 
 async def _groups(request: Request) -> Response:
-    return _aggregated(request, is_core=False) or answer(discovery.groups())
+    return _aggregated(request, is_core=False) or json_response(discovery.groups())
 
 
 def _aggregated(request: Request, *, is_core: bool) -> Response | None:
-    for option in accepted(request.headers.get("accept", "")) or ():
+    for option in parse_accept(request.headers.get("accept", "")) or ():
         if option.form == _AGGREGATED and option.version in ("v2", "v2beta1"):
             kind = f"application/json;g=apidiscovery.k8s.io;v={option.version};as={_AGGREGATED}"
             document = discovery.aggregated(option.version, is_core=is_core)
-            return answer(document, media_type=kind)
+            return json_response(document, media_type=kind)
         if not option.form:
             return None
     return None
 
 
 async def _core_resources(request: Request) -> Response:
-    return _found(request, discovery.resources("", request.path_params["version"]))
+    return _document_or_404(request, discovery.resources("", request.path_params["version"]))
 
 
 async def _group(request: Request) -> Response:
-    return _found(request, discovery.group(request.path_params["group"]))
+    return _document_or_404(request, discovery.group(request.path_params["group"]))
 
 
 async def _group_resources(request: Request) -> Response:
     parameters = request.path_params
-    return _found(request, discovery.resources(parameters["group"], parameters["version"]))
+    return _document_or_404(
+        request, discovery.resources(parameters["group"], parameters["version"])
+    )
 
 
-def _found(request: Request, document: object | None) -> Response:
+def _document_or_404(request: Request, document: object | None) -> Response:
     if document is None:
         raise NotFoundError(f"there is nothing at {request.url.path[:200]}")
-    return answer(document)
+    return json_response(document)
 
 
 # ---- errors --------------------------------------------------------------------------------
 
 
-def _refusal(request: Request, error: PaddockError) -> Response:
-    target: Target | None = getattr(request.state, "target", None)
+def _error_response(request: Request, error: PaddockError) -> Response:
+    target: ResourceTarget | None = getattr(request.state, "target", None)
     info = target.info if target else None
     name = (target.name if target else None) or getattr(request.state, "name", None)
-    return answer(failure(error, info, name), code_of(error), headers=headers_of(error))
+    return json_response(
+        failure_status(error, info, name), code_of(error), headers=headers_of(error)
+    )
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _on_paddock_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, PaddockError):
         raise error
-    return _refusal(request, error)
+    return _error_response(request, error)
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _on_http_exception(request: Request, error: Exception) -> Response:
     path = request.url.path[:200]
     code = error.status_code if isinstance(error, HTTPException) else 500
     if code == 405:
-        return _refusal(request, NotAllowedError(f"{request.method} is not possible at {path}"))
-    return _refusal(request, NotFoundError(f"there is nothing at {path}"))
+        return _error_response(
+            request, NotAllowedError(f"{request.method} is not possible at {path}")
+        )
+    return _error_response(request, NotFoundError(f"there is nothing at {path}"))
 
 
-async def _broken(request: Request, error: Exception) -> Response:
+async def _on_internal_error(request: Request, error: Exception) -> Response:
     log.error("request failed unexpectedly", exc_info=error)
-    return _refusal(request, PaddockError("something went wrong here; the log says what"))
+    return _error_response(request, PaddockError("something went wrong here; the log says what"))

@@ -7,7 +7,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paddock.api.kube.scheme import Target
+from paddock.api.kube.scheme import ResourceTarget
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.kit.clock import Clock
 from paddock.kit.errors import FieldProblem
@@ -16,7 +16,7 @@ from paddock.store.port import Store
 _encoder = msgspec.json.Encoder()
 
 
-class Context(Struct, frozen=True):
+class KubeContext(Struct, frozen=True):
     """The API's surroundings."""
 
     store: Store
@@ -24,12 +24,12 @@ class Context(Struct, frozen=True):
     clock: Clock
 
 
-class Call(Struct, frozen=True):
+class KubeCall(Struct, frozen=True):
     """One request and what it is about."""
 
-    context: Context
+    context: KubeContext
     request: Request
-    target: Target
+    target: ResourceTarget
 
     @property
     def store(self) -> Store:
@@ -37,7 +37,7 @@ class Call(Struct, frozen=True):
         return self.context.store
 
 
-def answer(
+def json_response(
     document: Any,
     status_code: int = 200,
     *,

@@ -34,7 +34,7 @@ class Accepted(Struct, frozen=True):
     version: str = "v1"
 
 
-def accepted(header: str) -> list[Accepted] | None:
+def parse_accept(header: str) -> list[Accepted] | None:
     """Read an Accept header, best first; `None` where no JSON is wanted at all."""
     found: list[Accepted] = []
     for item in header.split(",") if header.strip() else ["*/*"]:

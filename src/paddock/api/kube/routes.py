@@ -5,15 +5,15 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paddock.api.kube.context import Call, Context
+from paddock.api.kube.context import KubeCall, KubeContext
 from paddock.api.kube.requests import flag
-from paddock.api.kube.scheme import Target, parse_path
+from paddock.api.kube.scheme import ResourceTarget, parse_path
 from paddock.api.kube.status import NotAllowedError
 from paddock.api.kube.verbs import read, write
 from paddock.api.kube.verbs.watch import watch
 from paddock.kit.errors import NotFoundError
 
-Handler = Callable[[Call], Awaitable[Response]]
+Handler = Callable[[KubeCall], Awaitable[Response]]
 
 _COLLECTION: dict[str, Handler] = {
     "GET": read.list_objects,
@@ -38,7 +38,7 @@ _SCALE: dict[str, Handler] = {
 }
 
 
-def handlers_of(target: Target) -> dict[str, Handler]:
+def handlers_of(target: ResourceTarget) -> dict[str, Handler]:
     """Give what can be done with a target, by method."""
     if target.subresource == "scale":
         return _SCALE
@@ -47,7 +47,7 @@ def handlers_of(target: Target) -> dict[str, Handler]:
     return _COLLECTION if target.name is None else _OBJECT
 
 
-async def serve(context: Context, request: Request) -> Response:
+async def serve(context: KubeContext, request: Request) -> Response:
     """Answer a request about resources."""
     # The path as it was sent: an encoded slash is part of a name, and no name has one.
     raw = request.scope.get("raw_path") or request.url.path.encode()
@@ -64,4 +64,4 @@ async def serve(context: Context, request: Request) -> Response:
         raise NotAllowedError(f"{request.method} is not possible here")
     if handler in (read.list_objects, read.get) and flag(request, "watch"):
         handler = watch
-    return await handler(Call(context, request, target))
+    return await handler(KubeCall(context, request, target))

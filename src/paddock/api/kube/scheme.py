@@ -14,7 +14,7 @@ _WORKLOADS = {"Sandbox", "SandboxPool", "SandboxClaim", "BatchSandbox", "Sandbox
 """What `kubectl get all` shows, and `kubectl delete all` takes: what runs, not what is kept."""
 
 
-class Target(Struct, frozen=True):
+class ResourceTarget(Struct, frozen=True):
     """What a request is about."""
 
     info: KindInfo
@@ -63,7 +63,7 @@ def subresources(info: KindInfo) -> tuple[str, ...]:
     return (*found, "scale") if info.scale else found
 
 
-def parse_path(path: str) -> Target | None:
+def parse_path(path: str) -> ResourceTarget | None:
     """Find out what a path names; `None` where nothing can be there."""
     parts = path.strip("/").split("/")
     if parts[0] == "api" and len(parts) >= 3:
@@ -77,7 +77,7 @@ def parse_path(path: str) -> Target | None:
     return _resolve({info.cls.PLURAL: info for info in kinds}, rest)
 
 
-def _resolve(kinds: dict[str, KindInfo], rest: list[str]) -> Target | None:
+def _resolve(kinds: dict[str, KindInfo], rest: list[str]) -> ResourceTarget | None:
     namespace: str | None = None
     if rest[0] == "namespaces" and len(rest) >= 3 and rest[2] in kinds:
         namespace, rest = rest[1], rest[2:]
@@ -90,7 +90,7 @@ def _resolve(kinds: dict[str, KindInfo], rest: list[str]) -> Target | None:
         return None
     if subresource is not None and subresource not in subresources(info):
         return None
-    return Target(info, namespace, name, subresource)
+    return ResourceTarget(info, namespace, name, subresource)
 
 
 def kind_reference(info: KindInfo) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def code_of(error: PaddockError) -> int:
     return status_of(error)
 
 
-def failure(
+def failure_status(
     error: PaddockError, info: KindInfo | None = None, name: str | None = None
 ) -> dict[str, Any]:
     """Give the `Status` that tells a client of an error."""
@@ -89,7 +89,7 @@ def failure(
     return status
 
 
-def success(info: KindInfo, name: str, uid: str) -> dict[str, Any]:
+def success_status(info: KindInfo, name: str, uid: str) -> dict[str, Any]:
     """Give the `Status` that tells that an object is gone."""
     group = info.cls.API_VERSION.rpartition("/")[0]
     details = {"name": name, "group": group, "kind": info.cls.PLURAL, "uid": uid}

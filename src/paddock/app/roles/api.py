@@ -12,7 +12,7 @@ from typing import Any
 
 from paddock.adapters.gateway_notifier import GatewayNotifier
 from paddock.adapters.replicas import Replicas
-from paddock.api.internal import Report
+from paddock.api.internal import GatewayReport
 from paddock.app.wiring import backends, default_resources, run_parts, webhook
 from paddock.app.wiring.applications import build_application
 from paddock.app.wiring.assembly import assemble
@@ -54,7 +54,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         )
         manager = parts.build_manager(agent, gateways)
 
-        async def on_report(report: Report) -> tuple[str, ...]:
+        async def on_report(report: GatewayReport) -> tuple[str, ...]:
             return gateways.register(report.url)
 
         application = build_application(

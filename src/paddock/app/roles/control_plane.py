@@ -10,7 +10,7 @@ from paddock.adapters.activity_reports import ActivityReports
 from paddock.adapters.gateway_notifier import GatewayNotifier
 from paddock.adapters.runtime_agent import RuntimeAgent
 from paddock.api.dispatcher import Dispatcher
-from paddock.api.internal import Report
+from paddock.api.internal import GatewayReport
 from paddock.api.kube.app import create_app as create_kube
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.app.wiring import backends, default_resources, run_parts
@@ -129,7 +129,7 @@ class ControlPlane:
             except PaddockError as error:
                 log.warning("old events were not deleted", extra=fields(error=error.message))
 
-    async def on_report(self, report: Report) -> tuple[str, ...]:
+    async def on_report(self, report: GatewayReport) -> tuple[str, ...]:
         """Record a gateway's address and traffic; return the addresses of all gateways."""
         self.activity.observe(report)
         return self.gateways.register(report.url)

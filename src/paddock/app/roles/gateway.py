@@ -12,7 +12,7 @@ from paddock.adapters import gateway_admin
 from paddock.adapters.control_client import ControlClient
 from paddock.adapters.dialer import LocalDialer
 from paddock.adapters.membership import Membership
-from paddock.api.internal import Report
+from paddock.api.internal import GatewayReport
 from paddock.api.kube.verbs.read import STORED
 from paddock.app.wiring import backends
 from paddock.app.wiring.secrets import load_or_create
@@ -21,9 +21,9 @@ from paddock.engine.informer import Filter
 from paddock.gateway.activity import Activity
 from paddock.gateway.http.client import ClientConnection
 from paddock.gateway.http.sender import Sender
-from paddock.gateway.limits import NOTICED_GONE, Behaviour, Limits
-from paddock.gateway.routing.peers import Desk, Gatekeeper, Peers
-from paddock.gateway.routing.route_lookup import Finder
+from paddock.gateway.limits import KEEPALIVE_OPTIONS, GatewayLimits, GatewayOptions
+from paddock.gateway.routing.peers import GatewayPeers, MessageVerifier, PeerEndpoint
+from paddock.gateway.routing.route_lookup import RouteLookup
 from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.gateway.service import Gateway
 from paddock.gateway.signing import Signatures
@@ -59,7 +59,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
     base = f"http://{settings.api_host}:{settings.api_port}"
     store = await _open_store(settings, base, secrets.token)
     control = ControlClient(base, secrets.token, clock)
-    peers = Peers(seed, clock)
+    peers = GatewayPeers(seed, clock)
     routes = RouteTable(clock)
     only = Filter(namespace=settings.namespace or None)
     provider = Provider.for_gateway(store, filters={Sandbox: only}, clock=clock)
@@ -70,10 +70,10 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         stack.push_async_callback(store.close)
         stack.push_async_callback(control.close)
         stack.callback(peers.close)
-        desk = Desk(routes, Gatekeeper(seed, clock))
+        endpoint = PeerEndpoint(routes, MessageVerifier(seed, clock))
         url = await stack.enter_async_context(
             gateway_admin.serving(
-                gateway_admin.create_app(routes, activity, desk, clock),
+                gateway_admin.create_app(routes, activity, endpoint, clock),
                 settings.admin_host,
                 settings.admin_port,
             )
@@ -133,7 +133,7 @@ async def _listen(settings: Settings, gateway: Gateway) -> list[asyncio.Server]:
         for host, port, trusts in places
     ]
     for opened in (item for server in servers for item in server.sockets):
-        for option in NOTICED_GONE:
+        for option in KEEPALIVE_OPTIONS:
             # Connections have from their listener what it was told.
             opened.setsockopt(*option)
     return servers
@@ -144,14 +144,14 @@ def build(
     seed: TokenSeed,
     routes: RouteTable,
     control: ControlClient,
-    peers: Peers,
+    peers: GatewayPeers,
     activity: Activity,
     clock: Clock,
     tasks: asyncio.TaskGroup,
 ) -> Gateway:
     """Wire one gateway."""
-    limits = Limits()
-    behaviour = Behaviour(
+    limits = GatewayLimits()
+    options = GatewayOptions(
         wakes=settings.wake_on_traffic,
         trusts_forwarded=settings.trust_forwarded,
         logs_requests=settings.access_log,
@@ -159,22 +159,22 @@ def build(
     dialer = LocalDialer(settings)
     routes.on_change(dialer.forget)
 
-    async def wake(route: Route) -> Route:
-        woken = await control.wake(route)
-        tasks.create_task(peers.tell((woken,)), name="tell peers")
-        return woken
+    async def resume(route: Route) -> Route:
+        resumed = await control.resume(route)
+        tasks.create_task(peers.send((resumed,)), name="send route to peers")
+        return resumed
 
     return Gateway(
         routes=routes,
-        waker=Waker(routes, wake, tasks, activity, timeout_seconds=settings.wake_timeout_seconds),
-        finder=Finder(routes, control.look, clock, tasks),
-        sender=Sender(dialer, routes, clock, limits=limits, behaviour=behaviour),
+        waker=Waker(routes, resume, tasks, activity, timeout_seconds=settings.wake_timeout_seconds),
+        lookup=RouteLookup(routes, control.fetch_route, clock, tasks),
+        sender=Sender(dialer, routes, clock, limits=limits, options=options),
         signatures=Signatures(routes, seed, clock),
         activity=activity,
         clock=clock,
         tasks=tasks,
         limits=limits,
-        behaviour=behaviour,
+        options=options,
     )
 
 
@@ -195,7 +195,7 @@ async def _report(
 ) -> None:
     while True:
         seen = activity.drain(clock.monotonic())
-        others = await control.report(Report(url=membership.own_url, seen=seen))
+        others = await control.report(GatewayReport(url=membership.own_url, seen=seen))
         if others is not None:
             membership.set_reported(others)
         await asyncio.sleep(REPORT_SECONDS)

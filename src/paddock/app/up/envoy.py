@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paddock.app.up.processes import Process
-from paddock.gateway.limits import NOTICED_GONE
+from paddock.gateway.limits import KEEPALIVE_OPTIONS
 from paddock.kit.errors import FieldProblem, InvalidError
 from paddock.settings import Settings
 
@@ -78,7 +78,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
                     "per_connection_buffer_limit_bytes": 256 * 1024,
                     "socket_options": [
                         {"level": level, "name": name, "int_value": value}
-                        for level, name, value in NOTICED_GONE
+                        for level, name, value in KEEPALIVE_OPTIONS
                     ],
                     "filter_chains": [{"transport_socket": _tls(settings), "filters": [_http()]}],
                 }

@@ -266,7 +266,7 @@ def run(
 
     for directory in (settings.state, settings.run):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with pidfile.held(
+    with pidfile.lock(
         settings.run / "paddock.pid",
         what="Paddock",
         hint="`paddock status` shows it, `paddock down` stops it",

@@ -2,10 +2,10 @@
 
 from paddock.api.dispatcher import Dispatcher
 from paddock.api.e2b.app import create_app as create_e2b
-from paddock.api.federation.app import Application, Elsewhere
+from paddock.api.federation.app import Application, FederationProxy
 from paddock.api.federation.app import create_app as create_federation
 from paddock.api.health import create_app as create_ops
-from paddock.api.internal import Lookup, OnReport
+from paddock.api.internal import FindRemote, OnReport
 from paddock.api.internal import create_app as create_internal
 from paddock.app.wiring.assembly import Assembly
 from paddock.manager.service import Manager
@@ -22,9 +22,9 @@ def build_application(
     local = create_e2b(manager, keyring, assembly.seed, domain=assembly.settings.domain or None)
     e2b: Application = local
     peers: Application | None = None
-    lookup: Lookup | None = None
+    lookup: FindRemote | None = None
     if (parts := assembly.federation) is not None:
-        e2b = Elsewhere(local, parts.federation, keyring)
+        e2b = FederationProxy(local, parts.federation, keyring)
         router = assembly.environments.router
         peers = create_federation(parts.federation, parts.signer, manager, router, local)
         lookup = parts.federation.find

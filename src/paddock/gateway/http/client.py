@@ -12,9 +12,9 @@ import struct
 from typing import cast
 
 from paddock.gateway.http.bodies import BadBody, ChunkedReader
-from paddock.gateway.http.error_responses import reply
+from paddock.gateway.http.error_responses import error_response
 from paddock.gateway.http.exchange import Exchange
-from paddock.gateway.http.protocols import Because, Service
+from paddock.gateway.http.protocols import PauseReason, RequestHandler
 from paddock.gateway.http.request_heads import MAX_HEAD_BYTES, BadHead
 
 HALF_CLOSED_SECONDS = 10.0
@@ -34,14 +34,14 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_body",
+        "_body_left",
         "_buffer",
         "_exchange",
-        "_has_ended",
+        "_handler",
+        "_has_eof",
         "_is_closing",
-        "_is_full",
         "_is_reading",
-        "_left",
-        "_service",
+        "_is_write_paused",
         "_timer",
         "_transport",
         "head_since",
@@ -53,8 +53,8 @@ class ClientConnection(asyncio.Protocol):
         "trusts_forwarded",
     )
 
-    def __init__(self, service: Service, *, trusts_forwarded: bool = False) -> None:
-        self._service = service
+    def __init__(self, handler: RequestHandler, *, trusts_forwarded: bool = False) -> None:
+        self._handler = handler
         self.scheme = "http"
         self.trusts_forwarded = trusts_forwarded
         """Whether this client is a proxy of ours that says whom it speaks for."""
@@ -64,13 +64,13 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._buffer = b""
-        self._left = 0
+        self._body_left = 0
         """Bytes of the body still to come, where its length was told."""
         self._body: ChunkedReader | None = None
         self.pauses = 0
         self._is_closing = False
-        self._has_ended = False
-        self._is_full = False
+        self._has_eof = False
+        self._is_write_paused = False
         """Whether it was sent more than it takes."""
         self._is_reading = False
         self._timer: asyncio.TimerHandle | None = None
@@ -88,8 +88,10 @@ class ClientConnection(asyncio.Protocol):
         peer: tuple[str, int] | str | None = transport.get_extra_info("peername")
         self.peer = peer[0] if peer and not isinstance(peer, str) else "local"
         self.origin = f"{self.peer} {self.scheme} {self.trusts_forwarded}"
-        if not self._service.clients.add(self):
-            self._transport.write(reply(503, "too many connections", retry_after_seconds=1))
+        if not self._handler.clients.add(self):
+            self._transport.write(
+                error_response(503, "too many connections", retry_after_seconds=1)
+            )
             self.close()
 
     def data_received(self, data: bytes) -> None:
@@ -101,10 +103,10 @@ class ClientConnection(asyncio.Protocol):
                 data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4 == len(data) > 4
                 and not self._buffer
                 and not self._is_closing
-                and not self._is_full
+                and not self._is_write_paused
                 and data[0] != _CARRIAGE_RETURN
             ):
-                self._take_head(data[:-2], b"")
+                self._start_exchange(data[:-2], b"")
                 return
         else:
             if exchange.is_tunnel:
@@ -113,31 +115,31 @@ class ClientConnection(asyncio.Protocol):
                     exchange.upstream.write(data)
                 return
             if not exchange.is_request_done:
-                data = self._take_body(exchange, data)
+                data = self._read_body(exchange, data)
                 if not data:
                     return
         if self._is_closing:
             return
         self._buffer = self._buffer + data if self._buffer else data
         if self._exchange is None:
-            self._read_on()
+            self._read_heads()
         if len(self._buffer) > _PIPELINE_BYTES:
-            self.pause(Because.PIPELINE_FULL)
+            self.pause(PauseReason.PIPELINE_FULL)
 
     def eof_received(self) -> bool:
         """Take in that the client sends nothing more; a complete request is still answered."""
-        self._has_ended = True
+        self._has_eof = True
         exchange = self._exchange
         if exchange is None:
             # What it sent ahead may still wait until it has read earlier answers.
-            return self._is_full and bool(self._buffer)
+            return self._is_write_paused and bool(self._buffer)
         if exchange.is_tunnel:
-            exchange.client_ended()
+            exchange.client_eof()
             return True
         if not exchange.is_request_done:
             exchange.client_lost()
             return False
-        self._later(HALF_CLOSED_SECONDS)
+        self._start_timer(HALF_CLOSED_SECONDS)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -146,7 +148,7 @@ class ClientConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._service.clients.remove(self)
+        self._handler.clients.remove(self)
         exchange, self._exchange = self._exchange, None
         self._buffer = b""
         if exchange is not None:
@@ -154,19 +156,19 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Take no more from the sandbox until the client has caught up."""
-        self._is_full = True
+        self._is_write_paused = True
         exchange = self._exchange
         if exchange is not None and exchange.upstream is not None:
-            exchange.upstream.pause(Because.OTHER_SIDE_FULL)
+            exchange.upstream.pause(PauseReason.OTHER_SIDE_FULL)
 
     def resume_writing(self) -> None:
         """Take from the sandbox again, or go on with the next request."""
-        self._is_full = False
+        self._is_write_paused = False
         exchange = self._exchange
         if exchange is None:
-            self._go_on()
+            self._serve_pipelined()
         elif exchange.upstream is not None:
-            exchange.upstream.resume(Because.OTHER_SIDE_FULL)
+            exchange.upstream.resume(PauseReason.OTHER_SIDE_FULL)
 
     # ---- exchange's side -----------------------------------------------------------------
 
@@ -186,7 +188,7 @@ class ClientConnection(asyncio.Protocol):
         if transport is not None and not transport.is_closing():
             transport.write(data)
 
-    def write_pieces(self, pieces: tuple[bytes, ...]) -> None:
+    def write_all(self, pieces: tuple[bytes, ...]) -> None:
         """Send bytes that lie apart."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
@@ -244,8 +246,8 @@ class ClientConnection(asyncio.Protocol):
                 self._linger()
             return
         self.idle_since = None
-        if self._buffer or self._has_ended:
-            self._go_on()
+        if self._buffer or self._has_eof:
+            self._serve_pipelined()
 
     def tunnel(self, exchange: Exchange) -> None:
         """Pass bytes on as they are from now on."""
@@ -253,28 +255,32 @@ class ClientConnection(asyncio.Protocol):
         if early and exchange.upstream is not None:
             exchange.request_bytes += len(early)
             exchange.upstream.write(early)
-        self.resume(Because.PIPELINE_FULL)
-        if self._has_ended:
-            exchange.client_ended()
+        self.resume(PauseReason.PIPELINE_FULL)
+        if self._has_eof:
+            exchange.client_eof()
 
     # ---- reading -------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
+    def _serve_pipelined(self) -> None:
         """Serve what was sent ahead, as far as its answers are read."""
         if self._is_reading:
             return
-        self._read_on()
+        self._read_heads()
         if len(self._buffer) <= _PIPELINE_BYTES:
-            self.resume(Because.PIPELINE_FULL)
-        if self._has_ended and self._exchange is None and not (self._is_full and self._buffer):
+            self.resume(PauseReason.PIPELINE_FULL)
+        if (
+            self._has_eof
+            and self._exchange is None
+            and not (self._is_write_paused and self._buffer)
+        ):
             self.close()
 
-    def _read_on(self) -> None:
+    def _read_heads(self) -> None:
         """Read heads off the buffer, as long as requests end at once."""
         self._is_reading = True
         try:
             while self._buffer and self._exchange is None:
-                if self._is_closing or self._is_full or not self._read_head():
+                if self._is_closing or self._is_write_paused or not self._read_head():
                     break
         finally:
             self._is_reading = False
@@ -290,61 +296,61 @@ class ClientConnection(asyncio.Protocol):
             if len(data) >= MAX_HEAD_BYTES:
                 self._refuse(431, "the head is too large")
             elif data and self.head_since is None:
-                self.head_since = self._service.now()
+                self.head_since = self._handler.now()
             return False
         self.head_since = None
-        return self._take_head(data[: stop + 2], data[stop + 4 :])
+        return self._start_exchange(data[: stop + 2], data[stop + 4 :])
 
-    def _take_head(self, block: bytes, rest: bytes) -> bool:
-        service = self._service
+    def _start_exchange(self, block: bytes, rest: bytes) -> bool:
+        handler = self._handler
         try:
-            head = service.read(block)
+            head = handler.read(block)
         except BadHead as bad:
             self._refuse(bad.status, bad.message)
             return False
         framing = head.framing
-        exchange = Exchange(self, head, service.now(), service, framing.length == 0)
+        exchange = Exchange(self, head, handler.now(), handler, framing.length == 0)
         self._exchange = exchange
         if exchange.is_request_done:
             self._buffer = rest
         else:
             self._body = ChunkedReader() if framing.is_chunked else None
-            self._left = framing.length or 0
+            self._body_left = framing.length or 0
             # What is here of the body goes in first: head and body then leave together.
-            self._buffer = self._take_body(exchange, rest) if rest else b""
+            self._buffer = self._read_body(exchange, rest) if rest else b""
             if self._is_closing:
                 return False
-        service.dispatch(exchange, self)
+        handler.dispatch(exchange, self)
         return True
 
-    def _take_body(self, exchange: Exchange, data: bytes) -> bytes:
+    def _read_body(self, exchange: Exchange, data: bytes) -> bytes:
         """Take in a piece of the body; gives what follows it."""
         reader = self._body
         if reader is None:
-            if len(data) < self._left:
-                self._left -= len(data)
+            if len(data) < self._body_left:
+                self._body_left -= len(data)
                 exchange.body(data)
                 return b""
-            rest = data[self._left :]
-            piece = data[: self._left] if rest else data
-            self._left = 0
+            rest = data[self._body_left :]
+            piece = data[: self._body_left] if rest else data
+            self._body_left = 0
             exchange.body(piece)
-            exchange.end_of_request([])
+            exchange.request_end([])
             return rest
         try:
             pieces, is_done = reader.feed(data)
         except BadBody as bad:
-            self._break_off(exchange, str(bad))
+            self._abort_exchange(exchange, str(bad))
             return b""
         for piece in pieces:
             exchange.body(piece)
         if not is_done:
             return b""
         self._body = None
-        exchange.end_of_request(reader.trailers)
+        exchange.request_end(reader.trailers)
         return reader.rest
 
-    def _break_off(self, exchange: Exchange, message: str) -> None:
+    def _abort_exchange(self, exchange: Exchange, message: str) -> None:
         """End an exchange whose body turned out to be unreadable."""
         has_answer = exchange.response is not None
         self._exchange = None
@@ -355,8 +361,8 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(400, message)
 
     def _refuse(self, status: int, message: str) -> None:
-        self._service.clients.refused(status)
-        self.write(reply(status, message))
+        self._handler.clients.count_refused(status)
+        self.write(error_response(status, message))
         self._linger()
 
     def _linger(self) -> None:
@@ -364,18 +370,18 @@ class ClientConnection(asyncio.Protocol):
         self._is_closing = True
         self._buffer = b""
         self.head_since = None
-        if self._has_ended:
+        if self._has_eof:
             self.close()
             return
         self.write_eof()
         self.resume(self.pauses)
-        self._later(LINGER_SECONDS)
+        self._start_timer(LINGER_SECONDS)
 
-    def _later(self, seconds: float) -> None:
+    def _start_timer(self, seconds: float) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._time_is_up)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._on_timer)
 
-    def _time_is_up(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         exchange = self._exchange
         if exchange is not None and exchange.response is not None:
@@ -385,6 +391,6 @@ class ClientConnection(asyncio.Protocol):
             return
         if exchange is None and self._transport.get_write_buffer_size():
             # The answer is complete and being read; who reads nothing is swept away in the end.
-            self._later(LINGER_SECONDS)
+            self._start_timer(LINGER_SECONDS)
             return
         self._transport.abort()

@@ -6,7 +6,7 @@ Keyed by a sandbox's incarnation: a connection of an earlier life is never used 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from paddock.gateway.http.upstream import Shelf
+from paddock.gateway.http.upstream import IdleConnections
 
 
 class PoolKey(NamedTuple):
@@ -17,41 +17,41 @@ class PoolKey(NamedTuple):
     port: int
 
 
-class UpstreamPool:
+class ConnectionPool:
     """Shelves by sandbox, life and port."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._shelves: dict[str, dict[PoolKey, Shelf]] = {}
+        self._by_uid: dict[str, dict[PoolKey, IdleConnections]] = {}
 
-    def shelf(self, key: PoolKey) -> Shelf:
+    def idle_connections(self, key: PoolKey) -> IdleConnections:
         """Give the shelf of a key."""
-        of_sandbox = self._shelves.get(key.uid)
+        of_sandbox = self._by_uid.get(key.uid)
         if of_sandbox is None:
-            of_sandbox = self._shelves[key.uid] = {}
+            of_sandbox = self._by_uid[key.uid] = {}
         found = of_sandbox.get(key)
         if found is None:
-            found = of_sandbox[key] = Shelf()
+            found = of_sandbox[key] = IdleConnections()
         return found
 
     def drop(self, uid: str) -> None:
         """Close every idle connection to a sandbox."""
-        for shelf in self._shelves.pop(uid, {}).values():
-            shelf.put_away()
+        for idle_connections in self._by_uid.pop(uid, {}).values():
+            idle_connections.close()
 
-    def drop_older(self, seconds: float) -> None:
+    def close_older(self, seconds: float) -> None:
         """Close connections that nobody has used for so long, and forget shelves without any."""
         now = self._now()
-        for uid, of_sandbox in list(self._shelves.items()):
-            for key, shelf in list(of_sandbox.items()):
-                for connection in tuple(shelf.idle):
+        for uid, of_sandbox in list(self._by_uid.items()):
+            for key, idle_connections in list(of_sandbox.items()):
+                for connection in tuple(idle_connections.idle):
                     if connection.idle_since is None:
                         connection.idle_since = now
                     if now - connection.idle_since >= seconds:
-                        shelf.idle.remove(connection)
+                        idle_connections.idle.remove(connection)
                         connection.close()
-                if not shelf.connections:
-                    shelf.put_away()
+                if not idle_connections.connections:
+                    idle_connections.close()
                     del of_sandbox[key]
             if not of_sandbox:
-                del self._shelves[uid]
+                del self._by_uid[uid]

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from paddock.gateway.activity import Activity
 from paddock.gateway.http import error_responses
 from paddock.gateway.http.client import ClientConnection
-from paddock.gateway.limits import Limits
+from paddock.gateway.limits import GatewayLimits
 
 
 class Connections:
     """Every connection from a client."""
 
-    def __init__(self, activity: Activity, limits: Limits, now: Callable[[], float]) -> None:
+    def __init__(self, activity: Activity, limits: GatewayLimits, now: Callable[[], float]) -> None:
         self._activity = activity
         self._limits = limits
         self._now = now
@@ -27,7 +27,7 @@ class Connections:
     def add(self, client: ClientConnection) -> bool:
         """Take in a new connection; says whether there is room for it."""
         if len(self._open) >= self._limits.connections:
-            self.refused(503)
+            self.count_refused(503)
             return False
         self._open.add(client)
         self._activity.connections += 1
@@ -39,9 +39,9 @@ class Connections:
             self._open.remove(client)
             self._activity.connections -= 1
 
-    def refused(self, status: int) -> None:
+    def count_refused(self, status: int) -> None:
         """Take in that something was sent that is no request."""
-        self._activity.answered(status)
+        self._activity.count_response(status)
 
     def sweep(self) -> None:
         """Close what has been idle, or slow with its head, for too long."""
@@ -49,9 +49,9 @@ class Connections:
         for client in self:
             since = client.head_since
             if since is not None and now - since > self._limits.head_seconds:
-                self.refused(408)
+                self.count_refused(408)
                 client.write(
-                    error_responses.reply(408, "the request's head did not arrive in time")
+                    error_responses.error_response(408, "the request's head did not arrive in time")
                 )
                 client.close()
             elif client.is_idle:

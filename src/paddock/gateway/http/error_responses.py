@@ -42,7 +42,7 @@ code{{background:#f2f2f2;padding:.1em .3em;border-radius:3px}}</style></head>
 <body><h1>{title}</h1><p>{message}</p>{detail}</body></html>"""
 
 
-def reply(
+def error_response(
     status: int,
     message: str,
     *,

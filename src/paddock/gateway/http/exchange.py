@@ -8,29 +8,29 @@ is safe to repeat and met a kept-alive connection that had just ended. What it l
 
 from msgspec import Struct
 
-from paddock.gateway.activity import Traffic
+from paddock.gateway.activity import SandboxTraffic
 from paddock.gateway.http.bodies import chunk, last_chunk
-from paddock.gateway.http.error_responses import reply
-from paddock.gateway.http.protocols import Because, Client, Upstream, Watcher
+from paddock.gateway.http.error_responses import error_response
+from paddock.gateway.http.protocols import ClientSide, ExchangeObserver, PauseReason, UpstreamSide
 from paddock.gateway.http.request_heads import RequestHead
 from paddock.gateway.http.response_heads import ResponseHead, write_response
 from paddock.gateway.routing.routes import Route
 
 MAX_PENDING_BYTES = 64 * 1024
 """What is held of a body that nobody takes yet."""
-_WORTH_NO_COPY = 8 * 1024
+_NO_COPY_BYTES = 8 * 1024
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
 class Exchange(Struct, eq=False):
     """One request and its response. (A struct since one is made for every request.)"""
 
-    client: Client
+    client: ClientSide
     head: RequestHead
     started: float
-    watcher: Watcher
+    observer: ExchangeObserver
     is_request_done: bool = False
-    upstream: Upstream | None = None
+    upstream: UpstreamSide | None = None
     response: ResponseHead | None = None
     is_over: bool = False
     is_tunnel: bool = False
@@ -44,7 +44,7 @@ class Exchange(Struct, eq=False):
     sandbox_id: str | None = None
     port: int | None = None
     route: Route | None = None
-    traffic: Traffic | None = None
+    traffic: SandboxTraffic | None = None
     sent: bytes = b""
     """The head as it was sent on."""
     task: object | None = None
@@ -63,14 +63,14 @@ class Exchange(Struct, eq=False):
         if upstream is not None:
             if not self.head.framing.is_chunked:
                 upstream.write(data)
-            elif len(data) > _WORTH_NO_COPY:
-                upstream.write_pieces((b"%x\r\n" % len(data), data, b"\r\n"))
+            elif len(data) > _NO_COPY_BYTES:
+                upstream.write_all((b"%x\r\n" % len(data), data, b"\r\n"))
             else:
                 upstream.write(chunk(data))
         elif not self.is_over:
             self._hold(chunk(data) if self.head.framing.is_chunked else data)
 
-    def end_of_request(self, trailers: list[bytes]) -> None:
+    def request_end(self, trailers: list[bytes]) -> None:
         """Take in that the request is complete."""
         self.is_request_done = True
         if self.head.framing.is_chunked:
@@ -86,17 +86,17 @@ class Exchange(Struct, eq=False):
         self.pending.append(data)
         self.held_bytes += len(data)
         if self.held_bytes > MAX_PENDING_BYTES:
-            self.client.pause(Because.HELD)
+            self.client.pause(PauseReason.HELD)
 
     def take_pending(self) -> bytes:
         """Give what came of the body so far; the rest is not held back any more."""
         pending = b"".join(self.pending or ())
         self.pending = None
         self.held_bytes = 0
-        self.client.resume(Because.HELD)
+        self.client.resume(PauseReason.HELD)
         return pending
 
-    def client_ended(self) -> None:
+    def client_eof(self) -> None:
         """Take in that a tunnel's client sends nothing more."""
         self.has_client_ended = True
         upstream = self.upstream
@@ -106,12 +106,12 @@ class Exchange(Struct, eq=False):
 
     # ---- from the sandbox ----------------------------------------------------------------
 
-    def interim(self, response: ResponseHead) -> None:
+    def interim_response(self, response: ResponseHead) -> None:
         """Pass a 1xx answer on, to a client that knows of such."""
         if self.head.is_http_1_1:
             self.client.write(write_response(response, keep_alive=True, is_http_1_1=True))
 
-    def switched(self, response: ResponseHead) -> None:
+    def switch_protocols(self, response: ResponseHead) -> None:
         """Pass on that the protocol changes; bytes flow as they are from here."""
         self.status = 101
         self.response = response
@@ -164,8 +164,8 @@ class Exchange(Struct, eq=False):
         self.response_bytes += len(data)
         if not self.rechunks:
             self.client.write(data)
-        elif len(data) > _WORTH_NO_COPY:
-            self.client.write_pieces((b"%x\r\n" % len(data), data, b"\r\n"))
+        elif len(data) > _NO_COPY_BYTES:
+            self.client.write_all((b"%x\r\n" % len(data), data, b"\r\n"))
         else:
             self.client.write(chunk(data))
 
@@ -179,7 +179,7 @@ class Exchange(Struct, eq=False):
             upstream.done(reusable=reusable and self.is_request_done)
         self._finish(keep_alive=self.is_request_done and self.keeps_client)
 
-    def upstream_ended(self) -> None:
+    def upstream_eof(self) -> None:
         """Take in that a tunnel's sandbox sends nothing more."""
         self.has_upstream_ended = True
         self.client.write_eof()
@@ -205,13 +205,13 @@ class Exchange(Struct, eq=False):
             # Half an answer: only a broken connection tells the client the truth.
             self._end()
             self.client.abort()
-        elif self._may_repeat:
-            self.watcher.again(self)
+        elif self._may_retry:
+            self.observer.retry(self)
         else:
             self.fail(502, "The sandbox closed the connection before it answered")
 
     @property
-    def _may_repeat(self) -> bool:
+    def _may_retry(self) -> bool:
         return (
             self.is_reusing
             and self.head.method in _SAFE
@@ -234,9 +234,9 @@ class Exchange(Struct, eq=False):
             self.abort()
             return
         keep = self.head.is_kept and self.is_request_done
-        self.answer(
+        self.respond(
             status,
-            reply(
+            error_response(
                 status,
                 message,
                 head=self.head,
@@ -248,7 +248,7 @@ class Exchange(Struct, eq=False):
             keep_alive=keep,
         )
 
-    def answer(self, status: int, whole: bytes, *, keep_alive: bool) -> None:
+    def respond(self, status: int, whole: bytes, *, keep_alive: bool) -> None:
         """Give an answer of our own."""
         upstream, self.upstream = self.upstream, None
         if upstream is not None:
@@ -285,4 +285,4 @@ class Exchange(Struct, eq=False):
         self.is_over = True
         self.pending = None
         self.held_bytes = 0
-        self.watcher.ended(self)
+        self.observer.exchange_ended(self)

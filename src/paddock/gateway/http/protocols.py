@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from paddock.gateway.http.request_heads import RequestHead
 
 
-class Because:
+class PauseReason:
     """Why nothing is read from a side: bits, plain ones, since they are looked at all the time."""
 
     HELD = 1
@@ -24,7 +24,7 @@ class Sink(Protocol):
         """Send bytes."""
         ...
 
-    def write_pieces(self, pieces: tuple[bytes, ...]) -> None:
+    def write_all(self, pieces: tuple[bytes, ...]) -> None:
         """Send bytes that lie apart."""
         ...
 
@@ -49,7 +49,7 @@ class Sink(Protocol):
         ...
 
 
-class Client(Sink, Protocol):
+class ClientSide(Sink, Protocol):
     """The client's side of an exchange."""
 
     pauses: int
@@ -64,7 +64,7 @@ class Client(Sink, Protocol):
         ...
 
 
-class Upstream(Sink, Protocol):
+class UpstreamSide(Sink, Protocol):
     """The sandbox's side of an exchange."""
 
     def done(self, *, reusable: bool) -> None:
@@ -72,19 +72,19 @@ class Upstream(Sink, Protocol):
         ...
 
 
-class Watcher(Protocol):
+class ExchangeObserver(Protocol):
     """Hears what becomes of an exchange."""
 
-    def ended(self, exchange: "Exchange") -> None:
+    def exchange_ended(self, exchange: "Exchange") -> None:
         """Take in that it is over."""
         ...
 
-    def again(self, exchange: "Exchange") -> None:
+    def retry(self, exchange: "Exchange") -> None:
         """Send it over another connection: the one it met had just ended."""
         ...
 
 
-class Register(Protocol):
+class ConnectionRegistry(Protocol):
     """Knows which connections there are."""
 
     def add(self, client: "ClientConnection") -> bool:
@@ -95,16 +95,16 @@ class Register(Protocol):
         """Take in that a connection is gone."""
         ...
 
-    def refused(self, status: int) -> None:
+    def count_refused(self, status: int) -> None:
         """Take in that something was sent that is no request."""
         ...
 
 
-class Service(Watcher, Protocol):
+class RequestHandler(ExchangeObserver, Protocol):
     """Decides what becomes of a request."""
 
     @property
-    def clients(self) -> Register:
+    def clients(self) -> ConnectionRegistry:
         """Who is connected."""
         ...
 

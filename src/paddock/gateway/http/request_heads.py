@@ -17,13 +17,13 @@ from paddock.gateway.http.bodies import CHUNKED, NO_BODY, Framing, fields
 from paddock.resources.tokens import hashed
 
 if TYPE_CHECKING:
-    from paddock.gateway.routing.decision_cache import Shortcut
+    from paddock.gateway.routing.decision_cache import CachedDecision
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
-WORTH_KEEPING = 2048
+MAX_CACHED_BYTES = 2048
 """Longer ones are read anew each time: what is kept stays small."""
-_KEPT = 1024
+_CACHE_SIZE = 1024
 
 _REQUEST_LINE = re.compile(
     rb"([A-Z][A-Z_\-]{0,31}) ([\x21\x22\x24-\x7e\x80-\xff]+) HTTP/1\.([01])\r\n"
@@ -90,7 +90,7 @@ class RequestHead(Struct, gc=False):
     is_http_1_1: bool
     lines: list[bytes]
     """Header lines that go on as they came."""
-    shortcuts: "dict[str, Shortcut | None]"
+    decisions: "dict[str, CachedDecision | None]"
     """What was decided for requests with these lines, by the client's origin; `None` after one."""
     line: bytes = b""
     """The first line, where it goes on as it came unless the target is written anew."""
@@ -113,11 +113,11 @@ class RequestHead(Struct, gc=False):
     ingress: str | None = None
     forwarded_for: bytes = b""
     forwarded_proto: bytes = b""
-    cleared: "Shortcut | None" = None
+    allowed_by: "CachedDecision | None" = None
     """The way that this very head was found to be free to go."""
 
 
-class _Seen(Struct, gc=False):
+class _CachedLines(Struct, gc=False):
     """What header lines say, and the last request that had them."""
 
     template: RequestHead
@@ -130,8 +130,8 @@ class RequestReader:
 
     def __init__(self) -> None:
         # Two generations: what is not asked for while the young one fills up is forgotten.
-        self._young: dict[bytes, _Seen] = {}
-        self._old: dict[bytes, _Seen] = {}
+        self._young: dict[bytes, _CachedLines] = {}
+        self._old: dict[bytes, _CachedLines] = {}
 
     def read(self, block: bytes) -> RequestHead:
         """Read a head, empty line excluded; `BadHead` where it can be read in two ways."""
@@ -145,7 +145,7 @@ class RequestReader:
         if seen.line == line:
             return seen.head
         head = _with_line(seen.template, line)
-        if len(line) <= WORTH_KEEPING:
+        if len(line) <= MAX_CACHED_BYTES:
             seen.head, seen.line = head, line
         return head
 
@@ -153,10 +153,10 @@ class RequestReader:
         seen = self._old.get(lines)
         template = _read_lines(line, lines) if seen is None else seen.template
         head = _with_line(template, line)
-        if len(line) + len(lines) <= WORTH_KEEPING:
-            if len(self._young) >= _KEPT:
+        if len(line) + len(lines) <= MAX_CACHED_BYTES:
+            if len(self._young) >= _CACHE_SIZE:
                 self._old, self._young = self._young, {}
-            self._young[lines] = _Seen(template, line, head)
+            self._young[lines] = _CachedLines(template, line, head)
         return head
 
 
@@ -193,7 +193,7 @@ def _read_unusual(template: RequestHead, method: str, target: str) -> RequestHea
         head.target = rest if rest.startswith("/") else "/" + rest
         head.is_host_bad = not _HOST.fullmatch(head.host)
         # Shortcuts go by the lines, which say another host.
-        head.shortcuts = {}
+        head.decisions = {}
     elif method == "CONNECT":
         raise BadHead(405, "CONNECT is not offered")
     elif not (target == "*" and method == "OPTIONS"):

@@ -7,15 +7,15 @@ from msgspec import Struct
 
 from paddock.gateway.http.bodies import CHUNKED, NO_BODY, UNTIL_CLOSE, Framing, fields
 from paddock.gateway.http.request_heads import (
+    MAX_CACHED_BYTES,
     MAX_HEADERS,
-    WORTH_KEEPING,
     BadHead,
     connection_tokens,
     drop_named,
     is_length,
 )
 
-_KEPT_HEADS = 2048
+_CACHE_SIZE = 2048
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?\r\n")
 _BODYLESS = frozenset((204, 304))
 _DROP, _LENGTH, _ENCODING, _UPGRADE, _CONNECTION = range(5)
@@ -52,8 +52,8 @@ class ResponseHead(Struct, gc=False):
 def read_response(block: bytes, *, method: str) -> ResponseHead:
     """Read an answer's head; `BadHead` where it can be read in two ways."""
     is_head = method == "HEAD"
-    if len(block) <= WORTH_KEEPING:
-        return _read_known(block, is_head)
+    if len(block) <= MAX_CACHED_BYTES:
+        return _read_cached(block, is_head)
     return _read_response(block, is_head)
 
 
@@ -95,7 +95,7 @@ def _read_response(block: bytes, is_head: bool) -> ResponseHead:  # noqa: C901 -
     return head
 
 
-_read_known = lru_cache(_KEPT_HEADS)(_read_response)
+_read_cached = lru_cache(_CACHE_SIZE)(_read_response)
 
 
 def _response_framing(

@@ -7,12 +7,12 @@ from typing import Protocol
 
 from paddock.gateway.http import error_responses
 from paddock.gateway.http.client import ClientConnection
-from paddock.gateway.http.connection_pool import PoolKey, UpstreamPool
+from paddock.gateway.http.connection_pool import ConnectionPool, PoolKey
 from paddock.gateway.http.exchange import Exchange
 from paddock.gateway.http.request_heads import RequestHead
 from paddock.gateway.http.request_rewrite import write_lines, write_request
-from paddock.gateway.http.upstream import Shelf, UpstreamConnection
-from paddock.gateway.limits import Behaviour, Limits
+from paddock.gateway.http.upstream import IdleConnections, UpstreamConnection
+from paddock.gateway.limits import GatewayLimits, GatewayOptions
 from paddock.gateway.routing.addressing import ENVD_PORT, TASKS_PORT, Destination
 from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.kit.clock import Clock
@@ -49,18 +49,18 @@ class Sender:
         routes: RouteTable,
         clock: Clock,
         *,
-        limits: Limits,
-        behaviour: Behaviour,
+        limits: GatewayLimits,
+        options: GatewayOptions,
     ) -> None:
         self._dialer = dialer
         self._routes = routes
         self._limits = limits
-        self._trusts = behaviour.trusts_forwarded
-        self._pool = UpstreamPool(clock.monotonic)
+        self._trusts = options.trusts_forwarded
+        self._pool = ConnectionPool(clock.monotonic)
 
     def sweep(self) -> None:
         """Close connections that nobody has used for a while."""
-        self._pool.drop_older(self._limits.upstream_idle_seconds)
+        self._pool.close_older(self._limits.upstream_idle_seconds)
 
     def drop(self, uid: str) -> None:
         """Close every idle connection to a sandbox."""
@@ -68,13 +68,13 @@ class Sender:
 
     # ---- to sandboxes --------------------------------------------------------------------
 
-    def shelf(self, route: Route, port: int) -> Shelf:
+    def idle_connections(self, route: Route, port: int) -> IdleConnections:
         """Give the kept connections to a port of a sandbox's present life."""
-        return self._pool.shelf(PoolKey(route.uid, route.incarnation, port))
+        return self._pool.idle_connections(PoolKey(route.uid, route.incarnation, port))
 
     def send(self, exchange: Exchange, route: Route, where: Destination) -> bool:
         """Send over a kept connection; says whether there was one."""
-        connection = self.shelf(route, where.port).take()
+        connection = self.idle_connections(route, where.port).take()
         if connection is None:
             return False
         connection.serve(exchange, self._sandbox_head(exchange, route, where))
@@ -95,7 +95,7 @@ class Sender:
         head = self._sandbox_head(exchange, route, where)
         await self._connect(exchange, route, where.port, head)
 
-    async def connect_again(self, exchange: Exchange) -> None:
+    async def reconnect(self, exchange: Exchange) -> None:
         """Send what met a connection that had just ended, over a new one."""
         if exchange.route is None or exchange.port is None:
             await self._connect_to_api(exchange, exchange.sent)
@@ -104,8 +104,10 @@ class Sender:
 
     async def _connect(self, exchange: Exchange, route: Route, port: int, head: bytes) -> None:
         try:
-            connection = await self._in_time(
-                lambda: self._dial(route, port, UpstreamConnection(self.shelf(route, port)))
+            connection = await self._dial_in_time(
+                lambda: self._dial(
+                    route, port, UpstreamConnection(self.idle_connections(route, port))
+                )
             )
         except ConnectionRefusedError:
             exchange.fail(502, error_responses.PORT_CLOSED, port=port)
@@ -118,9 +120,9 @@ class Sender:
             else:
                 exchange.fail(502, error_responses.PORT_CLOSED, port=port)
         else:
-            _carry(connection, exchange, head)
+            _serve(connection, exchange, head)
 
-    async def _in_time(
+    async def _dial_in_time(
         self, dial: Callable[[], Awaitable[UpstreamConnection]]
     ) -> UpstreamConnection:
         """Connect within the limit; once more where it was this process that stood still."""
@@ -173,7 +175,7 @@ class Sender:
 
     def send_to_api(self, exchange: Exchange) -> bool:
         """Send over a kept connection; says whether there was one."""
-        connection = self._pool.shelf(_API).take()
+        connection = self._pool.idle_connections(_API).take()
         if connection is None:
             return False
         connection.serve(exchange, self._api_head(exchange))
@@ -188,13 +190,13 @@ class Sender:
 
     async def _connect_to_api(self, exchange: Exchange, head: bytes) -> None:
         try:
-            connection = await self._in_time(
-                lambda: self._dialer.dial_api(UpstreamConnection(self._pool.shelf(_API)))
+            connection = await self._dial_in_time(
+                lambda: self._dialer.dial_api(UpstreamConnection(self._pool.idle_connections(_API)))
             )
         except (OSError, TimeoutError):
             exchange.fail(503, "the control plane does not answer", retry_after_seconds=1)
             return
-        _carry(connection, exchange, head)
+        _serve(connection, exchange, head)
 
 
 def _host(head: RequestHead, route: Route, port: int) -> str:
@@ -204,7 +206,7 @@ def _host(head: RequestHead, route: Route, port: int) -> str:
     return head.host or f"localhost:{port}"
 
 
-def _carry(connection: UpstreamConnection, exchange: Exchange, head: bytes) -> None:
+def _serve(connection: UpstreamConnection, exchange: Exchange, head: bytes) -> None:
     exchange.task = None
     if exchange.is_over:
         connection.abort()

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from paddock.gateway.http.bodies import BadBody, ChunkedReader
 from paddock.gateway.http.exchange import Exchange
-from paddock.gateway.http.protocols import Because
+from paddock.gateway.http.protocols import PauseReason
 from paddock.gateway.http.request_heads import MAX_HEAD_BYTES, BadHead
 from paddock.gateway.http.response_heads import ResponseHead, read_response
 
@@ -20,7 +20,7 @@ IDLE_LIMIT = 64
 WRITE_BUFFER_BYTES = 128 * 1024
 
 
-class Shelf:
+class IdleConnections:
     """Idle connections that serve alike. One that was put away takes none back."""
 
     __slots__ = ("connections", "idle", "is_open")
@@ -40,7 +40,7 @@ class Shelf:
                 return connection
         return None
 
-    def put_away(self) -> None:
+    def close(self) -> None:
         """Cut off what is idle; what is under way is not kept afterwards."""
         self.is_open = False
         for connection in tuple(self.idle):
@@ -53,25 +53,25 @@ class UpstreamConnection(asyncio.Protocol):
 
     __slots__ = (
         "_body",
+        "_body_left",
         "_buffer",
         "_exchange",
         "_has_served",
-        "_left",
+        "_idle",
         "_pauses",
         "_response",
-        "_shelf",
         "_transport",
         "idle_since",
     )
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, idle_connections: IdleConnections) -> None:
+        self._idle = idle_connections
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._response: ResponseHead | None = None
         """The answer whose body is being read."""
         self._buffer = b""
-        self._left = 0
+        self._body_left = 0
         self._body: ChunkedReader | None = None
         self._pauses = 0
         self.idle_since: float | None = None
@@ -84,7 +84,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Remember the transport."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self._shelf.connections += 1
+        self._idle.connections += 1
 
     def data_received(self, data: bytes) -> None:
         """Take in what the sandbox sent."""
@@ -96,7 +96,7 @@ class UpstreamConnection(asyncio.Protocol):
             exchange.response_bytes += len(data)
             exchange.client.write(data)
         elif self._response is not None:
-            self._take_body(exchange, self._response, data)
+            self._read_body(exchange, self._response, data)
         elif self._buffer:
             self._read_heads(exchange, self._buffer + data)
         else:
@@ -108,7 +108,7 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange is None:
             return False
         if exchange.is_tunnel:
-            exchange.upstream_ended()
+            exchange.upstream_eof()
             return True
         response = self._response
         if response is not None and response.framing.is_until_close:
@@ -117,10 +117,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Take in that the connection is gone."""
-        shelf = self._shelf
-        shelf.connections -= 1
-        if self in shelf.idle:
-            shelf.idle.remove(self)
+        idle_connections = self._idle
+        idle_connections.connections -= 1
+        if self in idle_connections.idle:
+            idle_connections.idle.remove(self)
         exchange, self._exchange = self._exchange, None
         self._transport = None
         if exchange is not None:
@@ -129,12 +129,12 @@ class UpstreamConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Take no more from the client until the sandbox has caught up."""
         if self._exchange is not None:
-            self._exchange.client.pause(Because.OTHER_SIDE_FULL)
+            self._exchange.client.pause(PauseReason.OTHER_SIDE_FULL)
 
     def resume_writing(self) -> None:
         """Take from the client again."""
         if self._exchange is not None:
-            self._exchange.client.resume(Because.OTHER_SIDE_FULL)
+            self._exchange.client.resume(PauseReason.OTHER_SIDE_FULL)
 
     # ---- exchange's side -----------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class UpstreamConnection(asyncio.Protocol):
         if transport is not None and not transport.is_closing():
             transport.write(data)
 
-    def write_pieces(self, pieces: tuple[bytes, ...]) -> None:
+    def write_all(self, pieces: tuple[bytes, ...]) -> None:
         """Send bytes that lie apart."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
@@ -193,20 +193,20 @@ class UpstreamConnection(asyncio.Protocol):
         self._body = None
         if exchange is not None and exchange.client.pauses:
             # A next request must not stay paused for what this one could not write.
-            exchange.client.resume(Because.OTHER_SIDE_FULL)
+            exchange.client.resume(PauseReason.OTHER_SIDE_FULL)
         if self._pauses:
             self.resume(self._pauses)
-        shelf, transport = self._shelf, self._transport
+        idle_connections, transport = self._idle, self._transport
         if (
             reusable
             and not self._buffer
-            and shelf.is_open
-            and len(shelf.idle) < IDLE_LIMIT
+            and idle_connections.is_open
+            and len(idle_connections.idle) < IDLE_LIMIT
             and transport is not None
             and not transport.is_closing()
         ):
             self.idle_since = None
-            shelf.idle.append(self)
+            idle_connections.idle.append(self)
         else:
             self.close()
 
@@ -220,7 +220,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Cut it off."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            exchange.client.resume(Because.OTHER_SIDE_FULL)
+            exchange.client.resume(PauseReason.OTHER_SIDE_FULL)
         if self._transport is not None:
             self._transport.abort()
 
@@ -250,9 +250,9 @@ class UpstreamConnection(asyncio.Protocol):
                 self._begin(exchange, response, data)
                 return
             if response.status == 101:
-                self._switch(exchange, response, data)
+                self._switch_protocols(exchange, response, data)
                 return
-            exchange.interim(response)
+            exchange.interim_response(response)
 
     def _begin(self, exchange: Exchange, response: ResponseHead, rest: bytes) -> None:
         length = response.framing.length
@@ -263,30 +263,30 @@ class UpstreamConnection(asyncio.Protocol):
                 exchange.whole_response(response, rest[:length])
             else:
                 self._response = response
-                self._left = length - len(rest)
+                self._body_left = length - len(rest)
                 exchange.response_head(response, rest)
             return
         self._response = response
         self._body = ChunkedReader() if response.framing.is_chunked else None
         exchange.response_head(response, b"")
         if rest:
-            self._take_body(exchange, response, rest)
+            self._read_body(exchange, response, rest)
 
-    def _take_body(self, exchange: Exchange, response: ResponseHead, data: bytes) -> None:
+    def _read_body(self, exchange: Exchange, response: ResponseHead, data: bytes) -> None:
         reader = self._body
         if reader is not None:
-            self._take_chunks(exchange, response, reader, data)
+            self._read_chunks(exchange, response, reader, data)
         elif response.framing.is_until_close:
             exchange.response_body(data)
-        elif len(data) < self._left:
-            self._left -= len(data)
+        elif len(data) < self._body_left:
+            self._body_left -= len(data)
             exchange.response_body(data)
         else:
-            self._buffer = data[self._left :]
-            exchange.response_body(data[: self._left] if self._buffer else data)
+            self._buffer = data[self._body_left :]
+            exchange.response_body(data[: self._body_left] if self._buffer else data)
             self._end(exchange, response, [])
 
-    def _take_chunks(
+    def _read_chunks(
         self, exchange: Exchange, response: ResponseHead, reader: ChunkedReader, data: bytes
     ) -> None:
         try:
@@ -304,13 +304,13 @@ class UpstreamConnection(asyncio.Protocol):
     def _end(exchange: Exchange, response: ResponseHead, trailers: list[bytes]) -> None:
         exchange.response_end(trailers, reusable=response.is_keep_alive)
 
-    def _switch(self, exchange: Exchange, response: ResponseHead, early: bytes) -> None:
+    def _switch_protocols(self, exchange: Exchange, response: ResponseHead, early: bytes) -> None:
         if exchange.head.upgrade is None or not exchange.is_request_done:
             exchange.fail(502, "The sandbox changed the protocol unasked")
             return
         if response.upgrade is None:
             response = structs.replace(response, upgrade=exchange.head.upgrade)
-        exchange.switched(response)
+        exchange.switch_protocols(response)
         if early:
             exchange.response_bytes += len(early)
             exchange.client.write(early)

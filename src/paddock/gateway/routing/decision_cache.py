@@ -9,11 +9,11 @@ long way, `service`'s.
 
 from msgspec import Struct
 
-from paddock.gateway.access import INTERNAL, canonical
-from paddock.gateway.activity import Traffic
+from paddock.gateway.access import INTERNAL_PATHS, canonical
+from paddock.gateway.activity import SandboxTraffic
 from paddock.gateway.http.exchange import Exchange
 from paddock.gateway.http.request_heads import RequestHead
-from paddock.gateway.http.upstream import Shelf
+from paddock.gateway.http.upstream import IdleConnections
 from paddock.gateway.routing.addressing import ENVD_PORT
 from paddock.gateway.routing.routes import Route
 
@@ -21,7 +21,7 @@ _ORIGINS = 8
 """Kept for one set of lines: more clients than these share no tokens."""
 
 
-class Shortcut(Struct, frozen=True, eq=False):
+class CachedDecision(Struct, frozen=True, eq=False):
     """Where requests with certain lines go, from clients of one origin."""
 
     route: Route
@@ -29,13 +29,13 @@ class Shortcut(Struct, frozen=True, eq=False):
     port: int
     lines: bytes
     """Everything after the first line, as the sandbox sees it."""
-    shelf: Shelf
-    traffic: Traffic
-    under_way: set[Exchange]
+    idle_connections: IdleConnections
+    traffic: SandboxTraffic
+    in_flight: set[Exchange]
     """Everything that the sandbox is being asked."""
 
 
-def is_clear(head: RequestHead, port: int) -> bool:
+def applies(head: RequestHead, port: int) -> bool:
     """Say whether a head goes where its lines say, as far as its first line has a say."""
     target, method = head.target, head.method
     if not head.line or target.startswith("/kruise/") or method == "OPTIONS":
@@ -43,16 +43,16 @@ def is_clear(head: RequestHead, port: int) -> bool:
     # (Older SDKs' call of the API that names a sandbox as requests to sandboxes do.)
     if method == "POST" and target.endswith("/connect"):
         return False
-    return port != ENVD_PORT or canonical(target.partition("?")[0]) not in INTERNAL
+    return port != ENVD_PORT or canonical(target.partition("?")[0]) not in INTERNAL_PATHS
 
 
-def is_wanted(head: RequestHead, origin: str) -> bool:
+def should_cache(head: RequestHead, origin: str) -> bool:
     """Say whether to keep a shortcut: from the second request with the same lines on."""
     if not head.line or not head.is_http_1_1:
         return False
-    if origin in head.shortcuts:
+    if origin in head.decisions:
         return True
-    if len(head.shortcuts) >= _ORIGINS:
-        head.shortcuts.clear()
-    head.shortcuts[origin] = None
+    if len(head.decisions) >= _ORIGINS:
+        head.decisions.clear()
+    head.decisions[origin] = None
     return False

@@ -21,7 +21,7 @@ from msgspec import Struct
 from paddock.gateway.routing.routes import Fence, Route, RouteTable
 from paddock.kit.clock import Clock
 from paddock.kit.errors import UnauthenticatedError
-from paddock.kit.http_client import Exchange, NoConnectionError
+from paddock.kit.http_client import HttpClient, NoConnectionError
 from paddock.kit.logs import fields
 from paddock.resources.tokens import TokenSeed
 
@@ -33,24 +33,24 @@ MAX_AGE_SECONDS = 30.0
 _PURPOSE = "peer"
 _TIME, _NONCE, _SIGNATURE = "Paddock-Time", "Paddock-Nonce", "Paddock-Signature"
 _ATTEMPTS = 2
-_PATIENCE_SECONDS = 0.25
+_TIMEOUT_SECONDS = 0.25
 _BATCH = 500
 
 
-class News(Struct, frozen=True, kw_only=True):
+class RouteUpdate(Struct, frozen=True, kw_only=True):
     """Routes that changed and keys that are gone."""
 
     routes: tuple[Route, ...] = ()
     fences: tuple[Fence, ...] = ()
 
 
-class State(Struct, frozen=True, kw_only=True):
+class TableState(Struct, frozen=True, kw_only=True):
     """Everything one gateway knows, for another that was away."""
 
     digest: str
     is_ready: bool = False
     """Whether whoever says this has had its own first sync."""
-    news: News | None = None
+    news: RouteUpdate | None = None
 
 
 def sign(seed: TokenSeed, method: str, body: bytes, *, now: float, nonce: str) -> dict[str, str]:
@@ -66,7 +66,7 @@ def _message(method: str, time: str, nonce: str, body: bytes) -> bytes:
     return f"{method}\n{time}\n{nonce}\n{hashlib.sha256(body).hexdigest()}".encode()
 
 
-class Gatekeeper:
+class MessageVerifier:
     """Checks what comes in: ours, recent, and for the first time."""
 
     def __init__(self, seed: TokenSeed, clock: Clock) -> None:
@@ -96,16 +96,16 @@ class Gatekeeper:
             del self._seen[nonce]
 
 
-class Peer:
+class GatewayPeer:
     """One gateway as seen from elsewhere: news go to it in batches, one at a time."""
 
     def __init__(self, url: str, seed: TokenSeed, clock: Clock) -> None:
         self.url = url
-        self._exchange = Exchange(
+        self._http = HttpClient(
             url,
             tls=ssl.create_default_context() if url.startswith("https:") else None,
             tls_server_name=None,
-            connect_seconds=_PATIENCE_SECONDS,
+            connect_seconds=_TIMEOUT_SECONDS,
         )
         self._seed = seed
         self._clock = clock
@@ -113,7 +113,7 @@ class Peer:
         self._lock = asyncio.Lock()
         self.failures = 0
 
-    async def tell(self, routes: Iterable[Route]) -> bool:
+    async def send(self, routes: Iterable[Route]) -> bool:
         """Tell it of routes; says whether it took them."""
         for route in routes:
             waiting = self._waiting.get(route.uid)
@@ -125,11 +125,11 @@ class Peer:
                 batch = dict(list(self._waiting.items())[:_BATCH])
                 for uid in batch:
                     del self._waiting[uid]
-                if not await self._send(News(routes=tuple(batch.values()))):
+                if not await self._send(RouteUpdate(routes=tuple(batch.values()))):
                     return False
         return True
 
-    async def _send(self, news: News) -> bool:
+    async def _send(self, news: RouteUpdate) -> bool:
         body = msgspec.msgpack.encode(news)
         for attempt in range(_ATTEMPTS):
             status = await self._request("POST", body)
@@ -140,13 +140,13 @@ class Peer:
         self.failures += 1
         return False
 
-    async def state(self, digest: str) -> State | None:
+    async def state(self, digest: str) -> TableState | None:
         """Ask for everything it knows, unless that is the same as here."""
-        body = msgspec.msgpack.encode(State(digest=digest))
+        body = msgspec.msgpack.encode(TableState(digest=digest))
         answer = await self._request("PUT", body)
         if answer is None or answer[0] != 200:
             return None
-        return msgspec.msgpack.decode(answer[1], type=State)
+        return msgspec.msgpack.decode(answer[1], type=TableState)
 
     async def _request(self, method: str, body: bytes) -> tuple[int, bytes] | None:
         headers = sign(
@@ -157,14 +157,14 @@ class Peer:
             nonce=secrets.token_hex(12),
         )
         head = [
-            f"{method} {self._exchange.prefix}{PATH} HTTP/1.1",
-            f"Host: {self._exchange.host}",
+            f"{method} {self._http.prefix}{PATH} HTTP/1.1",
+            f"Host: {self._http.host}",
             f"Content-Length: {len(body)}",
             *(f"{name}: {value}" for name, value in headers.items()),
         ]
         request = "\r\n".join((*head, "", "")).encode() + body
         try:
-            answer = await self._exchange.ask(request, _PATIENCE_SECONDS)
+            answer = await self._http.send(request, _TIMEOUT_SECONDS)
         except (NoConnectionError, OSError) as error:
             log.debug("peer was not reached", extra=fields(peer=self.url, error=repr(error)))
             return None
@@ -172,41 +172,41 @@ class Peer:
 
     def close(self) -> None:
         """Hang up."""
-        self._exchange.close()
+        self._http.close()
 
 
-class Peers:
+class GatewayPeers:
     """All gateways that are to be told."""
 
     def __init__(self, seed: TokenSeed, clock: Clock) -> None:
         self._seed = seed
         self._clock = clock
-        self._by_url: dict[str, Peer] = {}
+        self._by_url: dict[str, GatewayPeer] = {}
 
-    def known(self) -> tuple[str, ...]:
+    def urls(self) -> tuple[str, ...]:
         """Give their addresses."""
         return tuple(self._by_url)
 
-    def silent(self) -> tuple[str, ...]:
+    def unreachable(self) -> tuple[str, ...]:
         """Give the addresses of those that did not answer last time."""
         return tuple(url for url, peer in self._by_url.items() if peer.failures)
 
-    def set(self, urls: Iterable[str]) -> None:
+    def set_urls(self, urls: Iterable[str]) -> None:
         """Take in who there is now."""
         wanted = set(urls)
         for url in self._by_url.keys() - wanted:
             self._by_url.pop(url).close()
         for url in wanted - self._by_url.keys():
-            self._by_url[url] = Peer(url, self._seed, self._clock)
+            self._by_url[url] = GatewayPeer(url, self._seed, self._clock)
 
-    async def tell(self, routes: Iterable[Route]) -> int:
+    async def send(self, routes: Iterable[Route]) -> int:
         """Tell everyone; says how many took it. One that does not answer delays nobody for long."""
         told = tuple(routes)
         if not self._by_url or not told:
             return 0
-        return sum(await asyncio.gather(*(peer.tell(told) for peer in self._by_url.values())))
+        return sum(await asyncio.gather(*(peer.send(told) for peer in self._by_url.values())))
 
-    async def catch_up(self, table: RouteTable) -> int:
+    async def sync(self, table: RouteTable) -> int:
         """Take over what others know and we do not; says how many of them were ready."""
         ready = 0
         for peer in tuple(self._by_url.values()):
@@ -215,7 +215,7 @@ class Peers:
                 continue
             ready += state.is_ready
             if state.news is not None:
-                take(table, state.news)
+                apply_update(table, state.news)
         return ready
 
     def close(self) -> None:
@@ -224,35 +224,38 @@ class Peers:
             peer.close()
 
 
-class Desk:
+class PeerEndpoint:
     """What a gateway does with messages from others."""
 
     def __init__(
-        self, table: RouteTable, gatekeeper: Gatekeeper, on_news: Callable[[], None] | None = None
+        self,
+        table: RouteTable,
+        verifier: MessageVerifier,
+        on_routes: Callable[[], None] | None = None,
     ) -> None:
         self._table = table
-        self._gatekeeper = gatekeeper
-        self._on_news = on_news
+        self._verifier = verifier
+        self._on_news = on_routes
 
-    def take_news(self, headers: Mapping[str, str], body: bytes) -> None:
+    def receive_routes(self, headers: Mapping[str, str], body: bytes) -> None:
         """Take in routes that somebody tells of."""
-        self._gatekeeper.check("POST", headers, body)
-        take(self._table, msgspec.msgpack.decode(body, type=News))
+        self._verifier.check("POST", headers, body)
+        apply_update(self._table, msgspec.msgpack.decode(body, type=RouteUpdate))
         if self._on_news is not None:
             self._on_news()
 
-    def give_state(self, headers: Mapping[str, str], body: bytes) -> bytes:
+    def serve_state(self, headers: Mapping[str, str], body: bytes) -> bytes:
         """Give everything known, unless the asker knows the same."""
-        self._gatekeeper.check("PUT", headers, body)
-        theirs = msgspec.msgpack.decode(body, type=State).digest
+        self._verifier.check("PUT", headers, body)
+        theirs = msgspec.msgpack.decode(body, type=TableState).digest
         ours = self._table.digest()
         same = hmac.compare_digest(theirs.encode(), ours.encode())
-        news = None if same else News(routes=self._table.all(), fences=self._table.fences())
-        state = State(digest=ours, is_ready=self._table.is_ready, news=news)
+        news = None if same else RouteUpdate(routes=self._table.all(), fences=self._table.fences())
+        state = TableState(digest=ours, is_ready=self._table.is_ready, news=news)
         return msgspec.msgpack.encode(state)
 
 
-def take(table: RouteTable, news: News) -> None:
+def apply_update(table: RouteTable, news: RouteUpdate) -> None:
     """Take news into a table: fences first, so that nothing older comes back."""
     for fence in news.fences:
         table.remove(fence.key, fence.version)

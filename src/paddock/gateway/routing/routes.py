@@ -101,7 +101,7 @@ class Fence(Struct, frozen=True):
     version: int
 
 
-class _Standing(Struct, frozen=True):
+class _FenceEntry(Struct, frozen=True):
     version: int
     until: float
 
@@ -115,7 +115,7 @@ class RouteTable:
         self._by_key: dict[Key, Route] = {}
         self._by_token: dict[str, str] = {}
         """Sandbox ids by the hash of their access token."""
-        self._fences: dict[Key, _Standing] = {}
+        self._fences: dict[Key, _FenceEntry] = {}
         self._ended: dict[str, float] = {}
         """Sandbox ids that were here and are nobody's now, each for as long as its fence."""
         self._cleaned_at = clock.monotonic()
@@ -137,7 +137,7 @@ class RouteTable:
         """Say whether a sandbox is known to be gone, rather than not known."""
         return sandbox_id in self._ended
 
-    def of_token(self, token: str) -> Route | None:
+    def get_by_token(self, token: str) -> Route | None:
         """Find a live route by its sandbox's access token, which is no other sandbox's."""
         sandbox_id = self._by_token.get(hashed(token))
         return None if sandbox_id is None else self.get(sandbox_id)
@@ -194,7 +194,7 @@ class RouteTable:
             self._ended.pop(route.id, None)
             if route.access_token_hash:
                 self._by_token[route.access_token_hash] = route.id
-            self._tell(holder, route)
+            self._notify(holder, route)
         return True
 
     def remove(self, key: Key, version: int) -> None:
@@ -206,7 +206,7 @@ class RouteTable:
         if fence is not None and fence.version > version:
             return
         until = self._clock.monotonic() + FENCE_SECONDS
-        self._fences[key] = _Standing(version, until)
+        self._fences[key] = _FenceEntry(version, until)
         if known is not None:
             del self._by_key[key]
             self._release(known)
@@ -217,9 +217,9 @@ class RouteTable:
         if (holder := self._active.get(route.id)) is not None and holder.key == route.key:
             del self._active[route.id]
             self._by_token.pop(holder.access_token_hash, None)
-            self._tell(holder, None)
+            self._notify(holder, None)
 
-    def _tell(self, old: Route | None, new: Route | None) -> None:
+    def _notify(self, old: Route | None, new: Route | None) -> None:
         for listener in self._listeners:
             listener(old, new)
 

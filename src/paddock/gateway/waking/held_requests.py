@@ -9,7 +9,7 @@ import logging
 from paddock.gateway.activity import Activity
 from paddock.gateway.http import error_responses
 from paddock.gateway.http.exchange import Exchange
-from paddock.gateway.limits import Limits
+from paddock.gateway.limits import GatewayLimits
 from paddock.gateway.routing.routes import Route
 from paddock.gateway.waking.waker import Waker
 from paddock.kit.errors import (
@@ -24,10 +24,10 @@ from paddock.kit.logs import fields
 log = logging.getLogger(__name__)
 
 
-class Holds:
+class HeldRequests:
     """Everything that waits in one gateway."""
 
-    def __init__(self, waker: Waker, activity: Activity, limits: Limits) -> None:
+    def __init__(self, waker: Waker, activity: Activity, limits: GatewayLimits) -> None:
         self._waker = waker
         self._activity = activity
         self._limits = limits
@@ -42,13 +42,13 @@ class Holds:
         held = sum(item.held_bytes for group in self._by_uid.values() for item in group)
         return held < self._limits.held_bytes
 
-    async def until_running(self, exchange: Exchange, route: Route) -> Route | None:
+    async def hold(self, exchange: Exchange, route: Route) -> Route | None:
         """Wait until the sandbox runs; `None` after the exchange was told why it does not."""
         group = self._by_uid.setdefault(route.uid, set())
         group.add(exchange)
         self._activity.held += 1
         try:
-            return await self._waker.running(route)
+            return await self._waker.wake_once(route)
         except PaddockError as error:
             log.info("sandbox was not woken", extra=fields(sandbox=route.id, error=repr(error)))
             _refuse(exchange, error)

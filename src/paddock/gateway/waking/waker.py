@@ -25,12 +25,12 @@ from paddock.kit.logs import fields
 
 log = logging.getLogger(__name__)
 
-Wake = Callable[[Route], Awaitable[Route]]
+Resume = Callable[[Route], Awaitable[Route]]
 """Resumes a sandbox through the manager and gives its new route; handed in by the application."""
 
-_PASSING_SECONDS = 5.0
+_RETRY_SECONDS = 5.0
 """How long a conflict or an absent control plane is taken for something that passes."""
-_AGAIN_SECONDS = 0.05
+_RETRY_DELAY_SECONDS = 0.05
 _WAKES = metrics.counter("paddock_gateway_wakes_total", "Sandboxes woken by traffic.", ("result",))
 _SECONDS = metrics.histogram("paddock_gateway_wake_seconds", "From asleep to answering.")
 
@@ -41,30 +41,30 @@ class Waker:
     def __init__(
         self,
         routes: RouteTable,
-        wake: Wake,
+        resume: Resume,
         tasks: asyncio.TaskGroup,
         activity: Activity,
         *,
         timeout_seconds: float,
     ) -> None:
         self._routes = routes
-        self._wake = wake
+        self._resume = resume
         self._tasks = tasks
         self._activity = activity
         self._timeout = timeout_seconds
-        self._flights: dict[str, asyncio.Future[Route]] = {}
+        self._wakes: dict[str, asyncio.Future[Route]] = {}
         self._changes: dict[str, asyncio.Event] = {}
         routes.on_change(self._changed)
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """How many sandboxes are being woken."""
-        return len(self._flights)
+        return len(self._wakes)
 
-    async def running(self, route: Route) -> Route:
+    async def wake_once(self, route: Route) -> Route:
         """Give the route of this very sandbox once it runs."""
-        flight = self._flights.get(route.uid)
-        if flight is None:
+        wake = self._wakes.get(route.uid)
+        if wake is None:
             current = self._routes.get(route.id)
             if (
                 current is not None
@@ -73,41 +73,41 @@ class Waker:
             ):
                 # Woken between the look that found it asleep and this one: that was its waking.
                 return current
-            flight = asyncio.get_running_loop().create_future()
-            self._flights[route.uid] = flight
-            self._tasks.create_task(self._fly(route, flight), name=f"wake {route.id}")
+            wake = asyncio.get_running_loop().create_future()
+            self._wakes[route.uid] = wake
+            self._tasks.create_task(self._run_wake(route, wake), name=f"wake {route.id}")
         # Shielded: the others still wait when this caller goes.
-        return await asyncio.shield(flight)
+        return await asyncio.shield(wake)
 
-    async def _fly(self, route: Route, flight: asyncio.Future[Route]) -> None:
+    async def _run_wake(self, route: Route, wake: asyncio.Future[Route]) -> None:
         """Wake, and tell all who wait; no failure goes beyond them."""
         try:
-            flight.set_result(await self._running(route))
+            wake.set_result(await self._wake_in_time(route))
         except asyncio.CancelledError:
-            flight.cancel()
+            wake.cancel()
             raise
         except Exception as error:
             if not isinstance(error, PaddockError):
                 log.exception("waking failed", extra=fields(sandbox=route.id))
-            flight.set_exception(error)
+            wake.set_exception(error)
             # Perhaps nobody is left to hear of it.
-            flight.exception()
+            wake.exception()
         finally:
-            self._flights.pop(route.uid, None)
+            self._wakes.pop(route.uid, None)
 
     def _changed(self, old: Route | None, new: Route | None) -> None:
         for route in (old, new):
             if route is not None and (event := self._changes.get(route.uid)) is not None:
                 event.set()
 
-    async def _running(self, route: Route) -> Route:
+    async def _wake_in_time(self, route: Route) -> Route:
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
             async with asyncio.timeout(self._timeout):
                 if route.state is SandboxState.CREATING:
-                    return await self._until_made(route)
-                woken = await self._until_woken(route)
+                    return await self._wait_until_created(route)
+                woken = await self._resume_until_running(route)
         except TimeoutError as error:
             _WAKES.labels("timeout").inc()
             raise DeadlineExceededError(
@@ -118,40 +118,40 @@ class Waker:
             raise
         _WAKES.labels("done").inc()
         _SECONDS.observe(loop.time() - started)
-        if (traffic := self._activity.of(route.uid)) is not None:
+        if (traffic := self._activity.get(route.uid)) is not None:
             traffic.wakes += 1
         return woken
 
-    async def _until_woken(self, route: Route) -> Route:
+    async def _resume_until_running(self, route: Route) -> Route:
         loop = asyncio.get_running_loop()
-        until = loop.time() + _PASSING_SECONDS
+        until = loop.time() + _RETRY_SECONDS
         while True:
             try:
-                woken = await self._wake(route)
+                woken = await self._resume(route)
             except (ConflictError, UnavailableError):
-                self._still_there(route)
+                self._require_current(route)
                 if loop.time() >= until:
                     raise
             else:
                 if woken.uid != route.uid:
                     raise NotFoundError("the sandbox was replaced by another")
                 self._routes.put(woken)
-                current = self._still_there(route)
+                current = self._require_current(route)
                 if current.state is SandboxState.RUNNING:
                     return current
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(_RETRY_DELAY_SECONDS)
 
-    async def _until_made(self, route: Route) -> Route:
+    async def _wait_until_created(self, route: Route) -> Route:
         event = self._changes.setdefault(route.uid, asyncio.Event())
         try:
-            while (current := self._still_there(route)).state is SandboxState.CREATING:
+            while (current := self._require_current(route)).state is SandboxState.CREATING:
                 event.clear()
                 await event.wait()
             return current
         finally:
             self._changes.pop(route.uid, None)
 
-    def _still_there(self, route: Route) -> Route:
+    def _require_current(self, route: Route) -> Route:
         current = self._routes.get(route.id)
         if current is None or current.uid != route.uid:
             raise NotFoundError("the sandbox is gone")

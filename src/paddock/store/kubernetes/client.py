@@ -3,7 +3,7 @@
 A request is tried again only where the server cannot have acted: it said so (429, 503 with
 Retry-After, a refused credential), or the connection never came about, or the request only reads.
 A write whose answer is lost is reported as such and never repeated here. Bytes go in and out;
-`bodies` and `answers` know what they mean. Requests go through `kit.exchange`, endless answers
+`bodies` and `answers` know what they mean. Requests go through `kit.http_client`, endless answers
 through a session of aiohttp's.
 """
 
@@ -27,7 +27,7 @@ from paddock.kit.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from paddock.kit.http_client import Exchange, NoConnectionError, open_socket
+from paddock.kit.http_client import HttpClient, NoConnectionError, open_socket
 from paddock.kit.logs import fields
 from paddock.store.kubernetes import statuses
 from paddock.store.kubernetes.access import Access
@@ -100,14 +100,14 @@ class KubernetesClient:
         self.settings = settings or ClientSettings()
         self._limiter = RateLimiter(self.settings.requests_per_second, self.settings.burst)
         self._in_flight = asyncio.Semaphore(self.settings.in_flight)
-        self._exchange = Exchange(
+        self._http = HttpClient(
             access.server,
             tls=access.tls,
             tls_server_name=access.tls_server_name,
             connect_seconds=self.settings.connect_timeout_seconds,
         )
         self._always = (
-            f" HTTP/1.1\r\nHost: {self._exchange.host}\r\nUser-Agent: {self.settings.user_agent}"
+            f" HTTP/1.1\r\nHost: {self._http.host}\r\nUser-Agent: {self.settings.user_agent}"
             f"\r\nAccept: {self.settings.accept}\r\nAccept-Encoding: identity\r\n"
         )
         self._session: aiohttp.ClientSession | None = None
@@ -175,7 +175,7 @@ class KubernetesClient:
     async def close(self) -> None:
         """Close every connection; no request may follow."""
         self._closed = True
-        self._exchange.close()
+        self._http.close()
         if self._session is not None:
             await self._session.close()
         # Transports tell their protocols of the end in later turns of the loop.
@@ -209,7 +209,7 @@ class KubernetesClient:
         started = loop.time()
         code = 0
         try:
-            answer = await self._exchange.ask(request, self.settings.timeout_seconds)
+            answer = await self._http.send(request, self.settings.timeout_seconds)
             code = answer.code
         except NoConnectionError as error:
             raise _TryAgainError(self._unreachable(error)) from error
@@ -241,7 +241,7 @@ class KubernetesClient:
         content_type: str,
     ) -> bytes:
         """Write a request as it is sent."""
-        target = self._exchange.prefix + path
+        target = self._http.prefix + path
         if params:
             target = f"{target}?{urlencode(params)}"
         if not _is_one_word(target):

@@ -67,7 +67,7 @@ def apply(
         )
         if not is_needed:
             _delete(document, _whole(path, wanted, kept))
-    result = merge_patch(document, _said(wanted))
+    result = merge_patch(document, _strip_unowned(wanted))
     mine = {manager: fields} if fields else {}
     return Applied(result, {name: paths for name, paths in (kept | mine).items() if paths})
 
@@ -142,12 +142,12 @@ def _delete(document: dict[str, Any], path: Path) -> None:
             parent.pop(part, None)
 
 
-def _said(document: Any, path: Path = ()) -> Any:
+def _strip_unowned(document: Any, path: Path = ()) -> Any:
     """Give a document without what is not the manager's to say, and without nulls."""
     if not isinstance(document, dict):
         return document
     return {
-        name: _said(value, (*path, name))
+        name: _strip_unowned(value, (*path, name))
         for name, value in cast("dict[str, Any]", document).items()
         if value is not None and not _is_identity((*path, name))
     }
@@ -183,7 +183,7 @@ def write_owners(owners: Owners) -> str:
     return msgspec.json.encode(kept).decode()
 
 
-def keeping_owners(obj: Resource, live: Resource) -> Resource:
+def keep_owners(obj: Resource, live: Resource) -> Resource:
     """Keep who owns which field: clients neither see nor send that annotation."""
     kept = live.metadata.annotations.get(ANNOTATION)
     annotations = {
@@ -194,7 +194,7 @@ def keeping_owners(obj: Resource, live: Resource) -> Resource:
     return with_meta(obj, annotations=annotations)
 
 
-def owned(obj: Resource, owners: Owners) -> Resource:
+def with_owners(obj: Resource, owners: Owners) -> Resource:
     """Write down who owns which field of an object."""
     text = write_owners(owners)
     annotations = {**obj.metadata.annotations, ANNOTATION: text}

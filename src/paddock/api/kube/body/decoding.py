@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from paddock.api.kube.context import Call
+from paddock.api.kube.context import KubeCall
 from paddock.api.kube.requests import field_validation
 from paddock.api.kube.status import BadRequestError
 from paddock.kit.errors import FieldProblem, InvalidError
@@ -21,7 +21,7 @@ class Decoded(Struct, frozen=True):
     unknown: list[FieldProblem]
 
 
-def decode(call: Call, body: Any) -> Decoded:
+def decode(call: KubeCall, body: Any) -> Decoded:
     """Build the object that a body describes, and hold it against the path."""
     info, target = call.target.info, call.target
     if not isinstance(body, dict):
@@ -32,8 +32,8 @@ def decode(call: Call, body: Any) -> Decoded:
             text = f"{str(plain[field])[:80]!r} does not belong here: use {wanted}"
             problem = FieldProblem(field, text)
             raise InvalidError(str(problem), problems=[problem])
-    call.request.state.name = _said_name(plain)
-    plain = _translated(info.cls, plain)
+    call.request.state.name = _name_in_body(plain)
+    plain = _normalize(info.cls, plain)
     unknown = codec.unknown_fields(info.cls, plain)
     if unknown and (policy := field_validation(call.request)) != "Ignore":
         if policy == "Strict":
@@ -44,15 +44,15 @@ def decode(call: Call, body: Any) -> Decoded:
     obj = codec.from_builtins(info.cls, codec.without_nulls(info.cls, plain))
     meta = obj.metadata
     if target.name and meta.name not in ("", target.name):
-        raise _mismatch("metadata.name", f"{meta.name[:80]!r} is not the name in the path")
+        raise _bad_field("metadata.name", f"{meta.name[:80]!r} is not the name in the path")
     namespace = target.namespace or ""
     if meta.namespace not in ("", namespace):
-        raise _mismatch("metadata.namespace", f"{meta.namespace[:80]!r} is not the path's")
+        raise _bad_field("metadata.namespace", f"{meta.namespace[:80]!r} is not the path's")
     named = with_meta(obj, namespace=namespace, name=target.name or meta.name)
     return Decoded(codec.typed(named), unknown)
 
 
-def _said_name(plain: dict[str, Any]) -> str:
+def _name_in_body(plain: dict[str, Any]) -> str:
     """Give the name that a body gives its object, also where nothing else in it can be read."""
     meta = plain.get("metadata")
     said = cast("dict[str, Any]", meta) if isinstance(meta, dict) else {}
@@ -60,7 +60,7 @@ def _said_name(plain: dict[str, Any]) -> str:
     return name[:253] if isinstance(name, str) else ""
 
 
-def _translated(cls: type[Resource], plain: dict[str, Any]) -> dict[str, Any]:
+def _normalize(cls: type[Resource], plain: dict[str, Any]) -> dict[str, Any]:
     """Take what Kubernetes' own kinds have for writers' convenience, and we do not keep."""
     if cls is Namespace:
         return {name: value for name, value in plain.items() if name != "spec"}
@@ -78,6 +78,6 @@ def _translated(cls: type[Resource], plain: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _mismatch(field: str, message: str) -> BadRequestError:
+def _bad_field(field: str, message: str) -> BadRequestError:
     problem = FieldProblem(field, message)
     return BadRequestError(str(problem), problems=[problem])

@@ -14,14 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paddock import __version__
-from paddock.api.kube.context import answer
+from paddock.api.kube.context import json_response
 from paddock.api.kube.openapi.paths import (
     GVK,
     META,
-    in_version_2,
     paths,
     schema_name,
     shared_schemas,
+    to_version_2,
 )
 from paddock.api.kube.openapi.protobuf import encode_document
 from paddock.api.kube.scheme import GROUP_VERSIONS, base_path, kind_reference
@@ -118,7 +118,7 @@ def document_v2() -> dict[str, Any]:
         "securityDefinitions": {_BEARER: header},
         "security": [{_BEARER: []}],
         "paths": {
-            path: {method: in_version_2(operation) for method, operation in operations.items()}
+            path: {method: to_version_2(operation) for method, operation in operations.items()}
             for path, operations in paths(ALL, lambda name: _reference(_V2, name)).items()
         },
         "definitions": _schemas(ALL, _V2),
@@ -148,7 +148,7 @@ def _hash(data: bytes) -> str:
 
 async def serve_index(_: Request) -> Response:
     """Answer which documents there are."""
-    return answer(_index())
+    return json_response(_index())
 
 
 async def serve_v3(request: Request) -> Response:
@@ -171,4 +171,4 @@ async def serve_v2(request: Request) -> Response:
     wanted = request.headers.get("accept", "")
     if any(name in wanted for name in _BINARY_NAMES):
         return Response(binary_v2(), media_type=_BINARY)
-    return answer(document_v2())
+    return json_response(document_v2())

@@ -198,7 +198,7 @@ class _Kind:
     ) -> dict[str, Any]:
         scope = "Namespaced" if self._info.cls.NAMESPACED else ""
         refusal = {"description": "what is wrong", "content": {_JSON: {"schema": self._status}}}
-        answer = {"description": "done", "content": {_JSON: {"schema": shown}}}
+        response = {"description": "done", "content": {_JSON: {"schema": shown}}}
         operation = {
             "operationId": f"{verb}{self._named(scope)}{part.capitalize()}",
             "x-kubernetes-action": action,
@@ -206,7 +206,7 @@ class _Kind:
             "parameters": [
                 {"name": name, "in": "query", "schema": _OPTIONS[name]} for name in options
             ],
-            "responses": dict.fromkeys(codes, answer) | {"default": refusal},
+            "responses": dict.fromkeys(codes, response) | {"default": refusal},
         }
         return operation | {"requestBody": body} if body else operation
 
@@ -231,7 +231,7 @@ def _patches(schema: Schema, *, with_apply: bool = False) -> Schema:
     return {"required": True, "content": content}
 
 
-def in_version_2(operation: dict[str, Any]) -> dict[str, Any]:
+def to_version_2(operation: dict[str, Any]) -> dict[str, Any]:
     """Say the same of an operation in the words of OpenAPI 2."""
     body = operation.get("requestBody")
     parameters = [

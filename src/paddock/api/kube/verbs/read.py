@@ -10,9 +10,9 @@ from msgspec import Struct, structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paddock.api.kube.context import Call, answer
+from paddock.api.kube.context import KubeCall, json_response
 from paddock.api.kube.rendering import partial, render, render_list, scale
-from paddock.api.kube.requests import accepted, number
+from paddock.api.kube.requests import number, parse_accept
 from paddock.api.kube.status import BadRequestError, NotAcceptableError
 from paddock.api.kube.tables import table
 from paddock.kit.errors import FieldProblem, GoneError
@@ -31,22 +31,22 @@ _BATCH = 100
 _FORMS = {"", "Table", "PartialObjectMetadata", "PartialObjectMetadataList"}
 
 
-async def get(call: Call) -> Response:
+async def get(call: KubeCall) -> Response:
     """Give one object."""
-    form = wanted_form(call.request)
+    form = negotiate_form(call.request)
     obj = await call.store.get(call.target.info.cls, call.target.key)
-    return answer(show(call, obj, form))
+    return json_response(render_form(call, obj, form))
 
 
-async def get_scale(call: Call) -> Response:
+async def get_scale(call: KubeCall) -> Response:
     """Give the scale of one object."""
     obj = await call.store.get(call.target.info.cls, call.target.key)
-    return answer(scale(obj, call.target.info))
+    return json_response(scale(obj, call.target.info))
 
 
-async def list_objects(call: Call) -> Response:
+async def list_objects(call: KubeCall) -> Response:
     """Give a page of objects."""
-    form = wanted_form(call.request)
+    form = negotiate_form(call.request)
     page = await read_page(call)
     info = call.target.info
     if form == "Table":
@@ -54,12 +54,12 @@ async def list_objects(call: Call) -> Response:
             info,
             page.items,
             now=call.context.clock.now(),
-            include=included(call.request),
+            include=included_object(call.request),
             version=page.version,
             continue_token=page.continue_token,
             remaining=page.remaining,
         )
-        return answer(document)
+        return json_response(document)
     shown: Callable[[Resource], dict[str, Any]] = partial if form else render
     items: list[dict[str, Any]] = []
     for index, obj in enumerate(page.items):
@@ -75,10 +75,10 @@ async def list_objects(call: Call) -> Response:
     )
     if form:
         document |= {"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1"}
-    return answer(document)
+    return json_response(document)
 
 
-async def read_page(call: Call) -> Page[Resource]:
+async def read_page(call: KubeCall) -> Page[Resource]:
     """Read the page that a request asks for."""
     query = call.request.query_params
     exact = _exact_version(call.request)
@@ -110,22 +110,22 @@ def _exact_version(request: Request) -> str | None:
     return version
 
 
-def show(call: Call, obj: Resource, form: str) -> dict[str, Any]:
+def render_form(call: KubeCall, obj: Resource, form: str) -> dict[str, Any]:
     """Show one object in a form."""
     if form == "Table":
         return table(
             call.target.info,
             (obj,),
             now=call.context.clock.now(),
-            include=included(call.request),
+            include=included_object(call.request),
             version=obj.metadata.resource_version,
         )
     return partial(obj) if form else render(obj)
 
 
-def wanted_form(request: Request) -> str:
+def negotiate_form(request: Request) -> str:
     """Choose the first form that the client takes and we have."""
-    options = accepted(request.headers.get("accept", ""))
+    options = parse_accept(request.headers.get("accept", ""))
     if options is None:
         raise NotAcceptableError(
             "none of the formats in Accept is spoken here", hint="accept application/json"
@@ -139,11 +139,11 @@ def wanted_form(request: Request) -> str:
 def wants_stored(request: Request) -> bool:
     """Say whether a watch may leave defaults out, as what is stored does: Paddock's own parts know
     them, and writing them out is most of the work of a watch."""
-    options = accepted(request.headers.get("accept", ""))
+    options = parse_accept(request.headers.get("accept", ""))
     return bool(options) and options[0].form == STORED
 
 
-def included(request: Request) -> str:
+def included_object(request: Request) -> str:
     """Read what goes along with each row of a table."""
     text = request.query_params.get("includeObject") or "Metadata"
     if text not in ("None", "Metadata", "Object"):
@@ -157,7 +157,7 @@ def label_selector(request: Request) -> LabelSelector | None:
     return parse_labels(text) if text.strip() else None
 
 
-def field_selector(call: Call) -> FieldSelector | None:
+def field_selector(call: KubeCall) -> FieldSelector | None:
     """Read which fields objects must have; a field that cannot exist is an error."""
     text = call.request.query_params.get("fieldSelector", "")
     if not text.strip():

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paddock.api.kube.context import Context, answer
+from paddock.api.kube.context import KubeContext, json_response
 from paddock.api.kube.requests import read_body
 
 _AUTHORIZATION = "authorization.k8s.io/v1"
@@ -50,7 +50,7 @@ PATHS = tuple(_REVIEWS)
 """Where reviews are asked for."""
 
 
-async def serve(context: Context, request: Request) -> Response:
+async def serve(context: KubeContext, request: Request) -> Response:
     """Answer a review."""
     await read_body(request, context.settings)
-    return answer(_REVIEWS[request.url.path], 201)
+    return json_response(_REVIEWS[request.url.path], 201)

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
-from paddock.api.kube.context import Call
+from paddock.api.kube.context import KubeCall
 from paddock.api.kube.rendering import partial, render
 from paddock.api.kube.requests import flag, number
-from paddock.api.kube.status import BadRequestError, failure
+from paddock.api.kube.status import BadRequestError, failure_status
 from paddock.api.kube.tables import table
 from paddock.api.kube.verbs.read import (
     field_selector,
-    included,
+    included_object,
     label_selector,
-    wanted_form,
+    negotiate_form,
     wants_stored,
 )
 from paddock.kit.errors import FieldProblem, PaddockError
@@ -30,7 +30,7 @@ _encoder = msgspec.json.Encoder()
 _INITIAL_END = {"k8s.io/initial-events-end": "true"}
 
 
-class _Written:
+class _LastEncoded:
     """What was last written: one gateway after the other is told the same."""
 
     obj: Resource | None = None
@@ -38,23 +38,23 @@ class _Written:
 
 
 def _stored(obj: Resource) -> bytes:
-    if _Written.obj is not obj:
-        _Written.obj, _Written.data = obj, codec.encode(obj)
-    return _Written.data
+    if _LastEncoded.obj is not obj:
+        _LastEncoded.obj, _LastEncoded.data = obj, codec.encode(obj)
+    return _LastEncoded.data
 
 
 class _Stream:
     """The form and the options of one watch."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: KubeCall) -> None:
         request = call.request
         self.call = call
         self.info = call.target.info
-        self.form = wanted_form(request)
+        self.form = negotiate_form(request)
         self._is_stored = wants_stored(request)
-        self.include = included(request)
+        self.include = included_object(request)
         self.labels = label_selector(request)
-        self.fields = _narrowed(call)
+        self.fields = _field_selector(call)
         self.since = request.query_params.get("resourceVersion", "")
         self.with_bookmarks = flag(request, "allowWatchBookmarks")
         self.with_initial = flag(request, "sendInitialEvents")
@@ -96,7 +96,7 @@ class _Stream:
 
     def error(self, error: PaddockError) -> bytes:
         """Write why the watch ends."""
-        return self._line("ERROR", failure(error, self.info))
+        return self._line("ERROR", failure_status(error, self.info))
 
     def _line(self, change: str, document: dict[str, Any]) -> bytes:
         return _encoder.encode({"type": str(change), "object": document}) + b"\n"
@@ -115,7 +115,7 @@ class _Stream:
         )
 
 
-async def watch(call: Call) -> Response:
+async def watch(call: KubeCall) -> Response:
     """Stream changes until the client goes, the time is up, or the version is no longer kept."""
     stream = _Stream(call)
     return StreamingResponse(_lines(stream), media_type="application/json")
@@ -126,7 +126,7 @@ async def _lines(stream: _Stream) -> AsyncGenerator[bytes]:
     try:
         since = stream.since
         if since in ("", "0") or stream.with_initial:
-            page = await _present(stream)
+            page = await _list_current(stream)
             for obj in page.items:
                 yield stream.event(Change.ADDED, obj)
             since = page.version
@@ -139,7 +139,7 @@ async def _lines(stream: _Stream) -> AsyncGenerator[bytes]:
         yield stream.error(error)
 
 
-async def _present(stream: _Stream) -> Page[Resource]:
+async def _list_current(stream: _Stream) -> Page[Resource]:
     return await stream.call.store.list(
         stream.info.cls,
         namespace=stream.call.target.namespace,
@@ -177,7 +177,7 @@ async def _changes(stream: _Stream, since: str, deadline: float) -> AsyncGenerat
             yield stream.bookmark(since)
 
 
-def _narrowed(call: Call) -> FieldSelector | None:
+def _field_selector(call: KubeCall) -> FieldSelector | None:
     """Watch one object where the path names one."""
     selector = field_selector(call)
     if call.target.name is None:

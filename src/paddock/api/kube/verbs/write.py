@@ -12,7 +12,7 @@ from starlette.responses import Response
 from paddock.api.kube.body import apply as server_side
 from paddock.api.kube.body import patches
 from paddock.api.kube.body.decoding import decode
-from paddock.api.kube.context import Call, answer, warnings_header
+from paddock.api.kube.context import KubeCall, json_response, warnings_header
 from paddock.api.kube.rendering import render, render_list, scale
 from paddock.api.kube.requests import (
     DeleteOptions,
@@ -24,8 +24,8 @@ from paddock.api.kube.requests import (
     read_body,
     read_document,
 )
-from paddock.api.kube.status import UnsupportedMediaTypeError, success
-from paddock.api.kube.verbs.read import read_page, show, wanted_form
+from paddock.api.kube.status import UnsupportedMediaTypeError, success_status
+from paddock.api.kube.verbs.read import negotiate_form, read_page, render_form
 from paddock.kit.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -45,41 +45,43 @@ _PATCHES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-async def create(call: Call) -> Response:
+async def create(call: KubeCall) -> Response:
     """Store a new object."""
-    form = wanted_form(call.request)
+    form = negotiate_form(call.request)
     dry_run = is_dry_run(call.request)
     body = await read_document(call.request, call.context.settings)
     decoded = decode(call, body)
     stored = await call.store.create(decoded.object, dry_run=dry_run)
-    return answer(show(call, stored, form), 201, headers=warnings_header(decoded.unknown))
+    return json_response(
+        render_form(call, stored, form), 201, headers=warnings_header(decoded.unknown)
+    )
 
 
-async def update(call: Call) -> Response:
+async def update(call: KubeCall) -> Response:
     """Replace an object, or its status alone."""
-    form = wanted_form(call.request)
+    form = negotiate_form(call.request)
     dry_run = is_dry_run(call.request)
     body = await read_document(call.request, call.context.settings)
     decoded = decode(call, body)
 
     async def attempt(live: Resource) -> Resource:
-        obj = server_side.keeping_owners(decoded.object, live)
+        obj = server_side.keep_owners(decoded.object, live)
         if not obj.metadata.resource_version:
             obj = with_meta(obj, resource_version=live.metadata.resource_version)
         return await _write(call, obj, dry_run)
 
     is_unconditional = not decoded.object.metadata.resource_version
-    stored = await _retried(call, attempt, attempts=_ATTEMPTS if is_unconditional else 1)
-    return answer(show(call, stored, form), headers=warnings_header(decoded.unknown))
+    stored = await _retry_on_conflict(call, attempt, attempts=_ATTEMPTS if is_unconditional else 1)
+    return json_response(render_form(call, stored, form), headers=warnings_header(decoded.unknown))
 
 
-async def patch(call: Call) -> Response:
+async def patch(call: KubeCall) -> Response:
     """Change part of an object."""
     kind = media_type(call.request)
     if kind == _APPLY:
         return await apply(call)
     change = _patch_function(kind)
-    form = wanted_form(call.request)
+    form = negotiate_form(call.request)
     dry_run = is_dry_run(call.request)
     body = parse(await read_body(call.request, call.context.settings))
     unknown: list[FieldProblem] = []
@@ -89,17 +91,17 @@ async def patch(call: Call) -> Response:
         patches.check_version(live.metadata.resource_version, patched)
         decoded = decode(call, patched)
         unknown[:] = decoded.unknown
-        obj = server_side.keeping_owners(decoded.object, live)
+        obj = server_side.keep_owners(decoded.object, live)
         version = live.metadata.resource_version
         return await _write(call, with_meta(obj, resource_version=version), dry_run)
 
-    stored = await _retried(call, attempt)
-    return answer(show(call, stored, form), headers=warnings_header(unknown))
+    stored = await _retry_on_conflict(call, attempt)
+    return json_response(render_form(call, stored, form), headers=warnings_header(unknown))
 
 
-async def apply(call: Call) -> Response:
+async def apply(call: KubeCall) -> Response:
     """Apply a manager's view of an object; make the object where it is missing."""
-    form = wanted_form(call.request)
+    form = negotiate_form(call.request)
     dry_run = is_dry_run(call.request)
     manager = call.request.query_params.get("fieldManager", "")
     if not manager or len(manager) > 128 or not manager.isprintable():
@@ -112,7 +114,7 @@ async def apply(call: Call) -> Response:
     async def make() -> Resource:
         merged = server_side.apply({}, wanted, manager=manager, owners={}, force=force)
         obj = decode(call, {**merged.document, **_identity(wanted)}).object
-        return await call.store.create(server_side.owned(obj, merged.owners), dry_run=dry_run)
+        return await call.store.create(server_side.with_owners(obj, merged.owners), dry_run=dry_run)
 
     async def attempt(live: Resource) -> Resource:
         owners = server_side.read_owners(live.metadata.annotations)
@@ -120,13 +122,13 @@ async def apply(call: Call) -> Response:
         merged = server_side.apply(
             render(live), wanted, manager=manager, owners=owners, force=force
         )
-        obj = server_side.owned(decode(call, merged.document).object, merged.owners)
+        obj = server_side.with_owners(decode(call, merged.document).object, merged.owners)
         version = live.metadata.resource_version
         return await _write(call, with_meta(obj, resource_version=version), dry_run)
 
     async def make_or_merge() -> tuple[Resource, int]:
         try:
-            return await _retried(call, attempt), 200
+            return await _retry_on_conflict(call, attempt), 200
         except NotFoundError:
             if call.target.subresource:
                 raise
@@ -134,23 +136,23 @@ async def apply(call: Call) -> Response:
             return await make(), 201
         except AlreadyExistsError:
             # Another applier made it in between: this one is merged into what that one made.
-            return await _retried(call, attempt), 200
+            return await _retry_on_conflict(call, attempt), 200
 
     stored, code = await make_or_merge()
-    return answer(show(call, stored, form), code, headers=warnings_header(unknown))
+    return json_response(render_form(call, stored, form), code, headers=warnings_header(unknown))
 
 
-async def delete(call: Call) -> Response:
+async def delete(call: KubeCall) -> Response:
     """Delete one object; say whether it is gone or has yet to be finished with."""
     body = await read_document(call.request, call.context.settings)
     deleted = await _delete_one(call, call.target.name or "", delete_options(call.request, body))
     meta = deleted.metadata
     if meta.finalizers:
-        return answer(render(deleted))
-    return answer(success(call.target.info, meta.name, meta.uid))
+        return json_response(render(deleted))
+    return json_response(success_status(call.target.info, meta.name, meta.uid))
 
 
-async def delete_collection(call: Call) -> Response:
+async def delete_collection(call: KubeCall) -> Response:
     """Delete every object that the selectors name."""
     body = await read_document(call.request, call.context.settings)
     options = delete_options(call.request, body)
@@ -167,11 +169,11 @@ async def delete_collection(call: Call) -> Response:
     document = render_list(
         call.target.info, deleted, version=page.version, continue_token=page.continue_token
     )
-    return answer(document)
+    return json_response(document)
 
 
 async def _delete_one(
-    call: Call, name: str, options: DeleteOptions, namespace: str | None = None
+    call: KubeCall, name: str, options: DeleteOptions, namespace: str | None = None
 ) -> Resource:
     cls = call.target.info.cls
     key = call.target.key._replace(name=name)
@@ -187,7 +189,7 @@ async def _delete_one(
     )
 
 
-async def update_scale(call: Call) -> Response:
+async def update_scale(call: KubeCall) -> Response:
     """Write how many there are to be, and nothing else."""
     dry_run = is_dry_run(call.request)
     kind = media_type(call.request)
@@ -201,10 +203,10 @@ async def update_scale(call: Call) -> Response:
         patches.check_version(live.metadata.resource_version, document)
         replicas = _replicas(document)
         plain = patches.merge_patch(render(live), {"spec": {"replicas": replicas}})
-        obj = server_side.keeping_owners(decode(call, plain).object, live)
+        obj = server_side.keep_owners(decode(call, plain).object, live)
         return await call.store.update(obj, dry_run=dry_run)
 
-    return answer(scale(await _retried(call, attempt), info))
+    return json_response(scale(await _retry_on_conflict(call, attempt), info))
 
 
 def _replicas(document: Any) -> int:
@@ -226,8 +228,8 @@ def _patch_function(kind: str) -> Callable[[Any, Any], Any]:
     return change
 
 
-async def _retried(
-    call: Call, attempt: Callable[[Resource], Awaitable[Resource]], attempts: int = _ATTEMPTS
+async def _retry_on_conflict(
+    call: KubeCall, attempt: Callable[[Resource], Awaitable[Resource]], attempts: int = _ATTEMPTS
 ) -> Resource:
     """Read and write until nobody was faster. A conflict on the same version is no race."""
     version = ""
@@ -242,7 +244,7 @@ async def _retried(
             version = live.metadata.resource_version
 
 
-async def _write(call: Call, obj: Resource, dry_run: bool) -> Resource:
+async def _write(call: KubeCall, obj: Resource, dry_run: bool) -> Resource:
     if call.target.subresource == "status":
         return await call.store.update_status(obj, dry_run=dry_run)
     return await call.store.update(obj, dry_run=dry_run)

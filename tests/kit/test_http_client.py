@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from paddock.kit.errors import InvalidError, UnauthenticatedError
-from paddock.kit.http_client import Exchange, NoConnectionError
+from paddock.kit.http_client import HttpClient, NoConnectionError
 from paddock.store.kubernetes import Access, KubernetesClient
 from paddock.store.kubernetes.credentials import NoCredential, StaticCredential
 
@@ -46,11 +46,11 @@ class Scripted:
 
 
 @asynccontextmanager
-async def asking(*script: bytes) -> AsyncIterator[tuple[Scripted, Exchange]]:
+async def asking(*script: bytes) -> AsyncIterator[tuple[Scripted, HttpClient]]:
     server = Scripted(*script)
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/below"
-    exchange = Exchange(server.url, tls=None, tls_server_name=None, connect_seconds=20)
+    exchange = HttpClient(server.url, tls=None, tls_server_name=None, connect_seconds=20)
     try:
         yield server, exchange
     finally:
@@ -66,7 +66,7 @@ async def test_answers_of_known_length_and_in_chunks_come_over_one_connection() 
     )
     empty = b"HTTP/1.1 204 No Content\r\n\r\n"
     async with asking(PLAIN, chunked, empty, PLAIN) as (server, exchange):
-        answers = [await exchange.ask(REQUEST, 20) for _ in range(4)]
+        answers = [await exchange.send(REQUEST, 20) for _ in range(4)]
     assert [(item.code, item.body) for item in answers] == [
         (200, b"hi"),
         (429, b"abcdefg"),
@@ -80,16 +80,16 @@ async def test_answers_of_known_length_and_in_chunks_come_over_one_connection() 
 async def test_a_server_that_wants_to_part_is_let_go() -> None:
     last = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi"
     async with asking(last, PLAIN) as (server, exchange):
-        assert (await exchange.ask(REQUEST, 20)).body == b"hi"
-        assert (await exchange.ask(REQUEST, 20)).body == b"hi"
+        assert (await exchange.send(REQUEST, 20)).body == b"hi"
+        assert (await exchange.send(REQUEST, 20)).body == b"hi"
     assert server.connections == 2
 
 
 async def test_what_comes_before_the_answer_proper_is_not_taken_for_it() -> None:
     early = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
     async with asking(early + PLAIN, PLAIN) as (server, exchange):
-        assert (await exchange.ask(REQUEST, 20)).code == 200
-        assert (await exchange.ask(REQUEST, 20)).code == 200
+        assert (await exchange.send(REQUEST, 20)).code == 200
+        assert (await exchange.send(REQUEST, 20)).code == 200
     assert server.connections == 1
 
 
@@ -106,28 +106,28 @@ async def test_what_is_no_answer_breaks_the_connection_and_the_next_gets_another
 ) -> None:
     async with asking(said, PLAIN) as (server, exchange):
         with pytest.raises(OSError, match=r"hung up|HTTP"):
-            await exchange.ask(REQUEST, 20)
-        assert (await exchange.ask(REQUEST, 20)).body == b"hi"
+            await exchange.send(REQUEST, 20)
+        assert (await exchange.send(REQUEST, 20)).body == b"hi"
     assert server.connections == 2
 
 
 async def test_a_server_that_says_more_than_it_was_asked_is_not_asked_again() -> None:
     async with asking(PLAIN + PLAIN, PLAIN.replace(b"hi", b"ho")) as (server, exchange):
-        assert (await exchange.ask(REQUEST, 20)).body == b"hi"
+        assert (await exchange.send(REQUEST, 20)).body == b"hi"
         async with asyncio.timeout(20):
             await server.ended.wait()
-        assert (await exchange.ask(REQUEST, 20)).body == b"ho"
+        assert (await exchange.send(REQUEST, 20)).body == b"ho"
     assert server.connections == 2
 
 
 async def test_a_request_that_is_given_up_takes_its_connection_with_it() -> None:
     async with asking() as (server, exchange):
         with pytest.raises(TimeoutError):
-            await exchange.ask(REQUEST, 0.05)
+            await exchange.send(REQUEST, 0.05)
         async with asyncio.timeout(20):
             await server.ended.wait()
         server.ended.clear()
-        asked = asyncio.ensure_future(exchange.ask(REQUEST, 60))
+        asked = asyncio.ensure_future(exchange.send(REQUEST, 60))
         while server.connections < 2:
             await asyncio.sleep(0)
         asked.cancel()
@@ -139,26 +139,26 @@ async def test_a_request_that_is_given_up_takes_its_connection_with_it() -> None
 async def test_nobody_listening_is_told_apart_from_a_connection_that_broke() -> None:
     async with asking() as (server, _):
         address = server.url
-    exchange = Exchange(address, tls=None, tls_server_name=None, connect_seconds=20)
+    exchange = HttpClient(address, tls=None, tls_server_name=None, connect_seconds=20)
     with pytest.raises(NoConnectionError):
-        await exchange.ask(REQUEST, 20)
+        await exchange.send(REQUEST, 20)
 
 
 async def test_a_name_that_nobody_can_look_up_is_nobody_listening() -> None:
-    exchange = Exchange("http://a..b:1", tls=None, tls_server_name=None, connect_seconds=20)
+    exchange = HttpClient("http://a..b:1", tls=None, tls_server_name=None, connect_seconds=20)
     with pytest.raises(NoConnectionError):
-        await exchange.ask(REQUEST, 20)
+        await exchange.send(REQUEST, 20)
 
 
 async def test_one_that_is_closed_leaves_no_connection_behind() -> None:
     async with asking(PLAIN) as (server, exchange):
-        asked = asyncio.ensure_future(exchange.ask(REQUEST, 60))
+        asked = asyncio.ensure_future(exchange.send(REQUEST, 60))
         await asyncio.sleep(0)  # on its way, and not there yet
         exchange.close()
         with pytest.raises(NoConnectionError):
             await asked
         with pytest.raises(NoConnectionError):
-            await exchange.ask(REQUEST, 60)
+            await exchange.send(REQUEST, 60)
         assert server.script, "nobody asked"
 
 

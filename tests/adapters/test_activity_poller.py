@@ -1,4 +1,4 @@
-"""What a leader learns of sandboxes' traffic by asking gateways, some of which come and go."""
+"""The leader polls the traffic of sandboxes from gateways, some of which come and go."""
 
 from contextlib import AsyncExitStack
 
@@ -16,7 +16,7 @@ from tests.ports import free_port
 
 
 class Gateways:
-    """Gateways that only count, each behind a port of its own."""
+    """Gateways that only count traffic, each on its own port."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -50,7 +50,7 @@ class World:
         self.clock = ManualClock()
         self.gateways = Gateways(self.clock)
 
-    def asking(self, *urls: str) -> ActivityPoller:
+    def poller(self, *urls: str) -> ActivityPoller:
         self.traffic = ActivityPoller(PeerSetting(urls=frozenset(urls)), None, self.clock)
         return self.traffic
 
@@ -65,7 +65,7 @@ class World:
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch):
-    # The clock is the test's, the gateways are real: a machine that stands still is not silence.
+    # The clock is manual, the gateways are real: a slow machine must not cause a timeout.
     monkeypatch.setattr("paddock.adapters.activity_poller.POLL_TIMEOUT_SECONDS", 60.0)
     made = World()
     yield made
@@ -75,7 +75,7 @@ async def world(monkeypatch: pytest.MonkeyPatch):
 
 async def test_the_latest_request_through_any_gateway_counts(world: World) -> None:
     one, two = await world.gateways.start(), await world.gateways.start()
-    traffic = world.asking(one, two)
+    traffic = world.poller(one, two)
     world.gateways.request(one, "a")
     world.clock.advance(20)
     world.gateways.request(two, "a")
@@ -83,7 +83,7 @@ async def test_the_latest_request_through_any_gateway_counts(world: World) -> No
     world.clock.advance(5)
     await traffic.refresh()
     assert [world.ago(uid) for uid in ("a", "b", "c")] == [5, 5, None]
-    assert world.known_for == 0, "nothing is sure from before it first asked"
+    assert world.known_for == 0, "nothing is known from before the first poll"
     world.clock.advance(30)
     world.gateways.request(one, "b")
     await traffic.refresh()
@@ -91,9 +91,9 @@ async def test_the_latest_request_through_any_gateway_counts(world: World) -> No
     assert world.known_for == 30
 
 
-async def test_a_request_under_way_is_activity_now(world: World) -> None:
+async def test_a_request_in_flight_is_activity_now(world: World) -> None:
     url = await world.gateways.start()
-    traffic = world.asking(url)
+    traffic = world.poller(url)
     world.gateways.request(url, "a", lasts=True)
     for _ in range(3):
         world.clock.advance(100)
@@ -101,9 +101,9 @@ async def test_a_request_under_way_is_activity_now(world: World) -> None:
         assert world.ago("a") == 0
 
 
-async def test_what_a_gateway_that_is_gone_saw_is_not_known_any_more(world: World) -> None:
+async def test_the_counts_of_a_lost_gateway_are_unknown(world: World) -> None:
     one, two = await world.gateways.start(), await world.gateways.start()
-    traffic = world.asking(one, two)
+    traffic = world.poller(one, two)
     await traffic.refresh()
     world.clock.advance(30)
     await world.gateways.stop(two)
@@ -111,13 +111,13 @@ async def test_what_a_gateway_that_is_gone_saw_is_not_known_any_more(world: Worl
     assert world.known_for == 0
     world.clock.advance(30)
     await traffic.refresh()
-    assert world.known_for == 0, "for as long as it is expected there and does not answer"
+    assert world.known_for == 0, "as long as it is expected and does not answer"
 
 
-async def test_a_gateway_that_was_started_anew_has_forgotten(world: World) -> None:
+async def test_a_restarted_gateway_has_lost_its_counts(world: World) -> None:
     port = free_port()
     url = await world.gateways.start(port)
-    traffic = world.asking(url)
+    traffic = world.poller(url)
     await traffic.refresh()
     world.clock.advance(30)
     await traffic.refresh()
@@ -134,15 +134,15 @@ async def test_a_gateway_that_was_started_anew_has_forgotten(world: World) -> No
     assert world.known_for == 10
 
 
-async def test_without_gateways_nothing_is_known_and_what_is_gone_is_forgotten(
+async def test_without_gateways_nothing_is_known_and_deleted_sandboxes_are_forgotten(
     world: World,
 ) -> None:
-    traffic = world.asking()
+    traffic = world.poller()
     await traffic.refresh()
     world.clock.advance(1000)
     assert world.known_for == 0
     url = await world.gateways.start()
-    traffic = world.asking(url)
+    traffic = world.poller(url)
     world.gateways.request(url, "a")
     await traffic.refresh()
     assert world.ago("a") == 0

@@ -1,4 +1,4 @@
-"""Ways to pods: by their addresses, of either kind."""
+"""Connections to pods by IPv4 and IPv6 address."""
 
 import asyncio
 from pathlib import Path
@@ -13,9 +13,9 @@ from tests.gateway.rig import route
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-async def test_a_pod_is_reached_by_whichever_address_it_has(address: str) -> None:
+async def test_a_pod_is_reached_by_its_address(address: str) -> None:
     if ":" in address and not Path("/proc/net/if_inet6").exists():
-        pytest.skip("this kernel knows no IPv6")
+        pytest.skip("this kernel has no IPv6")
     server = await asyncio.start_server(lambda _, writer: writer.close(), address, 0)
     async with server:
         port = server.sockets[0].getsockname()[1]

@@ -38,36 +38,36 @@ def at(rig: Rig) -> Sandbox:
     return sandbox(f"unix:{rig.socket_path}")
 
 
-async def test_an_envd_that_answers_is_well(envd: Rig) -> None:
+async def test_an_envd_that_answers_is_healthy(envd: Rig) -> None:
     assert await probe_envd(at(envd), Probe()) is None
 
 
-async def test_a_command_that_succeeds_is_well_and_one_that_fails_says_how(envd: Rig) -> None:
+async def test_a_failed_command_is_reported_with_its_exit_code(envd: Rig) -> None:
     mark = envd.home / "probed"
     assert await probe_envd(at(envd), Probe(command=f"echo yes > {mark}")) is None
     assert mark.read_text() == "yes\n"
     failed = await probe_envd(at(envd), Probe(command="exit 7"))
-    assert failed == "the command ended with 7"
+    assert failed == "the command exited with 7"
 
 
-async def test_much_output_does_not_hide_how_the_command_ended(envd: Rig) -> None:
+async def test_much_output_does_not_hide_the_exit_code(envd: Rig) -> None:
     noisy = Probe(command="head -c 300000 /dev/zero | tr '\\0' x; exit 3")
-    assert await probe_envd(at(envd), noisy) == "the command ended with 3"
+    assert await probe_envd(at(envd), noisy) == "the command exited with 3"
 
 
-async def test_a_command_killed_by_a_signal_is_not_well(envd: Rig) -> None:
+async def test_a_command_killed_by_a_signal_is_unhealthy(envd: Rig) -> None:
     assert await probe_envd(at(envd), Probe(command="kill -9 $$")) is not None
 
 
-async def test_nobody_at_the_address_is_not_well(envd: Rig) -> None:
+async def test_an_address_without_envd_is_unhealthy(envd: Rig) -> None:
     assert "does not answer" in str(await probe_envd(sandbox("unix:/nowhere/envd.sock"), Probe()))
     assert await probe_envd(sandbox(None), Probe()) == "it has no address"
     envd.envd.close()
     assert "does not answer" in str(await probe_envd(at(envd), Probe()))
 
 
-async def test_an_answer_that_makes_no_sense_is_not_well() -> None:
-    async def nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_a_malformed_response_is_unhealthy() -> None:
+    async def malformed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         body = b"\0\0\0\0\x05[not]"
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
@@ -75,6 +75,6 @@ async def test_an_answer_that_makes_no_sense_is_not_well() -> None:
         writer.close()
 
     with tempfile.TemporaryDirectory() as directory:
-        async with await asyncio.start_unix_server(nonsense, f"{directory}/s"):
-            said = await probe_envd(sandbox(f"unix:{directory}/s"), Probe(command="true"))
-    assert "cannot be read" in str(said)
+        async with await asyncio.start_unix_server(malformed, f"{directory}/s"):
+            problem = await probe_envd(sandbox(f"unix:{directory}/s"), Probe(command="true"))
+    assert "cannot be decoded" in str(problem)

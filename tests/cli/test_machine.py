@@ -259,7 +259,7 @@ def test_a_port_that_is_taken_is_named_at_once(machine: Machine) -> None:
     with socket.create_server(("127.0.0.1", int(port))):
         refused = machine.run("up")
     assert refused.returncode == 1
-    assert f"something listens on 127.0.0.1:{port} already" in refused.stderr
+    assert f"another process listens on 127.0.0.1:{port}" in refused.stderr
     assert "choose another port with --port" in refused.stderr
 
 

@@ -1,4 +1,4 @@
-"""Ways into sandboxes: sockets born in their network namespaces, or pod addresses."""
+"""Connects to ports of sandboxes: by sockets in their network namespaces, or by pod address."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ _TRIES = 5
 
 
 class LocalDialer:
-    """Connects through sockets born in a sandbox's network namespace."""
+    """Connects through sockets that are created in the network namespace of a sandbox."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -41,7 +41,7 @@ class LocalDialer:
             try:
                 return await self._connect_once(route, port)
             except ConnectionRefusedError:
-                # Servers take a moment to listen after they are started.
+                # A server needs a moment after its start until it listens.
                 if attempt == _TRIES - 1:
                     raise
                 await asyncio.sleep(0.02 * (attempt + 1))
@@ -56,7 +56,7 @@ class LocalDialer:
         try:
             return await _connected(socket_in(namespace, socket.AF_INET), ("127.0.0.1", port))
         except ConnectionRefusedError:
-            # `localhost` is ::1 alone for many a server; others have the sandbox's own address.
+            # Some servers listen on ::1 only, others on the address of the sandbox.
             for family, host in ((socket.AF_INET6, "::1"), (socket.AF_INET, route.ip)):
                 if host is not None:
                     with contextlib.suppress(OSError):
@@ -71,14 +71,14 @@ class LocalDialer:
         path = (route.node or "").removeprefix("unix:")
         node = self._nodes.setdefault(path, LocalRuntime(path))
         opened = await node.netns(route.uid)
-        # Another request may have been quicker; one descriptor is enough.
+        # Another request may have been faster: keep one descriptor.
         known = self._namespaces.setdefault(key, opened)
         if known != opened:
             os.close(opened)
         return known
 
     def forget(self, old: Route | None, new: Route | None) -> None:
-        """Let go of the namespace of a life that is over: holding it would keep it alive."""
+        """Close the network namespace of an ended incarnation, so the kernel can free it."""
         if old is None or (
             new is not None and (new.uid, new.incarnation) == (old.uid, old.incarnation)
         ):
@@ -96,12 +96,12 @@ class LocalDialer:
         return protocol
 
 
-async def _connected(opened: socket.socket, to: tuple[str, int]) -> socket.socket:
-    """Connect a socket that is closed if that fails."""
+async def _connected(opened: socket.socket, address: tuple[str, int]) -> socket.socket:
+    """Connect a socket; close it on failure."""
     try:
         opened.setblocking(False)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await asyncio.get_running_loop().sock_connect(opened, to)
+        await asyncio.get_running_loop().sock_connect(opened, address)
     except BaseException:
         opened.close()
         raise

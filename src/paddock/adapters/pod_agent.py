@@ -1,7 +1,7 @@
-"""The manager's way to sandboxes that are pods: by the address their Sandbox shows.
+"""The manager's agent for sandboxes that are pods; it uses the address in the Sandbox's status.
 
-A replica of the API watches no pods; what a claim wrote goes straight to envd, and policies are
-put into force by the controllers, which see them in the Sandbox.
+An API replica does not watch pods. It sends the configuration of a claim directly to envd;
+controllers apply network policies, which they read from the Sandbox.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ from paddock.store.kubernetes.backend import KubernetesStore
 
 
 class PodAgent:
-    """Speaks to envds in pods."""
+    """Calls the envds of pods."""
 
     def __init__(self, envds: Envds, resizer: Resizer, seed: TokenSeed, clock: Clock) -> None:
         self._envds = envds
@@ -34,16 +34,16 @@ class PodAgent:
         self._clock = clock
 
     async def configure(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
-        """Give envd the token, environment and identity that a claim wrote."""
+        """Send envd the token, environment and identity of a claim."""
         config = agent_config(sandbox, template, self._seed)
         await self._envds.configure(sandbox.metadata.uid, _ip(sandbox), config)
 
     def can_resize(self, now: Resources, wanted: Resources) -> bool:
-        """Say whether the cluster gives a running pod this size."""
+        """Whether the cluster can resize a running pod to this size."""
         return self._resizer.can(limits(now), limits(wanted))
 
     async def resize(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
-        """Give a sandbox's pod the size that its claim wrote."""
+        """Resize a sandbox's pod to the size in its claim."""
         size = limits(sandbox.spec.resources or template.resources)
         await self._resizer.resize(
             sandbox.metadata.namespace,
@@ -53,19 +53,19 @@ class PodAgent:
         )
 
     def can_update_image(self) -> bool:
-        """Every cluster lets the images of running pods be changed."""
+        """Return True: every cluster can change the image of a running pod."""
         return True
 
     async def set_network(self, sandbox: Sandbox, policy: NetworkPolicy) -> None:
-        """Nothing to do: the controllers see the policy in the Sandbox."""
+        """Do nothing: the controllers apply the policy of the Sandbox."""
 
     async def samples(
         self, sandbox: Sandbox, *, start: datetime | None, end: datetime | None
     ) -> tuple[Sample, ...]:
-        """Give what a sandbox uses now; a cluster has its own history of that."""
+        """Return the current usage only: a cluster keeps the history itself."""
         found = await self._envds.metrics(sandbox.metadata.uid, _ip(sandbox))
         usage = read_usage(found, self._clock.now())
-        # It may have been resized since its daemon was told what it has.
+        # The sandbox may have been resized since envd was configured.
         size = sandbox.spec.resources
         if size is not None and size.cpu is not None:
             usage = structs.replace(usage, cpu_count=quantity.millis(size.cpu) / 1000)
@@ -87,10 +87,11 @@ class PodAgent:
     async def logs(
         self, sandbox: Sandbox, *, since: datetime | None, limit: int
     ) -> tuple[LogEntry, ...]:
-        """Give what a running sandbox's start command said; it is kept by its sidecar."""
+        """Return the output of the start command, which the sidecar of a running sandbox keeps."""
         if sandbox.status.phase is not Phase.RUNNING:
             raise ConflictError(
-                f"sandbox {sandbox.key} is {sandbox.status.phase}: its log is read while it runs",
+                f"sandbox {sandbox.key} is {sandbox.status.phase}: "
+                "its log can be read only while it runs",
                 hint="connect to it first",
             )
         uid = sandbox.metadata.uid
@@ -104,7 +105,7 @@ class PodAgent:
 async def open_pod_agent(
     settings: Settings, store: KubernetesStore, seed: TokenSeed, clock: Clock
 ) -> tuple[PodAgent, Callable[[], Awaitable[None]]]:
-    """Make one that knows what this cluster can do; and what to call when it is not needed."""
+    """Return an agent that knows the features of this cluster, and the function that closes it."""
     envds = Envds(lambda uid: control_token(seed, uid))
     resizer = Resizer(store.client, has_pod_limits=settings.pod_limits)
     await resizer.look()
@@ -114,7 +115,7 @@ async def open_pod_agent(
 def _ip(sandbox: Sandbox) -> str:
     address = sandbox.status.address
     if not address.ip:
-        raise UnavailableError(f"sandbox {sandbox.key} has no address now", retry_after_seconds=1.0)
+        raise UnavailableError(f"sandbox {sandbox.key} has no address", retry_after_seconds=1.0)
     return address.ip
 
 

@@ -1,4 +1,4 @@
-"""Looking into real sandboxes: envd's health, or a command that it runs."""
+"""Probes real sandboxes: the health of envd, or a command that envd runs."""
 
 import aiohttp
 import msgspec
@@ -25,23 +25,23 @@ class _Error(Struct, frozen=True):
 
 
 class _Message(Struct, frozen=True):
-    """As much as is read of what envd streams."""
+    """The fields that are read of envd's stream."""
 
     event: _Event = _Event()
     error: _Error | None = None
 
 
 def default_prober(runtime: Runtime) -> Prober:
-    """Give what goes with a runtime."""
-    return _always_well if runtime.name == "simulated" else probe_envd
+    """Return the prober for a runtime."""
+    return _always_healthy if runtime.name == "simulated" else probe_envd
 
 
-async def _always_well(sandbox: Sandbox, probe: Probe) -> str | None:
+async def _always_healthy(sandbox: Sandbox, probe: Probe) -> str | None:
     return None
 
 
 async def probe_envd(sandbox: Sandbox, probe: Probe) -> str | None:
-    """Ask a sandbox's envd; nobody has claimed it, so it asks for no token."""
+    """Return why a sandbox is unhealthy, or None. It is unclaimed, so envd needs no token."""
     if not (address := sandbox.status.address.envd):
         return "it has no address"
     try:
@@ -52,12 +52,12 @@ async def probe_envd(sandbox: Sandbox, probe: Probe) -> str | None:
     except (aiohttp.ClientError, OSError) as error:
         return f"envd does not answer: {error}"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return f"envd gave an answer that cannot be read: {error}"
+        return f"envd sent a response that cannot be decoded: {error}"
 
 
 async def _health(session: aiohttp.ClientSession, base: str) -> str | None:
     async with session.get(f"{base}/health") as response:
-        return None if response.status == 204 else f"envd answers {response.status}"
+        return None if response.status == 204 else f"envd responded with {response.status}"
 
 
 async def _command(session: aiohttp.ClientSession, base: str, command: str) -> str | None:
@@ -68,17 +68,17 @@ async def _command(session: aiohttp.ClientSession, base: str, command: str) -> s
     ) as response:
         data = await response.read()
         if response.status != 200:
-            return f"envd answers {response.status}"
+            return f"envd responded with {response.status}"
     return _verdict(data)
 
 
 def _verdict(data: bytes) -> str | None:
-    """Read how the command ended from the stream of what it did."""
+    """Return the failure of the command from its event stream, or None."""
     for _, payload in envd_api.read_frames(data):
         message = msgspec.json.decode(payload, type=_Message)
         if message.error is not None:
             return message.error.message
         if message.event.end is not None:
             code = message.event.end.exit_code
-            return None if code == 0 else f"the command ended with {code}"
-    return "the command's end was not told"
+            return None if code == 0 else f"the command exited with {code}"
+    return "the stream ended before the command"

@@ -1,4 +1,4 @@
-"""The manager's way to the runtime, and what sandboxes used, sampled."""
+"""The manager's agent for a runtime, with samples of the usage of sandboxes."""
 
 import asyncio
 import logging
@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 
 SAMPLE_SECONDS = 5.0
 KEPT_SAMPLES = 720
-"""Of each sandbox: an hour, as long as there are few."""
+"""Per sandbox: one hour."""
 ALL_SAMPLES = 400_000
-"""Of all together, some 40 MB: where there are thousands, each has a shorter memory."""
-_LEAST_SAMPLES = 12
-_AT_ONCE = 16
+"""In total, about 40 MB: with thousands of sandboxes, each keeps fewer."""
+_MIN_SAMPLES = 12
+_CONCURRENCY = 16
 _PACKED = struct.Struct("<dddqqqqq")
 
 
 class RuntimeAgent:
-    """Speaks to the runtime for the manager."""
+    """Calls the runtime for the manager."""
 
     def __init__(self, runtime: Runtime, seed: TokenSeed, provider: Provider, clock: Clock) -> None:
         self._runtime = runtime
@@ -44,30 +44,30 @@ class RuntimeAgent:
         self._samples: dict[str, deque[bytes]] = {}
 
     async def configure(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
-        """Give envd the token, environment and identity that a claim wrote."""
+        """Send envd the token, environment and identity of a claim."""
         config = agent_config(sandbox, template, self._seed)
         await self._runtime.configure(sandbox.metadata.uid, config)
 
     def can_resize(self, now: Resources, wanted: Resources) -> bool:
-        """Sandboxes of this machine are quickly made: one of another size is made anew."""
+        """Return False: a new sandbox of the other size starts quickly on this machine."""
         return False
 
     async def resize(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
-        """Refuse: nobody is told that it can be done."""
-        raise UnsupportedError(f"sandbox {sandbox.key} keeps its size on this machine")
+        """Raise: `can_resize` is False."""
+        raise UnsupportedError(f"sandbox {sandbox.key} cannot be resized on this machine")
 
     def can_update_image(self) -> bool:
-        """Sandboxes of this machine are quickly made: one of another image is made anew."""
+        """Return False: a new sandbox of the other image starts quickly on this machine."""
         return False
 
     async def set_network(self, sandbox: Sandbox, policy: NetworkPolicy) -> None:
-        """Put a changed egress policy into force."""
+        """Apply a changed egress policy."""
         await self._runtime.set_egress(sandbox.metadata.uid, egress(policy))
 
     async def samples(
         self, sandbox: Sandbox, *, start: datetime | None, end: datetime | None
     ) -> tuple[Sample, ...]:
-        """Give what a sandbox used, oldest first."""
+        """Return the usage of a sandbox, oldest first."""
         kept = map(_unpacked, self._samples.get(sandbox.metadata.uid, ()))
         return tuple(
             sample
@@ -76,14 +76,14 @@ class RuntimeAgent:
         )
 
     def loads(self, uid: str) -> tuple[Load, ...]:
-        """Give how busy a sandbox's processors were, oldest first."""
+        """Return the processor load of a sandbox, oldest first."""
         kept = map(_unpacked, self._samples.get(uid, ()))
         return tuple(Load(sample.at, sample.cpu_used_percent) for sample in kept)
 
     async def logs(
         self, sandbox: Sandbox, *, since: datetime | None, limit: int
     ) -> tuple[LogEntry, ...]:
-        """Give a sandbox's log lines, oldest first."""
+        """Return the log lines of a sandbox, oldest first."""
         lines = await self._runtime.logs(sandbox.metadata.uid, since=since, limit=limit)
         return tuple(
             LogEntry(at=line.at, level=line.level, message=line.message, fields=line.fields)
@@ -91,7 +91,7 @@ class RuntimeAgent:
         )
 
     async def keep_sampling(self, *, only: Callable[[Sandbox], bool] = lambda _: True) -> None:
-        """Measure every running sandbox, or `only` these, now and then, until cancelled."""
+        """Sample running sandboxes that match `only` every `SAMPLE_SECONDS`, until cancelled."""
         while True:
             await self._sample_all(only)
             await asyncio.sleep(SAMPLE_SECONDS)
@@ -106,9 +106,9 @@ class RuntimeAgent:
         known = {sandbox.metadata.uid for sandbox in self._provider.all(Sandbox)}
         for uid in self._samples.keys() - known:
             del self._samples[uid]
-        gate = asyncio.Semaphore(_AT_ONCE)
+        gate = asyncio.Semaphore(_CONCURRENCY)
         share = ALL_SAMPLES // max(len(known), 1)
-        keep = max(_LEAST_SAMPLES, min(KEPT_SAMPLES, share))
+        keep = max(_MIN_SAMPLES, min(KEPT_SAMPLES, share))
         await asyncio.gather(*(self._sample(uid, gate, keep) for uid in running))
 
     async def _sample(self, uid: str, gate: asyncio.Semaphore, keep: int) -> None:
@@ -116,8 +116,8 @@ class RuntimeAgent:
             try:
                 usage = await self._runtime.usage(uid)
             except PaddockError as error:
-                # Paused or killed since the list was made.
-                log.debug("sandbox was not measured", extra=fields(uid=uid, error=error.message))
+                # It was paused or killed after the list was made.
+                log.debug("sandbox was not sampled", extra=fields(uid=uid, error=error.message))
                 return
         kept = self._samples.setdefault(uid, deque())
         kept.append(_packed(usage))
@@ -126,7 +126,7 @@ class RuntimeAgent:
 
 
 def _packed(usage: Usage) -> bytes:
-    """Write a sample in 64 bytes: as objects, an hour of ten thousand sandboxes fills gigabytes."""
+    """Encode a sample in 64 bytes: objects of ten thousand sandboxes would take gigabytes."""
     return _PACKED.pack(
         usage.at.timestamp(),
         usage.cpu_count,

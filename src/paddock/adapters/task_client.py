@@ -1,6 +1,6 @@
-"""Tasks in real sandboxes: the task API that envd serves, through its socket.
+"""Runs tasks in real sandboxes through the task API of envd.
 
-Results are pushed: `GET /tasks?watch=1` stays open and gives a line whenever something changes.
+Results are pushed: `GET /tasks?watch=1` stays open and sends a line for each change.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -21,8 +21,8 @@ from paddock.resources.tokens import TokenSeed
 from paddock.runtime import envd_api
 
 CALL_SECONDS = 30.0
-QUIET_SECONDS = 60.0
-"""envd says something at least this often; a watch that is silent longer is broken."""
+IDLE_SECONDS = 60.0
+"""envd sends a line at least this often; a watch without one for longer is broken."""
 
 
 class _Ended(Struct, frozen=True, rename="camel"):
@@ -58,7 +58,7 @@ class _Task(Struct, frozen=True, rename="camel"):
 
 
 class EnvdTasks:
-    """Speaks to each sandbox's envd."""
+    """Calls the envd of each sandbox."""
 
     def __init__(self, seed: TokenSeed) -> None:
         self._seed = seed
@@ -66,8 +66,8 @@ class EnvdTasks:
     async def assign(
         self, sandbox: Sandbox, sandbox_id: str, orders: tuple[Order, ...]
     ) -> tuple[Report, ...]:
-        """Say what a sandbox should run."""
-        body = msgspec.json.encode([_written(order) for order in orders])
+        """Set the tasks that a sandbox runs."""
+        body = msgspec.json.encode([_encoded(order) for order in orders])
         timeout = aiohttp.ClientTimeout(total=CALL_SECONDS)
         async with (
             self._session(sandbox, sandbox_id, timeout) as (session, base),
@@ -76,8 +76,8 @@ class EnvdTasks:
             return _reports(await self._read(sandbox, response))
 
     async def follow(self, sandbox: Sandbox, sandbox_id: str) -> AsyncIterator[tuple[Report, ...]]:
-        """Give reports as they are pushed."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=QUIET_SECONDS)
+        """Yield reports as they are pushed."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=IDLE_SECONDS)
         async with (
             self._session(sandbox, sandbox_id, timeout) as (session, base),
             session.get(f"{base}/tasks?watch=1") as response,
@@ -93,14 +93,16 @@ class EnvdTasks:
         self, sandbox: Sandbox, sandbox_id: str, timeout: aiohttp.ClientTimeout
     ) -> AsyncGenerator[tuple[aiohttp.ClientSession, str]]:
         if not (address := sandbox.status.address.envd):
-            raise UnavailableError(f"sandbox {sandbox.key} has no address yet")
+            raise UnavailableError(f"sandbox {sandbox.key} has no address")
         headers = {"X-Access-Token": self._seed.access_token(sandbox_id)}
         try:
             async with open_session(address, headers=headers, timeout=timeout) as opened:
                 yield opened
         except (TimeoutError, aiohttp.ClientError, ValueError) as error:
             text = str(error) or type(error).__name__
-            raise UnavailableError(f"envd of {sandbox.key} did not answer: {text}") from error
+            raise UnavailableError(
+                f"envd of sandbox {sandbox.key} does not answer: {text}"
+            ) from error
 
     async def _read(self, sandbox: Sandbox, response: aiohttp.ClientResponse) -> bytes:
         body = await response.read()
@@ -109,7 +111,7 @@ class EnvdTasks:
         return body
 
 
-def _written(order: Order) -> dict[str, Any]:
+def _encoded(order: Order) -> dict[str, Any]:
     spec = order.spec
     process: dict[str, Any] = msgspec.to_builtins(spec.process)
     return {
@@ -129,7 +131,7 @@ def _reports(data: bytes) -> tuple[Report, ...]:
     try:
         found = msgspec.json.decode(data, type=tuple[_Task, ...])
     except msgspec.DecodeError as error:
-        raise UnavailableError(f"envd answered with nonsense: {error}") from error
+        raise UnavailableError(f"envd sent a response that cannot be decoded: {error}") from error
     return tuple(_report(task) for task in found)
 
 

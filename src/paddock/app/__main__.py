@@ -11,12 +11,14 @@ from paddock.settings import load
 
 
 def main() -> int:
-    """Parse arguments and run."""
+    """Parse the arguments and run the role."""
     parser = argparse.ArgumentParser(prog="paddock.app", description=__doc__)
     parser.add_argument("--config", type=Path)
     parser.add_argument("role", choices=sorted((*registry.ROLES, "up")))
-    parser.add_argument("--json", action="store_true", help="one JSON line when everything is up")
-    parser.add_argument("--detach", action="store_true", help="go on in the background")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON line when everything is up"
+    )
+    parser.add_argument("--detach", action="store_true", help="run in the background")
     given = parser.parse_args()
     try:
         settings = load(file=given.config)

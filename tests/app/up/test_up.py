@@ -1,4 +1,4 @@
-"""What `paddock up` starts, and what each process is told."""
+"""The processes that `paddock up` starts, their ports and their environment."""
 
 import asyncio
 from pathlib import Path
@@ -6,42 +6,42 @@ from typing import Any
 
 import pytest
 
-from paddock.app.up.processes import Process
+from paddock.app.up.processes import ChildProcess
 from paddock.app.up.supervisor import Installation
 from paddock.kit.errors import InvalidError
 from paddock.settings import Settings
 
 
-def test_gateways_of_one_machine_have_admin_ports_of_their_own(tmp_path: Path) -> None:
-    def told(admin_port: int) -> list[str | None]:
+def test_each_gateway_of_a_machine_has_its_own_admin_port(tmp_path: Path) -> None:
+    def ports(admin_port: int) -> list[str | None]:
         settings = Settings(state_dir=str(tmp_path), gateways=3, admin_port=admin_port)
         gateways = Installation(settings).gateways
         return [gateway.environment.get("PADDOCK_ADMIN_PORT") for gateway in gateways]
 
-    assert told(9100) == ["9100", "9101", "9102"]
-    assert told(0) == [None, None, None]
+    assert ports(9100) == ["9100", "9101", "9102"]
+    assert ports(0) == [None, None, None]
 
 
 @pytest.mark.parametrize(
-    ("ports", "told"),
+    ("ports", "message"),
     [
-        ({"admin_port": 65535}, "port 65536, the one for metrics of gateway-1, is beyond 65535"),
-        ({"admin_port": 2999}, "port 3000 is the one for clients and for metrics of gateway-1"),
-        ({"api_port": 3000, "host": "0.0.0.0"}, "port 3000 is the one for the control plane and"),
+        ({"admin_port": 65535}, "port 65536 for metrics of gateway-1 is larger than 65535"),
+        ({"admin_port": 2999}, "port 3000 is set for clients and for metrics of gateway-1"),
+        ({"api_port": 3000, "host": "0.0.0.0"}, "port 3000 is set for the control plane and"),
     ],
 )
-async def test_ports_that_cannot_be_had_are_refused_by_name(
-    tmp_path: Path, ports: dict[str, Any], told: str
+async def test_impossible_ports_are_refused_with_their_purpose(
+    tmp_path: Path, ports: dict[str, Any], message: str
 ) -> None:
     settings = Settings(state_dir=str(tmp_path), gateways=2, **ports)
-    with pytest.raises(InvalidError, match=told):
-        await Installation(settings).refuse_if_taken()
+    with pytest.raises(InvalidError, match=message):
+        await Installation(settings).require_free_ports()
 
 
-async def test_a_process_is_told_what_it_alone_is_to_know(tmp_path: Path) -> None:
+async def test_a_process_gets_its_own_environment(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "it.log"
     command = ["sh", "-c", "echo $ITS_OWN $HOME; exec sleep 1000"]
-    process = Process("it", command, log_file=log, environment={"ITS_OWN": "secret"})
+    process = ChildProcess("it", command, log_file=log, environment={"ITS_OWN": "secret"})
     running = asyncio.create_task(process.keep_running())
     while not (log.exists() and log.read_text()):
         await asyncio.sleep(0.01)

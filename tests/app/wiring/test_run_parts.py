@@ -1,4 +1,4 @@
-"""The parts of a process: which is there as long as which needs it, and what a failure does."""
+"""The parts of a process: the order of their stop, and the effect of a failure."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from paddock.kit.errors import ConflictError, UnavailableError
 from paddock.kit.tasks import background
 
 
-async def test_a_request_under_way_is_answered_before_what_it_needs_is_stopped() -> None:
+async def test_requests_in_flight_are_answered_before_controllers_stop() -> None:
     asked, stop, ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
     wanted: asyncio.Queue[asyncio.Future[bytes]] = asyncio.Queue()
 
@@ -51,7 +51,7 @@ async def test_a_request_under_way_is_answered_before_what_it_needs_is_stopped()
         await process
 
 
-async def test_streams_hold_up_no_stop_and_leave_no_complaint(caplog) -> None:
+async def test_streams_do_not_delay_the_stop_and_log_nothing(caplog) -> None:
     stop, ready = asyncio.Event(), asyncio.Event()
 
     async def lines() -> AsyncGenerator[bytes]:
@@ -82,7 +82,7 @@ async def test_streams_hold_up_no_stop_and_leave_no_complaint(caplog) -> None:
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
-async def test_what_fails_ends_the_process_with_its_own_error() -> None:
+async def test_a_failed_part_ends_the_process_with_its_error() -> None:
     left: list[str] = []
 
     @contextlib.asynccontextmanager
@@ -108,7 +108,7 @@ async def test_what_fails_ends_the_process_with_its_own_error() -> None:
     assert left == ["lives"]
 
 
-def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
+def test_a_port_in_use_is_reported_with_a_hint() -> None:
     with contextlib.closing(listen("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UnavailableError, match=str(port)) as refused:

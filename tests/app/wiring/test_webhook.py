@@ -1,4 +1,4 @@
-"""The admission webhook without a cluster: its protocol, and its certificate."""
+"""The admission webhook without a cluster: its protocol and its certificate."""
 
 import asyncio
 import base64
@@ -34,7 +34,7 @@ def review(operation: str, spec: Any, *, old: Any = None, **metadata: Any) -> di
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
 
 
-async def ask(body: Any) -> httpx.Response:
+async def post(body: Any) -> httpx.Response:
     transport = httpx.ASGITransport(create_app([pod_check(Settings())]))
     async with httpx.AsyncClient(transport=transport, base_url="http://webhook") as client:
         if isinstance(body, bytes):
@@ -43,21 +43,21 @@ async def ask(body: Any) -> httpx.Response:
 
 
 async def verdict(body: Any) -> dict[str, Any]:
-    answer = (await ask(body)).json()
+    answer = (await post(body)).json()
     assert answer["kind"] == "AdmissionReview"
     assert answer["response"]["uid"] == "r1"
     return answer["response"]
 
 
-async def test_a_refusal_says_every_problem_with_its_path():
-    said = await verdict(review("CREATE", {**BAD, "network": {"denyOut": ["nowhere"]}}))
-    assert said["allowed"] is False
-    assert said["status"]["code"] == 422
-    assert "spec.env" in said["status"]["message"]
-    assert "spec.network.denyOut[0]" in said["status"]["message"]
+async def test_a_refusal_lists_every_problem_with_its_path():
+    response = await verdict(review("CREATE", {**BAD, "network": {"denyOut": ["nowhere"]}}))
+    assert response["allowed"] is False
+    assert response["status"]["code"] == 422
+    assert "spec.env" in response["status"]["message"]
+    assert "spec.network.denyOut[0]" in response["status"]["message"]
 
 
-async def test_what_was_wrong_already_may_stay_so_and_be_let_go():
+async def test_an_invalid_object_may_stay_unchanged_and_be_deleted():
     labelled = review("UPDATE", BAD, old=BAD, labels={"a": "b"})
     assert (await verdict(labelled))["allowed"]
     leaving = {"deletionTimestamp": "2030-01-01T00:00:00Z", "finalizers": []}
@@ -66,15 +66,15 @@ async def test_what_was_wrong_already_may_stay_so_and_be_let_go():
     assert (await verdict(review("DELETE", None, old=BAD)))["allowed"]
 
 
-async def test_kinds_of_others_are_not_judged():
+async def test_foreign_kinds_are_allowed():
     body = review("CREATE", BAD)
     body["request"]["kind"]["kind"] = "Deployment"
     assert (await verdict(body))["allowed"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b"x" * (MAX_BODY_BYTES + 1)])
-async def test_what_is_no_review_is_a_bad_request(body: bytes):
-    assert (await ask(body)).status_code == 400
+async def test_a_malformed_review_is_a_bad_request(body: bytes):
+    assert (await post(body)).status_code == 400
 
 
 def _settings(directory: Path, port: int) -> Settings:
@@ -93,7 +93,7 @@ def _renew(directory: Path) -> str:
 
 
 @pytest.mark.timeout(90)
-async def test_a_renewed_certificate_is_shown_without_a_restart(
+async def test_a_renewed_certificate_is_served_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(webhook, "RELOAD_SECONDS", 0.02)
@@ -109,7 +109,7 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(
         second = _renew(tmp_path)
         new_key = (tmp_path / "tls.key").read_bytes()
         (tmp_path / "tls.key").write_bytes(old_key)
-        # With half of the new pair there, the old one is shown.
+        # With half of the new pair written, the old certificate is served.
         while "webhook certificate not loaded" not in caplog.messages:
             await asyncio.sleep(0.02)
         assert (await shown()).split() == first.split()
@@ -118,7 +118,7 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(
             await asyncio.sleep(0.02)
 
 
-async def test_a_certificate_that_cannot_be_used_is_named_at_the_start(tmp_path: Path):
+async def test_an_unusable_certificate_is_reported_at_the_start(tmp_path: Path):
     (tmp_path / "tls.crt").write_text("no certificate")
     (tmp_path / "tls.key").write_text("no key")
     with pytest.raises(InvalidError, match=r"tls\.crt"):

@@ -1,4 +1,7 @@
-"""The gateway role: routes from the control plane's watch and from peers, sockets from the node."""
+"""The `gateway` role: traffic to sandboxes.
+
+Routes come from a watch on the control plane and from peers, network namespaces from the node.
+"""
 
 import asyncio
 import contextlib
@@ -46,11 +49,11 @@ log = logging.getLogger(__name__)
 REPORT_SECONDS = 2.0
 SWEEP_SECONDS = 5.0
 DRAIN_SECONDS = 3.0
-"""How long requests under way may go on when the gateway stops."""
+"""How long requests in flight may continue when the gateway stops."""
 
 
 async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-    """Run one gateway process until told to stop."""
+    """Run one gateway process until `stop` is set."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     secrets = load_or_create(settings)
@@ -82,10 +85,10 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         gateway = build(settings, seed, routes, control, peers, activity, clock, tasks)
         cluster = store.client if isinstance(store, KubernetesStore) else None
         if settings.store != "kubernetes":
-            # (It speaks to our own API then, which has no Services.)
+            # The store is a client of our own API, which has no Services.
             cluster = None
         membership = Membership(settings, peers, own_url=url, cluster=cluster)
-        beside = [
+        background = [
             tasks.create_task(provider.serve(), name="routes"),
             tasks.create_task(_first_sync(provider, routes), name="first sync"),
             tasks.create_task(_sweep(gateway), name="sweep"),
@@ -94,7 +97,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         ]
         servers = await _listen(settings, gateway)
         on_ready()
-        # Requests leave no cycles behind, and routes live long: the collector seldom has work.
+        # Requests leave no reference cycles and routes live long: collect garbage rarely.
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
@@ -102,12 +105,12 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         for server in servers:
             server.close()
         await gateway.clients.drain(DRAIN_SECONDS)
-        for task in beside:
+        for task in background:
             task.cancel()
 
 
 async def _open_store(settings: Settings, base: str, token: str) -> Store:
-    """Open what routes are read from: a cluster itself, or the control plane's declarative API."""
+    """Open the source of routes: the cluster, or the declarative API of the control plane."""
     if settings.store == "kubernetes":
         return await backends.open_store(settings)
     return KubernetesStore.open(
@@ -117,11 +120,11 @@ async def _open_store(settings: Settings, base: str, token: str) -> Store:
 
 
 async def _listen(settings: Settings, gateway: Gateway) -> list[asyncio.Server]:
-    """Listen for clients and, where TLS is served, for the process that does so."""
+    """Listen for clients and, if TLS is served, for Envoy."""
     loop = asyncio.get_running_loop()
-    places = [(settings.host, settings.port, False)]
+    addresses = [(settings.host, settings.port, False)]
     if settings.tls_certificate:
-        places.append(("127.0.0.1", settings.front_port, True))
+        addresses.append(("127.0.0.1", settings.front_port, True))
     servers = [
         await loop.create_server(
             partial(ClientConnection, gateway, trusts_forwarded=trusts),
@@ -130,11 +133,11 @@ async def _listen(settings: Settings, gateway: Gateway) -> list[asyncio.Server]:
             reuse_port=True,
             backlog=4096,
         )
-        for host, port, trusts in places
+        for host, port, trusts in addresses
     ]
     for opened in (item for server in servers for item in server.sockets):
         for option in KEEPALIVE_OPTIONS:
-            # Connections have from their listener what it was told.
+            # Accepted connections inherit the options of their listener.
             opened.setsockopt(*option)
     return servers
 
@@ -149,7 +152,7 @@ def build(
     clock: Clock,
     tasks: asyncio.TaskGroup,
 ) -> Gateway:
-    """Wire one gateway."""
+    """Wire a gateway."""
     limits = GatewayLimits()
     options = GatewayOptions(
         wakes=settings.wake_on_traffic,

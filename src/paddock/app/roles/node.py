@@ -1,4 +1,4 @@
-"""The `node` role: one process per node of a cluster that freezes and thaws pods on request."""
+"""The `node` role: freezes and thaws pods on request, one process per node of a cluster."""
 
 import asyncio
 import contextlib
@@ -18,14 +18,14 @@ from paddock.settings import Settings
 
 
 def create_app(token: str) -> web.Application:
-    """Make the application; every order carries the token."""
+    """Return the application; every request must carry the token."""
 
     async def alive(_request: web.Request) -> web.Response:
         return web.Response(text="ok")
 
-    async def take_order(request: web.Request) -> web.Response:
+    async def freeze_pod(request: web.Request) -> web.Response:
         if not bearer.is_authorized(request.headers.get("Authorization", ""), token):
-            return web.Response(status=401, text="this is for Paddock's controllers")
+            return web.Response(status=401, text="only the controllers of Paddock may call this")
         try:
             order = msgspec.json.decode(await request.read(), type=FreezeOrder)
             await freeze(order.pod_uid, frozen=order.frozen)
@@ -38,13 +38,13 @@ def create_app(token: str) -> web.Application:
         return web.Response(status=204)
 
     app = web.Application(client_max_size=4096)
-    app.add_routes([web.get("/healthz", alive), web.post("/freeze", take_order)])
+    app.add_routes([web.get("/healthz", alive), web.post("/freeze", freeze_pod)])
     return app
 
 
 @contextlib.asynccontextmanager
 async def serving(token: str, host: str, port: int = names.NODE_PORT) -> AsyncGenerator[None]:
-    """Take orders beside the body."""
+    """Serve beside the body."""
     runner = web.AppRunner(create_app(token), access_log=None)
     await runner.setup()
     try:
@@ -55,7 +55,7 @@ async def serving(token: str, host: str, port: int = names.NODE_PORT) -> AsyncGe
 
 
 async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-    """Take orders until told to stop."""
+    """Serve until `stop` is set."""
     seed = TokenSeed(load_or_create(settings).seed.encode())
     async with serving(node_token(seed), settings.api_host):
         on_ready()

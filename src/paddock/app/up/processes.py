@@ -1,4 +1,4 @@
-"""Child processes of an installation: started, watched, started again, stopped in order."""
+"""Child processes of an installation: start, restart after a crash, stop."""
 
 import asyncio
 import contextlib
@@ -16,18 +16,17 @@ log = logging.getLogger(__name__)
 
 _RESTART = Backoff(base_seconds=0.2, cap_seconds=10.0)
 _STEADY_SECONDS = 30.0
-"""A process that lived this long starts anew without delay."""
+"""A process that ran this long is restarted without delay."""
 TRIES, PATIENT_TRIES = 3, 8
-"""A process that ended so often while we wait for it will not come up; the second takes half a
-minute."""
+"""After this many starts a process is given up; with backoff, eight take half a minute."""
 STOP_SECONDS = 15.0
 LOG_LIMIT_BYTES = 64 << 20
-"""A process's log is put aside when it is larger; the one before that goes."""
+"""A larger log is rotated; one old log is kept."""
 _TAIL_BYTES = 8192
 
 
-class Process:
-    """One child that should always run."""
+class ChildProcess:
+    """One child process that is restarted whenever it ends."""
 
     def __init__(
         self,
@@ -39,7 +38,7 @@ class Process:
     ) -> None:
         self.name = name
         self.environment = environment or {}
-        """What it is told beside our own environment."""
+        """Added to our own environment."""
         self._command = tuple(command)
         self._log_file = log_file
         self._child: asyncio.subprocess.Process | None = None
@@ -48,21 +47,21 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """Its process id, while it runs."""
+        """The process id while it runs, else None."""
         return self._child.pid if self._child and self._child.returncode is None else None
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What is run."""
+        """The arguments, program first."""
         return self._command
 
     @property
     def log_file(self) -> Path:
-        """Where it writes."""
+        """The file that receives its output."""
         return self._log_file
 
     async def keep_running(self) -> None:
-        """Start it, and again whenever it ends, until cancelled; then stop it."""
+        """Start the process, and again whenever it ends, until cancelled; then stop it."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -73,7 +72,7 @@ class Process:
                 self.restarts += 1
                 pause = _RESTART.delay(self._failures)
                 log.warning(
-                    "process ended and is started again",
+                    "process ended and is restarted",
                     extra=fields(process=self.name, code=code, seconds=round(pause, 2)),
                 )
                 await asyncio.sleep(pause)
@@ -81,7 +80,7 @@ class Process:
             await self._stop()
 
     def rotate_log(self) -> None:
-        """Put a log that has grown large aside; the process goes on writing to the same file."""
+        """Copy a large log aside and truncate it; the process goes on writing to the same file."""
         if not self._log_file.exists() or self._log_file.stat().st_size < LOG_LIMIT_BYTES:
             return
         shutil.copyfile(self._log_file, self._log_file.with_suffix(".log.1"))
@@ -92,12 +91,12 @@ class Process:
         self.rotate_log()
         with self._log_file.open("ab") as output:
             self._child = await asyncio.create_subprocess_exec(
-                *_with_us(self._command),
+                *_with_parent_death_signal(self._command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **self.environment},
-                # Its own group: Ctrl-C at the terminal is ours to pass on, in order.
+                # Its own group: the supervisor forwards Ctrl-C, in the order of the stop.
                 process_group=0,
             )
         return await self._child.wait()
@@ -118,44 +117,44 @@ class Process:
             await child.wait()
 
 
-def _with_us(command: Sequence[str]) -> tuple[str, ...]:
-    """Let a child end when its supervisor is killed: the next `up` finds ports and files free."""
+def _with_parent_death_signal(command: Sequence[str]) -> tuple[str, ...]:
+    """End the child when its supervisor is killed, so that the next `up` finds ports free."""
     setpriv = shutil.which("setpriv")
     return (setpriv, "--pdeathsig", "TERM", *command) if setpriv else tuple(command)
 
 
 async def wait_until(
     check: Callable[[], bool],
-    process: Process,
+    process: ChildProcess,
     *,
     seconds: float,
     what: str,
     tries: int = TRIES,
 ) -> None:
-    """Wait until something answers; say where to look when it does not."""
+    """Wait until `check` is true; raise with the last log line if the process does not start."""
     try:
         async with asyncio.timeout(seconds):
             while not check():
                 if process.restarts >= tries:
                     raise UnavailableError(
-                        f"{what} ends as soon as it starts: {last_line(process.log_file)}",
-                        hint=f"look at {process.log_file}",
+                        f"{what} exits right after its start: {last_line(process.log_file)}",
+                        hint=f"see {process.log_file}",
                     )
                 await asyncio.sleep(0.02)
     except TimeoutError as error:
         raise UnavailableError(
-            f"{what} did not come up within {seconds:g} s: {last_line(process.log_file)}",
-            hint=f"look at {process.log_file}",
+            f"{what} did not start within {seconds:g} s: {last_line(process.log_file)}",
+            hint=f"see {process.log_file}",
         ) from error
 
 
 def last_line(file: Path) -> str:
-    """Give the last line of a log that says what happened, not what to do about it."""
+    """Return the last line of a log that is not a hint."""
     try:
         with file.open("rb") as log_file:
             log_file.seek(max(file.stat().st_size - _TAIL_BYTES, 0))
             lines = log_file.read().decode(errors="replace").strip().splitlines()
     except OSError:
         return "it wrote nothing"
-    said = [line for line in lines if line and not line.startswith("hint: ")]
-    return said[-1] if said else "it wrote nothing"
+    messages = [line for line in lines if line and not line.startswith("hint: ")]
+    return messages[-1] if messages else "it wrote nothing"

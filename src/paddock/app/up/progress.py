@@ -1,32 +1,34 @@
-"""How `paddock up` tells of its progress: a live line and a bar on a terminal, plain lines in a
-log, nothing to programs, and through a pipe to whoever started it in the background.
+"""Shows the progress of `paddock up`.
+
+A live line and a bar on a terminal, plain lines in a log, nothing for programs, and a pipe from
+the background process to the one that started it.
 """
 
 import os
 from types import TracebackType
 from typing import Protocol, Self
 
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
-from paddock.app.up.pool_progress import Warmth
+from paddock.app.up.pool_progress import PoolProgress
 
 WARMING = "warming sandboxes"
 
 
-class Told(Protocol):
-    """Takes in progress, from `with` to its end."""
+class Progress(Protocol):
+    """Shows progress from `with` to its end."""
 
-    def say(self, text: str) -> None:
-        """Take in what is being done now."""
+    def step(self, text: str) -> None:
+        """Show the current step."""
         ...
 
-    def warm(self, warmth: Warmth) -> None:
-        """Take in how far the first pool is."""
+    def pool(self, progress: PoolProgress) -> None:
+        """Show how many sandboxes of the first pool are warm."""
         ...
 
     def stop(self) -> None:
-        """Show no more; again is harmless."""
+        """Show nothing from now on; idempotent."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -39,17 +41,17 @@ class Told(Protocol):
     ) -> None: ...
 
 
-class Silence:
+class NullProgress:
     """Shows nothing."""
 
-    def say(self, text: str) -> None:
-        """Take in what is being done now."""
+    def step(self, text: str) -> None:
+        """Ignore the step."""
 
-    def warm(self, warmth: Warmth) -> None:
-        """Take in how far the first pool is."""
+    def pool(self, progress: PoolProgress) -> None:
+        """Ignore the progress of the pool."""
 
     def stop(self) -> None:
-        """Show no more."""
+        """Do nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -63,57 +65,64 @@ class Silence:
         self.stop()
 
 
-class Lines(Silence):
-    """One line for each step, for logs."""
+class LineProgress(NullProgress):
+    """Writes one line per step, for logs."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def say(self, text: str) -> None:
-        """Write what is being done now."""
+    def step(self, text: str) -> None:
+        """Write the current step."""
         self._console.print(text, markup=False, soft_wrap=True)
 
-    def warm(self, warmth: Warmth) -> None:
-        """Write how far the first pool is."""
-        if warmth.desired:
-            self.say(f"{WARMING}: {warmth.available} of {warmth.desired}")
+    def pool(self, progress: PoolProgress) -> None:
+        """Write how many sandboxes are warm."""
+        if progress.desired:
+            self.step(f"{WARMING}: {progress.available} of {progress.desired}")
 
 
-class Bar(Silence):
-    """One line that changes, for people at a terminal; what must stay is written above it."""
+class BarProgress(NullProgress):
+    """Shows one changing line on a terminal; lasting messages are printed above it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._progress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True
+        self._progress = rich.Progress(
+            rich.SpinnerColumn(),
+            rich.TextColumn("{task.description}"),
+            console=console,
+            transient=True,
         )
         self._task = self._progress.add_task("starting", total=None)
         self._is_warming = False
 
-    def say(self, text: str) -> None:
-        """Show what is being done now."""
+    def step(self, text: str) -> None:
+        """Show the current step."""
         if self._is_warming:
             self._progress.console.print(text, markup=False)
         else:
             self._progress.update(self._task, description=text)
 
-    def warm(self, warmth: Warmth) -> None:
-        """Show how far the first pool is."""
-        if not warmth.desired:
+    def pool(self, progress: PoolProgress) -> None:
+        """Show a bar of the warm sandboxes."""
+        if not progress.desired:
             return
         if not self._is_warming:
             self._is_warming = True
-            self._progress.columns = (*self._progress.columns, BarColumn(), MofNCompleteColumn())
+            self._progress.columns = (
+                *self._progress.columns,
+                rich.BarColumn(),
+                rich.MofNCompleteColumn(),
+            )
         self._progress.update(
             self._task,
             description=WARMING,
-            completed=warmth.available,
-            total=warmth.desired,
+            completed=progress.available,
+            total=progress.desired,
             refresh=True,
         )
 
     def stop(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         self._progress.stop()
 
     def __enter__(self) -> Self:
@@ -121,40 +130,40 @@ class Bar(Silence):
         return self
 
 
-class Pipe(Silence):
-    """Passes everything on to the process that waits for us."""
+class PipeProgress(NullProgress):
+    """Writes messages to a pipe, one per line; `replay` shows them at the other end."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def say(self, text: str) -> None:
-        """Pass on what is being done now."""
-        self.send("say", text)
+    def step(self, text: str) -> None:
+        """Send the current step."""
+        self.send("step", text)
 
-    def warm(self, warmth: Warmth) -> None:
-        """Pass on how far the first pool is."""
-        self.send("warm", f"{warmth.available} {warmth.desired}")
+    def pool(self, progress: PoolProgress) -> None:
+        """Send how many sandboxes are warm."""
+        self.send("pool", f"{progress.available} {progress.desired}")
 
-    def send(self, word: str, text: str) -> None:
-        """Send one line."""
-        os.write(self._descriptor, f"{word} {' '.join(text.splitlines())}\n".encode())
+    def send(self, kind: str, text: str) -> None:
+        """Send one message."""
+        os.write(self._descriptor, f"{kind} {' '.join(text.splitlines())}\n".encode())
 
     @staticmethod
-    def pass_on(line: str, told: Told) -> tuple[str, str] | None:
-        """Show one line that came; gives its word and text where it is no progress."""
-        word, _, text = line.rstrip("\n").partition(" ")
-        if word == "say":
-            told.say(text)
-        elif word == "warm":
+    def replay(line: str, progress: Progress) -> tuple[str, str] | None:
+        """Show one message; return its kind and text if it is not progress."""
+        kind, _, text = line.rstrip("\n").partition(" ")
+        if kind == "step":
+            progress.step(text)
+        elif kind == "pool":
             available, _, desired = text.partition(" ")
-            told.warm(Warmth(int(available), int(desired)))
+            progress.pool(PoolProgress(int(available), int(desired)))
         else:
-            return word, text
+            return kind, text
         return None
 
 
-def teller(console: Console, *, is_silent: bool) -> Told:
-    """Choose how progress is told."""
+def open_progress(console: Console, *, is_silent: bool) -> Progress:
+    """Return the progress display that fits the console."""
     if is_silent:
-        return Silence()
-    return Bar(console) if console.is_terminal else Lines(console)
+        return NullProgress()
+    return BarProgress(console) if console.is_terminal else LineProgress(console)

@@ -1,8 +1,8 @@
 """`paddock up`: every process of one machine, supervised.
 
-The node outlives the control plane, and both outlive a gateway's crash; each comes back by
-itself. Stopping goes from the outside in: gateways, control plane, node. Sandboxes go on when
-the node stops, and are taken over by the next.
+Each process is restarted when it ends, without affecting the others. The stop goes from the
+outside in: gateways, control plane, node. Sandboxes keep running when the node stops, and the next
+node adopts them.
 """
 
 import asyncio
@@ -13,11 +13,10 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from paddock.app.up import envoy, pool_progress
-from paddock.app.up.pool_progress import Warmth
-from paddock.app.up.processes import PATIENT_TRIES, TRIES, Process, wait_until
+from paddock.app.up.processes import PATIENT_TRIES, TRIES, ChildProcess, wait_until
+from paddock.app.up.progress import Progress
 from paddock.app.wiring.secrets import Secrets, load_or_create
 from paddock.kit import pidfile
 from paddock.kit.errors import ConflictError, InvalidError
@@ -25,28 +24,15 @@ from paddock.kit.tasks import background
 from paddock.settings import PREFIX, Settings
 
 START_SECONDS = 60.0
-LOG_LOOK_SECONDS = 60.0
-_LOOK_SECONDS, _LAST_LOOKS = 0.1, 200
-"""How often, and how many times more, addresses are looked at that a killed predecessor had."""
+LOG_ROTATE_SECONDS = 60.0
+_POLL_SECONDS, _POLLS = 0.1, 200
+"""How often, and how many times, the ports of a killed predecessor are checked."""
 _LAST_PORT = 65535
-_EVERYWHERE = {"", "0.0.0.0", "::"}  # noqa: S104 - compared, not bound
-Say = Callable[[str], None]
-
-
-class Teller(Protocol):
-    """Who is told how the start goes."""
-
-    def say(self, text: str) -> None:
-        """Take in what is being done now."""
-        ...
-
-    def warm(self, warmth: Warmth) -> None:
-        """Take in how far the first pool is."""
-        ...
+_ANY_ADDRESS = {"", "0.0.0.0", "::"}  # noqa: S104 - compared, not bound
 
 
 class Installation:
-    """The processes of one machine."""
+    """The supervised processes of one machine."""
 
     def __init__(self, settings: Settings, config: Path | None = None) -> None:
         self.settings = settings
@@ -54,7 +40,7 @@ class Installation:
         role = [sys.executable, "-m", "paddock.app"]
         if config is not None:
             role += ["--config", str(config)]
-        self.node = Process(
+        self.node = ChildProcess(
             "node",
             [
                 *(sys.executable, "-m", "paddock.runtime.local.node.process"),
@@ -64,10 +50,10 @@ class Installation:
             ],
             log_file=logs / "node.log",
         )
-        self.control = Process("control", [*role, "control"], log_file=logs / "control.log")
+        self.control = ChildProcess("control", [*role, "control"], log_file=logs / "control.log")
         count = settings.gateways or os.cpu_count() or 1
         self.gateways = tuple(
-            Process(
+            ChildProcess(
                 f"gateway-{number}",
                 [*role, "gateway"],
                 log_file=logs / f"gateway-{number}.log",
@@ -77,56 +63,56 @@ class Installation:
         )
         self.tls = envoy.front(settings)
 
-    async def refuse_if_taken(self, *, after_a_kill: bool = False) -> None:
-        """Raise where something else is at our addresses: it would be taken for ours.
+    async def require_free_ports(self, *, after_a_kill: bool = False) -> None:
+        """Raise if a process that is not ours listens on one of our ports.
 
-        `after_a_kill` of our predecessor its processes still end, and are waited for.
+        `after_a_kill` of the predecessor its processes may still be ending: wait for them.
         """
         self._check_ports()
-        looks = _LAST_LOOKS if after_a_kill else 0
-        while (problem := self._taken()) is not None:
-            if not looks:
+        polls = _POLLS if after_a_kill else 0
+        while (problem := self._port_conflict()) is not None:
+            if not polls:
                 raise problem
-            looks -= 1
-            await asyncio.sleep(_LOOK_SECONDS)
+            polls -= 1
+            await asyncio.sleep(_POLL_SECONDS)
 
-    def _places(self) -> list[tuple[str, str, int, str]]:
-        """Give every address that we are about to have: whose, host, port, how it is chosen."""
+    def _endpoints(self) -> list[tuple[str, str, int, str]]:
+        """Return the purpose, host, port and setting of every port that we will listen on."""
         settings = self.settings
-        places = [
+        endpoints = [
             ("the control plane", settings.api_host, settings.api_port, "PADDOCK_API_PORT"),
             ("clients", settings.host, settings.port, "--port or PADDOCK_PORT"),
         ]
         if self.tls is not None:
-            places.append(("TLS", settings.tls_host, settings.tls_port, "PADDOCK_TLS_PORT"))
-            places.append(
+            endpoints.append(("TLS", settings.tls_host, settings.tls_port, "PADDOCK_TLS_PORT"))
+            endpoints.append(
                 ("TLS to reach gateways", "127.0.0.1", settings.front_port, "PADDOCK_FRONT_PORT")
             )
         if settings.admin_port:
-            places += [
+            endpoints += [
                 (f"metrics of {gateway.name}", settings.admin_host, port, "PADDOCK_ADMIN_PORT")
                 for port, gateway in enumerate(self.gateways, settings.admin_port)
             ]
-        return places
+        return endpoints
 
     def _check_ports(self) -> None:
-        """Refuse ports that there are not, and one for two purposes: counting up may lead there."""
+        """Refuse invalid ports and one port for two purposes: admin ports are counted up."""
         known: list[tuple[str, str, int]] = []
-        for what, host, port, choice in self._places():
+        for what, host, port, choice in self._endpoints():
             if port > _LAST_PORT:
-                message = f"port {port}, the one for {what}, is beyond {_LAST_PORT}"
+                message = f"port {port} for {what} is larger than {_LAST_PORT}"
                 raise InvalidError(message, hint=f"choose a lower one with {choice}")
             for other, its_host, its_port in known:
-                if port == its_port and (host == its_host or {host, its_host} & _EVERYWHERE):
-                    message = f"port {port} is the one for {other} and for {what}"
+                if port == its_port and (host == its_host or {host, its_host} & _ANY_ADDRESS):
+                    message = f"port {port} is set for {other} and for {what}"
                     raise InvalidError(message, hint=f"choose another with {choice}")
             known.append((what, host, port))
 
-    def _taken(self) -> ConflictError | None:
-        for what, host, port, choice in self._places():
+    def _port_conflict(self) -> ConflictError | None:
+        for what, host, port, choice in self._endpoints():
             if _listens(host, port):
                 return ConflictError(
-                    f"something listens on {host}:{port} already, the address for {what}",
+                    f"another process listens on {host}:{port}, the address for {what}",
                     hint=f"stop it, or choose another port with {choice}",
                 )
         return None
@@ -136,26 +122,25 @@ class Installation:
         stop: asyncio.Event,
         *,
         token: str,
-        teller: Teller,
+        progress: Progress,
         on_ready: Callable[[], None],
         after_a_kill: bool = False,
     ) -> None:
-        """Run everything until told to stop."""
-        await self.refuse_if_taken(after_a_kill=after_a_kill)
-        say = teller.say
-        # A predecessor's process that still ends has the state: ours is refused, and tries again.
+        """Run all processes until `stop` is set."""
+        await self.require_free_ports(after_a_kill=after_a_kill)
+        # A predecessor that is still ending holds the lock of the state: ours fails and retries.
         tries = PATIENT_TRIES if after_a_kill else TRIES
         async with contextlib.AsyncExitStack() as stack:
             if self.settings.runtime == "local":
-                await self._start(stack, self.node, say)
+                await self._start(stack, self.node, progress)
                 await wait_until(
-                    lambda: _answers(self.settings.node_socket),
+                    lambda: _accepts(self.settings.node_socket),
                     self.node,
                     seconds=START_SECONDS,
                     what="the node",
                     tries=tries,
                 )
-            await self._start(stack, self.control, say)
+            await self._start(stack, self.control, progress)
             await wait_until(
                 lambda: _listens(self.settings.api_host, self.settings.api_port),
                 self.control,
@@ -164,7 +149,7 @@ class Installation:
                 tries=tries,
             )
             for gateway in self.gateways:
-                await self._start(stack, gateway, say)
+                await self._start(stack, gateway, progress)
             await wait_until(
                 lambda: _listens(self.settings.host, self.settings.port),
                 self.gateways[0],
@@ -172,26 +157,26 @@ class Installation:
                 what="the gateway",
             )
             if self.tls is not None:
-                await self._start(stack, self.tls, say)
+                await self._start(stack, self.tls, progress)
                 await wait_until(
                     lambda: _listens(self.settings.tls_host, self.settings.tls_port),
                     self.tls,
                     seconds=START_SECONDS,
                     what="TLS",
                 )
-            if not await self._warm(stop, token, teller):
+            if not await self._warm(stop, token, progress):
                 return
             on_ready()
             while not stop.is_set():
                 for process in (self.node, self.control, *self.gateways):
                     process.rotate_log()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOG_LOOK_SECONDS):
+                    async with asyncio.timeout(LOG_ROTATE_SECONDS):
                         await stop.wait()
 
-    async def _warm(self, stop: asyncio.Event, token: str, teller: Teller) -> bool:
-        """Wait for the first pool; says whether anybody still wants to know."""
-        work = pool_progress.follow(self.settings, token, teller.warm)
+    async def _warm(self, stop: asyncio.Event, token: str, progress: Progress) -> bool:
+        """Wait for the first pool; return False if stopped meanwhile."""
+        work = pool_progress.follow(self.settings, token, progress.pool)
         async with (
             background(work, name="warming") as warmed,
             background(stop.wait(), name="stop") as stopped,
@@ -199,17 +184,19 @@ class Installation:
             await asyncio.wait((warmed, stopped), return_when=asyncio.FIRST_COMPLETED)
             if stopped.done():
                 return False
-            warmth = await warmed
-        if not warmth.is_enough:
-            teller.say(
-                f"only {warmth.available} of {warmth.desired} sandboxes are warm: "
-                f"{warmth.problem or 'the others take longer'}"
+            pool = await warmed
+        if not pool.is_complete:
+            progress.step(
+                f"only {pool.available} of {pool.desired} sandboxes are warm: "
+                f"{pool.problem or 'the others need more time'}"
             )
         return True
 
     @staticmethod
-    async def _start(stack: contextlib.AsyncExitStack, process: Process, say: Say) -> None:
-        say(f"starting {process.name}")
+    async def _start(
+        stack: contextlib.AsyncExitStack, process: ChildProcess, progress: Progress
+    ) -> None:
+        progress.step(f"starting {process.name}")
         task = asyncio.get_running_loop().create_task(process.keep_running(), name=process.name)
 
         async def end() -> None:
@@ -221,13 +208,13 @@ class Installation:
 
 
 def _admin_port(settings: Settings, number: int) -> dict[str, str]:
-    """Give each gateway of a machine an admin port of its own: they cannot share one."""
+    """Return the admin port of one gateway: the gateways of a machine cannot share one."""
     if not settings.admin_port:
         return {}
     return {f"{PREFIX}ADMIN_PORT": str(settings.admin_port + number)}
 
 
-def _answers(path: str) -> bool:
+def _accepts(path: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(path) == 0
 
@@ -244,10 +231,10 @@ def run(
     settings: Settings,
     config: Path | None,
     *,
-    teller: Teller,
+    progress: Progress,
     on_ready: Callable[[Secrets], None],
 ) -> None:
-    """Run everything until SIGTERM or SIGINT."""
+    """Run all processes until SIGTERM or SIGINT."""
     secrets = load_or_create(settings)
 
     async def main(*, after_a_kill: bool) -> None:
@@ -259,7 +246,7 @@ def run(
         await installation.run(
             stop,
             token=secrets.token,
-            teller=teller,
+            progress=progress,
             on_ready=lambda: on_ready(secrets),
             after_a_kill=after_a_kill,
         )

@@ -1,4 +1,4 @@
-"""The Kubernetes runtime of a process that leads: driver, pictures of pods and claims, agents."""
+"""Wires the Kubernetes runtime: the driver, informers of pods and volume claims, and clients."""
 
 import asyncio
 import contextlib
@@ -30,19 +30,19 @@ from paddock.settings import Settings
 from paddock.store.kubernetes.backend import KubernetesStore
 from paddock.store.port import Store
 
-_OURS = "paddock.dev/"
+_PREFIX = "paddock.dev/"
 
 
 class ClusterRuntime:
-    """Everything the driver stands on; `run` keeps it fresh."""
+    """The driver with the informers and clients that it uses."""
 
     def __init__(
         self, settings: Settings, *, store: Store, provider: Provider, seed: TokenSeed, clock: Clock
     ) -> None:
         if not settings.agent_image:
             raise InvalidError(
-                "PADDOCK_AGENT_IMAGE is not set: the image with envd, for every pod",
-                hint="build deploy/image and name it",
+                "PADDOCK_AGENT_IMAGE is not set: pods need an image with envd",
+                hint="build deploy/image and set PADDOCK_AGENT_IMAGE to its name",
             )
         self._provider = provider
         self._seed = seed
@@ -86,7 +86,7 @@ class ClusterRuntime:
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncGenerator[None]:
-        """Follow pods and claims beside the body, which begins when all are known."""
+        """Run the informers beside the body, which starts when all are synced."""
         informers = (self._pods, self._claims, self._agents)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._envds.close)
@@ -101,7 +101,7 @@ class ClusterRuntime:
             except TimeoutError as error:
                 raise UnavailableError(
                     f"pods and volume claims were not listed within {SYNC_SECONDS:g} s",
-                    hint="look at the rights of this process's service account",
+                    hint="check the permissions of this process's service account",
                 ) from error
             yield
 
@@ -129,10 +129,10 @@ def _uid_of(claim: VolumeClaim) -> tuple[str, ...]:
 
 
 def _lean(pod: Pod) -> Pod:
-    """Drop what others wrote on a pod: ten thousand of them are kept."""
-    marks = {
-        name: text for name, text in pod.metadata.annotations.items() if name.startswith(_OURS)
+    """Drop foreign annotations, to save memory: ten thousand pods are kept."""
+    annotations = {
+        name: text for name, text in pod.metadata.annotations.items() if name.startswith(_PREFIX)
     }
-    if len(marks) == len(pod.metadata.annotations):
+    if len(annotations) == len(pod.metadata.annotations):
         return pod
-    return structs.replace(pod, metadata=structs.replace(pod.metadata, annotations=marks))
+    return structs.replace(pod, metadata=structs.replace(pod.metadata, annotations=annotations))

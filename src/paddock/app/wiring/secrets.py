@@ -1,4 +1,4 @@
-"""Secrets of this installation: made once, kept in a file that only the owner reads."""
+"""Secrets of this installation: generated once, kept in a file that only its owner can read."""
 
 import os
 import secrets
@@ -13,20 +13,20 @@ from paddock.settings import Settings
 
 
 class Secrets(Struct, frozen=True, kw_only=True):
-    """What must be the same over every restart and on every process."""
+    """Secrets that all processes share and that survive restarts."""
 
     seed: str
-    """Sandboxes' tokens and peers' signatures follow from this."""
+    """The tokens of sandboxes and the signatures of peers are derived from it."""
     token: str
-    """Bearer token of the declarative API."""
+    """Bearer token of the declarative and the internal API."""
     api_key: str
-    """The first API key; an administrator's."""
+    """The first API key, with the role of an administrator."""
 
 
 def load_or_create(settings: Settings) -> Secrets:
-    """Read the secrets file, or make it; settings win over the file.
+    """Read the secrets file, or create it; settings take precedence.
 
-    On a cluster several processes on several machines must agree, so settings are the only source.
+    On a cluster settings are the only source: processes on several machines must agree.
     """
     if settings.store == "kubernetes":
         return _from_settings(settings)
@@ -44,8 +44,8 @@ def _from_settings(settings: Settings) -> Secrets:
     if missing:
         names = " and ".join(f"PADDOCK_{name.upper()}" for name in missing)
         raise InvalidError(
-            f"on a cluster {names} must be set, the same for every process",
-            hint="`paddock kube install` makes a Secret with them",
+            f"on a cluster {names} must be set to the same value for every process",
+            hint="`paddock kube install` creates a Secret with them",
         )
     return Secrets(seed=settings.seed, token=settings.token, api_key=settings.api_key)
 
@@ -57,7 +57,7 @@ def _read(path: Path) -> Secrets | None:
         return None
     except OSError as error:
         raise InvalidError(
-            f"{path} cannot be read: {error.strerror}", hint="run as the user who started Paddock"
+            f"{path} cannot be read: {error.strerror}", hint="run as the user that started Paddock"
         ) from error
     try:
         return msgspec.json.decode(data, type=Secrets)
@@ -68,19 +68,21 @@ def _read(path: Path) -> Secrets | None:
 
 
 def _create(path: Path) -> Secrets:
-    made = Secrets(seed=secrets.token_hex(32), token=secrets.token_hex(24), api_key=ids.api_key())
+    created = Secrets(
+        seed=secrets.token_hex(32), token=secrets.token_hex(24), api_key=ids.api_key()
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(made))
+        file.write(msgspec.json.encode(created))
         file.flush()
         os.fsync(file.fileno())
     try:
-        # A link fails where another process was quicker; then theirs counts.
+        # The link fails if another process was faster; then its secrets are used.
         os.link(temporary, path)
     except FileExistsError:
-        return _read(path) or made
+        return _read(path) or created
     finally:
         temporary.unlink()
-    return made
+    return created

@@ -20,7 +20,7 @@ from paddock.runtime.local.driver import LocalRuntime
 from paddock.runtime.port import Instance
 from tests.faults.clients import Action, Clients, Counting
 from tests.installation import Box, Installation
-from tests.runtime.local.nodes import beyond_what_is_parked, eventually
+from tests.runtime.local.nodes import eventually, unexpected_traces
 
 MARK = "/home/user/mine"
 CLIENTS = 3
@@ -273,7 +273,7 @@ async def only_what_is_parked_is_left(paddock: Installation) -> None:
             with contextlib.suppress(AssertionError):  # Its time may be over just now.
                 await paddock.api("DELETE", f"/sandboxes/{item['sandboxID']}")
         said = await facts(paddock)
-        beyond = beyond_what_is_parked(paddock.node_state, paddock._number, said)
+        beyond = unexpected_traces(paddock.node_state, paddock._number, said)
         found.update(instances=await instances(paddock), beyond=beyond, node=said)
         return not found["instances"] and not beyond
 

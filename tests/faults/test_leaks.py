@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from paddock.runtime.local.driver import LocalRuntime
-from paddock.runtime.local.node.node_context import Settings
+from paddock.runtime.local.node.node_context import NodeSettings
 from tests.faults.real import facts
 from tests.installation import Installation
 from tests.runtime.local.nodes import eventually, traces
@@ -26,7 +26,7 @@ SLACK = 3
 """Descriptors, threads or tasks more than before: a connection that is just being reused."""
 PATIENCE_SECONDS = 90
 """For connections that are kept for a minute after their last use."""
-PARKED = Settings.__struct_defaults__[0]
+PARKED = NodeSettings.__struct_defaults__[0]
 """So many sandboxes without an owner a node keeps."""
 PROCESSES = ("node", "control", "gateway-0", "zygote")
 

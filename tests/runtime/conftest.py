@@ -6,7 +6,7 @@ import os
 import pytest
 
 from paddock.runtime.port import Blueprint, Instance
-from tests.runtime.local.nodes import TestNode, home, whole
+from tests.runtime.local.nodes import TestNode, home_of, wait_for_warm
 
 
 def _shared(*arguments: str, rootless: bool = False):
@@ -66,7 +66,7 @@ async def shared_box(node, request):
         if found is not None and found.state == "running":
             return found
         await node.runtime.destroy(kept)
-    make = make_parked if request.param == "parked" else make_cold
+    make = make_warm if request.param == "parked" else make_cold
     made = await make(node)
     node.shared[request.param] = made.uid
     return made
@@ -87,11 +87,11 @@ async def box(node):
         await node.runtime.destroy(uid)
 
 
-async def make_parked(node: TestNode) -> Instance:
+async def make_warm(node: TestNode) -> Instance:
     """Have a sandbox that was in the stock."""
-    await whole(node)
+    await wait_for_warm(node)
     made = await node.runtime.create(Blueprint(uid="shared-parked", image="host"))
-    assert home(node, made.uid).startswith("parked-")
+    assert home_of(node, made.uid).startswith("parked-")
     return made
 
 
@@ -106,7 +106,7 @@ async def make_cold(node: TestNode) -> Instance:
         )
         # Which of them it is depends on what was parked while they were made: where that takes
         # long, the stock may be filled up again in between.
-        cold = [one for one in made if home(node, one.uid) == ""]
+        cold = [one for one in made if home_of(node, one.uid) == ""]
         for one in made:
             if one not in cold[:1]:
                 await node.runtime.destroy(one.uid)

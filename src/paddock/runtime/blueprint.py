@@ -1,4 +1,4 @@
-"""From resources to what a runtime needs: a pure translation."""
+"""Translates resources (Sandbox, SandboxTemplate) to the types of the Runtime port. Pure."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,7 +12,7 @@ from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, Limits, M
 def blueprint(
     sandbox: Sandbox, template: SandboxTemplateSpec, seed: TokenSeed, *, checkpoint_id: str | None
 ) -> Blueprint:
-    """Say what to make for this sandbox."""
+    """Return the blueprint of a sandbox."""
     metadata = sandbox.metadata
     return Blueprint(
         uid=metadata.uid,
@@ -39,7 +39,7 @@ def blueprint(
 
 
 def agent_config(sandbox: Sandbox, template: SandboxTemplateSpec, seed: TokenSeed) -> AgentConfig:
-    """Say what envd must know of this sandbox."""
+    """Return the configuration of a sandbox's envd."""
     claim = sandbox.spec.claim
     env: Mapping[str, str] = template.env
     if claim is None:
@@ -60,7 +60,7 @@ def agent_config(sandbox: Sandbox, template: SandboxTemplateSpec, seed: TokenSee
 
 
 def limits(resources: Resources) -> Limits:
-    """Read quantities."""
+    """Parse the quantities of `resources`."""
     return Limits(
         cpu_millis=_read(quantity.millis, resources.cpu, "cpu"),
         memory_bytes=_read(quantity.whole, resources.memory, "memory"),
@@ -74,7 +74,7 @@ def _read(reader: Callable[[str, str], int], text: str | None, name: str) -> int
 
 
 def egress(network: NetworkPolicy) -> EgressPolicy:
-    """Keep what concerns the way out; the way in is the gateway's."""
+    """Return the egress part of a policy; the gateway applies the ingress part."""
     return EgressPolicy(
         allow_internet=network.allow_internet_access,
         allow_out=network.allow_out,

@@ -1,9 +1,9 @@
-"""The Runtime port: what a driver must do to run sandboxes.
+"""The Runtime port: the operations that a driver implements to run sandboxes.
 
-Every operation is idempotent by sandbox uid: called again after a crash or a lost reply it
-finishes what was begun or reports what is. A driver knows nothing of pools, owners or deadlines.
-Operations raise `NotFoundError` for a uid it does not know (except `destroy`, which is content),
-`ConflictError` where the state forbids, `UnsupportedError` where the machine cannot.
+Every operation is idempotent by sandbox uid: a repeated call, after a crash or a lost reply,
+finishes the work or returns the current state. Drivers do not handle pools, owners or deadlines.
+Operations raise `NotFoundError` for an unknown uid (except `destroy`), `ConflictError` if the state
+forbids them, `UnsupportedError` if the machine lacks the capability.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -15,24 +15,24 @@ from msgspec import Struct
 
 
 class InstanceState(StrEnum):
-    """What a sandbox is doing, as the machine sees it."""
+    """The state of a sandbox as observed by the driver."""
 
     CREATING = "creating"
     RUNNING = "running"
     FROZEN = "frozen"
     HIBERNATED = "hibernated"
     STOPPED = "stopped"
-    """Files are kept, nothing runs (the `Stop` pause)."""
+    """Files are kept, no process runs (the `Stop` pause)."""
     FAILED = "failed"
-    """It ended by itself or could not be made; `reason` says why."""
+    """It exited unexpectedly or could not be created; see `reason`."""
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What a driver can do here; a caller refuses clearly instead of trying."""
+    """What a driver supports on this machine; callers check before they call."""
 
     can_freeze: bool = False
     can_checkpoint: bool = False
-    """Memory and processes can be stored and restored (hibernate, fork, memory snapshots)."""
+    """Store and restore memory and processes (hibernate, fork, memory snapshots)."""
     can_snapshot_files: bool = False
     can_stop: bool = False
     can_limit_cpu: bool = False
@@ -41,13 +41,13 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     can_limit_disk: bool = False
     can_filter_egress: bool = False
     can_update_image: bool = False
-    """A running sandbox can be given another image without being made anew."""
+    """Change the image of a running sandbox in place."""
     reasons: Mapping[str, str] = {}
-    """Why something is missing, by capability name, with what to do about it."""
+    """Why a capability is missing and how to get it, by capability name."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What one sandbox may use; `None` is the driver's default, 0 is no limit."""
+    """Resource limits of a sandbox; `None` is the driver's default, 0 is no limit."""
 
     cpu_millis: int | None = None
     memory_bytes: int | None = None
@@ -56,8 +56,8 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class EgressPolicy(Struct, frozen=True, kw_only=True):
-    """Where a sandbox may connect to. Private and link-local ranges are denied whatever this says,
-    unless `allow_private` is set by an operator's template. Allow beats deny."""
+    """Where a sandbox may connect to. Private and link-local ranges are always denied, unless an
+    operator's template sets `allow_private`. Allow takes precedence over deny."""
 
     allow_internet: bool = True
     allow_out: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class EgressPolicy(Struct, frozen=True, kw_only=True):
 
 
 class Mount(Struct, frozen=True, kw_only=True):
-    """A directory of the host or a named volume, seen inside."""
+    """A directory of the host or a named volume, mounted in the sandbox."""
 
     source: str
     path: str
@@ -77,7 +77,7 @@ class Mount(Struct, frozen=True, kw_only=True):
 
 
 class AgentConfig(Struct, frozen=True, kw_only=True):
-    """What envd must know to serve a sandbox; given at claim, kept over pause and restart."""
+    """The configuration of envd; set at claim, kept across pauses and restarts."""
 
     access_token: str | None = None
     env: Mapping[str, str] = {}
@@ -86,11 +86,12 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     sandbox_id: str | None = None
     template_id: str | None = None
     is_reserved: bool = False
-    """In stock: nobody's yet, but whoever gets it calls at once, so envd is kept at hand."""
+    """A warm member of a pool: not claimed yet, but called right after a claim, so envd is started
+    early."""
 
 
 class Blueprint(Struct, frozen=True, kw_only=True):
-    """Everything a driver needs to make one sandbox."""
+    """Everything a driver needs to create a sandbox."""
 
     uid: str
     namespace: str = "default"
@@ -98,14 +99,14 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     image: str = "base"
     """A name in the driver's image store; on this machine `host` is the masked host root."""
     checkpoint_id: str | None = None
-    """Start from this stored state instead of the bare image."""
+    """Start from this checkpoint instead of the image."""
     limits: Limits = Limits()
     egress: EgressPolicy = EgressPolicy()
     env: Mapping[str, str] = {}
     user: str = "user"
     workdir: str | None = None
     start_command: str | None = None
-    """Run by `bash -l -c` once the sandbox is up; its end does not end the sandbox."""
+    """Run by `bash -l -c` once the sandbox is up; the sandbox outlives it."""
     ready_command: str | None = None
     """The sandbox is ready when this exits 0."""
     ready_timeout_seconds: float = 60.0
@@ -115,39 +116,39 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     """`sudo`: set-uid programs work inside; `locked`: nosuid and no_new_privs."""
     agent: AgentConfig = AgentConfig()
     pod_template: Mapping[str, object] | None = None
-    """Overlay for drivers that make pods; others ignore it."""
+    """Overlay for drivers that create pods; others ignore it."""
     volume_claim_templates: tuple[Mapping[str, object], ...] = ()
-    """Volumes made for this sandbox alone, by drivers that make pods."""
+    """Volumes to create for this sandbox alone; for drivers that create pods."""
     labels: Mapping[str, str] = {}
 
 
 class Address(Struct, frozen=True, kw_only=True):
-    """How a sandbox is reached."""
+    """The addresses of a sandbox."""
 
     ip: str | None = None
     envd: str | None = None
-    """`unix:<path>` or `http://host:port`: where envd answers."""
+    """The address of envd: `unix:<path>` or `http://host:port`."""
     node: str | None = None
-    """`unix:<path>` of the node that hands out sockets born in the sandbox's network namespace."""
+    """`unix:<path>` of the node, which passes out the sandbox's network namespace."""
 
 
 class Instance(Struct, frozen=True, kw_only=True):
-    """One sandbox as the driver sees it now."""
+    """The current state of one sandbox."""
 
     uid: str
     state: InstanceState
     address: Address = Address()
     reason: str | None = None
-    """For people: why it failed, or what it waits for."""
+    """Human-readable: why it failed, or what it waits for."""
     started_at: datetime | None = None
     image: str = ""
     node_name: str | None = None
     incarnation: int = 1
-    """Grows with every restore, so that connections of an earlier life are never reused."""
+    """Incremented by every restore, so that older connections are not reused."""
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What a sandbox uses at one moment."""
+    """Resource usage of a sandbox at one time."""
 
     at: datetime
     cpu_count: float
@@ -161,7 +162,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class LogLine(Struct, frozen=True, kw_only=True):
-    """One line that a sandbox's own processes or its daemon wrote."""
+    """One log line of a sandbox's processes or its daemon."""
 
     at: datetime
     level: str
@@ -170,7 +171,7 @@ class LogLine(Struct, frozen=True, kw_only=True):
 
 
 class StoredCheckpoint(Struct, frozen=True, kw_only=True):
-    """A stored state from which sandboxes start."""
+    """A checkpoint from which sandboxes can be created."""
 
     id: str
     source_uid: str
@@ -181,7 +182,7 @@ class StoredCheckpoint(Struct, frozen=True, kw_only=True):
 
 
 class RuntimeEvent(Struct, frozen=True, kw_only=True):
-    """Something about a sandbox changed without being asked: look at it again."""
+    """A change of a sandbox that no caller requested; the receiver inspects it again."""
 
     uid: str
     state: InstanceState
@@ -189,98 +190,98 @@ class RuntimeEvent(Struct, frozen=True, kw_only=True):
 
 
 class Runtime(Protocol):
-    """A driver."""
+    """A driver that runs sandboxes."""
 
     @property
     def name(self) -> str:
-        """`local`, `kubernetes`, `simulated`: what `status.runtime` shows."""
+        """`local`, `kubernetes` or `simulated`, as shown in `status.runtime`."""
         ...
 
     async def capabilities(self) -> Capabilities:
-        """Say what can be done here."""
+        """Return what the driver supports on this machine."""
         ...
 
     async def create(self, blueprint: Blueprint) -> Instance:
-        """Make the sandbox and return once envd can answer; `start` runs its commands."""
+        """Create the sandbox and return once envd is reachable; `start` runs its commands."""
         ...
 
     async def start(self, uid: str) -> Instance:
-        """Run the start command where there is one, and return once the ready command agrees."""
+        """Run the start command, if any, and return once the ready command succeeds."""
         ...
 
     async def configure(self, uid: str, agent: AgentConfig) -> None:
-        """Give envd its token and environment; kept over every pause and restart of envd."""
+        """Set envd's token and environment; kept across pauses and restarts of envd."""
         ...
 
     async def update_image(self, uid: str, image: str) -> Instance:
-        """Start a running sandbox anew from another image, at the same address and with the same
-        volumes; return once it is ready. `InvalidError` where that image cannot be started."""
+        """Restart a running sandbox from another image, with the same address and volumes; return
+        once it is ready. Raise `InvalidError` if that image cannot be started."""
         ...
 
     async def freeze(self, uid: str) -> Instance:
-        """Stop all processes where they are and give their memory back to the machine."""
+        """Freeze all processes and page their memory out."""
         ...
 
     async def thaw(self, uid: str) -> Instance:
-        """Let a frozen sandbox go on."""
+        """Thaw a frozen sandbox."""
         ...
 
     async def hibernate(self, uid: str) -> Instance:
-        """Store memory and files, free everything else."""
+        """Store memory and files, release everything else."""
         ...
 
     async def restore(self, uid: str) -> Instance:
-        """Bring a hibernated (or stopped) sandbox back: same files, same processes where stored."""
+        """Restore a hibernated sandbox with files and processes, or a stopped one with files."""
         ...
 
     async def stop(self, uid: str) -> Instance:
-        """End all processes, keep the files."""
+        """Kill all processes, keep the files."""
         ...
 
     async def snapshot(
         self, uid: str, checkpoint_id: str, *, memory: bool, keep_running: bool
     ) -> StoredCheckpoint:
-        """Store the state under an id; the sandbox pauses only as long as that takes."""
+        """Store a checkpoint; the sandbox is paused only meanwhile."""
         ...
 
     async def fork(self, uid: str, children: tuple[Blueprint, ...]) -> tuple[Instance | str, ...]:
-        """Make clones of a running sandbox; each child's instance, or why not."""
+        """Create clones of a running sandbox; return each child's instance or error message."""
         ...
 
     async def delete_checkpoint(self, checkpoint_id: str) -> None:
-        """Forget a stored state; unknown ids are no error."""
+        """Delete a checkpoint; an unknown id is no error."""
         ...
 
     async def checkpoints(self) -> tuple[StoredCheckpoint, ...]:
-        """List stored states."""
+        """List checkpoints."""
         ...
 
     async def destroy(self, uid: str) -> None:
-        """End it and remove every trace; unknown uids are no error."""
+        """Kill a sandbox and remove everything it has; an unknown uid is no error."""
         ...
 
     async def inspect(self, uid: str) -> Instance | None:
-        """Say what is, or `None` for a uid nobody knows."""
+        """Return the state of a sandbox, or `None` for an unknown uid."""
         ...
 
     async def instances(self) -> tuple[Instance, ...]:
-        """Say what is, for all."""
+        """Return the states of all sandboxes."""
         ...
 
     async def set_egress(self, uid: str, policy: EgressPolicy) -> None:
-        """Replace the egress policy of a living sandbox at once."""
+        """Replace the egress policy of a running sandbox; it takes effect at once."""
         ...
 
     async def usage(self, uid: str) -> Usage:
-        """Measure one sandbox."""
+        """Return the resource usage of a sandbox."""
         ...
 
     async def logs(
         self, uid: str, *, since: datetime | None = None, limit: int = 1000
     ) -> tuple[LogLine, ...]:
-        """Give recent log lines, oldest first."""
+        """Return recent log lines, oldest first."""
         ...
 
     def watch(self) -> AsyncIterator[RuntimeEvent]:
-        """Stream unasked changes (a sandbox died, ran out of memory, its node came back)."""
+        """Stream changes that no caller requested (exit, out of memory, node restarted)."""
         ...

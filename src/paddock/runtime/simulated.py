@@ -1,9 +1,9 @@
-"""A driver that runs nothing: sandboxes in memory, on the loop's (virtual) time.
+"""A driver that simulates sandboxes in memory, on the loop's (virtual) time.
 
-For scale (100 000 instances on one loop) and for faults: latencies are configured per operation,
-failures are scripted (`fail_next`) or drawn from a seeded generator, replies can get lost after the
-work was done (`lose_reply_next`), and sandboxes or the whole node can die (`crash`, `fail_node`).
-It keeps the port's promises exactly as real drivers do; the shared contract suite proves it.
+For tests of scale (100 000 instances on one loop) and of faults: latencies are set per operation,
+failures are scripted (`fail_next`) or random with a seed, replies can be lost after the work was
+done (`lose_reply_next`), and sandboxes or the whole node can fail (`crash`, `fail_node`). It passes
+the same contract tests as the real drivers.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ _DISK = 10 << 30
 
 
 class Operation(StrEnum):
-    """What takes time and may fail."""
+    """Operations with a latency that may fail."""
 
     CREATE = "create"
     START = "start"
@@ -95,17 +95,17 @@ LATENCIES: Mapping[Operation, float] = {
     Operation.INSPECT: 0.0,
     Operation.USAGE: 0.0,
 }
-"""Seconds, about what the local driver needs on a small machine."""
+"""Default latencies in seconds, similar to those of the local driver on a small machine."""
 
 
-class Script(Struct, frozen=True, kw_only=True):
-    """One failure to come."""
+class ScriptedFailure(Struct, frozen=True, kw_only=True):
+    """A failure of the next matching operation."""
 
     operation: Operation
     error: Exception
     uid: str | None = None
     after_effect: bool = False
-    """The work is done, only the reply is lost."""
+    """Fail after the work is done: the reply is lost."""
 
 
 class _Box:
@@ -123,7 +123,7 @@ class _Box:
 
 
 class SimulatedRuntime:
-    """A `Runtime` in memory. `calls` counts what was asked, by operation."""
+    """A `Runtime` in memory. `calls` counts calls by operation."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class SimulatedRuntime:
         self._node_name = node_name
         self._boxes: dict[str, _Box] = {}
         self._checkpoints: dict[str, tuple[StoredCheckpoint, dict[str, str]]] = {}
-        self._scripts: list[Script] = []
+        self._failures: list[ScriptedFailure] = []
         self._locks: dict[str, asyncio.Lock] = {}
         self._lock_users: Counter[str] = Counter()
         self._watchers: dict[asyncio.Queue[RuntimeEvent], None] = {}
@@ -154,64 +154,68 @@ class SimulatedRuntime:
         self._never_ready: set[str] = set()
         self._is_down = False
 
-    # What tests and simulations do to it
+    # Controls for tests and simulations
 
     def set_latency(self, operation: Operation, seconds: float) -> None:
-        """Make an operation take this long from now on."""
+        """Set the latency of an operation."""
         self._latencies[operation] = seconds
 
     def fail_next(
         self, operation: Operation, error: Exception | None = None, *, uid: str | None = None
     ) -> None:
-        """Let the next such call (of this sandbox) fail before anything was done."""
-        error = error or UnavailableError("the simulated node refused", retry_after_seconds=1.0)
-        self._scripts.append(Script(operation=operation, error=error, uid=uid))
+        """Fail the next such call (for this sandbox) before it has any effect."""
+        error = error or UnavailableError(
+            "scripted failure of the simulated node", retry_after_seconds=1.0
+        )
+        self._failures.append(ScriptedFailure(operation=operation, error=error, uid=uid))
 
     def lose_reply_next(self, operation: Operation, *, uid: str | None = None) -> None:
-        """Let the next such call do its work and then fail: the caller cannot know."""
+        """Fail the next such call after it took effect; the caller cannot tell."""
         error = UnavailableError("the reply of the simulated node was lost")
-        self._scripts.append(Script(operation=operation, error=error, uid=uid, after_effect=True))
+        self._failures.append(
+            ScriptedFailure(operation=operation, error=error, uid=uid, after_effect=True)
+        )
 
     def crash(self, uid: str, reason: str = "killed") -> None:
-        """Let a sandbox end by itself."""
+        """Fail a sandbox as if it had exited unexpectedly."""
         box = self._box(uid)
         box.instance = structs.replace(
             box.instance, state=InstanceState.FAILED, reason=reason, address=Address()
         )
-        self._tell(box.instance)
+        self._publish(box.instance)
 
     def never_ready(self, uid: str) -> None:
-        """Let `start` of this sandbox wait for its ready command in vain."""
+        """Make `start` of this sandbox time out on its ready command."""
         self._never_ready.add(uid)
 
     def fail_node(self, *, is_down: bool) -> None:
-        """Let every call fail as unavailable while the node is down; sandboxes go on."""
+        """Fail every call with `UnavailableError` while the node is down; sandboxes go on."""
         self._is_down = is_down
         if not is_down:
             for box in self._boxes.values():
-                self._tell(box.instance)
+                self._publish(box.instance)
 
     def files(self, uid: str) -> dict[str, str]:
-        """Give the files of a sandbox, to read and change: they follow pauses, forks, snapshots."""
+        """Return the mutable files of a sandbox; they are kept by pauses, forks and snapshots."""
         box = self._box(uid)
         if box.files is None:
             box.files = {}
         return box.files
 
     def agent(self, uid: str) -> AgentConfig:
-        """Give what envd was told."""
+        """Return the configuration of envd."""
         return self._box(uid).agent
 
     def egress(self, uid: str) -> EgressPolicy:
-        """Give the policy in force."""
+        """Return the current egress policy."""
         return self._box(uid).egress
 
     def log(self, uid: str, message: str, *, level: str = "info") -> None:
-        """Write a log line of a sandbox."""
+        """Append a line to the log of a sandbox."""
         line = LogLine(at=self._clock.now(), level=level, message=message)
         self._logs[uid].append(line)
 
-    # The port
+    # Runtime port
 
     @property
     def name(self) -> str:
@@ -221,11 +225,11 @@ class SimulatedRuntime:
         return self._capabilities
 
     async def create(self, blueprint: Blueprint) -> Instance:
-        async with self._turn(Operation.CREATE, blueprint.uid):
-            return self._make(blueprint).instance
+        async with self._operation(Operation.CREATE, blueprint.uid):
+            return self._create(blueprint).instance
 
     async def start(self, uid: str) -> Instance:
-        async with self._turn(Operation.START, uid):
+        async with self._operation(Operation.START, uid):
             box = self._expect(uid, *_LIVE, doing="started")
             if uid in self._never_ready:
                 await asyncio.sleep(box.blueprint.ready_timeout_seconds)
@@ -237,12 +241,12 @@ class SimulatedRuntime:
             return box.instance
 
     async def configure(self, uid: str, agent: AgentConfig) -> None:
-        async with self._turn(Operation.CONFIGURE, uid):
+        async with self._operation(Operation.CONFIGURE, uid):
             self._box(uid).agent = agent
 
     async def update_image(self, uid: str, image: str) -> Instance:
         self._require("can_update_image", self._capabilities.can_update_image)
-        async with self._turn(Operation.UPDATE_IMAGE, uid):
+        async with self._operation(Operation.UPDATE_IMAGE, uid):
             box = self._expect(uid, InstanceState.RUNNING, doing="given another image")
             if box.instance.image != image:
                 box.blueprint = structs.replace(box.blueprint, image=image)
@@ -257,23 +261,23 @@ class SimulatedRuntime:
 
     async def freeze(self, uid: str) -> Instance:
         self._require("can_freeze", self._capabilities.can_freeze)
-        async with self._turn(Operation.FREEZE, uid):
+        async with self._operation(Operation.FREEZE, uid):
             box = self._expect(uid, *_LIVE, doing="frozen")
-            return self._become(box, InstanceState.FROZEN)
+            return self._set_state(box, InstanceState.FROZEN)
 
     async def thaw(self, uid: str) -> Instance:
-        async with self._turn(Operation.THAW, uid):
+        async with self._operation(Operation.THAW, uid):
             box = self._expect(uid, *_LIVE, doing="thawed")
-            return self._become(box, InstanceState.RUNNING)
+            return self._set_state(box, InstanceState.RUNNING)
 
     async def hibernate(self, uid: str) -> Instance:
         self._require("can_checkpoint", self._capabilities.can_checkpoint)
-        async with self._turn(Operation.HIBERNATE, uid):
+        async with self._operation(Operation.HIBERNATE, uid):
             box = self._expect(uid, *_LIVE, InstanceState.HIBERNATED, doing="hibernated")
-            return self._become(box, InstanceState.HIBERNATED)
+            return self._set_state(box, InstanceState.HIBERNATED)
 
     async def restore(self, uid: str) -> Instance:
-        async with self._turn(Operation.RESTORE, uid):
+        async with self._operation(Operation.RESTORE, uid):
             box = self._expect(uid, *_KEPT, doing="restored")
             if box.instance.state is InstanceState.FROZEN:
                 raise ConflictError(f"sandbox {uid} is frozen: thaw it instead of restoring it")
@@ -284,14 +288,14 @@ class SimulatedRuntime:
                 incarnation=box.instance.incarnation + 1,
                 started_at=self._clock.now(),
             )
-            return self._become(box, InstanceState.RUNNING)
+            return self._set_state(box, InstanceState.RUNNING)
 
     async def stop(self, uid: str) -> Instance:
         self._require("can_stop", self._capabilities.can_stop)
-        async with self._turn(Operation.STOP, uid):
+        async with self._operation(Operation.STOP, uid):
             box = self._expect(uid, *_KEPT, InstanceState.FAILED, doing="stopped")
             box.is_started = False
-            return self._become(box, InstanceState.STOPPED)
+            return self._set_state(box, InstanceState.STOPPED)
 
     async def snapshot(
         self, uid: str, checkpoint_id: str, *, memory: bool, keep_running: bool
@@ -299,7 +303,7 @@ class SimulatedRuntime:
         if memory:
             self._require("can_checkpoint", self._capabilities.can_checkpoint)
         self._require("can_snapshot_files", self._capabilities.can_snapshot_files)
-        async with self._turn(Operation.SNAPSHOT, uid):
+        async with self._operation(Operation.SNAPSHOT, uid):
             if (known := self._checkpoints.get(checkpoint_id)) is not None:
                 return known[0]
             wanted = _KEPT[:3] if memory else _KEPT
@@ -314,21 +318,21 @@ class SimulatedRuntime:
             )
             self._checkpoints[checkpoint_id] = (stored, dict(box.files or {}))
             if not keep_running and box.instance.state in _LIVE:
-                self._become(box, InstanceState.HIBERNATED if memory else InstanceState.STOPPED)
+                self._set_state(box, InstanceState.HIBERNATED if memory else InstanceState.STOPPED)
             return stored
 
     async def fork(self, uid: str, children: tuple[Blueprint, ...]) -> tuple[Instance | str, ...]:
         self._require("can_checkpoint", self._capabilities.can_checkpoint)
-        async with self._turn(Operation.FORK, uid):
+        async with self._operation(Operation.FORK, uid):
             parent = self._expect(uid, *_LIVE, doing="forked")
             made: list[Instance | str] = []
             for child in children:
                 try:
-                    self._gate(Operation.CREATE, child.uid)
+                    self._fail_if_due(Operation.CREATE, child.uid)
                 except UnavailableError as problem:
                     made.append(problem.message)
                     continue
-                box = self._make(child)
+                box = self._create(child)
                 box.files = dict(parent.files or {})
                 made.append(box.instance)
             return tuple(made)
@@ -340,27 +344,27 @@ class SimulatedRuntime:
         return tuple(stored for stored, _ in self._checkpoints.values())
 
     async def destroy(self, uid: str) -> None:
-        async with self._turn(Operation.DESTROY, uid):
+        async with self._operation(Operation.DESTROY, uid):
             self._boxes.pop(uid, None)
             self._logs.pop(uid, None)
             self._never_ready.discard(uid)
 
     async def inspect(self, uid: str) -> Instance | None:
-        await self._pass(Operation.INSPECT, uid)
+        await self._delay_or_fail(Operation.INSPECT, uid)
         box = self._boxes.get(uid)
         return box.instance if box else None
 
     async def instances(self) -> tuple[Instance, ...]:
-        await self._pass(Operation.INSPECT, None)
+        await self._delay_or_fail(Operation.INSPECT, None)
         return tuple(box.instance for box in self._boxes.values())
 
     async def set_egress(self, uid: str, policy: EgressPolicy) -> None:
         self._require("can_filter_egress", self._capabilities.can_filter_egress)
-        async with self._turn(Operation.SET_EGRESS, uid):
+        async with self._operation(Operation.SET_EGRESS, uid):
             self._box(uid).egress = policy
 
     async def usage(self, uid: str) -> Usage:
-        await self._pass(Operation.USAGE, uid)
+        await self._delay_or_fail(Operation.USAGE, uid)
         box = self._box(uid)
         limits = box.blueprint.limits
         used = sum(map(len, (box.files or {}).values()))
@@ -392,55 +396,55 @@ class SimulatedRuntime:
         finally:
             del self._watchers[events]
 
-    # How it works
+    # Internals
 
     @contextlib.asynccontextmanager
-    async def _turn(self, operation: Operation, uid: str) -> AsyncGenerator[None]:
-        """One operation on one sandbox: alone, late, and perhaps failing, before or after."""
+    async def _operation(self, operation: Operation, uid: str) -> AsyncGenerator[None]:
+        """Hold the sandbox's lock, apply the latency, and fail if scripted, before or after."""
         self._lock_users[uid] += 1
         try:
             async with self._locks.setdefault(uid, asyncio.Lock()):
-                after = await self._pass(operation, uid)
+                after = await self._delay_or_fail(operation, uid)
                 yield
                 if after:
                     raise after[0].error
         finally:
-            # A lock nobody waits for is dropped: 100 000 sandboxes must not keep 100 000 locks.
+            # Unused locks are dropped: 100 000 sandboxes must not keep 100 000 locks.
             self._lock_users[uid] -= 1
             if not self._lock_users[uid]:
                 del self._lock_users[uid]
                 del self._locks[uid]
 
-    async def _pass(self, operation: Operation, uid: str | None) -> list[Script]:
-        """Take the operation's time and fail where that is due; give failures due afterwards."""
+    async def _delay_or_fail(self, operation: Operation, uid: str | None) -> list[ScriptedFailure]:
+        """Sleep for the latency and raise a due failure; return failures due after the effect."""
         self.calls[operation] += 1
         seconds = self._latencies[operation]
         if seconds and self._jitter:
             seconds *= 1 + self._jitter * (2 * self._random.random() - 1)
         if seconds > 0:
             await asyncio.sleep(seconds)
-        return self._gate(operation, uid)
+        return self._fail_if_due(operation, uid)
 
-    def _gate(self, operation: Operation, uid: str | None) -> list[Script]:
+    def _fail_if_due(self, operation: Operation, uid: str | None) -> list[ScriptedFailure]:
         if self._is_down:
             raise UnavailableError("the simulated node is down", retry_after_seconds=1.0)
         if self._failure_rate and self._random.random() < self._failure_rate:
-            raise UnavailableError("the simulated node failed at random", retry_after_seconds=0.1)
-        for script in self._scripts:
+            raise UnavailableError("random failure of the simulated node", retry_after_seconds=0.1)
+        for script in self._failures:
             if script.operation is operation and script.uid in (None, uid):
-                self._scripts.remove(script)
+                self._failures.remove(script)
                 if script.after_effect:
                     return [script]
                 raise script.error
         return []
 
-    def _make(self, blueprint: Blueprint) -> _Box:
+    def _create(self, blueprint: Blueprint) -> _Box:
         if (box := self._boxes.get(blueprint.uid)) is not None:
             return box
         files: dict[str, str] | None = None
         if blueprint.checkpoint_id is not None:
             if blueprint.checkpoint_id not in self._checkpoints:
-                raise NotFoundError(f"no checkpoint {blueprint.checkpoint_id} is stored here")
+                raise NotFoundError(f"checkpoint {blueprint.checkpoint_id} is not on this node")
             files = dict(self._checkpoints[blueprint.checkpoint_id][1])
         number = len(self._boxes) + 1
         instance = Instance(
@@ -460,7 +464,7 @@ class SimulatedRuntime:
         ip = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
         return Address(ip=ip, envd=f"unix:/simulated/{uid}/envd.sock", node="unix:/simulated/node")
 
-    def _become(self, box: _Box, state: InstanceState) -> Instance:
+    def _set_state(self, box: _Box, state: InstanceState) -> Instance:
         box.instance = structs.replace(box.instance, state=state, reason=None)
         return box.instance
 
@@ -478,10 +482,10 @@ class SimulatedRuntime:
 
     def _require(self, name: str, is_there: bool) -> None:
         if not is_there:
-            reason = self._capabilities.reasons.get(name, "it was configured so")
+            reason = self._capabilities.reasons.get(name, "it is configured without it")
             raise UnsupportedError(f"the simulated driver lacks {name}: {reason}")
 
-    def _tell(self, instance: Instance) -> None:
+    def _publish(self, instance: Instance) -> None:
         event = RuntimeEvent(uid=instance.uid, state=instance.state, reason=instance.reason)
         for watcher in self._watchers:
             watcher.put_nowait(event)

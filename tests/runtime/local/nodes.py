@@ -61,7 +61,7 @@ def fabric_number() -> int:
     pytest.fail(f"all {len(_NUMBERS)} networks for tests on this machine are in use")
 
 
-def give_back(number: int) -> None:
+def release_fabric_number(number: int) -> None:
     """Let another node have a fabric's number."""
     os.close(_in_use.pop(number))
 
@@ -98,17 +98,17 @@ class TestNode:
             "--socket", str(self.socket), "--purge-on-exit", *self._arguments,
         ]  # fmt: skip
         if self.prelude:
-            start = "from paddock.runtime.local.node.process import main"
-            main = f"import sys; {start}; main(sys.argv[1:])"
+            module = "paddock.runtime.local.node.process"
+            main = f"import sys; from {module} import main; main(sys.argv[1:])"
             command[1:3] = ["-c", f"{self.prelude}\n{main}"]
         environment = dict(os.environ)
         if self.rootless:
             os.chown(self.directory, ROOTLESS_ID, ROOTLESS_ID)
             command = [
                 "setpriv", "--reuid", str(ROOTLESS_ID), "--regid", str(ROOTLESS_ID),
-                "--clear-groups", open_python(), *command[1:], "--network", "none",
+                "--clear-groups", runnable_python(), *command[1:], "--network", "none",
             ]  # fmt: skip
-            environment["PYTHONPATH"] = open_code(self.directory / "code")
+            environment["PYTHONPATH"] = importable_code(self.directory / "code")
         else:
             command += ["--network", str(self.number)]
         with self.log.open("ab") as log:
@@ -160,10 +160,10 @@ class TestNode:
         # Orphans of a killed node wait for the machine's first process to reap them.
         await eventually(lambda: not any(traces(self.state, self.number).values()))
         shutil.rmtree(self.directory)
-        give_back(self.number)
+        release_fabric_number(self.number)
 
 
-def open_code(place: Path) -> str:
+def importable_code(place: Path) -> str:
     """Where an unprivileged user can import a node from: from a copy if the checkout is closed."""
     source = Path(paddock.__file__).parents[1]
     packages = [Path(path) for path in sys.path if path.endswith("site-packages")]
@@ -178,7 +178,7 @@ def open_code(place: Path) -> str:
     return str(place)
 
 
-def open_python() -> str:
+def runnable_python() -> str:
     """A Python that an unprivileged user can run, of the version that the packages are for."""
     for candidate in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
         # Twice: setpriv itself still reaches what its user does not.
@@ -208,7 +208,7 @@ async def eventually(check, *, seconds: float = 20, pause: float = 0.02):
         await asyncio.sleep(pause)
 
 
-async def whole(node: TestNode, least: int = 1) -> int:
+async def wait_for_warm(node: TestNode, least: int = 1) -> int:
     """Wait for whole sandboxes of the host's image in the stock.
 
     Other tests have asked the same node for others, and what is asked for most is parked.
@@ -226,14 +226,14 @@ async def whole(node: TestNode, least: int = 1) -> int:
     return await are_there() or await eventually(are_there, seconds=60)
 
 
-async def full(node: TestNode) -> None:
+async def wait_for_full_stock(node: TestNode) -> None:
     """Wait until nothing more is being parked."""
 
     async def is_full() -> bool:
         facts = await node.facts()
         return (facts["parked"], facts["parked_whole"]) == (8, 6)
 
-    await whole(node, 6)
+    await wait_for_warm(node, 6)
     await eventually(is_full, seconds=60)
 
 
@@ -250,7 +250,7 @@ async def envd_of(node: TestNode, uid: str, *, other_than: int | None = None) ->
     return await eventually(found)
 
 
-def home(node: TestNode, uid: str) -> str:
+def home_of(node: TestNode, uid: str) -> str:
     """Read under which name a sandbox's files lie, as the next node would."""
     records = dict(StateDirectory(node.state).read_all())
     return records[uid].home
@@ -283,7 +283,7 @@ def traces(state: Path, number: int) -> dict[str, list[str]]:
     }
 
 
-def beyond_what_is_parked(state: Path, number: int, facts: dict) -> dict[str, tuple[int, int]]:
+def unexpected_traces(state: Path, number: int, facts: dict) -> dict[str, tuple[int, int]]:
     """Compare what is held of a node without sandboxes with what it says of itself.
 
     Gives what differs: how much there is, and how much there should be.

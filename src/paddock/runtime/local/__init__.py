@@ -1,4 +1,4 @@
-"""Sandboxes on this machine: namespaces, overlay roots, cgroups, addresses, checkpoints.
+"""The `local` driver: sandboxes on this machine, run by the node process.
 
-The node process lives here.
+`driver.py` is the client in the control plane; the other packages are parts of the node.
 """

@@ -1,8 +1,8 @@
-"""The `local` driver: a client of the node process, through its socket.
+"""The `local` driver: a client of the node process, over its socket.
 
-Nothing runs in the control plane's process: it may be restarted at any time, and so may the node.
-Every operation may be repeated, so a call that was under way when the node went away is asked again
-for a few seconds; only then it fails as unavailable. So does one that is not answered in time.
+Sandboxes do not depend on the control plane's process; it and the node may be restarted at any
+time. Every operation is idempotent, so a call in flight when the node exits is retried for a few
+seconds before it fails with `UnavailableError`. A call that exceeds its timeout fails the same way.
 """
 
 import asyncio
@@ -31,14 +31,12 @@ from paddock.runtime.port import (
 
 T = TypeVar("T")
 
-_RETRIES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Pauses between attempts to reach a node that is being restarted."""
-
-
-_SECONDS = 30.0
-_SLOW_SECONDS = 600.0
-"""For what moves much memory or many files."""
-_SLOW = frozenset(
+_RETRY_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Seconds between attempts to connect to a node that is being restarted."""
+_TIMEOUT_SECONDS = 30.0
+_SLOW_TIMEOUT_SECONDS = 600.0
+"""For methods that move much memory or many files."""
+_SLOW_METHODS = frozenset(
     {
         *("create", "start", "stop", "destroy", "hibernate", "restore"),
         *("snapshot", "fork", "delete_checkpoint"),
@@ -50,14 +48,14 @@ class LocalRuntime:
     """A `Runtime` on this machine."""
 
     def __init__(self, socket_path: str | os.PathLike[str]) -> None:
-        self._client = rpc.Client(os.fspath(socket_path))
+        self._client = rpc.RpcClient(os.fspath(socket_path))
 
     @property
     def name(self) -> str:
         return "local"
 
     def close(self) -> None:
-        """Hang up; sandboxes go on."""
+        """Close the connection; sandboxes keep running."""
         self._client.close()
 
     async def capabilities(self) -> Capabilities:
@@ -115,8 +113,8 @@ class LocalRuntime:
 
     async def update_image(self, uid: str, image: str) -> Instance:
         raise UnsupportedError(
-            f"sandbox {uid} keeps its image on this machine",
-            hint="make another of that image; here that takes no longer",
+            f"cannot change the image of sandbox {uid} in place",
+            hint="create a sandbox of the other image; that takes no longer on this machine",
         )
 
     async def set_egress(self, uid: str, policy: EgressPolicy) -> None:
@@ -132,28 +130,28 @@ class LocalRuntime:
         return await self._call("logs", uid, arguments, kind=tuple[LogLine, ...])
 
     async def netns(self, uid: str) -> int:
-        """Give a descriptor of the sandbox's network namespace, the caller's to close.
+        """Return a descriptor of the sandbox's network namespace; the caller closes it.
 
-        Sockets made by a thread that entered it reach ports inside, loopback included.
+        Sockets created by a thread in this namespace reach all ports inside, also on loopback.
         """
-        _, fds = await self._reach("netns", uid, None)
+        _, fds = await self._call_with_retry("netns", uid, None)
         return fds[0]
 
     async def watch(self) -> AsyncIterator[RuntimeEvent]:
-        """Stream events; after the node was away, one event per sandbox says what is now."""
-        is_back = False
+        """Stream events; after a restart of the node, yield the state of every sandbox."""
+        was_lost = False
         attempt = 0
         while True:
             try:
                 answers = self._client.stream("watch")
             except UnavailableError:
-                await asyncio.sleep(_RETRIES[min(attempt, len(_RETRIES) - 1)])
+                await asyncio.sleep(_RETRY_DELAYS[min(attempt, len(_RETRY_DELAYS) - 1)])
                 attempt += 1
                 continue
             attempt = 0
             try:
-                await answers.get()  # the node confirms that it watches from now on
-                if is_back:
+                await answers.get()  # the node confirms the watch
+                if was_lost:
                     for instance in await self.instances():
                         yield RuntimeEvent(
                             uid=instance.uid, state=instance.state, reason=instance.reason
@@ -162,21 +160,23 @@ class LocalRuntime:
                     yield msgspec.msgpack.decode(answer.result, type=RuntimeEvent)
             finally:
                 self._client.end_stream(answers)
-            is_back = True
+            was_lost = True
 
     async def _call(self, method: str, uid: str = "", body: object = None, *, kind: Any) -> Any:
-        result, fds = await self._reach(method, uid, body)
+        result, fds = await self._call_with_retry(method, uid, body)
         for fd in fds:
             os.close(fd)
         return msgspec.msgpack.decode(result, type=kind) if kind is not None else None
 
-    async def _reach(self, method: str, uid: str, body: object) -> tuple[msgspec.Raw, list[int]]:
-        """Call, waiting for a node that is being restarted. Every operation may be repeated."""
-        seconds = _SLOW_SECONDS if method in _SLOW else _SECONDS
+    async def _call_with_retry(
+        self, method: str, uid: str, body: object
+    ) -> tuple[msgspec.Raw, list[int]]:
+        """Call a method, retrying while the node is restarted."""
+        seconds = _SLOW_TIMEOUT_SECONDS if method in _SLOW_METHODS else _TIMEOUT_SECONDS
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                for pause in _RETRIES:
+                for pause in _RETRY_DELAYS:
                     try:
                         return await self._client.call(method, uid, body)
                     except rpc.NodeLostError:
@@ -186,8 +186,8 @@ class LocalRuntime:
             if not limit.expired():
                 raise
             raise UnavailableError(
-                f"the node did not answer to {method!r} within {seconds:g} s",
-                hint="look at the node's log: `paddock logs node`",
+                f"the node did not reply to {method!r} within {seconds:g} s",
+                hint="read the node's log: `paddock logs node`",
             ) from error
 
 

@@ -22,7 +22,7 @@ from paddock.runtime.local.checkpoint import (
 from paddock.runtime.local.images import base_directory
 from paddock.runtime.local.kernel import cgroups
 from paddock.runtime.local.launch import native_build
-from paddock.runtime.local.launch.launcher import Launching
+from paddock.runtime.local.launch.launcher import SandboxLauncher
 from paddock.runtime.local.launch.protocol import MakeRoot
 from paddock.runtime.local.launch.skeleton import Launch
 from paddock.runtime.local.storage import Storage, open_storage
@@ -113,7 +113,7 @@ class Lab:
         program, reason = find_criu()
         assert program is not None, reason
         self.checkpointer = Checkpointer(program)
-        self.launching = Launching(str(self.stage), init_layers / "cache")
+        self.launcher = SandboxLauncher(str(self.stage), init_layers / "cache")
         name = f"test-{os.getpid()}-{directory.name}"
         note_group(f"paddock-{name}")
         self.groups = cgroups.Cgroups(name)
@@ -135,14 +135,14 @@ class Lab:
         slot = self.slot()
         self.groups.create(f"s{slot}")
         box = self.storage.create(uid)
-        skeleton = await self.launching.prepare(
+        skeleton = await self.launcher.prepare(
             slot,
             base=self.base(slot),
             cgroup=self.groups.unified(f"s{slot}"),
             joins=self.groups.joins(f"s{slot}"),
         )
         launch = Launch(hostname=uid, locked=locked, binds=tuple(binds or {}))
-        await self.launching.launch(skeleton, launch, self.root_of(slot, box.path, binds))
+        await self.launcher.launch(skeleton, launch, self.root_of(slot, box.path, binds))
         guest = Guest(uid, slot, skeleton.pid, skeleton.pidfd)
         self.guests.append(guest)
         return guest
@@ -195,7 +195,7 @@ class Lab:
         loop = asyncio.get_running_loop()
 
         def ground() -> Ground:
-            mounting = self.launching.mount_root(userns, wanted)
+            mounting = self.launcher.mount_root(userns, wanted)
             root, *mounts = asyncio.run_coroutine_threadsafe(mounting, loop).result(30)
             return Ground(root=root, binds=dict(zip(binds or {}, mounts, strict=True)))
 
@@ -232,7 +232,7 @@ class Lab:
             os.close(guest.pidfd)
         for slot in range(1, self._slots + 1):
             await poll(lambda s=slot: self.groups.remove(f"s{s}"))
-        self.launching.stop()
+        self.launcher.stop()
         self.checkpointer.close()
         self.groups.close()
         self.storage.close(detach=True)

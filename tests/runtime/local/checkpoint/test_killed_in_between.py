@@ -136,7 +136,7 @@ async def test_nothing_is_left_when_a_node_is_killed_while_restoring(lab: Lab):
         lab.groups.create(f"s{slot}")
         box = lab.storage.find("one")
         assert box is not None
-        (root,) = await lab.launching.mount_root(
+        (root,) = await lab.launcher.mount_root(
             lab.checkpointer.id_namespace(lab.base(slot)), lab.root_of(slot, box.path)
         )
         groups = (lab.groups.unified(f"s{slot}"), *lab.groups.joins(f"s{slot}"))

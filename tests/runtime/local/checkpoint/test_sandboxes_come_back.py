@@ -522,7 +522,7 @@ async def test_what_keeps_criu_from_working_is_said(lab: Lab):
         (Path("/bin/true"), (), "status 0 and without an answer"),
     ):
         checkpointer = Checkpointer(program)
-        (root,) = await lab.launching.mount_root(
+        (root,) = await lab.launcher.mount_root(
             checkpointer.id_namespace(lab.base(9)), lab.root_of(9, box.path)
         )
         ground = functools.partial(_copy_of, root)  # it may never be asked for

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from paddock.runtime.local.envd import envd_listener
-from paddock.runtime.local.envd.envd_listener import Door
-from paddock.runtime.local.envd.zygote import BrokenError
+from paddock.runtime.local.envd.envd_listener import EnvdListener
+from paddock.runtime.local.envd.zygote import ZygoteBrokenError
 from tests.runtime.local.nodes import eventually
 
 pytestmark = pytest.mark.timeout(60)
@@ -28,7 +28,7 @@ class FakeZygote:
     async def fork(self, _config, _fds) -> tuple[int, int]:
         self.asked += 1
         if self.is_broken:
-            raise BrokenError("it does not start")
+            raise ZygoteBrokenError("it does not start")
         child = subprocess.Popen(["sleep", "60"])
         self.children.append(child)
         return child.pid, os.pidfd_open(child.pid)
@@ -49,9 +49,9 @@ class House:
         self.tasks: list[asyncio.Task[None]] = []
         self.callers: list[asyncio.StreamWriter] = []
         """Kept, as they stay on the line."""
-        self.door = Door(
+        self.listener = EnvdListener(
             self.zygote, self.path,
-            make=lambda _parts: ({}, {}), on_change=self._write,
+            open_parts=lambda _parts: ({}, {}), on_change=self._write,
             spawn=lambda _name, work: self.tasks.append(asyncio.create_task(work)),
         )  # fmt: skip
 
@@ -82,7 +82,7 @@ class Deaf:
 async def house(tmp_path):
     made = House(tmp_path)
     yield made
-    made.door.close(kill=True)
+    made.listener.close(kill=True)
     made.zygote.kill()
     for caller in made.callers:
         caller.close()
@@ -91,20 +91,20 @@ async def house(tmp_path):
 
 async def test_callers_are_served_though_the_disk_is_full(house):
     house.is_full = True
-    house.door.open()
+    house.listener.open()
     await house.call()
-    await eventually(lambda: house.door.is_serving)
+    await eventually(lambda: house.listener.is_serving)
     # It ends, and the one who called it before still waits: so there is another.
     house.zygote.kill()
-    await eventually(lambda: house.zygote.asked == 2 and house.door.is_serving)
+    await eventually(lambda: house.zygote.asked == 2 and house.listener.is_serving)
 
 
 async def test_callers_of_what_cannot_start_are_told_so_at_the_same_time(house, monkeypatch):
-    monkeypatch.setattr(envd_listener, "_FAREWELL", 5.0)
+    monkeypatch.setattr(envd_listener, "_REJECT_SECONDS", 5.0)
     house.zygote.is_broken = True
-    house.door.listen()
+    house.listener.listen()
     readers = [await house.call() for _ in range(5)]
-    house.door.open()
+    house.listener.open()
     # None of them hangs up, and yet all have read it before the first is given up.
     async with asyncio.timeout(4):
         for reader in readers:
@@ -113,9 +113,9 @@ async def test_callers_of_what_cannot_start_are_told_so_at_the_same_time(house, 
 
 async def test_nobody_is_started_over_and_over_for_callers_who_cannot_be_told(house):
     house.zygote.is_broken = True
-    house.door.listen()
-    house.door._listener = Deaf(house.door._listener)
+    house.listener.listen()
+    house.listener._listener = Deaf(house.listener._listener)
     await house.call()
-    house.door.open()
+    house.listener.open()
     await asyncio.sleep(0.5)
     assert house.zygote.asked <= 4

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paddock.kit.errors import UnavailableError
-from paddock.runtime.local.envd.zygote import BrokenError, Zygote
+from paddock.runtime.local.envd.zygote import ZygoteBrokenError, ZygoteProcess
 from tests.runtime.local.nodes import eventually
 
 pytestmark = pytest.mark.timeout(120)
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 async def zygote():
-    made = Zygote()
+    made = ZygoteProcess()
     yield made
     made.stop()
 
@@ -32,7 +32,7 @@ def listener(tmp_path: Path):
         yield made
 
 
-async def fork(zygote: Zygote, listener: socket.socket) -> None:
+async def fork(zygote: ZygoteProcess, listener: socket.socket) -> None:
     _, pidfd = await zygote.fork({}, {"listener": listener.fileno()})
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     os.close(pidfd)
@@ -47,7 +47,7 @@ async def test_one_that_is_short_of_something_is_not_broken(zygote, listener):
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (taken + 1, limits[1]))
     with pytest.raises(UnavailableError) as refused:
         await fork(zygote, listener)
-    assert not isinstance(refused.value, BrokenError)
+    assert not isinstance(refused.value, ZygoteBrokenError)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     await fork(zygote, listener)
     assert zygote.pid == pid
@@ -58,11 +58,11 @@ async def test_one_that_has_worked_and_ended_is_not_broken(zygote, listener):
     os.kill(zygote.pid, signal.SIGSTOP)
     asked = asyncio.create_task(zygote.fork({}, {"listener": listener.fileno()}))
     await asyncio.sleep(0)
-    zygote._last_word = "OSError: too many open files"  # as it would say itself
+    zygote._exit_reason = "OSError: too many open files"  # as it would say itself
     os.kill(zygote.pid, signal.SIGKILL)
     with pytest.raises(UnavailableError, match="too many open files") as lost:
         await asked
-    assert not isinstance(lost.value, BrokenError)
+    assert not isinstance(lost.value, ZygoteBrokenError)
 
 
 async def test_an_envd_whose_waiter_gives_up_when_it_is_there_is_let_go(zygote, listener):
@@ -72,7 +72,7 @@ async def test_an_envd_whose_waiter_gives_up_when_it_is_there_is_let_go(zygote, 
     open_before = len(list(Path("/proc/self/fd").iterdir()))
     asked = asyncio.create_task(zygote.fork({}, {"listener": listener.fileno()}))
     await asyncio.sleep(0)
-    (future,) = zygote._waiting.values()
+    (future,) = zygote._pending.values()
     while not future.done():  # to be there before the waiter is woken
         await asyncio.sleep(0)
     asked.cancel()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paddock.runtime.local.kernel.cgroups import Cgroups
-from paddock.runtime.local.kernel.nproc_reserve import reserve
+from paddock.runtime.local.kernel.nproc_reserve import reserve_size
 from paddock.runtime.port import Limits
 from tests.runtime.contract import first_event_of
 from tests.runtime.local.inside import begin, run, succeeds
@@ -53,7 +53,7 @@ async def test_a_sandbox_full_of_processes_takes_the_command_that_ends_them(node
     await begin(instance, f"exec {PYTHON} -c '{BOMB}'", user=user)
     groups, group = await group_of(node, instance.uid)
     # The kernel counts an envd among a sandbox's users, though it is not in the group.
-    await eventually(lambda: groups.usage(group).pids > 64 - reserve(64) - 4, seconds=60)
+    await eventually(lambda: groups.usage(group).pids > 64 - reserve_size(64) - 4, seconds=60)
 
     assert (await run(instance, "echo in; kill -9 -1", user=user)).out == "in\n"
 

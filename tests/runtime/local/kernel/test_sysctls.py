@@ -24,21 +24,21 @@ def test_what_is_too_low_for_many_is_raised_and_the_rest_left(tmp_path):
         kernel__pid_max="32768\n",
     )
 
-    raised = sysctls.widen(given)
+    raised = sysctls.raise_limits(given)
 
     assert set(raised) == {"fs/inotify/max_user_instances", "kernel/pid_max"}
     assert int((given / "fs/inotify/max_user_instances").read_text()) == 2**31 - 1
     assert (given / "fs/inotify/max_user_watches").read_text() == "2147483647\n"
-    assert sysctls.widen(given) == {}
+    assert sysctls.raise_limits(given) == {}
 
 
 @pytest.mark.sandbox
 def test_the_kernel_takes_them():
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    sysctls.widen()
-    assert sysctls.widen() == {}
+    sysctls.raise_limits()
+    assert sysctls.raise_limits() == {}
 
 
 def test_a_machine_without_them_is_taken_as_it_is(tmp_path):
-    assert sysctls.widen(tmp_path) == {}
+    assert sysctls.raise_limits(tmp_path) == {}

@@ -19,7 +19,7 @@ from paddock.runtime.local.net.fabric import Fabric, FabricSettings
 from paddock.runtime.local.net.nft import ProgramFirewall
 from paddock.runtime.port import EgressPolicy
 from tests.runtime.local.net.lab import CLOSED, OTHER_WEB, WEB, Lab, echo, eventually, outcome
-from tests.runtime.local.nodes import fabric_number, give_back
+from tests.runtime.local.nodes import fabric_number, release_fabric_number
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
@@ -452,7 +452,7 @@ async def test_without_root_the_answer_says_what_is_missing(needs_root: None, tm
         stdout=subprocess.PIPE,
     )
     said, _ = await process.communicate()
-    give_back(number)
+    release_fabric_number(number)
 
     assert b"sandboxes cannot have a network here" in said
     assert b"a rootless sandbox has loopback only" in said

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from paddock.runtime.local.net.records import Record as NetworkRecord
 from paddock.runtime.local.net.records import Records
-from paddock.runtime.local.node.records import Record, StateDirectory
+from paddock.runtime.local.node.records import SandboxRecord, StateDirectory
 from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, InstanceState
 from tests.disks import small_disk
 from tests.runtime.local.inside import run
@@ -78,7 +78,7 @@ def test_a_record_that_does_not_fit_is_refused_and_the_last_one_stays(tmp_path):
     with small_disk(tmp_path / "disk", "1m") as disk:
         directories = StateDirectory(disk / "n")
         directories.prepare()
-        small = Record(
+        small = SandboxRecord(
             uid="one", blueprint=Blueprint(uid="one", image="host"), state=InstanceState.CREATING,
             slot=1, agent=AgentConfig(), egress=EgressPolicy(),
         )  # fmt: skip

@@ -17,11 +17,11 @@ from tests.runtime.contract import first_event_of
 from tests.runtime.local.inside import begin, health, run
 from tests.runtime.local.nodes import (
     TestNode,
-    beyond_what_is_parked,
     envd_of,
     eventually,
-    home,
+    home_of,
     traces,
+    unexpected_traces,
 )
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.faults, pytest.mark.timeout(240)]
@@ -30,15 +30,15 @@ LONG = "/".join(["a-directory-somebody-named-at-length"] * 3)
 """More than a socket's path may have, with what follows it."""
 LOSE_THE_FIRST_CLONE = """
 from paddock.runtime.local.launch import launcher
-real, lost = launcher.Launching.prepare, []
+real, lost = launcher.SandboxLauncher.prepare, []
 async def prepare(self, *given, **named):
     made = await real(self, *given, **named)
     if not lost:
         lost.append(made.pid)
         made.release()
-        raise launcher.LaunchError("the launcher died while it worked")
+        raise launcher.LauncherError("the launcher died while it worked")
     return made
-launcher.Launching.prepare = prepare
+launcher.SandboxLauncher.prepare = prepare
 """
 STUMBLE_ONCE = """
 from paddock.runtime.local.kernel.cgroups import Cgroups
@@ -128,7 +128,7 @@ async def test_a_killed_node_comes_back_to_the_same_world(own_node):
     assert "1\n" in (await run(again, f"kill -0 {pid}; echo $?; echo $X", token="t")).out
     assert (await runtime.thaw("frozen")).state is InstanceState.RUNNING
     # Whoever sleeps keeps its address: it is nobody else's meanwhile.
-    assert list((own_node.state / "net").rglob(f"{home(own_node, 'asleep')}*"))
+    assert list((own_node.state / "net").rglob(f"{home_of(own_node, 'asleep')}*"))
     assert (await runtime.restore("asleep")).address.ip == asleep.address.ip
     assert await health(await runtime.inspect("asleep")) == 204
 
@@ -221,7 +221,7 @@ async def test_callers_are_told_that_no_envd_can_be_started_until_one_can(tmp_pa
         answers = await asyncio.gather(*(_call(instance) for _ in range(3)))
         for answer in answers:
             assert answer.startswith(b"HTTP/1.1 503 "), answer
-            assert b"the parent of envds does not start" in answer
+            assert b"the zygote of envd does not start" in answer
             assert b"msgspec" in answer
         broken.unlink()
         assert await health(instance) == 204
@@ -321,7 +321,7 @@ async def _kill_at_random(own_node: TestNode, chance: random.Random) -> None:
     async def only_parked_is_left() -> bool:
         nonlocal left
         facts = await own_node.facts()
-        left = beyond_what_is_parked(own_node.state, own_node.number, facts)
+        left = unexpected_traces(own_node.state, own_node.number, facts)
         return facts["parked"] == 8 and not left
 
     try:

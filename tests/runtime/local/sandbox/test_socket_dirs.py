@@ -4,16 +4,16 @@ import socket
 
 import pytest
 
-from paddock.runtime.local.sandbox.socket_dirs import DOOR, INNER_DOOR, Premises
+from paddock.runtime.local.sandbox.socket_dirs import CONTROL_SOCKET, ENVD_SOCKET, SocketDirs
 from tests.runtime.local.nodes import eventually
 
 
 @pytest.fixture
 def stock(tmp_path):
-    premises = Premises(tmp_path / "premises")
-    premises.open()
-    yield premises
-    premises.close()
+    dirs = SocketDirs(tmp_path / "premises")
+    dirs.open()
+    yield dirs
+    dirs.close()
 
 
 async def test_one_that_was_taken_is_called_where_it_was_moved(stock, tmp_path):
@@ -22,7 +22,7 @@ async def test_one_that_was_taken_is_called_where_it_was_moved(stock, tmp_path):
     sockets = stock.take(str(place))
 
     assert sockets is not None
-    for name, listener in ((DOOR, sockets.outer), (INNER_DOOR, sockets.inner)):
+    for name, listener in ((ENVD_SOCKET, sockets.envd), (CONTROL_SOCKET, sockets.control)):
         with socket.socket(socket.AF_UNIX) as caller, listener:
             caller.connect(str(place / name))
             assert (place / name).stat().st_mode & 0o777 == 0o600
@@ -46,12 +46,12 @@ async def test_the_stock_is_filled_up_again(stock, tmp_path):
 async def test_what_a_killed_node_left_is_not_given_to_anybody(tmp_path):
     left = tmp_path / "premises" / "left"
     left.mkdir(parents=True)
-    premises = Premises(tmp_path / "premises")
+    dirs = SocketDirs(tmp_path / "premises")
 
-    premises.open()
+    dirs.open()
 
     assert not left.exists()
-    premises.close()
+    dirs.close()
     assert not (tmp_path / "premises").exists()
 
 

@@ -9,27 +9,39 @@ from pathlib import Path
 import pytest
 
 from paddock.kit.errors import InvalidError, UnavailableError
-from paddock.runtime.local.node.records import Phase, Record, StateDirectory, start_ticks
+from paddock.runtime.local.node.records import (
+    RecordPhase,
+    SandboxRecord,
+    StateDirectory,
+    start_ticks,
+)
 from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, InstanceState, Limits
 from tests.runtime.local.inside import health, run
-from tests.runtime.local.nodes import TestNode, eventually, full, home, traces, whole
+from tests.runtime.local.nodes import (
+    TestNode,
+    eventually,
+    home_of,
+    traces,
+    wait_for_full_stock,
+    wait_for_warm,
+)
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(240)]
 
 KILLED_BEFORE = {
-    "anything": "sandbox.lifecycle.Sandboxes._fit",
+    "anything": "sandbox.lifecycle.SandboxLifecycle._apply_differences",
     "its host name": "sandbox.lifecycle.set_hostname",
     "its files say so": "sandbox.lifecycle.rewrite_identity",
     "the record": "node.records.StateDirectory.write",
-    "it is held": "sandbox.sandbox.Sandbox.come_up",
-    "envd is told": "envd.envd_listener.Door._employ",
-    "the answer": "sandbox.warm_stock.Parking.handed_over",
+    "it is held": "sandbox.sandbox.NodeSandbox.attach_init",
+    "envd is told": "envd.envd_listener.EnvdListener._attach",
+    "the answer": "sandbox.warm_stock.WarmStock.mark_claimed",
 }
 
 
 @pytest.fixture
 async def stocked(node):
-    await whole(node)
+    await wait_for_warm(node)
     return node
 
 
@@ -39,11 +51,11 @@ async def box(stocked):
     made = []
 
     async def make(**changes):
-        await whole(stocked)
+        await wait_for_warm(stocked)
         uid = f"p{os.urandom(4).hex()}"
         made.append(uid)
         instance = await stocked.runtime.create(Blueprint(uid=uid, image="host", **changes))
-        assert home(stocked, uid).startswith("parked-")
+        assert home_of(stocked, uid).startswith("parked-")
         return instance
 
     yield make
@@ -138,7 +150,7 @@ async def test_another_kind_is_made_anew(stocked):
         Blueprint(uid="locked", image="host", privileges="locked")
     )
     assert await health(instance) == 204
-    assert home(stocked, "locked") == ""
+    assert home_of(stocked, "locked") == ""
     await stocked.runtime.destroy("locked")
 
 
@@ -152,7 +164,7 @@ async def own_node():
 
 async def test_a_parked_sandbox_that_was_killed_is_not_handed_out(own_node):
     await own_node.runtime.create(Blueprint(uid="first", image="host"))
-    await full(own_node)  # none comes or goes while we look
+    await wait_for_full_stock(own_node)  # none comes or goes while we look
     inits = set(traces(own_node.state, own_node.number)["processes"])
     inits -= {str(pid) for pid in (await own_node.facts())["inits"].values()}
     lives = {int(pid): start_ticks(int(pid)) for pid in inits}
@@ -173,10 +185,10 @@ async def test_a_kill_at_any_step_neither_loses_nor_leaves_anything(own_node, st
     """The node is killed by itself when it comes to a step; the next one has to cope."""
     runtime = own_node.runtime
     own_node.kill()
-    own_node.prelude = _suicide(step, tmp_path / "now")
+    own_node.prelude = _kill_node_at(step, tmp_path / "now")
     await own_node.start()
     await runtime.create(Blueprint(uid="first", image="host"))
-    await full(own_node)
+    await wait_for_full_stock(own_node)
     (tmp_path / "now").touch()
     creating = asyncio.ensure_future(runtime.create(Blueprint(uid="victim", image="host")))
     await own_node.wait_until_it_ends()
@@ -203,7 +215,7 @@ async def test_a_kill_at_any_step_neither_loses_nor_leaves_anything(own_node, st
     await eventually(only_the_stock_is_left, seconds=30)
 
 
-def _suicide(step: str, flag: Path) -> str:
+def _kill_node_at(step: str, flag: Path) -> str:
     """Write a program that makes a step of the node its last, once a file is there."""
     package, module, *path, name = step.split(".")
     return f"""
@@ -225,13 +237,13 @@ async def test_records_take_turns_and_the_newest_whole_one_counts(tmp_path):
     directory = StateDirectory(tmp_path)
     directory.prepare()
     blueprint = Blueprint(uid="a", image="host", name="x" * 500)
-    record = Record(
+    record = SandboxRecord(
         uid="a", blueprint=blueprint, state=InstanceState.CREATING, slot=1,
         agent=AgentConfig(), egress=EgressPolicy(),
     )  # fmt: skip
-    small = Record(
+    small = SandboxRecord(
         uid="a", blueprint=Blueprint(uid="a"), state=InstanceState.RUNNING, slot=2,
-        agent=AgentConfig(), egress=EgressPolicy(), phase=Phase.SETTLED,
+        agent=AgentConfig(), egress=EgressPolicy(), phase=RecordPhase.SETTLED,
     )  # fmt: skip
     for one in (record, record, small):
         directory.write(one)

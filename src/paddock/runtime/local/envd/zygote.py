@@ -1,7 +1,7 @@
-"""The parent of envds, as the node holds it: started when needed, asked to fork, lost and replaced.
+"""The node's side of the zygote, the process that envds are forked from.
 
-It is a warm process (`paddock.envd.zygote.server`), so that an envd is there in milliseconds. Which
-sandbox an envd serves, and for how long, is the business of `envds`.
+The zygote (`paddock.envd.zygote.server`) has loaded envd's code, so a fork takes milliseconds. The
+node starts it when needed and replaces it when it exits. `envd_listener.py` decides when to fork.
 """
 
 import array
@@ -24,14 +24,14 @@ from paddock.runtime.local.node import records
 from paddock.wire import seqpacket
 from paddock.wire.seqpacket import close_all
 
-_PATIENCE = 20.0
+_TIMEOUT_SECONDS = 20.0
 
 
-class BrokenError(UnavailableError):
-    """No envd can be started here, and trying again would not help."""
+class ZygoteBrokenError(UnavailableError):
+    """The zygote cannot start; a retry would fail, too."""
 
 
-class _Reply(Struct, frozen=True, kw_only=True):
+class _ZygoteReply(Struct, frozen=True, kw_only=True):
     id: str = ""
     op: str
     error: str = ""
@@ -39,48 +39,48 @@ class _Reply(Struct, frozen=True, kw_only=True):
     status: int = 0
 
 
-_decoder = msgspec.json.Decoder(_Reply)
+_decoder = msgspec.json.Decoder(_ZygoteReply)
 
 
-class Waiter(Struct):
-    """An envd that has joined a sandbox and waits there to hear whom it serves."""
+class WaitingEnvd(Struct):
+    """An envd that has joined a sandbox and waits for its config."""
 
-    process: records.Process
+    process: records.ProcessIdentity
     pidfd: int
     channel: socket.socket
-    """It ends with this."""
-    lacks: tuple[str, ...] = ()
-    """What it has not joined, as that was still being made."""
+    """envd exits when this is closed."""
+    missing: tuple[str, ...] = ()
+    """Parts it has not joined because they did not exist yet."""
 
     def close(self) -> None:
-        """Let it end, unless it has work."""
+        """Kill it, unless its pidfd was taken over."""
         if self.pidfd >= 0:
             kill(self.pidfd)
             self.pidfd = -1
         self.channel.close()
 
 
-class Zygote:
-    """The process envds are forked from."""
+class ZygoteProcess:
+    """The zygote process of a node."""
 
     def __init__(self, *, spares: int = 0) -> None:
         self._spares = spares
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._waiting: dict[str, asyncio.Future[tuple[_Reply, list[int]]]] = {}
+        self._pending: dict[str, asyncio.Future[tuple[_ZygoteReply, list[int]]]] = {}
         self._count = 0
-        self._last_word = ""
-        """Why it ended, where it could say so."""
-        self._has_answered = False
-        """Whether this one has answered anybody: then nothing is wrong with the installation."""
+        self._exit_reason = ""
+        """The error that the zygote reported before it exited, if any."""
+        self._has_replied = False
+        """Whether this zygote has replied to a request: then the installation works."""
 
     @property
     def pid(self) -> int | None:
-        """Which process it is, while there is one."""
+        """The pid of the zygote, or `None` if it does not run."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start it if it is not there."""
+        """Start the zygote unless it runs."""
         if self._control is not None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -99,53 +99,53 @@ class Zygote:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                # Killed while it warms up, it leaves files: where the next node finds them.
+                # It may be killed while it starts: the next node removes its files from there.
                 env=os.environ | {"TMPDIR": tempfile.gettempdir()},
             )
             on_failure.pop_all()
         ours.setblocking(False)
         self._control = ours
-        self._last_word, self._has_answered = "", False
+        self._exit_reason, self._has_replied = "", False
         asyncio.get_running_loop().add_reader(ours.fileno(), self._readable)
 
     async def fork(self, config: Mapping[str, object], fds: Mapping[str, int]) -> tuple[int, int]:
-        """Fork an envd with these descriptors, by name; gives its pid and a pidfd."""
+        """Fork an envd with these descriptors, by name; return its pid and a pidfd."""
         self.start()
         if self._control is None:
-            raise UnavailableError("the parent of envds does not run")
+            raise UnavailableError("the zygote of envd does not run")
         self._count += 1
         ident = str(self._count)
         request = {"op": "start", "id": ident, "config": config, "fds": list(fds)}
-        future: asyncio.Future[tuple[_Reply, list[int]]] = (
+        future: asyncio.Future[tuple[_ZygoteReply, list[int]]] = (
             asyncio.get_running_loop().create_future()
         )
-        self._waiting[ident] = future
+        self._pending[ident] = future
         try:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds.values()))]
             self._control.sendmsg([msgspec.json.encode(request)], rights, socket.MSG_NOSIGNAL)
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
                 reply, got = await future
         except OSError as problem:
-            # Not among those who are told: we know.
-            self._waiting.pop(ident, None)
+            # Removed first, so that `_discard` does not fail this future, too.
+            self._pending.pop(ident, None)
             if not isinstance(problem, (BlockingIOError, TimeoutError)):
-                self._lose()
-            _dismiss_unheard(future)
-            raise UnavailableError(f"no envd could be started: {problem}") from problem
+                self._discard()
+            _kill_undelivered(future)
+            raise UnavailableError(f"cannot start envd: {problem}") from problem
         except asyncio.CancelledError:
-            _dismiss_unheard(future)
+            _kill_undelivered(future)
             raise
         finally:
-            self._waiting.pop(ident, None)
+            self._pending.pop(ident, None)
         if reply.op != "started" or len(got) != 1:
-            _dismiss(reply, got)
-            raise UnavailableError(f"no envd could be started: {reply.error or reply.op}")
+            _kill_unclaimed(reply, got)
+            raise UnavailableError(f"cannot start envd: {reply.error or reply.op}")
         return reply.pid, got[0]
 
-    async def send_ahead(
-        self, fds: Mapping[str, int], lacks: tuple[str, ...] = ()
-    ) -> Waiter | None:
-        """Have an envd join a sandbox by these descriptors, and wait there."""
+    async def fork_waiting(
+        self, fds: Mapping[str, int], missing: tuple[str, ...] = ()
+    ) -> WaitingEnvd | None:
+        """Fork an envd that joins a sandbox by these descriptors and waits for its config."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
@@ -158,11 +158,11 @@ class Zygote:
             os.close(pidfd)
             ours.close()
             return None
-        return Waiter(process, pidfd, ours, lacks)
+        return WaitingEnvd(process, pidfd, ours, missing)
 
     def stop(self) -> None:
-        """End it; envds go on."""
-        self._lose()
+        """Kill the zygote; envds keep running."""
+        self._discard()
 
     def _readable(self) -> None:
         if self._control is None:
@@ -171,31 +171,31 @@ class Zygote:
             data, fds = seqpacket.receive(self._control)
         except BlockingIOError:
             return
-        except OSError:  # it ended before it had read all that it was told
-            data, fds = self._hear_out()
+        except OSError:  # it exited with unread requests
+            data, fds = self._read_after_error()
         if not data:
-            self._lose()
+            self._discard()
             return
         reply = _decoder.decode(data)
         if reply.op == "broken":
-            self._last_word = reply.error
-            self._lose()
+            self._exit_reason = reply.error
+            self._discard()
             return
-        self._has_answered = True
-        future = self._waiting.get(reply.id)
+        self._has_replied = True
+        future = self._pending.get(reply.id)
         if reply.op == "exited" or future is None or future.done():
-            _dismiss(reply, fds)  # ends are seen through pidfds
+            _kill_unclaimed(reply, fds)  # exits are watched by pidfd
             return
         future.set_result((reply, fds))
 
-    def _hear_out(self) -> tuple[bytes, list[int]]:
-        """Read what it said itself, which the kernel gives after the error."""
+    def _read_after_error(self) -> tuple[bytes, list[int]]:
+        """Read the zygote's last message, which the kernel delivers after the error."""
         try:
             return seqpacket.receive(self._control) if self._control else (b"", [])
         except OSError:
             return b"", []
 
-    def _lose(self) -> None:
+    def _discard(self) -> None:
         if self._control is not None:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
             self._control.close()
@@ -206,33 +206,35 @@ class Zygote:
                 self._process.kill()
             status = self._process.wait()
             self._process = None
-        for future in self._waiting.values():
+        for future in self._pending.values():
             if not future.done():
-                future.set_exception(self._why_lost(status))
+                future.set_exception(self._lost_error(status))
 
-    def _why_lost(self, status: int) -> UnavailableError:
-        """One that ended by itself before it ever answered would do so again; others would not."""
-        why = self._last_word or (f"it ended with status {status}" if status > 0 else "")
-        if self._has_answered or not why:
+    def _lost_error(self, status: int) -> UnavailableError:
+        """A zygote that exited by itself before its first reply would do so again."""
+        why = self._exit_reason or (f"it exited with status {status}" if status > 0 else "")
+        if self._has_replied or not why:
             because = f": {why}" if why else ""
-            return UnavailableError(f"the parent of envds died{because}", retry_after_seconds=0.1)
-        return BrokenError(
-            f"the parent of envds does not start: {why}",
-            hint="the node's log has more; mend the installation",
+            return UnavailableError(f"the zygote of envd exited{because}", retry_after_seconds=0.1)
+        return ZygoteBrokenError(
+            f"the zygote of envd does not start: {why}",
+            hint="read the node's log and repair the installation",
         )
 
 
-def _dismiss_unheard(future: asyncio.Future[tuple[_Reply, list[int]]]) -> None:
-    """Let go of an answer that came in the very moment in which its waiter gave up."""
+def _kill_undelivered(future: asyncio.Future[tuple[_ZygoteReply, list[int]]]) -> None:
+    """Kill an envd whose reply arrived just when its caller gave up."""
     if future.done() and not future.cancelled() and future.exception() is None:
-        _dismiss(*future.result())
+        _kill_unclaimed(*future.result())
 
 
-def _dismiss(reply: _Reply, fds: list[int]) -> None:
-    """An envd that nobody waits for any more must not serve."""
+def _kill_unclaimed(reply: _ZygoteReply, fds: list[int]) -> None:
+    """Kill an envd that no caller waits for, and close its descriptors."""
     if fds and reply.op == "started":
         kill(fds[0], close=False)
-    elif reply.op == "started" and reply.pid > 0:  # we had no room for its descriptor
+    elif (
+        reply.op == "started" and reply.pid > 0
+    ):  # its pidfd could not be received: no descriptors left
         with contextlib.suppress(ProcessLookupError):
             os.kill(reply.pid, signal.SIGKILL)
     close_all(fds)

@@ -1,1 +1,1 @@
-"""Interfaces of the kernel: cgroups, system calls, pidfds, sysctls, process limits."""
+"""Kernel interfaces: cgroups, system calls, pidfds, sysctls, process limits."""

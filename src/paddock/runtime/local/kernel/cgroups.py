@@ -1,8 +1,8 @@
-"""Control groups of sandboxes: v2 for life and death, v2 or v1 for limits, as the machine has them.
+"""Cgroups of sandboxes: v2 to freeze and kill, v2 or v1 for limits, depending on the machine.
 
-Each node owns one group `paddock-<id>` per hierarchy, each sandbox one below it, named by its slot.
-The unified hierarchy is always used for freezing, killing and being born into
-(`CLONE_INTO_CGROUP`); controllers are taken from wherever they are mounted.
+Each node has one cgroup `paddock-<id>` per hierarchy, and each sandbox one below it, named by its
+slot. The unified hierarchy is always used to clone into (`CLONE_INTO_CGROUP`), freeze and kill;
+controllers are used in the hierarchy they are mounted in.
 """
 
 import contextlib
@@ -20,23 +20,23 @@ _OOM_FILES = {True: "memory.events", False: "memory.oom_control"}
 """By whether the memory controller is v2."""
 
 
-class Layout(Struct, frozen=True):
-    """Where things are on this machine."""
+class CgroupLayout(Struct, frozen=True):
+    """Mount points and controllers of the machine's cgroup hierarchies."""
 
     unified: str | None
     """Mount point of cgroup v2, or `None`."""
     v2: frozenset[str]
-    """Controllers that can be used in the unified hierarchy."""
+    """Controllers of the unified hierarchy."""
     v1: dict[str, str]
-    """Mount point by controller, for those that are not in the unified hierarchy."""
+    """Mount points of controllers that are not in the unified hierarchy."""
 
     def has(self, controller: str) -> bool:
-        """Say whether a controller can be used at all."""
+        """Whether a controller is available in any hierarchy."""
         return controller in self.v2 or controller in self.v1
 
 
-def detect(mountinfo: str | None = None) -> Layout:
-    """Read the mounts."""
+def detect(mountinfo: str | None = None) -> CgroupLayout:
+    """Read the layout from mountinfo."""
     if mountinfo is None:
         mountinfo = Path("/proc/self/mountinfo").read_text()
     unified: str | None = None
@@ -58,11 +58,11 @@ def detect(mountinfo: str | None = None) -> Layout:
         listed = Path(unified, "cgroup.controllers").read_text().split()
         v2 = frozenset(listed) & set(_CONTROLLERS)
     writable = {name: path for name, path in v1.items() if os.access(path, os.W_OK)}
-    return Layout(unified, v2, writable)
+    return CgroupLayout(unified, v2, writable)
 
 
-class Usage(Struct, frozen=True):
-    """What a group used."""
+class CgroupUsage(Struct, frozen=True):
+    """Resource usage of a cgroup."""
 
     cpu_seconds: float
     memory_bytes: int
@@ -72,19 +72,19 @@ class Usage(Struct, frozen=True):
 
 
 class Cgroups:
-    """The groups of one node."""
+    """The cgroups of one node; names are those of sandboxes."""
 
-    def __init__(self, node: str, layout: Layout | None = None) -> None:
+    def __init__(self, node: str, layout: CgroupLayout | None = None) -> None:
         self.layout = layout or detect()
         self._parent = f"paddock-{node}"
 
     @property
     def is_usable(self) -> bool:
-        """Say whether sandboxes can have groups at all."""
+        """Whether there is a writable cgroup v2 hierarchy."""
         return self.layout.unified is not None
 
     def prepare(self) -> None:
-        """Make the node's own groups; harmless when they are there."""
+        """Create the node's own cgroups; existing ones are kept."""
         if self.layout.unified is None:
             return
         root = Path(self.layout.unified)
@@ -95,15 +95,15 @@ class Cgroups:
             Path(mount, self._parent).mkdir(exist_ok=True)
 
     def unified(self, name: str) -> str:
-        """Give the directory a sandbox is born into."""
+        """Return the v2 directory that a sandbox is cloned into."""
         return f"{self.layout.unified}/{self._parent}/{name}"
 
     def joins(self, name: str) -> list[str]:
-        """Give the v1 directories a sandbox must still join after its birth."""
+        """Return the v1 directories that a sandbox joins after the clone."""
         return [f"{m}/{self._parent}/{name}" for m in sorted(set(self.layout.v1.values()))]
 
     def directories(self, name: str) -> dict[str, str]:
-        """Give where a sandbox's use can be read, under the names envd knows."""
+        """Return the directories to read usage from, by the names that envd uses."""
         if self.layout.unified is None:
             return {}
         if "memory" in self.layout.v2:
@@ -116,24 +116,25 @@ class Cgroups:
         return found
 
     def create(self, name: str) -> None:
-        """Make a sandbox's groups."""
+        """Create a sandbox's cgroups."""
         for path in (self.unified(name), *self.joins(name)):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path)
-                # envd reads by descriptors of these; its ids are others, and the node's umask
-                # keeps everybody out.
-                os.chmod(path, 0o711)  # noqa: S103 - to pass through, not to list
+                # envd reads below descriptors of these with other ids, and the node's umask
+                # would deny that.
+                os.chmod(path, 0o711)  # noqa: S103 - search permission only
 
     def limit(self, name: str, limits: Limits) -> None:
-        """Set limits; 0 and `None` mean none."""
+        """Set limits; 0 and `None` mean no limit."""
         if (at := self._at("memory", name)) is not None:
             if "memory" in self.layout.v2:
                 _write(f"{at}/memory.max", str(limits.memory_bytes or "max"))
-                # As much again: all of it can go out when frozen, and no swap is filled by one.
+                # As much swap as memory: a frozen sandbox can be paged out completely, and one
+                # sandbox cannot fill the swap.
                 _write(f"{at}/memory.swap.max", str(limits.memory_bytes or "max"), optional=True)
                 _write(f"{at}/memory.oom.group", "0", optional=True)
             else:
-                # Both together, and never below the first, whatever was set before.
+                # memsw is memory plus swap and must never be below the memory limit.
                 _write(f"{at}/memory.memsw.limit_in_bytes", "-1", optional=True)
                 _write(f"{at}/memory.limit_in_bytes", str(limits.memory_bytes or -1))
                 if limits.memory_bytes:
@@ -150,26 +151,26 @@ class Cgroups:
                 _write(f"{at}/cpu.cfs_quota_us", str(quota or -1))
 
     def freeze(self, name: str, *, frozen: bool) -> None:
-        """Stop or continue every process of a group (returns before the last one stands)."""
+        """Freeze or thaw a cgroup; returns before all processes are frozen."""
         _write(f"{self.unified(name)}/cgroup.freeze", "1" if frozen else "0")
 
     def is_frozen(self, name: str) -> bool:
-        """Say whether every process of a group stands."""
+        """Whether every process of a cgroup is frozen."""
         return _flag(f"{self.unified(name)}/cgroup.events", "frozen") == 1
 
     def is_populated(self, name: str) -> bool:
-        """Say whether any process is left."""
+        """Whether a cgroup has processes."""
         return _flag(f"{self.unified(name)}/cgroup.events", "populated") == 1
 
     def kill(self, name: str) -> None:
-        """Kill every process of a group, frozen ones too."""
+        """Kill every process of a cgroup, also frozen ones."""
         try:
             _write(f"{self.unified(name)}/cgroup.kill", "1")
         except FileNotFoundError:
             return
 
     def remove(self, name: str) -> bool:
-        """Remove a sandbox's empty groups; says whether all are gone."""
+        """Remove a sandbox's empty cgroups; whether all are gone."""
         is_gone = True
         for path in (self.unified(name), *self.joins(name)):
             try:
@@ -183,7 +184,7 @@ class Cgroups:
         return is_gone
 
     def names(self) -> set[str]:
-        """List the sandboxes that have groups, in any hierarchy."""
+        """Return the names of all cgroups of sandboxes, in any hierarchy."""
         if self.layout.unified is None:
             return set()
         parents = {self.layout.unified, *self.layout.v1.values()}
@@ -197,20 +198,20 @@ class Cgroups:
         return found
 
     def processes(self, name: str) -> list[int]:
-        """List the processes of a group."""
+        """Return the pids of a cgroup."""
         with contextlib.suppress(FileNotFoundError):
             text = _text(f"{self.unified(name)}/cgroup.procs")
             return [int(pid) for pid in text.split() if pid != "0"]
         return []
 
     def close(self) -> None:
-        """Remove the node's own groups where no sandbox is left."""
+        """Remove the node's own cgroups where no sandbox is left."""
         for mount in {self.layout.unified, *self.layout.v1.values()} - {None}:
             with contextlib.suppress(OSError):
                 os.rmdir(f"{mount}/{self._parent}")
 
-    def usage(self, name: str) -> Usage:
-        """Measure a group, as far as controllers are there."""
+    def usage(self, name: str) -> CgroupUsage:
+        """Measure a cgroup; without a controller its values are 0."""
         cpu, memory, cache, oom, pids = 0.0, 0, 0, 0, 0
         with contextlib.suppress(FileNotFoundError):
             text = _text(f"{self.unified(name)}/cpu.stat")
@@ -224,10 +225,10 @@ class Cgroups:
         if (at := self._at("pids", name)) is not None:
             with contextlib.suppress(FileNotFoundError):
                 pids = int(_text(f"{at}/pids.current"))
-        return Usage(cpu, memory, cache, oom, pids)
+        return CgroupUsage(cpu, memory, cache, oom, pids)
 
     def oom_kills(self, name: str) -> int:
-        """Say how many processes of a group were killed for memory; cheaper than `usage`."""
+        """Return the number of OOM kills in a cgroup; cheaper than `usage`."""
         at = self._at("memory", name)
         is_v2 = "memory" in self.layout.v2
         return 0 if at is None else _flag(f"{at}/{_OOM_FILES[is_v2]}", "oom_kill")
@@ -253,8 +254,8 @@ class Cgroups:
 
 def _enable(directory: Path, controllers: frozenset[str]) -> None:
     for name in sorted(controllers):
-        # Somebody's threaded or populated group above may forbid one; it is then missing below,
-        # which `limit` reports with the file's name.
+        # A threaded or populated cgroup above may forbid a controller; it is then missing below,
+        # and `limit` fails with the file's name.
         _write(f"{directory}/cgroup.subtree_control", f"+{name}", optional=True)
 
 

@@ -1,9 +1,9 @@
-"""The last processes that a sandbox may have, kept from its own programs.
+"""A reserve of processes in each sandbox for commands from outside.
 
-A group's limit stops a fork bomb, but then nothing more can be started, nor what would end the
-bomb. So programs inside have a soft limit of their own a little below (`RLIMIT_NPROC`, which the
-kernel counts for each user of each user namespace); init lets commands from outside pass over it.
-It is no wall: a program may raise its soft limit, up to that of the group.
+The pids limit of the cgroup stops a fork bomb, but then no command to kill the bomb can start
+either. So programs inside get a soft `RLIMIT_NPROC` a little below it (the kernel counts it per
+user and user namespace); init exempts commands from outside. It is no security boundary: a program
+may raise its soft limit, up to the limit of the cgroup.
 """
 
 import resource
@@ -12,15 +12,15 @@ _SHARE = 8
 _MOST = 32
 
 
-def reserve(pids: int) -> int:
-    """Say how many of a limit's processes are kept."""
+def reserve_size(pids: int) -> int:
+    """Return the number of processes reserved of a pids limit."""
     return min(_MOST, pids // _SHARE)
 
 
-def keep(pid: int, pids: int | None) -> None:
-    """Keep the reserve from what a sandbox's init will start; without a limit there is none."""
+def apply(pid: int, pids: int | None) -> None:
+    """Set the soft limit of a sandbox's init; without a pids limit nothing is reserved."""
     _, hard = resource.prlimit(pid, resource.RLIMIT_NPROC)
-    soft = pids - reserve(pids) if pids else hard
+    soft = pids - reserve_size(pids) if pids else hard
     if hard != resource.RLIM_INFINITY:
         soft = min(soft, hard)
     resource.prlimit(pid, resource.RLIMIT_NPROC, (soft, hard))

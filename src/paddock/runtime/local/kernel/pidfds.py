@@ -1,4 +1,4 @@
-"""Processes by their pidfds: whether one has ended, waiting for that, and killing."""
+"""Helpers for pidfds: check for exit, wait for exit, kill."""
 
 import asyncio
 import contextlib
@@ -6,18 +6,18 @@ import os
 import select
 import signal
 
-_PATIENCE = 20.0
+_TIMEOUT_SECONDS = 20.0
 
 
 def has_ended(pidfd: int) -> bool:
-    """Say whether a process has ended, reaped or not."""
+    """Whether a process has exited, reaped or not."""
     watch = select.poll()
     watch.register(pidfd, select.POLLIN)
     return bool(watch.poll(0))
 
 
-async def wait_for_exit(pidfd: int, *, seconds: float = _PATIENCE) -> None:
-    """Wait until a process has ended."""
+async def wait_for_exit(pidfd: int, *, seconds: float = _TIMEOUT_SECONDS) -> None:
+    """Wait until a process has exited."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
     loop.add_reader(pidfd, lambda: None if ended.done() else ended.set_result(None))
@@ -29,7 +29,7 @@ async def wait_for_exit(pidfd: int, *, seconds: float = _PATIENCE) -> None:
 
 
 def kill(pidfd: int, *, close: bool = True) -> None:
-    """Kill a process, dead or not, and let go of it."""
+    """Kill a process, if it still runs, and close the pidfd."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     if close:

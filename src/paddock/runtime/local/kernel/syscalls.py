@@ -1,7 +1,7 @@
-"""System calls that Python has no name for, and nothing else.
+"""Thin wrappers for system calls that Python lacks.
 
-Thin: numbers in, descriptor or nothing out, `OSError` with the call's name on failure. Numbers are
-the same on x86_64 and aarch64 for all of these. What only the launcher needs is in its C.
+They raise `OSError` with the call's name. All call numbers are the same on x86_64 and aarch64. The
+calls that only the launcher needs are in `launcher.c`.
 """
 
 import ctypes
@@ -57,10 +57,10 @@ def _call(what: str, number: int, *arguments: object) -> int:
 
 
 def sleeper(flags: int, *, seconds: int) -> int:
-    """Fork a process that only sleeps in new namespaces; gives its pid, to be killed and awaited.
+    """Start a process that only sleeps in new namespaces; the caller kills and reaps the pid.
 
-    For a process with threads: the child goes straight into the C library's `sleep` and never meets
-    a lock that another thread may hold. It ends by itself if we die before it is killed.
+    Safe with threads: the child calls only the C library's `sleep` and takes no lock that another
+    thread may hold. It exits after `seconds` if the caller dies.
     """
     stack = ctypes.create_string_buffer(_SLEEPER_STACK)
     top = (ctypes.addressof(stack) + _SLEEPER_STACK) & ~15
@@ -78,7 +78,7 @@ def sleeper(flags: int, *, seconds: int) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Give the calling thread namespaces of its own."""
+    """Move the calling thread into new namespaces."""
     if _libc.unshare(flags):
         raise _fail("unshare")
 
@@ -105,14 +105,14 @@ def umount(target: str, flags: int = 0) -> None:
 
 
 def open_tree(path: str, *, clone: bool = True, recursive: bool = False) -> int:
-    """Copy a mount, detached."""
+    """Return a descriptor of a mount, by default of a detached copy."""
     flags = OPEN_TREE_CLOEXEC | (OPEN_TREE_CLONE if clone else 0)
     flags |= AT_RECURSIVE if recursive else 0
     return _call(f"open_tree {path}", SYS_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags)
 
 
 def move_mount(mount_fd: int, target: str) -> None:
-    """Attach a detached mount; an empty target is the working directory, searchable or not."""
+    """Attach a detached mount; an empty target is the working directory, even if not searchable."""
     flags = MOVE_MOUNT_F_EMPTY_PATH | (0 if target else MOVE_MOUNT_T_EMPTY_PATH)
     _call(
         f"move_mount to {target or 'here'}", SYS_MOVE_MOUNT, mount_fd, b"", AT_FDCWD,
@@ -143,7 +143,7 @@ def prctl(option: int, value: int | bytes) -> None:
 
 
 def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0) -> int:
-    """Open a path as if `root_fd` were `/`: no link inside leads anywhere else."""
+    """Open a path with `root_fd` as `/`; links cannot lead out of it."""
     resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
     packed = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
     buffer = ctypes.create_string_buffer(packed, len(packed))
@@ -154,14 +154,14 @@ def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0) -> int:
 
 
 def sethostname(name: str) -> None:
-    """Name the calling process's uts namespace."""
+    """Set the host name in the caller's UTS namespace."""
     encoded = name.encode()
     if _libc.sethostname(encoded, len(encoded)):
         raise _fail("sethostname")
 
 
 def set_file_ids(uid: int, gid: int) -> None:
-    """Act on files as these ids (calling thread only); the order keeps the right to go back."""
+    """Set the file system ids of the calling thread; the order keeps the privilege to go back."""
     if uid:
         _libc.setfsgid(gid)
         _libc.setfsuid(uid)
@@ -171,7 +171,7 @@ def set_file_ids(uid: int, gid: int) -> None:
 
 
 def process_madvise(pidfd: int, ranges: list[tuple[int, int]], advice: int) -> int:
-    """Advise about another process's memory; gives the bytes advised."""
+    """Call process_madvise(2) on ranges of another process; return the bytes advised."""
     packed = b"".join(struct.pack("=QQ", start, length) for start, length in ranges)
     buffer = ctypes.create_string_buffer(packed, len(packed))
     return _call(

@@ -1,7 +1,7 @@
-"""The node's side of launching: the launcher process, and skeletons from clone to init.
+"""The node's side of the launcher process, and skeletons from clone to init.
 
-The launcher is started when first needed and again whenever it is gone. Skeletons are their own
-processes: what was cloned survives the launcher.
+The launcher is started when needed and replaced when it exits. Skeletons are separate processes
+that outlive it. The program is `native/launcher/launcher.c`.
 """
 
 import asyncio
@@ -18,20 +18,26 @@ from msgspec import Struct
 
 from paddock.kit.errors import UnavailableError
 from paddock.runtime.local.launch import native_build
-from paddock.runtime.local.launch.protocol import MakeRoot, Prepare, Reply, Start, decode_reply
+from paddock.runtime.local.launch.protocol import (
+    LauncherReply,
+    MakeRoot,
+    Prepare,
+    Start,
+    decode_reply,
+)
 from paddock.runtime.local.launch.skeleton import READY, Launch
 from paddock.wire import seqpacket
 
-_PATIENCE = 30.0
-"""Seconds for one step; a machine that needs longer is in trouble that others must see."""
+_TIMEOUT_SECONDS = 30.0
+"""For one step of a launch."""
 
 
-class LaunchError(UnavailableError):
-    """A sandbox could not be made; the message has the kernel's own words."""
+class LauncherError(UnavailableError):
+    """A sandbox could not be launched; the message includes the kernel's error."""
 
 
 class Skeleton(Struct):
-    """A clone that waits to become a sandbox."""
+    """A cloned process with namespaces that waits to become a sandbox's init."""
 
     pid: int
     pidfd: int
@@ -39,47 +45,47 @@ class Skeleton(Struct):
     slot: int
     userns: int
     is_ready: bool = False
-    """It said so. Before that it may already be told what to become."""
+    """Whether its `ready` message was read. A launch may be sent before that."""
 
     def kill(self) -> None:
-        """End it, whatever it is by now."""
+        """Kill the process, skeleton or init, and release it."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         self.release()
 
     def release(self) -> None:
-        """Let go of it altogether."""
+        """Close all descriptors."""
         self.close()
         os.close(self.pidfd)
 
     def close(self) -> None:
-        """Let go of what only a skeleton needs; the pidfd stays."""
+        """Close what only a skeleton needs; the pidfd stays open."""
         self.control.close()
         if self.userns >= 0:
             os.close(self.userns)
             self.userns = -1
 
 
-class Launching:
-    """Talks to the launcher, which it keeps alive."""
+class SandboxLauncher:
+    """Starts the launcher process and sends requests to it."""
 
     def __init__(self, stage: str, cache: Path) -> None:
-        """`cache` is where the launcher's program is, or is built."""
+        """`cache` is the directory of built programs."""
         self._stage = stage
         self._cache = cache
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._waiting: collections.deque[asyncio.Future[tuple[Reply, list[int]]]] = (
+        self._pending: collections.deque[asyncio.Future[tuple[LauncherReply, list[int]]]] = (
             collections.deque()
         )
 
     @property
     def pid(self) -> int | None:
-        """Which process the launcher is, while there is one."""
+        """The pid of the launcher, or `None` if it does not run."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start the launcher if it is not there."""
+        """Start the launcher unless it runs."""
         if self._control is not None:
             return
         program = native_build.ensure_launcher(self._cache)
@@ -98,7 +104,7 @@ class Launching:
     async def prepare(
         self, slot: int, *, base: int, cgroup: str | None, joins: Sequence[str]
     ) -> Skeleton:
-        """Clone a skeleton; `ready` waits until it is done with what needs no root."""
+        """Clone a skeleton; `ready` waits until it has set up its namespaces."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         skeleton: Skeleton | None = None
@@ -117,83 +123,88 @@ class Launching:
         return skeleton
 
     async def ready(self, skeleton: Skeleton) -> None:
-        """Wait until a skeleton is ready, or say why it never will be."""
+        """Wait until a skeleton is ready, or raise the reason of its failure."""
         if skeleton.is_ready:
             return
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             data, _ = await receive(skeleton.control)
         if not data:
-            raise LaunchError("the sandbox's first process died before it was ready")
+            raise LauncherError("cannot launch the sandbox: its first process died early")
         if data != READY:
-            raise LaunchError(f"the sandbox's namespaces could not be made: {_text(data)}")
+            raise LauncherError(f"cannot create the sandbox's namespaces: {_text(data)}")
         skeleton.is_ready = True
 
     async def mount_root(self, userns: int | None, request: MakeRoot) -> list[int]:
-        """Mount a root for a user namespace (or one to come): its mount, then one per bind."""
+        """Mount a root for a user namespace, or for one created later.
+
+        Return the descriptors of the root's mount and of one mount per bind.
+        """
         _, fds = await self._call(request, [] if userns is None else [userns])
         return fds
 
     async def launch(
         self, skeleton: Skeleton, launch: Launch, root: MakeRoot | None = None
     ) -> None:
-        """Let a skeleton become init; returns once that is confined and serves.
+        """Turn a skeleton into init; return once init is confined and serves.
 
-        The launcher mounts its root and hands it over; without one the skeleton mounts its own.
+        The launcher mounts the root and passes it on; without `root` the skeleton mounts its own.
         """
         if root is None:
-            with contextlib.suppress(BrokenPipeError):  # it has failed already, and says why
+            with contextlib.suppress(BrokenPipeError):  # it has failed; `ready` raises the reason
                 seqpacket.send(skeleton.control, launch.encode())
         else:
             await self._start(skeleton, Start(root=root, launch=launch))
         await self.ready(skeleton)
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             data, _ = await receive(skeleton.control)
         if data:
-            raise LaunchError(f"the sandbox could not start: {_text(data)}")
+            raise LauncherError(f"cannot start the sandbox: {_text(data)}")
         try:
-            # The socket also ends when init dies: it must be there still.
+            # The socket is also closed when init dies: check that it is alive.
             signal.pidfd_send_signal(skeleton.pidfd, 0)
         except ProcessLookupError as problem:
-            raise LaunchError("the sandbox's init died while it started") from problem
+            raise LauncherError("cannot start the sandbox: its init died") from problem
         skeleton.close()
 
     async def _start(self, skeleton: Skeleton, request: Start) -> None:
         try:
             await self._call(request, [skeleton.userns, skeleton.control.fileno()])
-        except LaunchError:
-            await self.ready(skeleton)  # if that is what has failed, it says why
+        except LauncherError:
+            await self.ready(skeleton)  # raises the reason if the skeleton failed
             raise
 
     def stop(self) -> None:
-        """End the launcher; sandboxes do not notice."""
+        """Kill the launcher; sandboxes keep running."""
         if self._control is not None:
-            self._lose()
+            self._discard()
         if self._process is not None:
             self._process.wait()
             self._process = None
 
     async def _call(
         self, request: Prepare | MakeRoot | Start, fds: Sequence[int]
-    ) -> tuple[Reply, list[int]]:
+    ) -> tuple[LauncherReply, list[int]]:
         self.start()
         if self._control is None:
-            raise LaunchError("the launcher does not run")
-        future: asyncio.Future[tuple[Reply, list[int]]] = asyncio.get_running_loop().create_future()
+            raise LauncherError("the launcher does not run")
+        future: asyncio.Future[tuple[LauncherReply, list[int]]] = (
+            asyncio.get_running_loop().create_future()
+        )
         try:
             seqpacket.send(self._control, request.encode(), fds)
         except BlockingIOError as problem:
-            raise LaunchError(
+            raise LauncherError(
                 "too many sandboxes are being started at once", retry_after_seconds=0.5
             ) from problem
         except OSError as problem:
-            self._lose()
-            raise LaunchError(f"the launcher is gone: {problem.strerror}") from problem
-        self._waiting.append(future)
-        async with asyncio.timeout(_PATIENCE):
+            self._discard()
+            raise LauncherError(f"the launcher has exited: {problem.strerror}") from problem
+        self._pending.append(future)
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             reply, got = await future
         if reply.errno:
             seqpacket.close_all(got)
-            raise LaunchError(f"the sandbox could not be made: {reply.error}")
+            raise LauncherError(f"cannot launch the sandbox: {reply.error}")
         return reply, got
 
     def _readable(self) -> None:
@@ -206,21 +217,21 @@ class Launching:
         except OSError:
             data, fds = b"", []
         if not data:
-            self._lose()
+            self._discard()
             return
-        future = self._waiting.popleft()
-        if future.done():  # whoever asked has given up
-            self._drop(decode_reply(data), fds)
+        future = self._pending.popleft()
+        if future.done():  # the caller was cancelled
+            self._discard_reply(decode_reply(data), fds)
         else:
             future.set_result((decode_reply(data), fds))
 
-    def _drop(self, reply: Reply, fds: list[int]) -> None:
+    def _discard_reply(self, reply: LauncherReply, fds: list[int]) -> None:
         if reply.pid:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fds[0], signal.SIGKILL)
         seqpacket.close_all(fds)
 
-    def _lose(self) -> None:
+    def _discard(self) -> None:
         if self._control is not None:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
             self._control.close()
@@ -230,11 +241,11 @@ class Launching:
         if self._process is not None:
             self._process.wait()
             self._process = None
-        waiting, self._waiting = self._waiting, collections.deque()
+        waiting, self._pending = self._pending, collections.deque()
         for future in waiting:
             if not future.done():
                 future.set_exception(
-                    LaunchError("the launcher died while it worked", retry_after_seconds=0.1)
+                    LauncherError("the launcher died while it worked", retry_after_seconds=0.1)
                 )
 
 

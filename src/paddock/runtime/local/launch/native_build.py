@@ -1,9 +1,9 @@
-"""The two native programs, compiled once and kept by hash: init, and the launcher of sandboxes.
+"""Builds the two native programs, init and the launcher; builds are cached by the hash of sources.
 
-Init is laid over every image as a layer of its own. The layer also holds what every root needs and
-some images lack: mount points, and the files that device nodes are bound to. It is read-only,
-shared, and the highest of the lower ones, so that no image can replace init; its /dev is opaque,
-so that no image's device files show.
+Init is a layer of its own on top of every image. The layer also holds what every root needs and
+some images lack: mount points, and the files that device nodes are bind-mounted on. It is shared,
+read-only, and the highest lower layer, so that no image can replace init. Its /dev is opaque, so
+that device files of images are hidden.
 """
 
 import functools
@@ -21,7 +21,7 @@ PREFIX = "init-"
 
 LAUNCHER_PREFIX = "launcher-"
 CACHE = Path("/var/cache/paddock/init")
-"""Where root keeps what was built."""
+"""The cache of a node that runs as root."""
 
 _SOURCES = Path(__file__).parent / "native" / "init"
 _LAUNCHER_SOURCES = Path(__file__).parent / "native" / "launcher"
@@ -36,46 +36,46 @@ _LINKS = {
 
 
 def ensure_layer(layers: Path, cache: Path | None = None) -> Path:
-    """Give the layer's directory, building it where this version is not there yet.
+    """Return the directory of init's layer, building it if needed.
 
-    Layers are on a tmpfs and gone after a reboot; the cache is on a disk and keeps every version,
-    as a hibernated sandbox needs the very init it had.
+    Layers are on a tmpfs and lost at a reboot; the cache is on a disk and keeps every version,
+    because a hibernated sandbox needs exactly the init it had.
     """
     name = f"{PREFIX}{_digest(_SOURCES)}"
     cache = cache or layers / ".cache"
     _ensure(cache / name, compile_init)
-    return bring_layer(layers, cache, name)
+    return restore_layer(layers, cache, name)
 
 
 def ensure_launcher(cache: Path = CACHE) -> Path:
-    """Give the launcher's program, building it where this version is not there yet."""
+    """Return the path of the launcher, building it if needed."""
     program = cache / f"{LAUNCHER_PREFIX}{_digest(_LAUNCHER_SOURCES)}"
     _ensure(program, functools.partial(_compile, _LAUNCHER_SOURCES / "launcher.c"))
     return program
 
 
-def bring_layer(layers: Path, cache: Path, name: str) -> Path:
-    """Lay out the layer of a version that was once built here."""
+def restore_layer(layers: Path, cache: Path, name: str) -> Path:
+    """Return the layer of a cached version of init, creating it if needed."""
     layer = layers / name
     if layer.exists():
         return layer
     if not (cache / name).exists():
-        raise UnavailableError(f"the init this sandbox ran with ({name}) is no longer kept")
+        raise UnavailableError(f"the sandbox's version of init ({name}) is not in the cache")
     staging = layers / f"{name}.{os.getpid()}"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(mode=0o755)
-    fill_skeleton(staging)
+    create_mount_points(staging)
     shutil.copyfile(cache / name, staging / INIT_PATH.lstrip("/"))
     (staging / INIT_PATH.lstrip("/")).chmod(0o755)
     try:
         staging.rename(layer)
-    except OSError:  # another process was faster with the same content
+    except OSError:  # another process has created the same content
         shutil.rmtree(staging)
     return layer
 
 
-def fill_skeleton(root: Path) -> None:
-    """Make mount points and device stand-ins."""
+def create_mount_points(root: Path) -> None:
+    """Create mount points, links, and files to bind-mount devices on."""
     for name, mode in _DIRECTORIES.items():
         (root / name).mkdir(parents=True, exist_ok=True)
         (root / name).chmod(mode)
@@ -88,13 +88,13 @@ def fill_skeleton(root: Path) -> None:
 
 
 def mark_opaque(directory: Path) -> None:
-    """Let nothing of lower layers show in a directory; overlays of users read another name."""
+    """Hide lower layers in a directory; rootless overlays use another attribute."""
     space = "trusted" if os.geteuid() == 0 else "user"
     os.setxattr(directory, f"{space}.overlay.opaque", b"y")
 
 
 def compile_init(target: Path) -> None:
-    """Compile init statically."""
+    """Compile init into a static program."""
     _compile(_SOURCES / "init.c", target)
 
 
@@ -116,14 +116,14 @@ def _compile(source: Path, target: Path) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         raise UnavailableError(
-            f"{source.stem} cannot be built: there is no C compiler",
+            f"cannot build {source.stem}: there is no C compiler",
             hint="apt-get install gcc libc6-dev",
         )
     command = [compiler, "-static", "-Os", "-s", "-o", str(target), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UnavailableError(
-            f"{source.stem} cannot be built: {done.stderr.strip()[-500:]}",
+            f"cannot build {source.stem}: {done.stderr.strip()[-500:]}",
             hint="apt-get install gcc libc6-dev",
         )
     target.chmod(0o755)

@@ -1,8 +1,8 @@
-"""What a skeleton is told to become, and what every sandbox has and has not.
+"""The launch message of a skeleton, and the devices and hidden paths of every sandbox.
 
-A skeleton is a child of the launcher: it has namespaces, groups and detached filesystems, and
-waits; it may be parked like that. Told of a root (`Launch`), it puts everything in its place,
-pivots and becomes init. How is in `launch/launcher.c`.
+A skeleton is a child of the launcher with namespaces, cgroups and detached file systems; it can
+wait in the warm stock. On a `Launch` message it mounts everything, pivots into its root and becomes
+init (`native/launcher/launcher.c`).
 """
 
 from msgspec import Struct
@@ -11,29 +11,29 @@ from paddock.wire.seqpacket import pack
 
 INIT_PATH = "/.paddock/init"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-"""What every sandbox has in /dev. The program knows them, too, as it does where init is."""
+"""Devices in every sandbox's /dev; the list and the path of init are also in `launcher.c`."""
 HIDDEN_FILES = ("proc/cmdline", "proc/interrupts", "proc/keys", "proc/swaps")
 HIDDEN_TREES = ("sys/devices/virtual/block", "sys/devices/virtual/powercap", "sys/firmware")
-"""What anybody may read and no sandbox should: what the machine was started with, where its images
-and swap files lie, how busy its devices are."""
+"""World-readable paths that reveal facts of the machine: kernel command line, paths of images and
+swap files, device activity."""
 READY = b"ready"
-"""What a skeleton says when it waits to be told what to become; anything else is why it failed."""
+"""The message of a skeleton that waits for a launch; any other message is an error."""
 
 
 class Launch(Struct, frozen=True, kw_only=True):
-    """Become a sandbox. The first descriptor is the root's mount, one more follows per bind."""
+    """Become a sandbox's init. The descriptors are the root's mount and one mount per bind."""
 
     hostname: str
     locked: bool = False
     binds: tuple[str, ...] = ()
-    """Where directories from outside are seen inside."""
+    """Mount points inside, one per bind."""
     overlay: str | None = None
-    """Rootless: the options of an overlay to be mounted here, as no one could do it outside."""
+    """Rootless only: options of the overlay that the skeleton mounts itself."""
     host_trees: tuple[str, ...] = ()
-    """Rootless: directories of the host that are seen at their own place."""
+    """Rootless only: directories of the host to mount at the same path."""
 
     def encode(self) -> bytes:
-        """Write it as a skeleton reads it."""
+        """Return the message as a skeleton reads it."""
         mode = "locked" if self.locked else "sudo"
         lists = (self.binds, HIDDEN_FILES, HIDDEN_TREES, self.host_trees)
         counted = (part for one in lists for part in (str(len(one)), *one))

@@ -1,60 +1,61 @@
-"""What this node can do, and for everything else why not and what to do about it."""
+"""The capabilities of this node, and the reason for each one it lacks."""
 
 import asyncio
 
 from paddock.kit.errors import UnsupportedError
 from paddock.runtime.local.checkpoint import Checkpointer, find_criu
-from paddock.runtime.local.node.node_context import Machine
+from paddock.runtime.local.node.node_context import NodeContext
 from paddock.runtime.port import Capabilities
 
 
-class Abilities:
-    """Found out when first asked, then known."""
+class NodeCapabilities:
+    """Probes the machine at first use and caches the result."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
         self._checkpointer: Checkpointer | None = None
-        self._no_checkpoint_because = ""
+        self._checkpoint_unavailable_reason = ""
         self._is_probed = False
         self._probing = asyncio.Lock()
 
     async def checkpointer(self) -> Checkpointer:
-        """Give what stores memory, or say why there is none."""
+        """Return the checkpointer, or raise `UnsupportedError` with the reason."""
         await self._probe()
         if self._checkpointer is None:
             raise UnsupportedError(
-                f"memory cannot be stored here: {self._no_checkpoint_because}",
-                hint="`paddock doctor` says how to install what is missing",
+                f"cannot store memory on this node: {self._checkpoint_unavailable_reason}",
+                hint="run `paddock doctor` to see what to install",
             )
         return self._checkpointer
 
-    async def capabilities(self) -> Capabilities:
-        """Say what can be done."""
+    async def report(self) -> Capabilities:
         await self._probe()
-        machine = self._machine
-        groups, layout = machine.cgroups.is_usable, machine.cgroups.layout
-        disk = machine.storage.abilities
+        context = self._context
+        groups, layout = context.cgroups.is_usable, context.cgroups.layout
+        disk = context.storage.abilities
         no_group = (
-            "a node without root has no control groups of its own"
-            if machine.is_rootless
-            else "no cgroup v2 hierarchy that can be written to; `mount -t cgroup2 none "
-            "/sys/fs/cgroup/unified` gives one"
+            "a node without root has no cgroups of its own"
+            if context.is_rootless
+            else "there is no writable cgroup v2 hierarchy; `mount -t cgroup2 none "
+            "/sys/fs/cgroup/unified` mounts one"
         )
         limits = {f"can_limit_{c}": groups and layout.has(c) for c in ("cpu", "memory", "pids")}
-        reasons = {"can_update_image": "a sandbox of another image is made anew as quickly"}
+        reasons = {
+            "can_update_image": "not needed: creating a sandbox of the other image is as quick"
+        }
         reasons |= {
-            name: no_group if not groups else f"the kernel offers no {name[10:]} controller here"
+            name: no_group if not groups else f"the kernel offers no {name[10:]} controller"
             for name, there in limits.items()
             if not there
         }
         if not groups:
             reasons["can_freeze"] = no_group
         if self._checkpointer is None:
-            reasons["can_checkpoint"] = self._no_checkpoint_because
+            reasons["can_checkpoint"] = self._checkpoint_unavailable_reason
         if not disk.can_limit_disk:
             reasons["can_limit_disk"] = disk.reason
-        if machine.fabric is None:
-            reasons["can_filter_egress"] = machine.no_network_because
+        if context.fabric is None:
+            reasons["can_filter_egress"] = context.network_unavailable_reason
         return Capabilities(
             can_freeze=groups,
             can_checkpoint=self._checkpointer is not None and groups,
@@ -64,12 +65,12 @@ class Abilities:
             can_limit_memory=limits["can_limit_memory"],
             can_limit_pids=limits["can_limit_pids"],
             can_limit_disk=disk.can_limit_disk,
-            can_filter_egress=machine.fabric is not None,
+            can_filter_egress=context.fabric is not None,
             reasons=reasons,
         )
 
     def close(self) -> None:
-        """Let go of what storing memory needed."""
+        """Close the checkpointer."""
         if self._checkpointer is not None:
             self._checkpointer.close()
             self._checkpointer = None
@@ -78,12 +79,12 @@ class Abilities:
         async with self._probing:
             if self._is_probed:
                 return
-            if self._machine.is_rootless:
-                self._no_checkpoint_because = "storing memory needs root"
+            if self._context.is_rootless:
+                self._checkpoint_unavailable_reason = "it requires root"
             else:
                 program, reason = await asyncio.to_thread(find_criu)
                 if program is None:
-                    self._no_checkpoint_because = reason
+                    self._checkpoint_unavailable_reason = reason
                 else:
                     self._checkpointer = Checkpointer(program)
             self._is_probed = True

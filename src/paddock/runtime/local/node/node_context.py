@@ -1,7 +1,6 @@
-"""What the sandboxes of one node share: directories, storage, network, groups, parents, images.
+"""What the sandboxes of one node share: directories, storage, network, cgroups, zygote, images.
 
-`Machine.open` finds out what this machine can do, once, and keeps the reason for everything it
-cannot. Sandboxes themselves are `sandboxes`' business.
+`NodeContext.open` sets all of it up once. The sandboxes themselves are in `sandbox/lifecycle.py`.
 """
 
 import asyncio
@@ -19,17 +18,17 @@ from msgspec import Struct
 
 from paddock.kit.errors import NotFoundError, PaddockError, UnavailableError
 from paddock.kit.logs import fields
-from paddock.runtime.local.envd.zygote import Zygote
+from paddock.runtime.local.envd.zygote import ZygoteProcess
 from paddock.runtime.local.images import Image, host
 from paddock.runtime.local.images.store import ImageStore
 from paddock.runtime.local.kernel import syscalls, sysctls
-from paddock.runtime.local.kernel.cgroups import Cgroups, Layout
+from paddock.runtime.local.kernel.cgroups import CgroupLayout, Cgroups
 from paddock.runtime.local.launch import native_build
-from paddock.runtime.local.launch.launcher import Launching
+from paddock.runtime.local.launch.launcher import SandboxLauncher
 from paddock.runtime.local.net import fabric_number
 from paddock.runtime.local.net.fabric import Fabric, FabricSettings
 from paddock.runtime.local.node.records import StateDirectory
-from paddock.runtime.local.node.slots import Slots
+from paddock.runtime.local.node.slots import SandboxSlots
 from paddock.runtime.local.storage import Storage, open_storage
 from paddock.runtime.port import Limits
 
@@ -40,16 +39,16 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class Settings(Struct, frozen=True, kw_only=True):
-    """Choices of one node."""
+class NodeSettings(Struct, frozen=True, kw_only=True):
+    """Settings of one node process."""
 
     state: Path
     socket_path: Path
-    parked: int = 8
-    """Skeletons kept ready, so that a sandbox is there in a few milliseconds."""
+    warm_count: int = 8
+    """Warm sandboxes and skeletons to keep, so that a create takes a few milliseconds."""
     network: int | Literal["auto"] | None = "auto"
-    """Number of the fabric on this machine; `auto` takes the one it had last, or a free one;
-    `None` gives sandboxes loopback only."""
+    """Number of the fabric on this machine. `auto`: the last one used, or a free one. `None`:
+    sandboxes have loopback only."""
     storage: str = "auto"
     envd_idle_seconds: float = 60.0
     node_name: str = socket.gethostname()
@@ -58,86 +57,89 @@ class Settings(Struct, frozen=True, kw_only=True):
     )
 
 
-class Machine:
-    """Everything shared, opened once."""
+class NodeContext:
+    """Shared resources of a node process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
         self.is_rootless = os.geteuid() != 0
         self.directories = StateDirectory(settings.state)
         node = hashlib.sha256(str(settings.state.absolute()).encode()).hexdigest()
         self.node_id = node[:8]
-        self.slots = Slots(int(node[8:16], 16))
-        layout = Layout(None, frozenset(), {}) if self.is_rootless else None
+        self.slots = SandboxSlots(int(node[8:16], 16))
+        layout = CgroupLayout(None, frozenset(), {}) if self.is_rootless else None
         self.cgroups = Cgroups(self.node_id, layout)
-        self.zygote = Zygote(spares=_SPARE_ENVDS)
+        self.zygote = ZygoteProcess(spares=_SPARE_ENVDS)
         self.fabric: Fabric | None = None
-        self.no_network_because = ""
+        self.network_unavailable_reason = ""
         self._storage: Storage | None = None
         self._images: ImageStore | None = None
         self._init_layer: Path | None = None
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="node")
         self._cache = settings.state / "cache" if self.is_rootless else native_build.CACHE
-        self.launching = Launching(str(self.directories.stage), self._cache)
+        self.launcher = SandboxLauncher(str(self.directories.stage), self._cache)
         self._host_image = asyncio.Lock()
         self._host_layers: tuple[str, ...] = ()
 
     async def open(self) -> None:
-        """Set up or take over; refuses a state directory that another node uses."""
+        """Set up everything; raise `UnavailableError` if another node uses the state directory."""
         self.directories.prepare()
-        self._hold_exclusively()
+        self._lock_state_directory()
         self.directories.use_scratch()
-        self.directories.use_shortcut(self.settings.socket_path.with_name(self.node_id))
-        await self.work(self.directories.premises.open)
+        self.directories.use_short_path(self.settings.socket_path.with_name(self.node_id))
+        await self.run_in_thread(self.directories.socket_dirs.open)
         self._mount_layers()
-        self._init_layer = await self.work(
+        self._init_layer = await self.run_in_thread(
             native_build.ensure_layer, self.directories.layers, self._cache
         )
-        await self.work(native_build.ensure_launcher, self._cache)
+        await self.run_in_thread(native_build.ensure_launcher, self._cache)
         if self.cgroups.is_usable:
             self.cgroups.prepare()
         if not self.is_rootless:
-            await self.work(sysctls.widen)
-        self._storage = await self.work(
+            await self.run_in_thread(sysctls.raise_limits)
+        self._storage = await self.run_in_thread(
             lambda: open_storage(self.settings.state / "storage", backend=self.settings.storage)
         )
         self._images = ImageStore(self.settings.state / "images")
         await self._open_network()
-        self.launching.start()
+        self.launcher.start()
         self.zygote.start()
 
     async def close(self, *, purge: bool) -> None:
-        """Let go. With `purge`, which needs all sandboxes gone, also of what stays between runs."""
-        self.directories.premises.close()
-        self.launching.stop()
+        """Close everything. With `purge`, which requires that no sandbox is left, also remove
+        what is kept between runs."""
+        self.directories.socket_dirs.close()
+        self.launcher.stop()
         self.zygote.stop()
         if self.fabric is not None:
             if purge:
                 await self.fabric.purge()
             await self.fabric.close()
         if self._storage is not None:
-            await self.work(lambda: self.storage.close(detach=purge))
+            await self.run_in_thread(lambda: self.storage.close(detach=purge))
         self._threads.shutdown(wait=True)
         if purge:
-            self.directories.remove_shortcut()
+            self.directories.remove_short_path()
             self.cgroups.close()
             if os.path.ismount(self.directories.layers):
                 syscalls.umount(str(self.directories.layers), syscalls.MNT_DETACH)
 
     @property
     def storage(self) -> Storage:
-        """Where files of sandboxes are."""
+        """The storage of sandboxes' files."""
         if self._storage is None:
             raise UnavailableError("the node has not finished starting")
         return self._storage
 
-    async def work(self, call: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> _T:
-        """Run what may wait for a disk in a thread."""
+    async def run_in_thread(
+        self, call: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs
+    ) -> _T:
+        """Run a call that may block on a disk in a thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: call(*arguments, **named))
 
     async def image(self, name: str) -> tuple[Image | None, tuple[str, ...]]:
-        """Find an image: itself (unless it is the host) and its layers, highest first."""
+        """Return an image (`None` for `host`) and its layers, highest first."""
         if self._init_layer is None or self._images is None:
             raise UnavailableError("the node has not finished starting")
         first = str(self._init_layer)
@@ -146,50 +148,54 @@ class Machine:
                 return None, self._host_layers
             async with self._host_image:
                 if self.is_rootless:
-                    made = await self.work(host.ensure_rootless_layer, self.directories.layers)
+                    made = await self.run_in_thread(
+                        host.ensure_rootless_layer, self.directories.layers
+                    )
                     self._host_layers = (first, str(made))
                     return None, self._host_layers
                 hidden = (
                     self.settings.state.absolute(),
                     self.settings.socket_path.absolute().parent,
                 )
-                mask = await self.work(host.ensure_layer, self.directories.layers, hidden=hidden)
+                mask = await self.run_in_thread(
+                    host.ensure_layer, self.directories.layers, hidden=hidden
+                )
             self._host_layers = (first, str(mask), "/")
             return None, self._host_layers
         try:
-            image = await self.work(self._images.resolve, name)
+            image = await self.run_in_thread(self._images.resolve, name)
         except NotFoundError as problem:
             raise NotFoundError(
                 problem.message,
-                hint=problem.hint or "`paddock image` builds and imports; `host` is always there",
+                hint=problem.hint or "build or import it with `paddock image`, or use `host`",
             ) from problem
         return image, (first, *map(str, image.lowerdirs))
 
     async def ensure_layers(self, layers: tuple[str, ...]) -> None:
-        """See to it that the layers of an older sandbox are there: a reboot empties ours."""
+        """Restore missing layers of an older sandbox: a reboot empties the layer directory."""
         for layer in map(Path, layers):
             if layer.exists():
                 continue
             if layer.name.startswith(native_build.PREFIX):
-                await self.work(
-                    native_build.bring_layer, self.directories.layers, self._cache, layer.name
+                await self.run_in_thread(
+                    native_build.restore_layer, self.directories.layers, self._cache, layer.name
                 )
             elif layer.parent == self.directories.layers:
                 await self.image("host")
             else:
                 raise UnavailableError(
-                    f"a layer of the sandbox's image is gone: {layer}",
+                    f"a layer of the sandbox's image is missing: {layer}",
                     hint="import the image again",
                 )
 
     def base(self, slot: int) -> int:
         """Give the first id of a slot."""
-        return self.slots.base(slot)
+        return self.slots.first_id(slot)
 
-    def _hold_exclusively(self) -> None:
+    def _lock_state_directory(self) -> None:
         self._lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            # An abstract name goes with its process, whatever kills that.
+            # The kernel frees an abstract name when the process ends, however it ends.
             self._lock.bind(f"\0paddock node {self.node_id}")
         except OSError as problem:
             raise UnavailableError(
@@ -198,8 +204,8 @@ class Machine:
             ) from problem
 
     def _mount_layers(self) -> None:
-        # Overlayfs refuses a layer that lies below another, as everything does below the host's
-        # root: the layers of ours are on a filesystem of their own.
+        # Overlayfs refuses a layer below another layer, and the host's root is one: so our layers
+        # are on a file system of their own.
         layers = self.directories.layers
         if self.is_rootless or os.path.ismount(layers):
             return
@@ -207,8 +213,10 @@ class Machine:
 
     async def _open_network(self) -> None:
         if self.settings.network is None or self.is_rootless:
-            self.no_network_because = (
-                "a node without root cannot make links" if self.is_rootless else "switched off"
+            self.network_unavailable_reason = (
+                "a node without root cannot create network links"
+                if self.is_rootless
+                else "it is switched off"
             )
             return
         directory = self.settings.state / "net"
@@ -220,16 +228,16 @@ class Machine:
                 chosen = FabricSettings.numbered(number, str(directory))
                 self.fabric = await Fabric.open(chosen)
         except PaddockError as problem:
-            self.no_network_because = problem.message
+            self.network_unavailable_reason = problem.message
             log.warning(
                 "sandboxes have no network",
                 extra=fields(reason=problem.message, hint=problem.hint),
             )
 
 
-def open_workdir(machine: Machine, home: str) -> None:
-    """Make overlayfs' own directory, which it closes to everybody, one we can copy and remove."""
-    box = machine.storage.find(home) if machine.is_rootless else None
+def unlock_workdir(context: NodeContext, home: str) -> None:
+    """Make overlayfs's work directory (mode 0) of a rootless box copyable and removable."""
+    box = context.storage.find(home) if context.is_rootless else None
     if box is not None:
         with contextlib.suppress(OSError):
             os.chmod(box.work / "work", 0o700)

@@ -1,13 +1,13 @@
-"""What the node must know of a sandbox after its own death, one directory each.
+"""Records of sandboxes on disk, for the next node process; one directory per sandbox.
 
     <state>/sandboxes/<uid>/record.0, .1   written before and after every irreversible step
-                            envd.sock      where envd answers
+                            envd.sock      the socket of envd
                             log.jsonl      recent log lines
 
-Two files take turns, each with its turn and its size in the first line: the newest whole one is
-the record. (A file renamed over another is written out at once by some file systems, which takes
-milliseconds.) It says what was intended (`phase`) as well as what is, so that whoever comes next
-can finish or undo.
+Writes alternate between the two record files. Each starts with a counter and its size; the complete
+one with the higher counter is the record. (Some file systems flush a file that is renamed over
+another, which takes milliseconds.) A record holds the intention (`phase`) as well as the state, so
+that the next node process can finish or undo an interrupted step.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ import msgspec
 from msgspec import Struct
 
 from paddock.kit.errors import FieldProblem, InvalidError
-from paddock.runtime.local.sandbox.socket_dirs import Premises, Sockets
+from paddock.runtime.local.sandbox.socket_dirs import EnvdSockets, SocketDirs
 from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, InstanceState
 
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
-class Phase(StrEnum):
-    """What the node was doing with a sandbox when it wrote the record."""
+class RecordPhase(StrEnum):
+    """The step in progress when the record was written."""
 
     SETTLED = "settled"
     CREATING = "creating"
@@ -43,53 +43,54 @@ class Phase(StrEnum):
     DESTROYING = "destroying"
 
 
-class Process(Struct, frozen=True, kw_only=True):
-    """A process that may have died and whose number may have been given to another since."""
+class ProcessIdentity(Struct, frozen=True, kw_only=True):
+    """Identifies one process even after its pid was reused."""
 
     pid: int
     started: int
-    """Clock ticks since boot, from /proc/<pid>/stat: with the pid it names one process for ever."""
+    """Start time in clock ticks since boot, from /proc/<pid>/stat."""
     boot: str
-    """The machine's boot id: after a reboot nothing of this is true."""
+    """The machine's boot id: a reboot invalidates pid and start time."""
 
 
-class Record(Struct, frozen=True, kw_only=True):
-    """One sandbox, as the node keeps it."""
+class SandboxRecord(Struct, frozen=True, kw_only=True):
+    """One sandbox as stored on disk."""
 
     uid: str
     blueprint: Blueprint
     state: InstanceState
-    phase: Phase = Phase.SETTLED
+    phase: RecordPhase = RecordPhase.SETTLED
     slot: int
-    """Names its range of ids and its groups while it runs."""
+    """Determines its id range and cgroups while it runs; -1 without processes."""
     agent: AgentConfig
     egress: EgressPolicy
     layers: tuple[str, ...] = ()
-    init: Process | None = None
-    envd: Process | None = None
+    init: ProcessIdentity | None = None
+    envd: ProcessIdentity | None = None
     ip: str | None = None
     home: str = ""
-    """Names its files and its place in the network where it was born parked; else its uid does."""
+    """The name of its files and network reservation if it was a warm sandbox; otherwise empty, and
+    its uid is the name."""
     place: int | None = None
-    """Its slot in the fabric, asked for again when it comes back, so that its address stays."""
+    """Its slot in the fabric; requested again on restore, so that its address stays."""
     incarnation: int = 1
     started_at: datetime | None = None
     reason: str | None = None
     is_started: bool = False
-    """The start command was given."""
+    """Whether the start command was run."""
     oom_kills: int = 0
 
 
-# Made at import, not by the first use: see docs/decisions/0080.
-_decoder = msgspec.json.Decoder(Record)
-_LONGEST_SCRATCH = 70
-"""Bytes: a socket's path has 107, and some forty of them follow."""
-_LONGEST_ROOT = 39
-"""Bytes, as above: "/sandboxes/", a uid of 36, "/control.sock" and a process's number follow."""
+# Created at import, not at first use: see docs/decisions/0080.
+_decoder = msgspec.json.Decoder(SandboxRecord)
+_MAX_SCRATCH_BYTES = 70
+"""Bytes. A socket path may have 107, and about forty are appended."""
+_MAX_ROOT_BYTES = 39
+"""Bytes, as above: "/sandboxes/", a uid of 36, "/control.sock" and a pid are appended."""
 
 
 class StateDirectory:
-    """The directories of all sandboxes of one node."""
+    """The state directory of one node, with the directories of its sandboxes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -99,56 +100,56 @@ class StateDirectory:
         self.stage = root / "stage"
         self.layers = root / "layers"
         self._scratch = root / "scratch"
-        self._doors = self.sandboxes.absolute()
-        self.premises = Premises(root / "premises")
-        self._sockets: dict[str, Sockets] = {}
+        self._socket_root = self.sandboxes.absolute()
+        self.socket_dirs = SocketDirs(root / "premises")
+        self._sockets: dict[str, EnvdSockets] = {}
         self._turns: dict[str, int] = {}
 
     def prepare(self) -> None:
-        """Make what is missing; nobody else may look."""
+        """Create missing directories, accessible to the node's user only."""
         self.root.mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o700)
         for path in (self.sandboxes, self.trash, self.stage, self.layers):
             path.mkdir(mode=0o700, exist_ok=True)
 
     def use_scratch(self) -> None:
-        """Have this process's temporary files here, and remove those that a killed one left.
+        """Put temporary files of this process here, and remove those of a killed one.
 
-        For who holds the directory alone. The machine's own place stays in use where sockets would
-        have too long a path.
+        Only for the process that holds the lock of the directory. The machine's default stays in
+        use if socket paths would get too long.
         """
         shutil.rmtree(self._scratch, ignore_errors=True)
-        # It may still be there: what a killed one had started may be writing its last files.
+        # It may still exist: children of a killed node may still write files.
         self._scratch.mkdir(mode=0o700, exist_ok=True)
-        if len(os.fsencode(self._scratch)) <= _LONGEST_SCRATCH:
+        if len(os.fsencode(self._scratch)) <= _MAX_SCRATCH_BYTES:
             tempfile.tempdir = str(self._scratch)
 
-    def use_shortcut(self, path: Path) -> None:
-        """Have this link lead to the sandboxes, where sockets there would have too long a path."""
-        if len(os.fsencode(self.root.absolute())) <= _LONGEST_ROOT:
+    def use_short_path(self, path: Path) -> None:
+        """Make `path` a link to the sandboxes if socket paths would get too long otherwise."""
+        if len(os.fsencode(self.root.absolute())) <= _MAX_ROOT_BYTES:
             return
-        # One that an earlier node made stays: callers are on their way.
-        if not path.is_symlink() or path.readlink() != self._doors:
+        # A correct link of a previous node stays: callers may be using it.
+        if not path.is_symlink() or path.readlink() != self._socket_root:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
-            path.symlink_to(self._doors)
-        self._doors = path
+            path.symlink_to(self._socket_root)
+        self._socket_root = path
 
-    def remove_shortcut(self) -> None:
-        """Take away the link, if there is one."""
-        if self._doors.is_symlink():
-            self._doors.unlink()
+    def remove_short_path(self) -> None:
+        """Remove the link if there is one."""
+        if self._socket_root.is_symlink():
+            self._socket_root.unlink()
 
-    def of(self, uid: str) -> Path:
-        """Give a sandbox's directory."""
+    def path_of(self, uid: str) -> Path:
+        """Return a sandbox's directory."""
         return self.sandboxes / uid
 
-    def doors_of(self, uid: str) -> Path:
-        """Give a sandbox's directory by the way that callers of its sockets take."""
-        return self._doors / uid
+    def socket_dir_of(self, uid: str) -> Path:
+        """Return a sandbox's directory by a path short enough for its sockets."""
+        return self._socket_root / uid
 
-    def write(self, record: Record) -> None:
-        """Replace a record in one step; the first one makes the directory."""
+    def write(self, record: SandboxRecord) -> None:
+        """Write a record atomically; the first write creates the directory."""
         turn = self._turns.get(record.uid, -1) + 1
         path = f"{self._sandboxes}/{record.uid}"
         data = msgspec.json.encode(record)
@@ -156,19 +157,19 @@ class StateDirectory:
         try:
             _write(f"{path}/record.{turn % 2}", data)
         except FileNotFoundError:
-            if (sockets := self.premises.take(path)) is not None:
+            if (sockets := self.socket_dirs.take(path)) is not None:
                 self._sockets[record.uid] = sockets
             else:
                 os.mkdir(path, mode=0o700)
             _write(f"{path}/record.{turn % 2}", data)
         self._turns[record.uid] = turn
 
-    def sockets_of(self, uid: str) -> Sockets | None:
-        """Give the sockets that came with a sandbox's directory, once."""
+    def take_sockets(self, uid: str) -> EnvdSockets | None:
+        """Return the prepared sockets of a sandbox's directory, at most once."""
         return self._sockets.pop(uid, None)
 
-    def read_all(self) -> Iterator[tuple[str, Record | None]]:
-        """Give every directory with its record; `None` where there is none that can be read."""
+    def read_all(self) -> Iterator[tuple[str, SandboxRecord | None]]:
+        """Yield every directory name with its record; `None` if no record is readable."""
         for path in sorted(self.sandboxes.iterdir()):
             found = (_read(path / f"record.{number}") for number in range(2))
             whole = [one for one in found if one is not None]
@@ -180,7 +181,7 @@ class StateDirectory:
             yield path.name, record
 
     def discard(self, path: Path) -> Path | None:
-        """Move a directory out of sight at once; the trash is emptied later (`empty_trash`)."""
+        """Move a directory to the trash; `empty_trash` removes it later."""
         self._turns.pop(path.name, None)
         for unused in self._sockets.pop(path.name, ()):
             unused.close()
@@ -192,25 +193,25 @@ class StateDirectory:
         return target
 
     def empty_trash(self) -> None:
-        """Remove what was discarded. Slow on some filesystems: call it in a thread."""
+        """Remove what was discarded. Slow on some file systems: call it in a thread."""
         for path in self.trash.iterdir():
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _read(path: Path) -> tuple[int, Record] | None:
+def _read(path: Path) -> tuple[int, SandboxRecord] | None:
     try:
         head, _, rest = path.read_bytes().partition(b"\n")
         turn, size = map(int, head.split())
         return turn, _decoder.decode(rest[:size])
-    except (OSError, ValueError):  # not there, or cut off; a decoding error is a ValueError
+    except (OSError, ValueError):  # missing or incomplete; a decoding error is a ValueError
         return None
 
 
 def _write(path: str, data: bytes) -> None:
-    # What is left of a longer record behind it does no harm: the size says where this one ends.
+    # The rest of a longer, older record may follow: the size tells where this one ends.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # What fits is written when a disk runs full in the middle, and nobody is told.
+        # When the disk becomes full, write(2) is partial and reports no error.
         if os.write(fd, data) < len(data):
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {path}")
     finally:
@@ -218,26 +219,22 @@ def _write(path: str, data: bytes) -> None:
 
 
 def check_uid(uid: str) -> None:
-    """Refuse a uid that could not be a directory's name."""
+    """Raise `InvalidError` for a uid that is not usable as a directory name."""
     if not _UID.fullmatch(uid):
         message = "must be 1 to 63 letters, digits, dots, dashes or underscores"
         raise InvalidError(
-            f"{uid!r} is no sandbox uid", problems=[FieldProblem("uid", message)], hint=message
+            f"{uid!r} is not a valid uid", problems=[FieldProblem("uid", message)], hint=message
         )
 
 
-def boot_id() -> str:
-    """Name this boot of the machine."""
-    return _boot_id()
-
-
 @functools.cache
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Return the id of the machine's current boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def start_ticks(pid: int) -> int | None:
-    """Say when a process started, or `None` if it is gone (or dead and not yet reaped)."""
+    """Return the start time of a process, or `None` if it has exited (reaped or not)."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             text = file.read()
@@ -246,21 +243,21 @@ def start_ticks(pid: int) -> int | None:
     return None
 
 
-def identify(pid: int) -> Process | None:
-    """Write down which process this is."""
+def identify(pid: int) -> ProcessIdentity | None:
+    """Return the identity of a process, or `None` if it has exited."""
     started = start_ticks(pid)
-    return None if started is None else Process(pid=pid, started=started, boot=boot_id())
+    return None if started is None else ProcessIdentity(pid=pid, started=started, boot=boot_id())
 
 
-def open_process(process: Process | None) -> int | None:
-    """Give a pidfd of that very process, or `None` if it is gone."""
+def open_process(process: ProcessIdentity | None) -> int | None:
+    """Return a pidfd of exactly this process, or `None` if it has exited."""
     if process is None or process.boot != boot_id():
         return None
     try:
         pidfd = os.pidfd_open(process.pid)
     except OSError:
         return None
-    # Looked at after opening: were the number another's by now, the start time would differ.
+    # Checked after opening: if the pid was reused, the start time differs.
     if start_ticks(process.pid) != process.started:
         os.close(pidfd)
         return None

@@ -1,7 +1,7 @@
-"""A node that comes back: take over what lives, finish or undo what was begun, remove the rest.
+"""Recovery after a restart: adopt running sandboxes, finish or undo interrupted steps, sweep.
 
-Everything is judged by the records on disk and by the kernel, never by what the last node may have
-thought. `sweep` runs at the start and now and then; it reports what it mended.
+Decisions are based on the records on disk and on the kernel's state only. `sweep` runs at the start
+and periodically.
 """
 
 import asyncio
@@ -18,63 +18,65 @@ from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
 from paddock.runtime.local.checkpoint import is_whole
 from paddock.runtime.local.node import records
-from paddock.runtime.local.node.records import Phase, Record
-from paddock.runtime.local.node.slots import group_name
-from paddock.runtime.local.sandbox.builder import remove_groups
-from paddock.runtime.local.sandbox.lifecycle import UP, Sandboxes
-from paddock.runtime.local.sandbox.sandbox import Sandbox
+from paddock.runtime.local.node.records import RecordPhase, SandboxRecord
+from paddock.runtime.local.node.slots import cgroup_name
+from paddock.runtime.local.sandbox.builder import remove_cgroups
+from paddock.runtime.local.sandbox.lifecycle import UP, SandboxLifecycle
+from paddock.runtime.local.sandbox.sandbox import NodeSandbox
 from paddock.runtime.port import InstanceState
 
 log = logging.getLogger(__name__)
 
-_LOOKS, _PAUSE = 500, 0.02
-"""How often, and every how many seconds, to look whether CRIU still works: for 10 s in all."""
-_RESTS = (InstanceState.HIBERNATED, InstanceState.STOPPED, InstanceState.FAILED)
+_POLLS, _POLL_SECONDS = 500, 0.02
+"""Number and interval (seconds) of checks whether CRIU still traces a process: 10 s in all."""
+_WITHOUT_PROCESSES = (InstanceState.HIBERNATED, InstanceState.STOPPED, InstanceState.FAILED)
 
 
-async def adopt(sandboxes: Sandboxes) -> None:
-    """Take over every sandbox of the state directory."""
-    machine = sandboxes.machine
-    found = list(machine.directories.read_all())
+async def recover(lifecycle: SandboxLifecycle) -> None:
+    """Adopt every sandbox of the state directory."""
+    context = lifecycle.context
+    found = list(context.directories.read_all())
     for _, record in found:
-        if record is not None and record.state not in _RESTS:
-            machine.slots.claim(record.slot)
-    serving = await machine.work(_serving_envds)
+        if record is not None and record.state not in _WITHOUT_PROCESSES:
+            context.slots.reserve(record.slot)
+    running_envds = await context.run_in_thread(_running_envds)
     for name, record in found:
         if record is None or record.uid != name:
-            # Made, but nothing was written yet: whatever it has is swept.
-            machine.directories.discard(machine.directories.of(name))
+            # Created, but without a record yet: its resources are swept.
+            context.directories.discard(context.directories.path_of(name))
             continue
         try:
-            await _adopt_one(sandboxes, record, serving)
+            await _recover_one(lifecycle, record, running_envds)
         except (PaddockError, OSError) as problem:
             log.warning("sandbox not adopted", extra=fields(sandbox=name, reason=str(problem)))
-            _fail(sandboxes, record, f"the node could not take it over: {problem}")
-    await machine.work(machine.storage.sweep)
-    await sweep(sandboxes)
+            _mark_failed(lifecycle, record, f"the node could not adopt it: {problem}")
+    await context.run_in_thread(context.storage.sweep)
+    await sweep(lifecycle)
 
 
-def _serving_envds() -> dict[str, int]:
-    """Find every envd of this machine, by the network namespace that it has joined.
+def _running_envds() -> dict[str, int]:
+    """Return the pids of all envds of this machine by the network namespace they joined.
 
-    One answers its first callers before its node has written down that there is one: killed just
-    then, a node leaves an envd of which no record tells. A second beside it would have to share
-    what init says with it, and neither would hear the whole.
+    An envd serves its first callers before the node has recorded it, so a node killed at that
+    moment leaves an envd that is in no record. A second envd beside it would share its channel to
+    init, and each would miss messages.
     """
     found: dict[str, int] = {}
     ours = os.readlink("/proc/self/ns/pid")
     for path in Path("/proc").iterdir():
         if not path.name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
-            # What runs inside may call itself as it likes, but has another namespace of processes.
+        with contextlib.suppress(OSError):  # it has exited, or belongs to another user
+            # A process inside a sandbox can choose its name, but has another pid namespace.
             if (path / "comm").read_bytes() == b"envd\n" and os.readlink(path / "ns/pid") == ours:
                 found[os.readlink(path / "ns/net")] = int(path.name)
     return found
 
 
-def _envd_of(record: Record, serving: Mapping[str, int]) -> records.Process | None:
-    """Give the envd that a record tells of, or the one that serves it untold."""
+def _envd_of(
+    record: SandboxRecord, running_envds: Mapping[str, int]
+) -> records.ProcessIdentity | None:
+    """Return the envd in the record if it is alive, or a running one that is not recorded."""
     if (pidfd := records.open_process(record.envd)) is not None:
         os.close(pidfd)
         return record.envd
@@ -82,35 +84,41 @@ def _envd_of(record: Record, serving: Mapping[str, int]) -> records.Process | No
         network = os.readlink(f"/proc/{record.init.pid if record.init else 0}/ns/net")
     except OSError:
         return None
-    pid = serving.get(network)
+    pid = running_envds.get(network)
     return None if pid is None else records.identify(pid)
 
 
-async def _adopt_one(sandboxes: Sandboxes, record: Record, serving: Mapping[str, int]) -> None:
-    machine = sandboxes.machine
-    sandbox = Sandbox(machine, record, sandboxes.clock, sandboxes.spawn)
-    if record.phase in (Phase.DESTROYING, Phase.CREATING):
-        # A creation nobody was told of is undone; the caller asks again.
-        await sandboxes.erase(sandbox)
+async def _recover_one(
+    lifecycle: SandboxLifecycle, record: SandboxRecord, running_envds: Mapping[str, int]
+) -> None:
+    context = lifecycle.context
+    sandbox = NodeSandbox(context, record, lifecycle.clock, lifecycle.spawn)
+    if record.phase in (RecordPhase.DESTROYING, RecordPhase.CREATING):
+        # No caller got a reply to this creation: undo it; the caller retries.
+        await lifecycle.erase(sandbox)
         log.info("unfinished sandbox removed", extra=fields(sandbox=record.uid))
         return
-    sandboxes.known[record.uid] = sandbox
-    if record.phase in (Phase.HIBERNATING, Phase.RESTORING, Phase.STOPPING):
-        await _finish_pause(sandboxes, sandbox)
+    lifecycle.by_uid[record.uid] = sandbox
+    if record.phase in (RecordPhase.HIBERNATING, RecordPhase.RESTORING, RecordPhase.STOPPING):
+        await _finish_pause(lifecycle, sandbox)
         return
-    if record.state in _RESTS:
+    if record.state in _WITHOUT_PROCESSES:
         return
     pidfd = records.open_process(record.init)
     if pidfd is None:
-        _fail(sandboxes, record, "it ended while no node was there")
-        await sandboxes.end_processes(sandboxes.known[record.uid])
+        _mark_failed(lifecycle, record, "its init exited while no node was running")
+        await lifecycle.kill_processes(lifecycle.by_uid[record.uid])
         return
-    envd = _envd_of(record, serving)
-    sandboxes.come_up(sandbox, pidfd, envd=envd)
-    if envd != record.envd and sandbox.door is not None and sandbox.door.is_serving:
+    envd = _envd_of(record, running_envds)
+    lifecycle.attach_init(sandbox, pidfd, envd=envd)
+    if (
+        envd != record.envd
+        and sandbox.envd_listener is not None
+        and sandbox.envd_listener.is_serving
+    ):
         sandbox.save(envd=envd)
-    if machine.cgroups.is_usable:
-        is_frozen = machine.cgroups.is_frozen(group_name(record.slot))
+    if context.cgroups.is_usable:
+        is_frozen = context.cgroups.is_frozen(cgroup_name(record.slot))
         now = InstanceState.FROZEN if is_frozen else InstanceState.RUNNING
         if now is not record.state:
             sandbox.save(state=now)
@@ -119,86 +127,89 @@ async def _adopt_one(sandboxes: Sandboxes, record: Record, serving: Mapping[str,
     log.info("sandbox adopted", extra=fields(sandbox=record.uid, state=sandbox.record.state))
 
 
-async def _finish_pause(sandboxes: Sandboxes, sandbox: Sandbox) -> None:
-    """Settle what was caught between two states: what is whole on disk decides."""
+async def _finish_pause(lifecycle: SandboxLifecycle, sandbox: NodeSandbox) -> None:
+    """Finish an interrupted pause or restore; what is complete on disk decides."""
     record = sandbox.record
     pidfd = records.open_process(record.init)
-    storage = sandboxes.machine.storage
-    # Sealed before the processes are ended and dropped after they run again: it says who is right.
-    has_memory = record.phase is not Phase.STOPPING and is_whole(storage.box_memory(sandbox.home))
-    is_hibernating = record.phase is Phase.HIBERNATING
-    if pidfd is not None and is_hibernating and await _is_let_go(pidfd, record):
-        # The memory may be half written: the processes are the better copy.
-        sandboxes.come_up(sandbox, pidfd)
-        if sandboxes.machine.cgroups.is_usable:
-            sandboxes.machine.cgroups.freeze(sandbox.group, frozen=False)
-        sandbox.save(state=InstanceState.RUNNING, phase=Phase.SETTLED)
+    storage = lifecycle.context.storage
+    # The image is sealed before the processes are killed, and dropped after they run again: if it
+    # is complete, it is the valid copy.
+    has_memory = record.phase is not RecordPhase.STOPPING and is_whole(
+        storage.box_memory(sandbox.home)
+    )
+    is_hibernating = record.phase is RecordPhase.HIBERNATING
+    if pidfd is not None and is_hibernating and await _wait_until_untraced(pidfd, record):
+        # The image may be incomplete: the processes are the valid copy.
+        lifecycle.attach_init(sandbox, pidfd)
+        if lifecycle.context.cgroups.is_usable:
+            lifecycle.context.cgroups.freeze(sandbox.cgroup, frozen=False)
+        sandbox.save(state=InstanceState.RUNNING, phase=RecordPhase.SETTLED)
         return
     if pidfd is not None:
         os.close(pidfd)
-    await sandboxes.end_processes(sandbox, keep_address=has_memory)
+    await lifecycle.kill_processes(sandbox, keep_address=has_memory)
     kept = InstanceState.HIBERNATED if has_memory else InstanceState.STOPPED
-    sandbox.save(state=kept, phase=Phase.SETTLED, init=None, envd=None, ip=None)
+    sandbox.save(state=kept, phase=RecordPhase.SETTLED, init=None, envd=None, ip=None)
 
 
-async def _is_let_go(pidfd: int, record: Record) -> bool:
-    """Wait until CRIU, which outlives a node, has let go of an init; says whether that lives.
+async def _wait_until_untraced(pidfd: int, record: SandboxRecord) -> bool:
+    """Wait until CRIU, which outlives the node, no longer traces init; whether init is alive.
 
-    It leaves processes as frozen as it found them, or ends them: only then the state is known.
+    CRIU leaves processes frozen as it found them, or kills them: only then is the state known.
     """
     status = Path(f"/proc/{record.init.pid if record.init else 0}/status")
     try:
-        for _ in range(_LOOKS):
+        for _ in range(_POLLS):
             text = status.read_text()
-            signal.pidfd_send_signal(pidfd, 0)  # what was read was of the one we mean
+            signal.pidfd_send_signal(pidfd, 0)  # still alive: the status was of this process
             if "TracerPid:\t0\n" in text:
                 break
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_POLL_SECONDS)
     except OSError:
         return False
     return True
 
 
-def _fail(sandboxes: Sandboxes, record: Record, reason: str) -> None:
-    sandbox = sandboxes.known.get(record.uid)
+def _mark_failed(lifecycle: SandboxLifecycle, record: SandboxRecord, reason: str) -> None:
+    sandbox = lifecycle.by_uid.get(record.uid)
     if sandbox is None:
-        sandbox = Sandbox(sandboxes.machine, record, sandboxes.clock, sandboxes.spawn)
-        sandboxes.known[record.uid] = sandbox
-    sandbox.record = structs.replace(sandbox.record, phase=Phase.SETTLED)
+        sandbox = NodeSandbox(lifecycle.context, record, lifecycle.clock, lifecycle.spawn)
+        lifecycle.by_uid[record.uid] = sandbox
+    sandbox.record = structs.replace(sandbox.record, phase=RecordPhase.SETTLED)
     sandbox.save(state=InstanceState.FAILED, reason=reason, ip=None)
-    sandbox.journal.write("sandbox lost", level="error", reason=reason)
-    sandboxes.tell(sandbox)
+    sandbox.log_file.write("sandbox lost", level="error", reason=reason)
+    lifecycle.publish(sandbox)
 
 
-async def sweep(sandboxes: Sandboxes) -> tuple[str, ...]:
-    """Remove groups, links and files that belong to no sandbox; give what was found."""
-    machine = sandboxes.machine
-    mended: list[str] = []
-    if machine.cgroups.is_usable:
-        for name in machine.cgroups.names():
+async def sweep(lifecycle: SandboxLifecycle) -> tuple[str, ...]:
+    """Remove cgroups, links and files that belong to no sandbox; return what was removed."""
+    context = lifecycle.context
+    removed: list[str] = []
+    if context.cgroups.is_usable:
+        for name in context.cgroups.names():
             slot = name.removeprefix("s")
-            if not slot.isdigit() or machine.slots.is_taken(int(slot)):
+            if not slot.isdigit() or context.slots.is_taken(int(slot)):
                 continue
-            machine.slots.claim(int(slot))  # nobody may be born into it meanwhile
+            context.slots.reserve(int(slot))  # no sandbox may get it meanwhile
             try:
-                machine.cgroups.kill(name)
-                await remove_groups(machine, name)
-                mended.append(f"group {name}")
+                context.cgroups.kill(name)
+                await remove_cgroups(context, name)
+                removed.append(f"group {name}")
             except PaddockError as problem:
                 log.warning("group not removed", extra=fields(group=name, reason=problem.message))
             finally:
-                machine.slots.free(int(slot))
-    if machine.fabric is not None:
-        placed = (*UP, InstanceState.HIBERNATED)  # whoever sleeps keeps its address
-        there = {box.home for box in sandboxes.known.values() if box.record.state in placed}
-        kept = there | sandboxes.homes_in_use()  # one that is just being made has its link already
-        mended += [f"network {uid}" for uid in await machine.fabric.release_all_unknown(kept)]
-    for home in await machine.work(machine.storage.boxes):
-        known = {box.home for box in sandboxes.known.values()} | sandboxes.homes_in_use()
-        if home not in known and not machine.directories.of(home).exists():
-            await machine.work(machine.storage.delete, home)
-            mended.append(f"files {home}")
-    await machine.work(machine.directories.empty_trash)
-    if mended:
-        log.info("leftovers removed", extra=fields(what=", ".join(mended)))
-    return tuple(mended)
+                context.slots.release(int(slot))
+    if context.fabric is not None:
+        placed = (*UP, InstanceState.HIBERNATED)  # a hibernated sandbox keeps its address
+        there = {box.home for box in lifecycle.by_uid.values() if box.record.state in placed}
+        kept = there | lifecycle.homes_in_use()  # also of sandboxes being created
+        removed += [f"network {uid}" for uid in await context.fabric.release_all_unknown(kept)]
+    for home in await context.run_in_thread(context.storage.boxes):
+        known = {box.home for box in lifecycle.by_uid.values()} | lifecycle.homes_in_use()
+        if home not in known and not context.directories.path_of(home).exists():
+            await context.run_in_thread(context.storage.delete, home)
+            removed.append(f"files {home}")
+    await context.run_in_thread(context.directories.empty_trash)
+    if removed:
+        log.info("leftovers removed", extra=fields(what=", ".join(removed)))
+    return tuple(removed)

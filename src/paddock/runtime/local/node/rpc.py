@@ -1,8 +1,8 @@
-"""Messages with descriptors over a unix stream socket: how others talk to the node.
+"""The node's RPC protocol: msgpack messages with file descriptors over a unix stream socket.
 
-A frame is u32 size, u32 number of descriptors, then msgpack. Requests carry an id, a method, a uid
-and a body; answers repeat the id with a result or an error of `kit.errors`, by name. A watch is
-answered many times. Only root and the node's own user may connect; the kernel vouches for that.
+A frame is u32 size, u32 number of descriptors, then msgpack. A request has an id, a method, a uid
+and a body; a reply repeats the id with a result or an error of `kit.errors`, by name. A watch gets
+many replies. Only root and the node's own user may connect (`SO_PEERCRED`).
 """
 
 import array
@@ -35,11 +35,11 @@ _ERRORS: dict[str, type[PaddockError]] = {
 
 
 class NodeLostError(UnavailableError):
-    """The node is not there, or went away before it answered."""
+    """The node is not running, or exited before it replied."""
 
 
-class Request(Struct, frozen=True, kw_only=True):
-    """Do something."""
+class RpcRequest(Struct, frozen=True, kw_only=True):
+    """One call of a method."""
 
     id: int
     method: str
@@ -47,8 +47,8 @@ class Request(Struct, frozen=True, kw_only=True):
     body: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
-class Problem(Struct, frozen=True, kw_only=True):
-    """An error on its way."""
+class RpcError(Struct, frozen=True, kw_only=True):
+    """An error as sent in a reply."""
 
     kind: str
     message: str
@@ -56,10 +56,10 @@ class Problem(Struct, frozen=True, kw_only=True):
     retry_after_seconds: float | None = None
 
     @staticmethod
-    def of(problem: PaddockError) -> "Problem":
-        """Pack an error."""
+    def of(problem: PaddockError) -> "RpcError":
+        """Encode an error by the nearest class of `kit.errors`."""
         known = (kind.__name__ for kind in type(problem).__mro__ if kind.__name__ in _ERRORS)
-        return Problem(
+        return RpcError(
             kind=next(known),
             message=problem.message,
             hint=problem.hint,
@@ -67,7 +67,7 @@ class Problem(Struct, frozen=True, kw_only=True):
         )
 
     def unpack(self) -> PaddockError:
-        """Make the error again."""
+        """Return the error to raise."""
         kind = _ERRORS.get(self.kind, PaddockError)
         problem = kind(self.message, hint=self.hint)
         if self.retry_after_seconds is not None:
@@ -75,16 +75,16 @@ class Problem(Struct, frozen=True, kw_only=True):
         return problem
 
 
-class Answer(Struct, frozen=True, kw_only=True):
-    """What became of a request."""
+class RpcReply(Struct, frozen=True, kw_only=True):
+    """The result of a request, or its error."""
 
     id: int
     result: msgspec.Raw = msgspec.Raw(b"\xc0")
-    problem: Problem | None = None
+    problem: RpcError | None = None
 
 
-class Connection:
-    """One end of a socket: whole messages in and out, on the running loop."""
+class RpcConnection:
+    """One end of a socket: sends and receives whole messages on the running loop."""
 
     def __init__(
         self,
@@ -106,13 +106,13 @@ class Connection:
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def send(self, message: object, fds: Sequence[int] = ()) -> None:
-        """Queue a message; copies of the descriptors are taken now."""
+        """Queue a message; the descriptors are duplicated at once."""
         if self.is_closed:
             return
         data = msgspec.msgpack.encode(message)
         frame = memoryview(_FRAME.pack(len(data), len(fds)) + data)
         self._unsent += len(frame)
-        if self._unsent > _MAX_UNSENT:  # somebody watches and does not read
+        if self._unsent > _MAX_UNSENT:  # a watcher that does not read
             self.close()
             return
         self._out.append((frame, [os.dup(fd) for fd in fds]))
@@ -120,7 +120,7 @@ class Connection:
             self._writable()
 
     def close(self) -> None:
-        """Drop the connection and everything unsent."""
+        """Close the connection and drop unsent messages."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -192,24 +192,24 @@ class Connection:
             self._on_message(message, [self._fds.popleft() for _ in range(count)])
 
 
-class Client:
-    """The asking side: reconnects by itself; calls under way when the node is lost fail."""
+class RpcClient:
+    """The client: reconnects when needed; calls in flight fail when the node exits."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._connection: Connection | None = None
+        self._connection: RpcConnection | None = None
         self._next = 0
-        self._waiting: dict[int, asyncio.Future[tuple[Answer, list[int]]]] = {}
-        self._streams: dict[int, asyncio.Queue[Answer | None]] = {}
+        self._waiting: dict[int, asyncio.Future[tuple[RpcReply, list[int]]]] = {}
+        self._streams: dict[int, asyncio.Queue[RpcReply | None]] = {}
 
     async def call(
         self, method: str, uid: str = "", body: object = None
     ) -> tuple[msgspec.Raw, list[int]]:
-        """Ask, and give the result with its descriptors, or raise what the node raised."""
+        """Call a method; return the result with its descriptors, or raise the node's error."""
         connection = self._connect()
         self._next += 1
         ident = self._next
-        future: asyncio.Future[tuple[Answer, list[int]]] = (
+        future: asyncio.Future[tuple[RpcReply, list[int]]] = (
             asyncio.get_running_loop().create_future()
         )
         self._waiting[ident] = future
@@ -223,26 +223,26 @@ class Client:
             raise answer.problem.unpack()
         return answer.result, fds
 
-    def stream(self, method: str) -> "asyncio.Queue[Answer | None]":
-        """Ask for many answers; `None` in the queue says that the node was lost."""
+    def stream(self, method: str) -> "asyncio.Queue[RpcReply | None]":
+        """Start a call with many replies; `None` in the queue means that the node exited."""
         connection = self._connect()
         self._next += 1
-        queue: asyncio.Queue[Answer | None] = asyncio.Queue()
+        queue: asyncio.Queue[RpcReply | None] = asyncio.Queue()
         self._streams[self._next] = queue
         connection.send(_request(self._next, method, "", None))
         return queue
 
-    def end_stream(self, queue: "asyncio.Queue[Answer | None]") -> None:
-        """Forget a stream; what still comes of it is dropped."""
+    def end_stream(self, queue: "asyncio.Queue[RpcReply | None]") -> None:
+        """Forget a stream; its later replies are dropped."""
         for ident in [i for i, q in self._streams.items() if q is queue]:
             del self._streams[ident]
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> RpcConnection:
         if self._connection is not None and not self._connection.is_closed:
             return self._connection
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -251,15 +251,15 @@ class Client:
         except OSError as problem:
             sock.close()
             raise NodeLostError(
-                f"the node at {self._path} does not answer: {problem.strerror}",
+                f"cannot connect to the node at {self._path}: {problem.strerror}",
                 retry_after_seconds=0.5,
-                hint="is it running? `paddock up` starts it",
+                hint="start the node with `paddock up`",
             ) from problem
-        self._connection = Connection(sock, on_message=self._message, on_close=self._lost)
+        self._connection = RpcConnection(sock, on_message=self._on_message, on_close=self._on_lost)
         return self._connection
 
-    def _message(self, data: bytes, fds: list[int]) -> None:
-        answer = msgspec.msgpack.decode(data, type=Answer)
+    def _on_message(self, data: bytes, fds: list[int]) -> None:
+        answer = msgspec.msgpack.decode(data, type=RpcReply)
         if (queue := self._streams.get(answer.id)) is not None:
             queue.put_nowait(answer)
             return
@@ -269,12 +269,12 @@ class Client:
             return
         future.set_result((answer, fds))
 
-    def _lost(self) -> None:
+    def _on_lost(self) -> None:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(
                     NodeLostError(
-                        "the node went away before it answered; ask it what became of it",
+                        "the node exited before it replied; the result of the call is unknown",
                         retry_after_seconds=0.5,
                     )
                 )
@@ -284,22 +284,24 @@ class Client:
         self._streams.clear()
 
 
-def _request(ident: int, method: str, uid: str, body: object) -> Request:
-    return Request(id=ident, method=method, uid=uid, body=msgspec.Raw(msgspec.msgpack.encode(body)))
+def _request(ident: int, method: str, uid: str, body: object) -> RpcRequest:
+    return RpcRequest(
+        id=ident, method=method, uid=uid, body=msgspec.Raw(msgspec.msgpack.encode(body))
+    )
 
 
-def may_connect(sock: socket.socket) -> bool:
-    """Say whether the other side is root or runs as the node does."""
+def is_peer_allowed(sock: socket.socket) -> bool:
+    """Whether the peer is root or the node's own user."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, _ = struct.unpack("3i", raw)
     return uid in (0, os.geteuid())
 
 
 def listen(path: str) -> socket.socket:
-    """Listen on a path, replacing a dead socket there in one step; only its owner may connect."""
+    """Listen on a path, atomically replacing an old socket; only its owner may connect."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
-    # What a socket's file allows is what its inode says when it is bound.
+    # The mode of the socket's file is the mode of its inode at bind time.
     os.fchmod(sock.fileno(), 0o600)
     try:
         sock.bind(path)

@@ -1,4 +1,4 @@
-"""The node's door: which method does what, for whoever may connect."""
+"""The node's RPC server: accepts connections and dispatches requests to handlers."""
 
 import asyncio
 import logging
@@ -14,14 +14,14 @@ from msgspec import Struct
 from paddock.kit.errors import InvalidError, PaddockError
 from paddock.kit.logs import fields
 from paddock.runtime.local.node import rpc
-from paddock.runtime.local.node.rpc import Answer, Connection, Problem, Request
+from paddock.runtime.local.node.rpc import RpcConnection, RpcError, RpcReply, RpcRequest
 from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, RuntimeEvent
 
 log = logging.getLogger(__name__)
 
 
 class SnapshotArguments(Struct, frozen=True, kw_only=True):
-    """What to store."""
+    """Body of `snapshot`."""
 
     checkpoint_id: str
     memory: bool
@@ -29,14 +29,14 @@ class SnapshotArguments(Struct, frozen=True, kw_only=True):
 
 
 class LogArguments(Struct, frozen=True, kw_only=True):
-    """Which lines are wanted."""
+    """Body of `logs`."""
 
     since: datetime | None = None
     limit: int = 1000
 
 
-class Descriptor(Struct, frozen=True):
-    """A result that is a file descriptor, sent along and then closed here."""
+class FdResult(Struct, frozen=True):
+    """A result that is a file descriptor; the server closes it after sending."""
 
     fd: int
 
@@ -49,13 +49,13 @@ BODIES: dict[str, Any] = {
     "set_egress": EgressPolicy,
     "logs": LogArguments,
 }
-"""What the body of a method is; all others have none."""
+"""Body types by method; all other methods have no body."""
 
 Handler = Callable[[str, Any], Awaitable[object]]
 
 
-class Service:
-    """Answers requests; each in a task of its own, so that a slow one holds nobody up."""
+class RpcServer:
+    """Handles each request in its own task, so that a slow one delays no other."""
 
     def __init__(
         self,
@@ -64,18 +64,18 @@ class Service:
     ) -> None:
         self._handlers = handlers
         self._spawn = spawn
-        self._watchers: set[tuple[Connection, int]] = set()
-        self._connections: set[Connection] = set()
+        self._watchers: set[tuple[RpcConnection, int]] = set()
+        self._connections: set[RpcConnection] = set()
         self._listener: socket.socket | None = None
 
     def open(self, path: str) -> None:
-        """Listen."""
+        """Listen on a path."""
         self._listener = rpc.listen(path)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Stop listening and close all connections."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener.fileno())
             self._listener.close()
@@ -83,11 +83,11 @@ class Service:
         for connection in list(self._connections):
             connection.close()
 
-    def tell(self, event: RuntimeEvent) -> None:
+    def publish(self, event: RuntimeEvent) -> None:
         """Send an event to all watchers."""
         result = msgspec.Raw(msgspec.msgpack.encode(event))
         for connection, ident in tuple(self._watchers):
-            connection.send(Answer(id=ident, result=result))
+            connection.send(RpcReply(id=ident, result=result))
 
     def _accept(self) -> None:
         if self._listener is None:
@@ -96,60 +96,60 @@ class Service:
             sock, _ = self._listener.accept()
         except OSError:
             return
-        if not rpc.may_connect(sock):
-            log.warning("stranger refused")
+        if not rpc.is_peer_allowed(sock):
+            log.warning("connection of another user refused")
             sock.close()
             return
-        connection: Connection | None = None
+        connection: RpcConnection | None = None
 
         def message(data: bytes, fds: list[int]) -> None:
-            for fd in fds:  # nothing is ever sent to us
+            for fd in fds:  # no method takes descriptors
                 os.close(fd)
             if connection is not None:
-                self._message(connection, data)
+                self._on_message(connection, data)
 
         def closed() -> None:
             if connection is not None:
                 self._connections.discard(connection)
                 self._watchers -= {w for w in self._watchers if w[0] is connection}
 
-        connection = Connection(sock, on_message=message, on_close=closed)
+        connection = RpcConnection(sock, on_message=message, on_close=closed)
         self._connections.add(connection)
 
-    def _message(self, connection: Connection, data: bytes) -> None:
+    def _on_message(self, connection: RpcConnection, data: bytes) -> None:
         try:
-            request = msgspec.msgpack.decode(data, type=Request)
+            request = msgspec.msgpack.decode(data, type=RpcRequest)
         except msgspec.DecodeError:
             connection.close()
             return
         if request.method == "watch":
             self._watchers.add((connection, request.id))
-            connection.send(Answer(id=request.id))
+            connection.send(RpcReply(id=request.id))
             return
-        self._spawn(f"{request.method} {request.uid}", self._answer(connection, request))
+        self._spawn(f"{request.method} {request.uid}", self._handle(connection, request))
 
-    async def _answer(self, connection: Connection, request: Request) -> None:
+    async def _handle(self, connection: RpcConnection, request: RpcRequest) -> None:
         try:
-            result = await self._perform(request)
+            result = await self._dispatch(request)
         except PaddockError as problem:
-            connection.send(Answer(id=request.id, problem=Problem.of(problem)))
+            connection.send(RpcReply(id=request.id, problem=RpcError.of(problem)))
             return
         except Exception as problem:
             log.exception("request failed", extra=fields(method=request.method, uid=request.uid))
-            inner = PaddockError(f"the node failed: {type(problem).__name__}: {problem}")
-            connection.send(Answer(id=request.id, problem=Problem.of(inner)))
+            inner = PaddockError(f"internal error of the node: {type(problem).__name__}: {problem}")
+            connection.send(RpcReply(id=request.id, problem=RpcError.of(inner)))
             return
-        if isinstance(result, Descriptor):
-            connection.send(Answer(id=request.id), [result.fd])
+        if isinstance(result, FdResult):
+            connection.send(RpcReply(id=request.id), [result.fd])
             os.close(result.fd)
         else:
             raw = msgspec.Raw(msgspec.msgpack.encode(result))
-            connection.send(Answer(id=request.id, result=raw))
+            connection.send(RpcReply(id=request.id, result=raw))
 
-    async def _perform(self, request: Request) -> object:
+    async def _dispatch(self, request: RpcRequest) -> object:
         handler = self._handlers.get(request.method)
         if handler is None:
-            raise InvalidError(f"the node has no method {request.method!r}")
+            raise InvalidError(f"unknown method {request.method!r}")
         kind = BODIES.get(request.method)
         try:
             body = msgspec.msgpack.decode(request.body, type=kind) if kind else None

@@ -1,7 +1,7 @@
-"""Sandboxes beyond their processes: hibernated, stopped, stored, forked, made of what was stored.
+"""Hibernate, stop, restore, snapshot and fork sandboxes, and create them from checkpoints.
 
-The order of steps is what makes a kill at any point harmless: the record names the intention first,
-the old copy goes only when the new one is whole.
+The order of steps makes a kill at any point harmless: the record states the intention first, and
+the old copy is removed only when the new one is complete.
 """
 
 import asyncio
@@ -25,25 +25,25 @@ from paddock.runtime.local.checkpoint import Checkpointer, Dump, Ground, Restore
 from paddock.runtime.local.kernel import nproc_reserve, pidfds
 from paddock.runtime.local.launch.protocol import MakeRoot
 from paddock.runtime.local.node import records
-from paddock.runtime.local.node.capabilities import Abilities
-from paddock.runtime.local.node.node_context import open_workdir
-from paddock.runtime.local.node.records import Phase, Record
-from paddock.runtime.local.node.slots import group_name
-from paddock.runtime.local.sandbox.builder import check, host_name, set_hostname
-from paddock.runtime.local.sandbox.freeze import Pausing
+from paddock.runtime.local.node.capabilities import NodeCapabilities
+from paddock.runtime.local.node.node_context import unlock_workdir
+from paddock.runtime.local.node.records import RecordPhase, SandboxRecord
+from paddock.runtime.local.node.slots import cgroup_name
+from paddock.runtime.local.sandbox.builder import host_name, set_hostname, validate
+from paddock.runtime.local.sandbox.freeze import SandboxFreezer
 from paddock.runtime.local.sandbox.identity import write_identity
-from paddock.runtime.local.sandbox.lifecycle import UP, Sandboxes
-from paddock.runtime.local.sandbox.sandbox import Sandbox
+from paddock.runtime.local.sandbox.lifecycle import UP, SandboxLifecycle
+from paddock.runtime.local.sandbox.sandbox import NodeSandbox
 from paddock.runtime.port import Blueprint, Instance, InstanceState, StoredCheckpoint
 
 log = logging.getLogger(__name__)
 
-_FORKS_AT_ONCE = 4
+_MAX_PARALLEL_FORKS = 4
 _KEPT = (*UP, InstanceState.HIBERNATED, InstanceState.STOPPED)
 
 
 class CheckpointRecord(Struct, frozen=True, kw_only=True):
-    """What is known of a stored state besides its files and memory."""
+    """Metadata of a checkpoint, kept beside its files and memory."""
 
     stored: StoredCheckpoint
     layers: tuple[str, ...]
@@ -51,116 +51,118 @@ class CheckpointRecord(Struct, frozen=True, kw_only=True):
     is_started: bool
 
 
-# Made at import, not by the first use: see docs/decisions/0080.
+# Created at import, not at first use: see docs/decisions/0080.
 _decoder = msgspec.json.Decoder(CheckpointRecord)
 
 
-class Keeping:
-    """Stores and brings back."""
+class Hibernation:
+    """Stores and restores the sandboxes of one node."""
 
-    def __init__(self, sandboxes: Sandboxes, pausing: Pausing, abilities: Abilities) -> None:
-        self._sandboxes = sandboxes
-        self._pausing = pausing
-        self._abilities = abilities
-        self._machine = sandboxes.machine
-        self._records = self._machine.settings.state / "checkpoints"
+    def __init__(
+        self, lifecycle: SandboxLifecycle, freezer: SandboxFreezer, capabilities: NodeCapabilities
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._freezer = freezer
+        self._capabilities = capabilities
+        self._context = lifecycle.context
+        self._record_dir = self._context.settings.state / "checkpoints"
 
-    # Pausing that frees the machine
+    # Pauses without processes
 
     async def hibernate(self, uid: str) -> Instance:
-        """Store memory and files, free everything else."""
-        checkpointer = await self._abilities.checkpointer()
-        async with self._sandboxes.turn(uid):
-            sandbox = self._sandboxes.get(uid)
+        """Store memory and files, release everything else."""
+        checkpointer = await self._capabilities.checkpointer()
+        async with self._lifecycle.lock(uid):
+            sandbox = self._lifecycle.get(uid)
             sandbox.expect(*UP, InstanceState.HIBERNATED, doing="hibernated")
             if sandbox.record.state is InstanceState.HIBERNATED:
                 return sandbox.instance()
             before = sandbox.record.state
-            pid, pidfd = self._pid(sandbox), os.dup(sandbox.pidfd or 0)
-            sandbox.save(phase=Phase.HIBERNATING)
-            sandbox.go_down(kill=True)
+            pid, pidfd = self._init_pid(sandbox), os.dup(sandbox.pidfd or 0)
+            sandbox.save(phase=RecordPhase.HIBERNATING)
+            sandbox.detach_init(kill=True)
             dump = Dump(
                 pid=pid,
-                images=self._machine.storage.box_memory(sandbox.home),
+                images=self._context.storage.box_memory(sandbox.home),
                 leave_running=False,
-                group=self._machine.cgroups.unified(sandbox.group),
+                group=self._context.cgroups.unified(sandbox.cgroup),
             )
             try:
                 if before is InstanceState.RUNNING:
-                    # CRIU does it, too, but looks only every 100 ms whether all stand.
-                    await self._pausing.stand_still(sandbox)
+                    # CRIU would freeze, too, but polls only every 100 ms.
+                    await self._freezer.freeze_processes(sandbox)
                 await asyncio.to_thread(checkpointer.dump, dump)
             except BaseException:
                 if before is InstanceState.RUNNING:
-                    self._pausing.go_on(sandbox)
-                self._sandboxes.come_up(sandbox, pidfd)
-                sandbox.save(state=before, phase=Phase.SETTLED)
+                    self._freezer.unfreeze_processes(sandbox)
+                self._lifecycle.attach_init(sandbox, pidfd)
+                sandbox.save(state=before, phase=RecordPhase.SETTLED)
                 raise
             os.close(pidfd)
-            await self._sandboxes.end_processes(sandbox, keep_address=True)
-            self._settle(sandbox, InstanceState.HIBERNATED)
+            await self._lifecycle.kill_processes(sandbox, keep_address=True)
+            self._mark_settled(sandbox, InstanceState.HIBERNATED)
             log.info("sandbox hibernated", extra=fields(sandbox=uid))
             return sandbox.instance()
 
     async def stop(self, uid: str) -> Instance:
-        """End all processes, keep the files."""
-        async with self._sandboxes.turn(uid):
-            sandbox = self._sandboxes.get(uid)
+        """Kill all processes, keep the files."""
+        async with self._lifecycle.lock(uid):
+            sandbox = self._lifecycle.get(uid)
             sandbox.expect(*_KEPT, InstanceState.FAILED, doing="stopped")
             if sandbox.record.state is InstanceState.STOPPED:
                 return sandbox.instance()
-            sandbox.save(phase=Phase.STOPPING)
+            sandbox.save(phase=RecordPhase.STOPPING)
             if sandbox.record.state in UP:
-                await self._sandboxes.end_processes(sandbox)
-            await self._machine.work(self._machine.storage.drop_memory, sandbox.home)
-            self._settle(sandbox, InstanceState.STOPPED)
+                await self._lifecycle.kill_processes(sandbox)
+            await self._context.run_in_thread(self._context.storage.drop_memory, sandbox.home)
+            self._mark_settled(sandbox, InstanceState.STOPPED)
             return sandbox.instance()
 
     async def restore(self, uid: str) -> Instance:
-        """Bring a hibernated or stopped sandbox back."""
-        async with self._sandboxes.turn(uid):
-            sandbox = self._sandboxes.get(uid)
+        """Restore a hibernated sandbox, or restart a stopped one."""
+        async with self._lifecycle.lock(uid):
+            sandbox = self._lifecycle.get(uid)
             sandbox.expect(*_KEPT, doing="restored")
             if sandbox.record.state is InstanceState.FROZEN:
                 raise ConflictError(f"sandbox {uid} is frozen: thaw it instead of restoring it")
             if sandbox.record.state is InstanceState.RUNNING:
                 return sandbox.instance()
             if sandbox.record.state is InstanceState.STOPPED:
-                await self._sandboxes.relaunch(sandbox)
+                await self._lifecycle.relaunch(sandbox)
             else:
-                memory = self._machine.storage.box_memory(sandbox.home)
-                await self._bring_back(sandbox, memory, keep_connections=True)
-                await self._machine.work(self._machine.storage.drop_memory, sandbox.home)
+                memory = self._context.storage.box_memory(sandbox.home)
+                await self._restore_memory(sandbox, memory, keep_connections=True)
+                await self._context.run_in_thread(self._context.storage.drop_memory, sandbox.home)
             log.info("sandbox restored", extra=fields(sandbox=uid))
             return sandbox.instance()
 
-    # Stored states
+    # Checkpoints
 
     async def snapshot(
         self, uid: str, checkpoint_id: str, *, memory: bool, keep_running: bool
     ) -> StoredCheckpoint:
-        """Store a state under an id."""
+        """Store files, and memory if wanted, as a checkpoint; an existing id is returned."""
         records.check_uid(checkpoint_id)
-        if (known := self._read(checkpoint_id)) is not None:
+        if (known := self._read_record(checkpoint_id)) is not None:
             return known.stored
-        checkpointer = await self._abilities.checkpointer() if memory else None
-        async with self._sandboxes.turn(uid):
-            sandbox = self._sandboxes.get(uid)
+        checkpointer = await self._capabilities.checkpointer() if memory else None
+        async with self._lifecycle.lock(uid):
+            sandbox = self._lifecycle.get(uid)
             wanted = _KEPT[:3] if memory else _KEPT
             sandbox.expect(*wanted, doing="stored with its memory" if memory else "stored")
             await self._store(sandbox, checkpoint_id, checkpointer)
-            record = await self._write(sandbox, checkpoint_id, has_memory=memory)
+            record = await self._write_record(sandbox, checkpoint_id, has_memory=memory)
             is_up = sandbox.record.state in UP
         if is_up and not keep_running:
             await (self.hibernate(uid) if memory else self.stop(uid))
         return record.stored
 
     async def fork(self, uid: str, children: tuple[Blueprint, ...]) -> tuple[Instance | str, ...]:
-        """Make clones of a running sandbox."""
+        """Create clones of a running sandbox; return each one's instance or error message."""
         checkpoint_id = f"fork-{ids.name_suffix(12)}"
-        self._sandboxes.get(uid).expect(*UP, doing="forked")
+        self._lifecycle.get(uid).expect(*UP, doing="forked")
         await self.snapshot(uid, checkpoint_id, memory=True, keep_running=True)
-        some = asyncio.Semaphore(_FORKS_AT_ONCE)
+        some = asyncio.Semaphore(_MAX_PARALLEL_FORKS)
 
         async def make(child: Blueprint) -> Instance | str:
             async with some:
@@ -175,17 +177,17 @@ class Keeping:
             await self.delete_checkpoint(checkpoint_id)
 
     async def create(self, blueprint: Blueprint) -> Instance:
-        """Make a sandbox, of an image or of a stored state."""
+        """Create a sandbox from an image or a checkpoint."""
         if blueprint.checkpoint_id is None:
-            return await self._sandboxes.create(blueprint)
-        check(blueprint)
-        async with self._sandboxes.turn(blueprint.uid):
-            if (there := self._sandboxes.known.get(blueprint.uid)) is not None:
+            return await self._lifecycle.create(blueprint)
+        validate(blueprint)
+        async with self._lifecycle.lock(blueprint.uid):
+            if (there := self._lifecycle.by_uid.get(blueprint.uid)) is not None:
                 return there.instance()
-            stored = self._read(blueprint.checkpoint_id)
+            stored = self._read_record(blueprint.checkpoint_id)
             if stored is None:
-                raise NotFoundError(f"no checkpoint {blueprint.checkpoint_id} is stored here")
-            sandbox = await self._clone(blueprint, stored)
+                raise NotFoundError(f"checkpoint {blueprint.checkpoint_id} is not on this node")
+            sandbox = await self._create_from_checkpoint(blueprint, stored)
             log.info(
                 "sandbox created from a checkpoint",
                 extra=fields(sandbox=blueprint.uid, checkpoint=blueprint.checkpoint_id),
@@ -193,61 +195,63 @@ class Keeping:
             return sandbox.instance()
 
     async def checkpoints(self) -> tuple[StoredCheckpoint, ...]:
-        """List stored states."""
-        names = await self._machine.work(self._machine.storage.checkpoints)
-        found = (self._read(name) for name in names)
+        """List the checkpoints of this node."""
+        names = await self._context.run_in_thread(self._context.storage.checkpoints)
+        found = (self._read_record(name) for name in names)
         return tuple(record.stored for record in found if record is not None)
 
     async def delete_checkpoint(self, checkpoint_id: str) -> None:
-        """Forget a stored state."""
+        """Delete a checkpoint; an unknown id is no error."""
         records.check_uid(checkpoint_id)
-        # The record goes first: without it the rest is nobody's.
-        self._path(checkpoint_id).unlink(missing_ok=True)
-        await self._machine.work(self._machine.storage.delete_checkpoint, checkpoint_id)
+        # The record first: without it the checkpoint does not exist and the rest is swept.
+        self._record_path(checkpoint_id).unlink(missing_ok=True)
+        await self._context.run_in_thread(self._context.storage.delete_checkpoint, checkpoint_id)
 
-    async def forget_all(self) -> None:
-        """Forget every stored state."""
+    async def delete_all_checkpoints(self) -> None:
+        """Delete every checkpoint."""
         for stored in await self.checkpoints():
             await self.delete_checkpoint(stored.id)
 
     # Steps
 
     async def _store(
-        self, sandbox: Sandbox, checkpoint_id: str, checkpointer: Checkpointer | None
+        self, sandbox: NodeSandbox, checkpoint_id: str, checkpointer: Checkpointer | None
     ) -> None:
-        storage, home = self._machine.storage, sandbox.home
+        storage, home = self._context.storage, sandbox.home
         if sandbox.record.state not in UP:
-            await self._machine.work(storage.snapshot, home, checkpoint_id)
+            await self._context.run_in_thread(storage.snapshot, home, checkpoint_id)
             if checkpointer is not None:
-                await self._machine.work(
+                await self._context.run_in_thread(
                     _link_tree, storage.box_memory(home), storage.checkpoint_memory(checkpoint_id)
                 )
             return
-        await self._machine.work(storage.flush, home)
-        open_workdir(self._machine, home)
+        await self._context.run_in_thread(storage.flush, home)
+        unlock_workdir(self._context, home)
         is_running = sandbox.record.state is InstanceState.RUNNING
-        has_groups = self._machine.cgroups.is_usable
+        has_groups = self._context.cgroups.is_usable
         if is_running and has_groups:
-            # CRIU does it, too, but looks only every 100 ms whether all stand.
-            await self._pausing.stand_still(sandbox)
+            # CRIU would freeze, too, but polls only every 100 ms.
+            await self._freezer.freeze_processes(sandbox)
         try:
             if checkpointer is None:
-                await self._machine.work(storage.snapshot, home, checkpoint_id)
+                await self._context.run_in_thread(storage.snapshot, home, checkpoint_id)
                 return
             dump = Dump(
-                pid=self._pid(sandbox),
+                pid=self._init_pid(sandbox),
                 images=storage.checkpoint_memory(checkpoint_id),
                 leave_running=True,
-                group=self._machine.cgroups.unified(sandbox.group),
+                group=self._context.cgroups.unified(sandbox.cgroup),
                 at_rest=lambda: storage.snapshot(home, checkpoint_id),
             )
             await asyncio.to_thread(checkpointer.dump, dump)
         finally:
             if is_running and has_groups:
-                self._pausing.go_on(sandbox)
+                self._freezer.unfreeze_processes(sandbox)
 
-    async def _clone(self, blueprint: Blueprint, stored: CheckpointRecord) -> Sandbox:
-        storage = self._machine.storage
+    async def _create_from_checkpoint(
+        self, blueprint: Blueprint, stored: CheckpointRecord
+    ) -> NodeSandbox:
+        storage = self._context.storage
         checkpoint_id = stored.stored.id
         blueprint = structs.replace(
             blueprint,
@@ -255,11 +259,11 @@ class Keeping:
             env={**stored.blueprint.env, **blueprint.env},
             workdir=blueprint.workdir or stored.blueprint.workdir,
         )
-        record = Record(
+        record = SandboxRecord(
             uid=blueprint.uid,
             blueprint=blueprint,
             state=InstanceState.STOPPED,
-            phase=Phase.CREATING,
+            phase=RecordPhase.CREATING,
             slot=-1,
             agent=blueprint.agent,
             egress=blueprint.egress,
@@ -267,10 +271,10 @@ class Keeping:
             is_started=stored.is_started and stored.stored.has_memory,
             incarnation=0,
         )
-        sandbox = Sandbox(self._machine, record, self._sandboxes.clock, self._sandboxes.spawn)
+        sandbox = NodeSandbox(self._context, record, self._lifecycle.clock, self._lifecycle.spawn)
         try:
             sandbox.save()
-            await self._machine.work(
+            await self._context.run_in_thread(
                 storage.clone,
                 checkpoint_id,
                 blueprint.uid,
@@ -278,110 +282,117 @@ class Keeping:
             )
             if stored.stored.has_memory:
                 memory = storage.checkpoint_memory(checkpoint_id)
-                await self._bring_back(sandbox, memory, keep_connections=False)
+                await self._restore_memory(sandbox, memory, keep_connections=False)
             else:
-                await self._sandboxes.relaunch(sandbox)
+                await self._lifecycle.relaunch(sandbox)
         except BaseException:
-            await asyncio.shield(self._sandboxes.erase(sandbox))
+            await asyncio.shield(self._lifecycle.erase(sandbox))
             raise
-        self._sandboxes.known[blueprint.uid] = sandbox
+        self._lifecycle.by_uid[blueprint.uid] = sandbox
         return sandbox
 
-    async def _bring_back(self, sandbox: Sandbox, memory: Path, *, keep_connections: bool) -> None:
-        """Restore processes into a new place, with the files the box has now."""
-        checkpointer = await self._abilities.checkpointer()
+    async def _restore_memory(
+        self, sandbox: NodeSandbox, memory: Path, *, keep_connections: bool
+    ) -> None:
+        """Restore processes from `memory` into a new slot, on the current files of the box."""
+        checkpointer = await self._capabilities.checkpointer()
         if not is_whole(memory):
             raise UnavailableError(
-                f"the stored memory of sandbox {sandbox.uid} is not whole",
-                hint="stop it, then start it from its files",
+                f"cannot restore sandbox {sandbox.uid}: its stored memory is incomplete",
+                hint="stop the sandbox, then start it from its files",
             )
-        machine, before = self._machine, sandbox.record
-        slot = machine.slots.take()
-        name = group_name(slot)
+        context, before = self._context, sandbox.record
+        slot = context.slots.acquire()
+        name = cgroup_name(slot)
         restored: Restored | None = None
         try:
-            phase = before.phase if before.phase is Phase.CREATING else Phase.RESTORING
+            phase = before.phase if before.phase is RecordPhase.CREATING else RecordPhase.RESTORING
             sandbox.save(slot=slot, phase=phase)
-            machine.cgroups.create(name)
-            machine.cgroups.limit(name, sandbox.limits)
-            restore = self._restore_of(sandbox, memory, keep_connections=keep_connections)
+            context.cgroups.create(name)
+            context.cgroups.limit(name, sandbox.limits)
+            restore = self._restore_request(sandbox, memory, keep_connections=keep_connections)
             restored = await asyncio.to_thread(checkpointer.restore, restore)
-            # Only now: what is stored names the machine as it was.
+            # After the restore, which sets the stored host name.
             name_now = host_name(sandbox.record.blueprint)
             await asyncio.to_thread(set_hostname, restored.pid, name_now)
-            nproc_reserve.keep(restored.pid, sandbox.limits.pids)
-            self._sandboxes.come_up(sandbox, restored.pidfd)
+            nproc_reserve.apply(restored.pid, sandbox.limits.pids)
+            self._lifecycle.attach_init(sandbox, restored.pidfd)
             sandbox.save(
                 state=InstanceState.RUNNING,
-                phase=Phase.SETTLED,
+                phase=RecordPhase.SETTLED,
                 init=records.identify(restored.pid),
                 incarnation=before.incarnation + 1,
-                started_at=self._sandboxes.clock.now(),
+                started_at=self._lifecycle.clock.now(),
                 reason=None,
             )
         except BaseException:
             if restored is not None and sandbox.pidfd is None:
                 pidfds.kill(restored.pidfd)
-            if sandbox.record.slot != slot:  # nobody could write down who has it
-                machine.slots.free(slot)
+            if sandbox.record.slot != slot:  # the record does not hold the slot
+                context.slots.release(slot)
             keep = before.state is InstanceState.HIBERNATED
             try:
-                await asyncio.shield(self._sandboxes.end_processes(sandbox, keep_address=keep))
+                await asyncio.shield(self._lifecycle.kill_processes(sandbox, keep_address=keep))
             finally:
                 sandbox.save_if_possible(state=before.state, phase=before.phase)
             raise
         if sandbox.record.is_started:
             await sandbox.commands()
 
-    def _restore_of(self, sandbox: Sandbox, memory: Path, *, keep_connections: bool) -> Restore:
-        machine, making = self._machine, self._sandboxes.making
+    def _restore_request(
+        self, sandbox: NodeSandbox, memory: Path, *, keep_connections: bool
+    ) -> Restore:
+        context, builder = self._context, self._lifecycle.builder
         loop = asyncio.get_running_loop()
 
         def ground() -> Ground:
-            return asyncio.run_coroutine_threadsafe(self._ground(sandbox), loop).result(30)
+            return asyncio.run_coroutine_threadsafe(self._prepare_root(sandbox), loop).result(30)
 
         def wire(pid: int) -> None:
-            # Runs in the restoring thread while nothing of the sandbox does.
-            asyncio.run_coroutine_threadsafe(making.link(sandbox, pid), loop).result(30)
+            # Runs in the restoring thread, before any process of the sandbox runs.
+            asyncio.run_coroutine_threadsafe(builder.attach_network(sandbox, pid), loop).result(30)
 
         return Restore(
             images=memory,
-            id_base=machine.base(sandbox.record.slot),
+            id_base=context.slots.first_id(sandbox.record.slot),
             ground=ground,
-            groups=(machine.cgroups.unified(sandbox.group), *machine.cgroups.joins(sandbox.group)),
+            groups=(
+                context.cgroups.unified(sandbox.cgroup),
+                *context.cgroups.joins(sandbox.cgroup),
+            ),
             keep_connections=keep_connections,
             wire=wire,
         )
 
-    async def _ground(self, sandbox: Sandbox) -> Ground:
-        """Have a place in the network and a mounted root for what comes back."""
-        machine, record = self._machine, sandbox.record
-        await machine.ensure_layers(record.layers)
-        box = machine.storage.find(sandbox.home)
+    async def _prepare_root(self, sandbox: NodeSandbox) -> Ground:
+        """Reserve the network and mount the root for a restore."""
+        context, record = self._context, sandbox.record
+        await context.ensure_layers(record.layers)
+        box = context.storage.find(sandbox.home)
         if box is None:
-            raise UnavailableError(f"the files of sandbox {sandbox.uid} are not there")
-        place = await self._sandboxes.making.place(sandbox)
-        sandbox.record = structs.replace(sandbox.record, ip=place.ip, place=place.slot)
+            raise UnavailableError(f"cannot restore sandbox {sandbox.uid}: its files are missing")
+        network = await self._lifecycle.builder.reserve_network(sandbox)
+        sandbox.record = structs.replace(sandbox.record, ip=network.ip, place=network.slot)
         hostname = host_name(record.blueprint)
-        write_identity(box.upper, hostname=hostname, ip=place.ip, resolv_conf=place.resolv_conf)
+        write_identity(box.upper, hostname=hostname, ip=network.ip, resolv_conf=network.resolv_conf)
         mounts = record.blueprint.mounts
         request = MakeRoot(
-            base=machine.base(record.slot),
+            base=context.slots.first_id(record.slot),
             layers=record.layers,
             box=str(box.path),
             locked=record.blueprint.privileges == "locked",
             binds=tuple((mount.source, mount.read_only) for mount in mounts),
         )
-        root, *binds = await machine.launching.mount_root(None, request)
+        root, *binds = await context.launcher.mount_root(None, request)
         return Ground(
             root=root, binds={mount.path: fd for mount, fd in zip(mounts, binds, strict=True)}
         )
 
-    def _settle(self, sandbox: Sandbox, now: InstanceState) -> None:
+    def _mark_settled(self, sandbox: NodeSandbox, now: InstanceState) -> None:
         is_started = sandbox.record.is_started and now is InstanceState.HIBERNATED
         sandbox.save(
             state=now,
-            phase=Phase.SETTLED,
+            phase=RecordPhase.SETTLED,
             init=None,
             envd=None,
             ip=None,
@@ -389,49 +400,51 @@ class Keeping:
             is_started=is_started,
         )
 
-    def _pid(self, sandbox: Sandbox) -> int:
+    def _init_pid(self, sandbox: NodeSandbox) -> int:
         if sandbox.record.init is None:
-            raise ConflictError(f"sandbox {sandbox.uid} does not run")
+            raise ConflictError(f"sandbox {sandbox.uid} is not running")
         return sandbox.record.init.pid
 
-    # Records of stored states
+    # Checkpoint records
 
-    def _path(self, checkpoint_id: str) -> Path:
-        return self._records / f"{checkpoint_id}.json"
+    def _record_path(self, checkpoint_id: str) -> Path:
+        return self._record_dir / f"{checkpoint_id}.json"
 
-    async def _write(
-        self, sandbox: Sandbox, checkpoint_id: str, *, has_memory: bool
+    async def _write_record(
+        self, sandbox: NodeSandbox, checkpoint_id: str, *, has_memory: bool
     ) -> CheckpointRecord:
-        size = await self._machine.work(self._machine.storage.checkpoint_bytes, checkpoint_id)
+        size = await self._context.run_in_thread(
+            self._context.storage.checkpoint_bytes, checkpoint_id
+        )
         record = CheckpointRecord(
             stored=StoredCheckpoint(
                 id=checkpoint_id,
                 source_uid=sandbox.uid,
                 has_memory=has_memory,
                 size_bytes=size,
-                created_at=self._sandboxes.clock.now(),
+                created_at=self._lifecycle.clock.now(),
                 image=sandbox.record.blueprint.image,
             ),
             layers=sandbox.record.layers,
             blueprint=sandbox.record.blueprint,
             is_started=sandbox.record.is_started,
         )
-        self._records.mkdir(mode=0o700, exist_ok=True)
-        temporary = self._records / f".{checkpoint_id}.tmp"
+        self._record_dir.mkdir(mode=0o700, exist_ok=True)
+        temporary = self._record_dir / f".{checkpoint_id}.tmp"
         temporary.write_bytes(msgspec.json.encode(record))
-        temporary.replace(self._path(checkpoint_id))
+        temporary.replace(self._record_path(checkpoint_id))
         return record
 
-    def _read(self, checkpoint_id: str) -> CheckpointRecord | None:
+    def _read_record(self, checkpoint_id: str) -> CheckpointRecord | None:
         try:
-            data = self._path(checkpoint_id).read_bytes()
+            data = self._record_path(checkpoint_id).read_bytes()
         except FileNotFoundError:
             return None
         record = _decoder.decode(data)
-        return record if self._machine.storage.has_checkpoint(checkpoint_id) else None
+        return record if self._context.storage.has_checkpoint(checkpoint_id) else None
 
 
 def _link_tree(source: Path, target: Path) -> None:
-    """Copy a directory of images, which nobody writes to any more, by links where possible."""
+    """Copy a directory of images, which are never written again, by hard links."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, copy_function=os.link)

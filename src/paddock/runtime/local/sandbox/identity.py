@@ -1,6 +1,6 @@
-"""Who a sandbox is, written into its files: /etc/hostname, hosts and resolv.conf.
+"""The identity files of a sandbox: /etc/hostname, /etc/hosts and /etc/resolv.conf.
 
-The files lie in a box that may have been used: nothing that is in it is followed.
+The box may have been used before: symlinks in it are not followed.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_identity(upper: Path, *, hostname: str, ip: str | None, resolv_conf: str | None) -> None:
-    """Write /etc/hostname, hosts and resolv.conf into a box, following nothing that is in it."""
+    """Write the identity files into the upper directory of a box."""
     files = {
         "hostname": f"{hostname}\n",
         "hosts": _hosts(hostname, ip),
@@ -20,11 +20,11 @@ def write_identity(upper: Path, *, hostname: str, ip: str | None, resolv_conf: s
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir("etc", dir_fd=root)
-            # The node's umask keeps its own files to itself; this directory is the sandbox's.
-            os.chmod("etc", 0o755, dir_fd=root)  # noqa: S103 - everybody inside reads it
+            # The node's umask is for its own files; this directory belongs to the sandbox.
+            os.chmod("etc", 0o755, dir_fd=root)  # noqa: S103 - every user inside reads it
         try:
             etc = os.open("etc", flags, dir_fd=root)
-        except OSError:  # the sandbox replaced its own /etc: it does without
+        except OSError:  # the sandbox replaced its /etc by something else
             return
         try:
             for name, text in files.items():
@@ -36,9 +36,9 @@ def write_identity(upper: Path, *, hostname: str, ip: str | None, resolv_conf: s
 
 
 def rewrite_identity(upper: Path, *, hostname: str, ip: str | None) -> None:
-    """Give a box whose root is mounted, and in which nothing has run, another host name.
+    """Change the host name in a box whose root is mounted and in which nothing has run.
 
-    The files stay the same ones: overlayfs may have seen them.
+    The files are changed in place, not replaced: overlayfs may have cached them.
     """
     texts = {
         "hostname": f"{hostname}\n",
@@ -49,8 +49,8 @@ def rewrite_identity(upper: Path, *, hostname: str, ip: str | None) -> None:
         try:
             data = text.encode()
             os.write(fd, data)
-            # Not emptied first: some file systems write such a file out when it is closed. Nor cut
-            # off without need, which takes longer than all the rest.
+            # Not truncated first: some file systems then write the file out on close. And
+            # truncating without need takes longer than all the rest.
             if os.fstat(fd).st_size > len(data):
                 os.ftruncate(fd, len(data))
         finally:

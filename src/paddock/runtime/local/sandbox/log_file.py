@@ -1,4 +1,4 @@
-"""Log lines of one sandbox: a file of bounded size, and what is read from it."""
+"""The log of one sandbox, in files of bounded size."""
 
 import contextlib
 import os
@@ -10,14 +10,14 @@ import msgspec
 from paddock.kit.clock import Clock
 from paddock.runtime.port import LogLine
 
-# Made at import, not by the first use: see docs/decisions/0080.
+# Created at import, not at first use: see docs/decisions/0080.
 _decoder = msgspec.json.Decoder(LogLine)
 _HALF_BYTES = 512 * 1024
 _MAX_LINE = 8192
 
 
-class Journal:
-    """Two files that take turns: when one is full, the older one goes."""
+class LogFile:
+    """Two files: when the current one is full, it replaces the older one."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._current = directory / "log.jsonl"
@@ -25,7 +25,7 @@ class Journal:
         self._clock = clock
 
     def write(self, message: str, *, level: str = "info", **facts: str) -> None:
-        """Append a line. A directory that is gone means the sandbox is, too."""
+        """Append a line; do nothing if the sandbox's directory is gone."""
         line = LogLine(at=self._clock.now(), level=level, message=message[:_MAX_LINE], fields=facts)
         data = msgspec.json.encode(line) + b"\n"
         with contextlib.suppress(FileNotFoundError):
@@ -40,12 +40,12 @@ class Journal:
                 os.close(fd)
 
     def read(self, *, since: datetime | None, limit: int) -> tuple[LogLine, ...]:
-        """Give the last lines, oldest first."""
+        """Return the last `limit` lines, oldest first."""
         lines: list[LogLine] = []
         for path in (self._older, self._current):
             with contextlib.suppress(FileNotFoundError):
                 for raw in path.read_bytes().splitlines():
-                    # A line that was being written when the node was killed is cut off.
+                    # A line may be incomplete if the node was killed while writing it.
                     with contextlib.suppress(msgspec.DecodeError):
                         lines.append(_decoder.decode(raw))
         wanted = [line for line in lines if since is None or line.at >= since]

@@ -1,7 +1,6 @@
-"""One sandbox as the node holds it: its record, its first process, its envd, its log.
+"""One sandbox in the node's memory: its record, init process, envd listener and log.
 
-Steps that several operations share are here (settle the record, open and close what hangs on a
-running init); the operations themselves are in `sandboxes` and `pausing`.
+The operations on sandboxes are in `lifecycle.py`, `freeze.py` and `hibernation.py`.
 """
 
 import logging
@@ -18,15 +17,15 @@ from paddock.envd.process.init_client import take_channel
 from paddock.kit.clock import Clock
 from paddock.kit.errors import ConflictError
 from paddock.kit.logs import fields
-from paddock.runtime.local.envd.envd_listener import Door
-from paddock.runtime.local.envd.zygote import Waiter
+from paddock.runtime.local.envd.envd_listener import EnvdListener
+from paddock.runtime.local.envd.zygote import WaitingEnvd
 from paddock.runtime.local.node import records
-from paddock.runtime.local.node.node_context import Machine
-from paddock.runtime.local.node.records import Phase, Record
-from paddock.runtime.local.node.slots import group_name
+from paddock.runtime.local.node.node_context import NodeContext
+from paddock.runtime.local.node.records import RecordPhase, SandboxRecord
+from paddock.runtime.local.node.slots import cgroup_name
 from paddock.runtime.local.sandbox.commands import Commands
-from paddock.runtime.local.sandbox.log_file import Journal
-from paddock.runtime.local.sandbox.socket_dirs import DOOR
+from paddock.runtime.local.sandbox.log_file import LogFile
+from paddock.runtime.local.sandbox.socket_dirs import ENVD_SOCKET
 from paddock.runtime.port import Address, AgentConfig, Instance, InstanceState, Limits
 from paddock.wire.seqpacket import close_all
 
@@ -37,39 +36,40 @@ Spawn = Callable[[str, Coroutine[Any, Any, None]], None]
 _NAMESPACES = {"userns": "user", "mntns": "mnt", "netns": "net"}
 
 
-class Sandbox:
-    """A sandbox on this node."""
+class NodeSandbox:
+    """A sandbox of this node, running or not."""
 
-    def __init__(self, machine: Machine, record: Record, clock: Clock, spawn: Spawn) -> None:
-        self.machine = machine
+    def __init__(
+        self, context: NodeContext, record: SandboxRecord, clock: Clock, spawn: Spawn
+    ) -> None:
+        self.context = context
         self.record = record
-        self.journal = Journal(machine.directories.of(record.uid), clock)
-        self.door: Door | None = None
+        self.log_file = LogFile(context.directories.path_of(record.uid), clock)
+        self.envd_listener: EnvdListener | None = None
         self.pidfd: int | None = None
         self.cpu_sample: tuple[float, float] | None = None
         self._commands: Commands | None = None
         self._spawn = spawn
-        self._loop_reader: Callable[[], None] | None = None
+        self._stop_watching_init: Callable[[], None] | None = None
 
     @property
     def uid(self) -> str:
-        """Its uid."""
         return self.record.uid
 
     @property
     def home(self) -> str:
-        """What its files and its place in the network are called."""
+        """The name of its files and of its network reservation."""
         return self.record.home or self.record.uid
 
     @property
-    def group(self) -> str:
-        """The name of its groups."""
-        return group_name(self.record.slot)
+    def cgroup(self) -> str:
+        """The name of its cgroups."""
+        return cgroup_name(self.record.slot)
 
     @property
     def limits(self) -> Limits:
-        """Its limits, the node's defaults filled in."""
-        asked, default = self.record.blueprint.limits, self.machine.settings.default_limits
+        """Its limits, with the node's defaults where none is set."""
+        asked, default = self.record.blueprint.limits, self.context.settings.default_limits
         return Limits(
             cpu_millis=default.cpu_millis if asked.cpu_millis is None else asked.cpu_millis,
             memory_bytes=default.memory_bytes if asked.memory_bytes is None else asked.memory_bytes,
@@ -78,14 +78,14 @@ class Sandbox:
         )
 
     def instance(self) -> Instance:
-        """Describe it."""
+        """Return its current state for callers of the runtime."""
         record = self.record
         is_up = record.state in (InstanceState.RUNNING, InstanceState.FROZEN)
-        directory = self.machine.directories.doors_of(record.uid)
+        directory = self.context.directories.socket_dir_of(record.uid)
         address = Address(
             ip=record.ip if is_up else None,
-            envd=f"unix:{directory / DOOR}" if is_up else None,
-            node=f"unix:{self.machine.settings.socket_path.absolute()}",
+            envd=f"unix:{directory / ENVD_SOCKET}" if is_up else None,
+            node=f"unix:{self.context.settings.socket_path.absolute()}",
         )
         return Instance(
             uid=record.uid,
@@ -94,18 +94,21 @@ class Sandbox:
             reason=record.reason,
             started_at=record.started_at,
             image=record.blueprint.image,
-            node_name=self.machine.settings.node_name,
+            node_name=self.context.settings.node_name,
             incarnation=record.incarnation,
         )
 
     def save(self, **changes: Any) -> None:
-        """Change the record, on disk first."""
+        """Change the record: first on disk, then in memory."""
         record = structs.replace(self.record, **changes)
-        self.machine.directories.write(record)
+        self.context.directories.write(record)
         self.record = record
 
     def save_if_possible(self, **changes: Any) -> None:
-        """Change the record, on disk too if that has room: for what is so, written down or not."""
+        """Change the record in memory even if writing it fails, for example on a full disk.
+
+        For changes that have already happened.
+        """
         try:
             self.save(**changes)
         except OSError as problem:
@@ -113,102 +116,102 @@ class Sandbox:
             self.record = structs.replace(self.record, **changes)
 
     def expect(self, *states: InstanceState, doing: str) -> None:
-        """Refuse what the state forbids."""
+        """Raise `ConflictError` unless the sandbox is in one of these states."""
         if self.record.state not in states:
             reason = f" ({self.record.reason})" if self.record.reason else ""
             raise ConflictError(
                 f"sandbox {self.uid} is {self.record.state}{reason} and cannot be {doing}"
             )
 
-    # While it runs
+    # Running
 
-    def come_up(
+    def attach_init(
         self,
         pidfd: int,
         *,
-        on_death: Callable[["Sandbox"], None],
+        on_exit: Callable[["NodeSandbox"], None],
         add_reader: Callable[..., object],
         remove_reader: Callable[[int], object],
-        envd: records.Process | None = None,
-        waiter: Waiter | None = None,
+        envd: records.ProcessIdentity | None = None,
+        waiting_envd: WaitingEnvd | None = None,
     ) -> None:
-        """Hold a running init: hear of its end, and let callers reach envd."""
+        """Watch the exit of a running init, and open the listener of envd."""
         self.pidfd = pidfd
-        add_reader(pidfd, on_death, self)
-        self._loop_reader = lambda: (remove_reader(pidfd), None)[1]
-        self._door().open(envd, waiter)
+        add_reader(pidfd, on_exit, self)
+        self._stop_watching_init = lambda: (remove_reader(pidfd), None)[1]
+        self._ensure_envd_listener().open(envd, waiting_envd)
 
-    def hang_door(self) -> None:
-        """Listen for callers of a sandbox that is about to come up."""
-        self._door().listen()
+    def listen(self) -> None:
+        """Listen for callers before init is up; connections queue until then."""
+        self._ensure_envd_listener().listen()
 
-    def _door(self) -> Door:
-        if self.door is None:
-            self.door = Door(
-                self.machine.zygote,
-                self.machine.directories.doors_of(self.uid) / DOOR,
-                self.machine.directories.sockets_of(self.uid),
-                make=self._envd_parts,
-                on_change=self._envd_changed,
+    def _ensure_envd_listener(self) -> EnvdListener:
+        if self.envd_listener is None:
+            self.envd_listener = EnvdListener(
+                self.context.zygote,
+                self.context.directories.socket_dir_of(self.uid) / ENVD_SOCKET,
+                self.context.directories.take_sockets(self.uid),
+                open_parts=self._open_envd_parts,
+                on_change=self._save_envd,
                 spawn=self._spawn,
             )
-        return self.door
+        return self.envd_listener
 
-    def go_down(self, *, kill: bool) -> None:
-        """Let go of a running init; with `kill` its envd ends, too."""
-        if self._loop_reader is not None:
-            self._loop_reader()
-            self._loop_reader = None
+    def detach_init(self, *, kill: bool) -> None:
+        """Stop watching init and close the listener; with `kill`, also kill envd."""
+        if self._stop_watching_init is not None:
+            self._stop_watching_init()
+            self._stop_watching_init = None
         if self._commands is not None:
             self._commands.close()
             self._commands = None
-        if self.door is not None:
-            self.door.close(kill=kill)
-            self.door = None
+        if self.envd_listener is not None:
+            self.envd_listener.close(kill=kill)
+            self.envd_listener = None
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None
 
     async def commands(self) -> Commands:
-        """Have a way to run the node's own commands."""
+        """Return the node's channel for commands, opening it if needed."""
         if self.pidfd is None or self.record.init is None:
-            raise ConflictError(f"sandbox {self.uid} does not run")
+            raise ConflictError(f"sandbox {self.uid} is not running")
         if self._commands is None:
-            self._commands = Commands(self.pidfd, self.record.init.pid, self.journal, self._spawn)
+            self._commands = Commands(self.pidfd, self.record.init.pid, self.log_file, self._spawn)
             await self._commands.attach()
         return self._commands
 
     def namespace(self, name: str) -> int:
         """Open a namespace of the running sandbox: `net`, `mnt`, `user`, `uts` …"""
         if self.pidfd is None or self.record.init is None:
-            raise ConflictError(f"sandbox {self.uid} does not run")
+            raise ConflictError(f"sandbox {self.uid} is not running")
         try:
             fd = os.open(f"/proc/{self.record.init.pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as problem:
-            raise ConflictError(f"sandbox {self.uid} just ended") from problem
+            raise ConflictError(f"sandbox {self.uid} has just exited") from problem
         try:
-            # Still alive now: what was opened is no namesake's.
+            # Init is still alive, so its pid was not reused before the open.
             signal.pidfd_send_signal(self.pidfd, 0)
         except ProcessLookupError as problem:
             os.close(fd)
-            raise ConflictError(f"sandbox {self.uid} just ended") from problem
+            raise ConflictError(f"sandbox {self.uid} has just exited") from problem
         return fd
 
     def envd_settings(self) -> EnvdSettings:
-        """What envd is told by `/init`."""
+        """Return the settings that envd gets by `/init`."""
         return envd_settings(self.record.agent, self.record)
 
-    def joined_by(self, pid: int, pidfd: int, parts: Collection[str]) -> dict[str, int]:
-        """Open parts of the sandbox (see `envds.JOINED`) that has this first process."""
+    def open_parts(self, pid: int, pidfd: int, parts: Collection[str]) -> dict[str, int]:
+        """Open parts of the sandbox (see `envd_listener.ENVD_PARTS`) whose init is `pid`."""
         fds: dict[str, int] = {}
         try:
             for key, name in _NAMESPACES.items():
                 if key in parts:
                     fds[key] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
-            groups = self.machine.cgroups.directories(self.group) if "groups" in parts else {}
+            groups = self.context.cgroups.directories(self.cgroup) if "groups" in parts else {}
             for key, path in groups.items():
                 fds[key] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            meter = self.machine.storage.open_meter(self.home) if "groups" in parts else None
+            meter = self.context.storage.open_meter(self.home) if "groups" in parts else None
             if meter is not None:
                 fds["disk"] = meter
             if "init" in parts:
@@ -218,10 +221,12 @@ class Sandbox:
             raise
         return fds
 
-    def _envd_parts(self, lacks: Collection[str]) -> tuple[Mapping[str, object], Mapping[str, int]]:
-        """Give envd's config, and what it joins by."""
+    def _open_envd_parts(
+        self, missing: Collection[str]
+    ) -> tuple[Mapping[str, object], Mapping[str, int]]:
+        """Return envd's config and descriptors of the parts to join."""
         if self.pidfd is None or self.record.init is None:
-            raise ConflictError(f"sandbox {self.uid} does not run")
+            raise ConflictError(f"sandbox {self.uid} is not running")
         limits = self.limits
         agent = self.record.agent
         config = Config(
@@ -231,30 +236,30 @@ class Sandbox:
             cpu_count=limits.cpu_millis / 1000 if limits.cpu_millis else None,
             memory_total_bytes=limits.memory_bytes or None,
             disk_total_bytes=limits.disk_bytes or None,
-            disk_inherited_bytes=self.machine.storage.inherited_bytes(self.home),
-            idle_exit_seconds=self.machine.settings.envd_idle_seconds,
+            disk_inherited_bytes=self.context.storage.inherited_bytes(self.home),
+            idle_exit_seconds=self.context.settings.envd_idle_seconds,
             is_reserved=agent.is_reserved,
-            has_one_id=self.machine.is_rootless,
+            has_one_id=self.context.is_rootless,
         )
         try:
-            fds = self.joined_by(self.record.init.pid, self.pidfd, lacks)
+            fds = self.open_parts(self.record.init.pid, self.pidfd, missing)
         except OSError as problem:
-            raise ConflictError(f"sandbox {self.uid} just ended") from problem
+            raise ConflictError(f"sandbox {self.uid} has just exited") from problem
         try:
-            # Still alive now: what was opened is no namesake's.
+            # Init is still alive, so its pid was not reused before the open.
             signal.pidfd_send_signal(self.pidfd, 0)
         except ProcessLookupError as problem:
             close_all(list(fds.values()))
-            raise ConflictError(f"sandbox {self.uid} just ended") from problem
+            raise ConflictError(f"sandbox {self.uid} has just exited") from problem
         return msgspec.to_builtins(config), fds
 
-    def _envd_changed(self, process: records.Process | None) -> None:
-        if self.record.phase is not Phase.DESTROYING and self.record.envd != process:
+    def _save_envd(self, process: records.ProcessIdentity | None) -> None:
+        if self.record.phase is not RecordPhase.DESTROYING and self.record.envd != process:
             self.save(envd=process)
 
 
-def envd_settings(agent: AgentConfig, record: Record) -> EnvdSettings:
-    """Merge what the template and the claim say; the claim wins."""
+def envd_settings(agent: AgentConfig, record: SandboxRecord) -> EnvdSettings:
+    """Merge the settings of the template and the claim; the claim takes precedence."""
     return EnvdSettings(
         access_token=agent.access_token,
         env_vars={**record.blueprint.env, **agent.env},

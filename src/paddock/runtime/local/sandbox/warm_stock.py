@@ -1,9 +1,8 @@
-"""Sandboxes kept ready: whole ones of what is asked for most, and bare skeletons for the rest.
+"""Warm sandboxes of the most requested kind, and skeletons for all other kinds.
 
-A parked sandbox has everything but an owner: files, root, network, limits, a running init, and an
-envd that has joined it and waits to be told whom it serves. Nothing is written down about it, so
-whatever a killed node leaves of one belongs to nobody and is swept. Who gets it is decided by the
-one record that names it (`Record.home`).
+A warm sandbox is complete but unclaimed: files, root, network, limits, a running init, and an envd
+that has joined it and waits for its configuration. It has no record on disk, so what a killed node
+leaves of one is swept. The record of the claimed sandbox names it (`SandboxRecord.home`).
 """
 
 import asyncio
@@ -19,238 +18,247 @@ from paddock.kit import ids
 from paddock.kit.clock import Clock
 from paddock.kit.errors import PaddockError, UnavailableError
 from paddock.kit.logs import fields
-from paddock.runtime.local.envd.zygote import Waiter
+from paddock.runtime.local.envd.zygote import WaitingEnvd
 from paddock.runtime.local.kernel.pidfds import has_ended
 from paddock.runtime.local.launch.launcher import Skeleton
 from paddock.runtime.local.node import records
-from paddock.runtime.local.node.node_context import Machine
-from paddock.runtime.local.node.records import Phase, Record
-from paddock.runtime.local.node.slots import group_name
-from paddock.runtime.local.sandbox.builder import Made, Making, kill_and_wait, remove_groups
-from paddock.runtime.local.sandbox.sandbox import Sandbox, Spawn
+from paddock.runtime.local.node.node_context import NodeContext
+from paddock.runtime.local.node.records import RecordPhase, SandboxRecord
+from paddock.runtime.local.node.slots import cgroup_name
+from paddock.runtime.local.sandbox.builder import (
+    BuildResult,
+    SandboxBuilder,
+    kill_and_wait,
+    remove_cgroups,
+)
+from paddock.runtime.local.sandbox.sandbox import NodeSandbox, Spawn
 from paddock.runtime.port import Blueprint, InstanceState
 
 log = logging.getLogger(__name__)
 
-_BREATH = 0.02
-"""Seconds in which whoever got a sandbox makes its first call, before the stock is filled up."""
+_REFILL_DELAY_SECONDS = 0.02
+"""Seconds before a refill, so that the first call to a new sandbox is not delayed."""
 _HOST_NAME = "p"
-"""Of a sandbox without an owner. No name is shorter, so files with one need not be cut off."""
-_REMEMBERED = 64
-"""So many of the last creations decide what is parked."""
+"""Host name of a warm sandbox. No name is shorter, so its files are never truncated later."""
+_RECENT_CREATIONS = 64
+"""Number of recent creations that decide which kind is kept warm."""
 
 
-class Kind(Struct, frozen=True):
-    """What cannot be changed about a sandbox once it is parked."""
+class WarmKind(Struct, frozen=True):
+    """What cannot be changed about a warm sandbox."""
 
     image: str
     layers: tuple[str, ...]
     privileges: str
 
 
-class Parked(Struct, eq=False):
-    """A sandbox without an owner."""
+class WarmSandbox(Struct, eq=False):
+    """A complete, unclaimed sandbox."""
 
-    kind: Kind
-    sandbox: Sandbox
-    """Known by the name of its home; its record was never written."""
-    init: records.Process
+    kind: WarmKind
+    sandbox: NodeSandbox
+    """Its uid is the name of its home; its record is never written."""
+    init: records.ProcessIdentity
     pidfd: int
-    made: Made
-    waiter: Waiter | None
+    build: BuildResult
+    waiting_envd: WaitingEnvd | None
 
 
-class Parking:
-    """A small stock, filled up in the background."""
+class WarmStock:
+    """A small stock of warm sandboxes and skeletons, refilled in the background."""
 
-    def __init__(self, machine: Machine, making: Making, clock: Clock, spawn: Spawn) -> None:
-        self._machine = machine
-        self._making = making
+    def __init__(
+        self, context: NodeContext, builder: SandboxBuilder, clock: Clock, spawn: Spawn
+    ) -> None:
+        self._context = context
+        self._builder = builder
         self._clock = clock
         self._spawn = spawn
-        self._bare: collections.deque[Skeleton] = collections.deque()
-        self._whole: collections.deque[Parked] = collections.deque()
-        self._asked: collections.deque[Kind] = collections.deque(maxlen=_REMEMBERED)
-        self._like: dict[Kind, Blueprint] = {}
+        self._skeletons: collections.deque[Skeleton] = collections.deque()
+        self._sandboxes: collections.deque[WarmSandbox] = collections.deque()
+        self._recent_kinds: collections.deque[WarmKind] = collections.deque(
+            maxlen=_RECENT_CREATIONS
+        )
+        self._last_blueprint: dict[WarmKind, Blueprint] = {}
         self.homes: set[str] = set()
-        """Names of files and places in the network that are parked or about to be."""
-        self._rush = 0
-        self._quiet = asyncio.Event()
-        self._quiet.set()
-        self._adding = asyncio.Lock()
+        """Names of files and network reservations of warm sandboxes, also of those in progress."""
+        self._active_creations = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._add_lock = asyncio.Lock()
         self._is_filling = False
         self._is_open = True
 
     @property
     def count(self) -> int:
-        """How many are ready, whole or not."""
-        return len(self._bare) + len(self._whole)
+        """The number of warm sandboxes and skeletons."""
+        return len(self._skeletons) + len(self._sandboxes)
 
     @property
-    def whole(self) -> int:
-        """How many are ready but for an owner."""
-        return len(self._whole)
+    def sandbox_count(self) -> int:
+        """The number of warm sandboxes."""
+        return len(self._sandboxes)
 
     @property
-    def favourite(self) -> tuple[Kind | None, int]:
-        """What is parked whole now, as it is asked for most, and how many of that are ready."""
-        kind, _, _ = self._wanted()
-        return kind, sum(parked.kind == kind for parked in self._whole)
+    def most_requested(self) -> tuple[WarmKind | None, int]:
+        """The kind that is kept warm, and the number of warm sandboxes of that kind."""
+        kind, _, _ = self._targets()
+        return kind, sum(warm.kind == kind for warm in self._sandboxes)
 
-    def note(self, kind: Kind, blueprint: Blueprint) -> None:
-        """Hear what is asked for; the next ones parked are like the last one asked for."""
-        self._asked.append(kind)
-        self._like[kind] = blueprint
-        if len(self._like) > 2 * _REMEMBERED:
-            self._like = {one: self._like[one] for one in self._asked}
+    def record_demand(self, kind: WarmKind, blueprint: Blueprint) -> None:
+        """Record a creation; new warm sandboxes get the limits and policy of the last one."""
+        self._recent_kinds.append(kind)
+        self._last_blueprint[kind] = blueprint
+        if len(self._last_blueprint) > 2 * _RECENT_CREATIONS:
+            self._last_blueprint = {one: self._last_blueprint[one] for one in self._recent_kinds}
 
-    async def take_whole(self, kind: Kind) -> Parked | None:
-        """Give a parked sandbox of a kind, if there is one; its home stays reserved."""
-        while (parked := next((p for p in self._whole if p.kind == kind), None)) is not None:
-            self._whole.remove(parked)
-            if not has_ended(parked.pidfd):
-                return parked
-            await self.discard(parked)  # somebody killed it
+    async def take_sandbox(self, kind: WarmKind) -> WarmSandbox | None:
+        """Take a warm sandbox of a kind, or return `None`; its home stays in `homes`."""
+        while (warm := next((p for p in self._sandboxes if p.kind == kind), None)) is not None:
+            self._sandboxes.remove(warm)
+            if not has_ended(warm.pidfd):
+                return warm
+            await self.discard(warm)  # its init was killed
         return None
 
-    async def take(self) -> Skeleton:
-        """Give a skeleton, parked or made now."""
-        while self._bare:
-            skeleton = self._bare.popleft()
+    async def take_skeleton(self) -> Skeleton:
+        """Take a skeleton from the stock, or clone one."""
+        while self._skeletons:
+            skeleton = self._skeletons.popleft()
             if not has_ended(skeleton.pidfd):
                 return skeleton
-            await self._making.scrap(skeleton)  # somebody killed it
-        return await self._making.clone()
+            await self._builder.discard_skeleton(skeleton)  # it was killed
+        return await self._builder.clone_skeleton()
 
-    def handed_over(self, parked: Parked) -> None:
-        """Forget one that has an owner, who is written down and known."""
-        self.homes.discard(parked.sandbox.home)
+    def mark_claimed(self, warm: WarmSandbox) -> None:
+        """Drop the home of a sandbox that is claimed and recorded."""
+        self.homes.discard(warm.sandbox.home)
 
     @contextlib.contextmanager
-    def held_back(self) -> Generator[None]:
-        """Make a sandbox for somebody: those who wait come before those who might."""
-        self._rush += 1
-        self._quiet.clear()
+    def refill_paused(self) -> Generator[None]:
+        """Pause the refill while a sandbox is created for a caller; refill afterwards."""
+        self._active_creations += 1
+        self._idle.clear()
         try:
             yield
         finally:
-            self._rush -= 1
-            if not self._rush:
-                self._quiet.set()
+            self._active_creations -= 1
+            if not self._active_creations:
+                self._idle.set()
                 self.fill()
 
     def fill(self) -> None:
-        """See to it that the stock is full again soon."""
-        if self._is_open and not self._is_filling and self._machine.settings.parked:
+        """Start the refill in the background."""
+        if self._is_open and not self._is_filling and self._context.settings.warm_count:
             self._is_filling = True
-            self._spawn("park sandboxes", self._fill())
+            self._spawn("refill warm stock", self._fill())
 
     async def close(self) -> None:
-        """Give everything up."""
+        """Remove everything in the stock."""
         self._is_open = False
-        async with self._adding:  # what is being made is whole, or undone
-            while self._bare:
-                await self._making.scrap(self._bare.popleft())
-            await asyncio.gather(*(self.discard(parked) for parked in self._drain()))
+        async with self._add_lock:  # an addition in progress ends first
+            while self._skeletons:
+                await self._builder.discard_skeleton(self._skeletons.popleft())
+            await asyncio.gather(*(self.discard(warm) for warm in self._drain()))
 
-    async def discard(self, parked: Parked) -> None:
-        """Remove a parked sandbox with everything it has."""
-        if parked.waiter is not None:
-            parked.waiter.close()
+    async def discard(self, warm: WarmSandbox) -> None:
+        """Remove a warm sandbox with everything it has."""
+        if warm.waiting_envd is not None:
+            warm.waiting_envd.close()
         try:
-            await kill_and_wait(parked.pidfd)
+            await kill_and_wait(warm.pidfd)
         finally:
-            os.close(parked.pidfd)
-        await self._clear(parked.sandbox)
+            os.close(warm.pidfd)
+        await self._release_resources(warm.sandbox)
 
-    async def _clear(self, sandbox: Sandbox) -> None:
-        machine, home, slot = self._machine, sandbox.home, sandbox.record.slot
-        if machine.fabric is not None:
-            await machine.fabric.detach(home)
-        await machine.work(machine.storage.delete, home)
-        await remove_groups(machine, group_name(slot))
-        machine.slots.free(slot)
+    async def _release_resources(self, sandbox: NodeSandbox) -> None:
+        context, home, slot = self._context, sandbox.home, sandbox.record.slot
+        if context.fabric is not None:
+            await context.fabric.detach(home)
+        await context.run_in_thread(context.storage.delete, home)
+        await remove_cgroups(context, cgroup_name(slot))
+        context.slots.release(slot)
         self.homes.discard(home)
 
-    def _drain(self) -> Iterable[Parked]:
-        while self._whole:
-            yield self._whole.popleft()
+    def _drain(self) -> Iterable[WarmSandbox]:
+        while self._sandboxes:
+            yield self._sandboxes.popleft()
 
-    def _wanted(self) -> tuple[Kind | None, int, int]:
-        """Decide what to park: whole ones of which kind, how many, and how many bare ones."""
-        most = self._machine.settings.parked
-        if not self._asked or self._machine.is_rootless:
+    def _targets(self) -> tuple[WarmKind | None, int, int]:
+        """Return the kind to keep warm, the number of warm sandboxes, and of skeletons."""
+        most = self._context.settings.warm_count
+        if not self._recent_kinds or self._context.is_rootless:
             return None, 0, most
-        kind, _ = collections.Counter(self._asked).most_common(1)[0]
-        bare = most // 4
-        return kind, most - bare, bare
+        kind, _ = collections.Counter(self._recent_kinds).most_common(1)[0]
+        skeletons = most // 4
+        return kind, most - skeletons, skeletons
 
     async def _fill(self) -> None:
         try:
             more = True
             while more and self._is_open:
-                await asyncio.sleep(_BREATH)
-                await self._quiet.wait()
-                async with self._adding:
+                await asyncio.sleep(_REFILL_DELAY_SECONDS)
+                await self._idle.wait()
+                async with self._add_lock:
                     more = self._is_open and await self._add_one()
         except (PaddockError, OSError) as problem:
-            log.warning("nothing parked", extra=fields(reason=str(problem)))
+            log.warning("warm stock not refilled", extra=fields(reason=str(problem)))
         finally:
             self._is_filling = False
 
     async def _add_one(self) -> bool:
-        kind, whole, bare = self._wanted()
-        stale = next((p for p in self._whole if p.kind != kind), None)
-        if kind is not None and sum(p.kind == kind for p in self._whole) < whole:
+        kind, sandbox_target, skeleton_target = self._targets()
+        stale = next((p for p in self._sandboxes if p.kind != kind), None)
+        if kind is not None and sum(p.kind == kind for p in self._sandboxes) < sandbox_target:
             if stale is not None:
-                self._whole.remove(stale)
+                self._sandboxes.remove(stale)
                 await self.discard(stale)
             try:
-                self._whole.append(await self._park(kind))
+                self._sandboxes.append(await self._build(kind))
             except (PaddockError, OSError):
-                # Its image may be gone. Whoever asks for it again hears why.
-                self._asked = collections.deque(
-                    (one for one in self._asked if one != kind), maxlen=_REMEMBERED
+                # Its image may be gone; the next creation of this kind reports the error.
+                self._recent_kinds = collections.deque(
+                    (one for one in self._recent_kinds if one != kind), maxlen=_RECENT_CREATIONS
                 )
                 raise
             return True
-        if len(self._bare) < bare:
-            skeleton = await self._making.clone()
+        if len(self._skeletons) < skeleton_target:
+            skeleton = await self._builder.clone_skeleton()
             try:
-                await self._machine.launching.ready(skeleton)
+                await self._context.launcher.ready(skeleton)
             except BaseException:
-                await self._making.scrap(skeleton)
+                await self._builder.discard_skeleton(skeleton)
                 raise
-            self._bare.append(skeleton)
+            self._skeletons.append(skeleton)
             return True
         return False
 
-    async def _park(self, kind: Kind) -> Parked:
+    async def _build(self, kind: WarmKind) -> WarmSandbox:
         home = f"parked-{ids.name_suffix(16)}"
         self.homes.add(home)
         skeleton: Skeleton | None = None
-        sandbox: Sandbox | None = None
+        sandbox: NodeSandbox | None = None
         try:
-            skeleton = await self.take()
-            sandbox = Sandbox(
-                self._machine, self._record(home, kind, skeleton), self._clock, self._spawn
+            skeleton = await self.take_skeleton()
+            sandbox = NodeSandbox(
+                self._context, self._record(home, kind, skeleton), self._clock, self._spawn
             )
             init = _identify(skeleton)
-            box, place = await self._making.ground(sandbox)
-            sandbox.record = structs.replace(sandbox.record, place=place.slot)
-            made = await self._making.assemble(sandbox, skeleton, box, place)
-            waiter = await self._making.send_envd(sandbox, skeleton, lacks=())
+            box, network = await self._builder.prepare_files_and_network(sandbox)
+            sandbox.record = structs.replace(sandbox.record, place=network.slot)
+            made = await self._builder.assemble(sandbox, skeleton, box, network)
+            waiting_envd = await self._builder.fork_waiting_envd(sandbox, skeleton, missing=())
         except BaseException:
             if skeleton is not None:
                 skeleton.kill()
             if sandbox is not None:
-                await asyncio.shield(self._clear(sandbox))
+                await asyncio.shield(self._release_resources(sandbox))
             self.homes.discard(home)
             raise
-        return Parked(kind, sandbox, init, skeleton.pidfd, made, waiter)
+        return WarmSandbox(kind, sandbox, init, skeleton.pidfd, made, waiting_envd)
 
-    def _record(self, home: str, kind: Kind, skeleton: Skeleton) -> Record:
-        like = self._like[kind]
+    def _record(self, home: str, kind: WarmKind, skeleton: Skeleton) -> SandboxRecord:
+        like = self._last_blueprint[kind]
         blueprint = Blueprint(
             uid=home,
             image=kind.image,
@@ -258,11 +266,11 @@ class Parking:
             limits=like.limits,
             hostname=_HOST_NAME,
         )
-        return Record(
+        return SandboxRecord(
             uid=home,
             blueprint=blueprint,
             state=InstanceState.CREATING,
-            phase=Phase.CREATING,
+            phase=RecordPhase.CREATING,
             slot=skeleton.slot,
             agent=blueprint.agent,
             egress=like.egress,
@@ -271,8 +279,8 @@ class Parking:
         )
 
 
-def _identify(skeleton: Skeleton) -> records.Process:
+def _identify(skeleton: Skeleton) -> records.ProcessIdentity:
     process = records.identify(skeleton.pid)
     if process is None:
-        raise UnavailableError("a sandbox died while it was parked")
+        raise UnavailableError("the init of a warm sandbox exited while it was built")
     return process

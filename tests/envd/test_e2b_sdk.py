@@ -59,7 +59,7 @@ async def address(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("session", ["sdk_session.py", "sdk_binary_session.py"])
 async def test_a_whole_session(sdk_python: Path, address: str, session: str) -> None:
-    script = Path(__file__).with_name(session)
+    script = Path(__file__).parent / "sdk_scripts" / session
     process = await asyncio.create_subprocess_exec(
         sdk_python,
         script,

@@ -104,7 +104,7 @@ async def test_the_sdk_is_content_here_too(box: Instance, sdk_python: Path) -> N
 
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    script = Path(__file__).with_name("sdk_session.py")
+    script = Path(__file__).parent / "sdk_scripts" / "sdk_session.py"
     process = await asyncio.create_subprocess_exec(
         sdk_python,
         script,

@@ -1,4 +1,4 @@
 """The daemon of a sandbox: processes, files, tasks.
 
-Imports nothing else of Paddock, so that it runs anywhere.
+Imports only `wire` of Paddock, so that it runs anywhere.
 """

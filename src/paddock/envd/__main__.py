@@ -1,7 +1,7 @@
-"""envd by itself: `python -m paddock.envd --port 49983` or `--socket PATH`.
+"""Run envd by itself: `python -m paddock.envd --port 49983` or `--socket PATH`.
 
-For pods (entered with nsenter), for the host mode of tasks and for trying things out. Commands are
-forked here. On a node envds come from `zygote` instead.
+For pods (entered with nsenter), for the host mode of tasks and for manual tests. Commands are
+forked by envd. On a node envds are forked by the zygote instead.
 """
 
 import argparse
@@ -40,12 +40,13 @@ async def _serve(config: Config, listener: socket.socket) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line and serve."""
     parser = argparse.ArgumentParser(prog="python -m paddock.envd", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=49983)
-    parser.add_argument("--socket", help="listen on a unix socket instead")
-    parser.add_argument("--config", help="file with the configuration as JSON (default: none)")
+    parser.add_argument("--socket", help="listen on this unix socket instead of a port")
+    parser.add_argument(
+        "--config", help="read the configuration from this JSON file (default: none)"
+    )
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     config = Config()

@@ -1,6 +1,6 @@
-"""Work that may block for long, in a thread, never abandoned half-way.
+"""Blocking work in threads.
 
-A cancelled caller still waits for its thread: descriptors in use must not be closed under it.
+A cancelled caller still waits for its thread: descriptors in use must not be closed meanwhile.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ _pool: list[ThreadPoolExecutor] = []
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `work` beside the event loop."""
+    """Run `work` in a thread."""
     if not _pool:
         _pool.append(ThreadPoolExecutor(max_workers=4, thread_name_prefix="files"))
     future = asyncio.wrap_future(_pool[0].submit(work, *args, **kwargs))
@@ -24,11 +24,11 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     except asyncio.CancelledError:
         await asyncio.wait([future])
         if not future.cancelled():
-            future.exception()  # nobody is left to hear of it
+            future.exception()  # mark it as retrieved
         raise
 
 
 def stop_threads() -> None:
-    """End all threads; the next call starts new ones. Needed before a fork."""
+    """Stop all threads; the next call starts new ones. Required before a fork."""
     while _pool:
         _pool.pop().shutdown(wait=True)

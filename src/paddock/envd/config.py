@@ -13,7 +13,7 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class EnvdSettings(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What `/init` sets. A field left out stays as it is; `env_vars` replace the previous ones."""
+    """The settings that `POST /init` replaces."""
 
     access_token: str | None = None
     env_vars: Mapping[str, str] = {}
@@ -22,29 +22,29 @@ class EnvdSettings(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Config(Struct, frozen=True, kw_only=True):
-    """What one envd is for. Holds no file descriptors: those travel beside it."""
+    """The configuration of one envd. File descriptors are passed separately."""
 
     sandbox_id: str = ""
     template_id: str = ""
     settings: EnvdSettings = EnvdSettings()
     path: str = DEFAULT_PATH
-    """PATH of commands, unless the environment says otherwise."""
+    """PATH of commands, unless the environment sets another."""
     passwd_path: str = "/etc/passwd"  # noqa: S105 - a file name
     group_path: str = "/etc/group"
     has_one_id: bool = False
-    """The sandbox was made without root: it has root's id only, and all its users act as that."""
+    """The sandbox was created without root: only id 0 is mapped, and all users act as it."""
     identity_dir: str | None = "/run/e2b"
-    """Where the sandbox finds files with its own ids; `None` writes none."""
+    """The directory of the files that hold the sandbox's ids; `None` writes none."""
     tasks_dir: str = "/var/lib/paddock/tasks"
-    """Where tasks and their logs are kept, inside the sandbox."""
+    """The directory of tasks and their logs, inside the sandbox."""
     cpu_count: float | None = None
     memory_total_bytes: int | None = None
     disk_total_bytes: int | None = None
     disk_inherited_bytes: int = 0
-    """What it began with, of a snapshot or a parent: used, and in no meter of its own."""
+    """Bytes inherited from a snapshot or a parent: in use, but not in the sandbox's own meter."""
     idle_exit_seconds: float | None = None
-    """End (exit status 0) after this long without requests, processes and watchers."""
+    """Exit with status 0 after this many seconds without requests, processes and watchers."""
     is_reserved: bool = False
-    """Nobody's yet: it does not end for being idle until `/init` has given it a name."""
+    """In the warm stock: envd does not exit when idle until `/init` has set a sandbox id."""
     name: str = "envd"
-    """What process listings show (15 bytes)."""
+    """The name in process listings (15 bytes)."""

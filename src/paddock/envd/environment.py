@@ -1,7 +1,7 @@
-"""Who acts, where, with which variables: settings and users turned into answers.
+"""The context of every call: settings, users, paths, variables.
 
-Holds the settings in force (replaced by `/init`), the sandbox's users, and the files that tell a
-sandbox its own ids. What is done with a user or path is the services' business.
+Holds the settings in force (replaced by `POST /init`), the users of the sandbox, and the files that
+hold its ids.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from paddock.envd.users import User, Users
 
 
 class InitRequest(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Body of `POST /init`. Clock, volumes and certificates are the node's business here."""
+    """The body of `POST /init`. The node handles clock, volumes and certificates."""
 
     env_vars: dict[str, str] | None = None
     access_token: str | None = None
@@ -29,7 +29,7 @@ class InitRequest(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Environment:
-    """What holds for every call."""
+    """Resolves users, paths and variables of a call."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -39,7 +39,7 @@ class Environment:
         self.users = Users(config.passwd_path, config.group_path)
 
     def assign(self, config: Config) -> None:
-        """Be about another sandbox."""
+        """Serve another sandbox."""
         if config.identity_dir != self._config.identity_dir:
             self._written.clear()
         self._config = config
@@ -49,11 +49,11 @@ class Environment:
 
     @property
     def sandbox_id(self) -> str:
-        """The sandbox's public id, once somebody has claimed it."""
+        """The public id of the sandbox; empty until it is claimed."""
         return self._config.sandbox_id
 
     def user(self, name: str | None) -> User:
-        """Find who acts; an unknown user is not authenticated."""
+        """Return the user with this name, or the default user; raise if there is none."""
         wanted = name or self.settings.default_user
         user = self.users.find(wanted)
         if user is None:
@@ -72,7 +72,7 @@ class Environment:
             raise ConnectError(Code.INVALID_ARGUMENT, printable(str(error))) from error
 
     def defaults(self) -> dict[str, str]:
-        """Variables of the sandbox, whoever acts."""
+        """Return the variables that all users have."""
         env = {"E2B_SANDBOX": "true"}
         if self._config.sandbox_id:
             env["E2B_SANDBOX_ID"] = self._config.sandbox_id
@@ -81,7 +81,7 @@ class Environment:
         return env | dict(self.settings.env_vars)
 
     def variables(self, user: User) -> dict[str, str]:
-        """Give the whole environment of a user's command, before what the request adds."""
+        """Return the environment of a user's command, without the variables of the request."""
         own = {
             "PATH": self._config.path,
             "HOME": user.home,
@@ -91,7 +91,7 @@ class Environment:
         return own | self.defaults()
 
     def apply(self, request: InitRequest) -> None:
-        """Take over new settings, unless they are older than those in force."""
+        """Replace the settings, unless the request is older than those in force."""
         if request.timestamp is not None:
             if request.timestamp < self._timestamp:
                 return
@@ -107,7 +107,7 @@ class Environment:
             changes["default_workdir"] = request.default_workdir or None
         self.settings = msgspec.structs.replace(self.settings, **changes)
         if request.sandbox_id is not None:
-            # A warm sandbox gets its name when somebody claims it.
+            # A warm sandbox gets its id when it is claimed.
             self._config = msgspec.structs.replace(
                 self._config,
                 sandbox_id=request.sandbox_id,
@@ -116,7 +116,7 @@ class Environment:
             self.write_identity()
 
     def write_identity(self) -> None:
-        """Leave the ids as files inside; a sandbox that forbids it only harms itself."""
+        """Write the ids as files into the sandbox; ignore a sandbox that prevents it."""
         directory = self._config.identity_dir
         if directory is None:
             return

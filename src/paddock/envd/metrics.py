@@ -1,8 +1,8 @@
-"""What a sandbox uses, for `GET /metrics`: by meters where there are any, else from /proc.
+"""Resource usage of a sandbox for `GET /metrics`: from meters where there are any, else from /proc.
 
-Meters are descriptors opened outside the sandbox, so what is read there is the kernel's word: the
-directories of its cgroup, and the count of its disk quota. Percentages are of one CPU times the
-CPUs allowed, since the last call.
+Meters are descriptors opened outside the sandbox, so their values come from the kernel: the
+directories of its cgroup, and the byte count of its disk quota. Percentages are relative to the
+allowed CPUs, since the last call.
 """
 
 import os
@@ -28,12 +28,12 @@ class Metrics(Struct, frozen=True, kw_only=True):
     mem_total_mib: int
     mem_used_mib: int
     disk_used: int | UnsetType = UNSET
-    """Not told where the sandbox shares a disk on which nobody counts what is its own."""
+    """Unset if the sandbox shares a disk that does not count its bytes."""
     disk_total: int
 
 
 class Meter:
-    """Reads usage; remembers the last reading for percentages."""
+    """Reads usage; keeps the last reading for percentages."""
 
     def __init__(self, config: Config, meters: Mapping[str, int] | None = None) -> None:
         self._config = config
@@ -42,7 +42,7 @@ class Meter:
         self._last = (time.monotonic(), self._cpu_seconds())
 
     def read(self) -> Metrics:
-        """Usage now."""
+        """Return the usage since the last call."""
         then, before = self._last
         self._last = now, used = (time.monotonic(), self._cpu_seconds())
         cpus = self._config.cpu_count or os.cpu_count() or 1
@@ -74,17 +74,17 @@ class Meter:
         return busy / os.sysconf("SC_CLK_TCK")
 
     def _disk(self) -> tuple[int, int | UnsetType]:
-        """Total and used."""
+        """Return total and used bytes."""
         facts = os.statvfs("/")
         size, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
         limit = self._config.disk_total_bytes or size
         if (fd := self._meters.get("disk")) is not None:
             return limit, _number(_pread(fd)) + self._config.disk_inherited_bytes
-        # A bound that the file system does not know is on a part of it: what is in use is others'.
+        # With a limit below the size of the file system, its usage includes other sandboxes.
         return limit, (size - free if size <= limit else UNSET)
 
     def _memory(self) -> tuple[int, int, int]:
-        """Total, used without cache, cache."""
+        """Return total bytes, used bytes without cache, and cache bytes."""
         host = _table(_read("/proc/meminfo").replace(":", ""))
         machine = host.get("MemTotal", 0) * 1024
         limit = self._config.memory_total_bytes

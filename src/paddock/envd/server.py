@@ -1,8 +1,8 @@
-"""`Envd`: one sandbox's daemon, wired together; routes, access, CORS, idleness.
+"""`Envd`, the daemon of one sandbox: wiring, routes, authorization, CORS, idle time.
 
-Two doors with the same rooms: the public listener asks for the token and has no `/init`; the
-control listener, which only the node can reach, asks for nothing. Protocols are in `connect`,
-`files` and the services.
+Serves two listeners with the same routes: the public one requires the token and has no `/init`; the
+control listener, which only the node can reach, requires nothing. Protocols are in `rpc/`,
+`files/` and `tasks/`.
 """
 
 import asyncio
@@ -51,17 +51,17 @@ _PREFLIGHT = [
     ("Access-Control-Max-Age", "7200"),
 ]
 _TASKS_HOST = "5758-"
-"""How the host name of the task executor's port begins; its health has another look."""
+"""Host names of the task executor's port start with this; its health response differs."""
 Route = Callable[[HttpRequest], Awaitable[None]]
 
 
 def respond_json(request: HttpRequest, status: int, value: object) -> None:
-    """Answer with a JSON body."""
+    """Send a JSON response."""
     request.respond(status, msgspec.json.encode(value), headers=_JSON)
 
 
 def respond_problem(request: HttpRequest, status: int, message: str) -> None:
-    """Answer with an error body of the plain HTTP routes."""
+    """Send an error response of the plain HTTP routes."""
     respond_json(request, status, {"code": status, "message": message})
 
 
@@ -74,7 +74,7 @@ class Envd:
         spawner: Spawner | None = None,
         meters: Mapping[str, int] | None = None,
     ) -> None:
-        """Make one for a sandbox, or for one that `assign` names later."""
+        """Create an envd; `assign` may set the sandbox later."""
         config, spawner = config or Config(), spawner or DirectSpawner()
         self.config = config
         self.environment = Environment(config)
@@ -107,39 +107,41 @@ class Envd:
     def assign(
         self, config: Config, spawner: Spawner, meters: Mapping[str, int] | None = None
     ) -> None:
-        """Be for this sandbox from now on. To be called before `start`."""
+        """Serve this sandbox; must be called before `start`."""
         if config.tasks_dir != self.config.tasks_dir:
-            self._task_files.move(config.tasks_dir)
+            self._task_files.use_directory(config.tasks_dir)
         self.registry.assign(spawner)
         self._meters = meters
         self._is_attached = False
         self.reconfigure(config)
 
     def reconfigure(self, config: Config) -> None:
-        """Serve somebody else of the sandbox we have; its tasks stay where they are."""
+        """Replace the configuration for the same sandbox; its tasks stay."""
         self.config = config
         self.environment.assign(config)
         self._meter = Meter(config, self._meters)
 
     async def attach(self) -> int:
-        """Find surviving processes and tasks; gives how many processes."""
+        """Find surviving processes and tasks; return the number of processes."""
         survivors = await self.registry.attach()
-        # At once: what tasks of an earlier envd say is read from the first byte on.
+        # At once, so that no output of tasks that an earlier envd started is missed.
         await self.tasks.start()
         self._is_attached = True
         return survivors
 
     async def start(self, listener: socket.socket, control: socket.socket | None = None) -> None:
-        """Find what survived, unless that was done ahead, then serve both doors."""
+        """Attach, unless already attached, then serve both listeners."""
         survivors = 0 if self._is_attached else await self.attach()
         self.environment.write_identity()
         await self._public.start(listener)
         if control is not None:
             await self._control.start(control)
-        log.debug("envd serves", extra={"sandbox": self.config.sandbox_id, "survivors": survivors})
+        log.debug(
+            "envd is serving", extra={"sandbox": self.config.sandbox_id, "survivors": survivors}
+        )
 
     async def run_until_idle(self) -> None:
-        """Return once there was nothing to do for `idle_exit_seconds`; never without that."""
+        """Return after `idle_exit_seconds` of idle time; never return if that is `None`."""
         limit = self.config.idle_exit_seconds
         if limit is None:
             await asyncio.get_running_loop().create_future()
@@ -152,23 +154,23 @@ class Envd:
                 return
 
     async def serve_trusted(self, request: HttpRequest) -> None:
-        """Serve one request of somebody who has proven to be the node, wherever it came in."""
+        """Serve one request of an authenticated control plane, from any listener."""
         await self._serve(request, is_internal=True)
 
     def idle_seconds(self) -> float:
-        """How long nothing was asked of us and nothing ran."""
-        doors = (self._public, self._control)
-        if any(d.in_flight for d in doors) or any(self.registry.running()) or self.watchers.count:
+        """Return the seconds without requests, processes, watchers and tasks."""
+        servers = (self._public, self._control)
+        if any(d.in_flight for d in servers) or any(self.registry.running()) or self.watchers.count:
             return 0.0
         if self.tasks.active:
             return 0.0
         if self.config.is_reserved and not self.environment.sandbox_id:
             return 0.0
         now = asyncio.get_running_loop().time()
-        return now - max(d.last_active for d in doors)
+        return now - max(d.last_active for d in servers)
 
     def close(self) -> None:
-        """Stop serving. Processes go on."""
+        """Stop serving; processes keep running."""
         self._public.close()
         self._control.close()
         self.watchers.close()
@@ -177,8 +179,8 @@ class Envd:
         self.registry.close()
 
     def _close_idle_connections(self) -> bool:
-        doors = (self._public, self._control)
-        return all(c.close_if_idle() for d in doors for c in tuple(d.connections))
+        servers = (self._public, self._control)
+        return all(c.close_if_idle() for d in servers for c in tuple(d.connections))
 
     # -- routing
 
@@ -262,7 +264,7 @@ class Envd:
         request.respond(204)
 
     async def _get_status(self, request: HttpRequest) -> None:
-        """For the node: whether this envd is of any use right now."""
+        """Report to the node what this envd is doing."""
         respond_json(
             request,
             200,
@@ -272,12 +274,12 @@ class Envd:
                 "sandbox_id": self.environment.sandbox_id,
                 "processes": sum(1 for _ in self.registry.running()),
                 "watchers": self.watchers.count,
-                "idle_seconds": self._idle_but_for(request),
+                "idle_seconds": self._idle_before_request(),
             },
         )
 
-    def _idle_but_for(self, request: HttpRequest) -> float:
-        """Idleness as it was before this very question."""
+    def _idle_before_request(self) -> float:
+        """Return the idle seconds, not counting this request."""
         others = self._public.in_flight + self._control.in_flight > 1
         if others or any(self.registry.running()) or self.watchers.count:
             return 0.0

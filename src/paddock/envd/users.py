@@ -1,7 +1,7 @@
 """Users and groups of the sandbox, read from its own /etc/passwd and /etc/group.
 
-Never through NSS: its modules and configuration would be the sandbox's, loaded into envd.
-Both files are untrusted: regular files only, bounded, malformed lines skipped.
+Not through NSS, whose modules and configuration would be the sandbox's, loaded into envd.
+Both files are untrusted: regular files only, bounded in size, malformed lines skipped.
 """
 
 import os
@@ -14,7 +14,7 @@ Stamp = tuple[int, int, int, int]
 
 
 class User(Struct, frozen=True, kw_only=True):
-    """Somebody who may run commands and own files."""
+    """A user of the sandbox."""
 
     name: str
     uid: int
@@ -25,7 +25,7 @@ class User(Struct, frozen=True, kw_only=True):
 
 
 class Users:
-    """The sandbox's users, read again whenever a file changes."""
+    """The users of the sandbox; read again whenever a file changes."""
 
     def __init__(self, passwd: str, group: str) -> None:
         self._passwd = passwd
@@ -40,20 +40,19 @@ class Users:
         self._passwd, self._group, self._stamps = passwd, group, None
 
     def find(self, name: str) -> User | None:
-        """Look a user up by name."""
         self._refresh()
         return self._users.get(name)
 
     def user_name(self, uid: int) -> str:
-        """Give the name of a uid, or the number where it has none."""
+        """Return the name of a uid, or the number if it has none."""
         return self._user_names.get(uid) or str(uid)
 
     def group_name(self, gid: int) -> str:
-        """Give the name of a gid, or the number where it has none."""
+        """Return the name of a gid, or the number if it has none."""
         return self._group_names.get(gid) or str(gid)
 
     def refresh(self) -> None:
-        """Notice changed files; `user_name` and `group_name` do not do it themselves."""
+        """Read changed files; `user_name` and `group_name` do not do that themselves."""
         self._refresh()
 
     def _refresh(self) -> None:
@@ -106,9 +105,9 @@ def _rows(path: str, width: int) -> list[list[str]]:
         os.close(fd)
     text = b"".join(pieces).decode("utf-8", "surrogateescape")
     rows = [line.split(":") for line in text.split("\n")]
-    return [row for row in rows if len(row) >= width and _is_sound(row, width)]
+    return [row for row in rows if len(row) >= width and _is_valid(row, width)]
 
 
-def _is_sound(row: list[str], width: int) -> bool:
+def _is_valid(row: list[str], width: int) -> bool:
     numbers = row[2:4] if width == 7 else row[2:3]
     return bool(row[0]) and all(n.isascii() and n.isdigit() and int(n) < 2**32 - 1 for n in numbers)

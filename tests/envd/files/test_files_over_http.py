@@ -449,7 +449,7 @@ async def test_nothing_is_written_below_a_file(rig: Rig) -> None:
 async def test_an_upload_that_stands_still_is_given_up(
     rig: Rig, encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload_body, "UPLOAD_PATIENCE", 0.2)
+    monkeypatch.setattr(upload_body, "UPLOAD_TIMEOUT_SECONDS", 0.2)
     wire = await rig.wire()
     headers = RAW_HEADERS | {"content-length": "1000", "content-encoding": encoding}
     await wire.send("POST", "/files?path=a", headers)

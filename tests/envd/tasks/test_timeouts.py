@@ -39,7 +39,7 @@ class Sleeper:
         self._work.cancel()
         self._over(128 + number)
 
-    async def answer(self) -> None:
+    async def wait_responsive(self) -> None:
         await self._awake.wait()
 
 

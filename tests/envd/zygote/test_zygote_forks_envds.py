@@ -135,7 +135,7 @@ def test_one_that_fails_when_nothing_can_be_imported_any_more_says_why_too() -> 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     script = (
         "import sys\nfrom paddock.envd.zygote import start\n"
-        "start.forget_fork_handlers()\n"
+        "start.ignore_fork_handlers()\n"
         "from paddock.envd import isolation\nfrom paddock.envd.zygote import server as zygote\n"
         "def fail():\n isolation.seal_interpreter()\n raise OSError(24, 'too \"many\"\\n')\n"
         "zygote.main = fail\n"
@@ -418,7 +418,7 @@ def test_no_module_is_called_at_a_fork_by_the_zygote() -> None:
     """What modules of Python's own would do there copies much memory, for every envd."""
     script = (
         "import os\nfrom paddock.envd.zygote import start\n"
-        "start.forget_fork_handlers()\n"
+        "start.ignore_fork_handlers()\n"
         "import threading\n"
         "child = os.fork()\n"
         "if child == 0: os._exit(threading.current_thread().name != 'MainThread')\n"

@@ -1,6 +1,6 @@
-"""Sending a file over HTTP: whole, a range of it, compressed, or not at all if it is known.
+"""Sending a file over HTTP: whole, a range, compressed, or `304 Not Modified`.
 
-Who may have it, and which it is, is `files`' business; the notations are `headers`'.
+Authorization and path resolution are in `routes.py`, header values in `http/headers.py`.
 """
 
 import os
@@ -18,7 +18,7 @@ _MAX_UNSIZED = 4 << 20
 
 
 async def send(request: HttpRequest, path: str) -> None:
-    """Answer with a file, or with as much of it as was asked for."""
+    """Send a file, or the requested range of it."""
     fd = paths.open_regular(path, os.O_RDONLY)
     with os.fdopen(fd, "rb", buffering=0) as file:
         info = os.fstat(fd)
@@ -29,29 +29,36 @@ async def send(request: HttpRequest, path: str) -> None:
             ("Last-Modified", headers.format_date(info.st_mtime)),
             ("Vary", "Accept-Encoding"),
         ]
-        if _is_settled(request, int(info.st_mtime), common):
+        if _respond_conditional(request, int(info.st_mtime), common):
             return
-        span = _span(request, info)
+        requested = _requested_range(request, info)
         encoding = headers.choose_encoding(request.headers.get("accept-encoding"))
         if encoding is None:
             raise HttpError(406, "no acceptable encoding: gzip and identity are offered")
-        if not info.st_size and (content := _unsized(fd)):
+        if not info.st_size and (content := _read_unsized(fd)):
             request.respond(200, content, headers=common)
             return
-        if encoding == "gzip" and span is None and request.method == "GET" and _shrinks(fd):
+        if (
+            encoding == "gzip"
+            and requested is None
+            and request.method == "GET"
+            and _is_compressible(fd)
+        ):
             await _send_gzip(request, fd, common)
             return
-        offset, length = span or (0, info.st_size)
+        offset, length = requested or (0, info.st_size)
         common.append(("Accept-Ranges", "bytes"))
-        if span is not None:
+        if requested is not None:
             last = offset + length - 1
             common.append(("Content-Range", f"bytes {offset}-{last}/{info.st_size}"))
-        request.start(206 if span is not None else 200, common, length=length)
+        request.start(206 if requested is not None else 200, common, length=length)
         await request.send_file(file, offset, length)
 
 
-def _is_settled(request: HttpRequest, modified: int, common: list[tuple[str, str]]) -> bool:
-    """Answer a conditional request whose condition says that no body is wanted."""
+def _respond_conditional(
+    request: HttpRequest, modified: int, common: list[tuple[str, str]]
+) -> bool:
+    """Respond to a conditional request that needs no body; return whether it was one."""
     unless = headers.parse_date(request.headers.get("if-unmodified-since"))
     if unless is not None and modified > unless:
         raise HttpError(412, "the file was modified since")
@@ -62,7 +69,7 @@ def _is_settled(request: HttpRequest, modified: int, common: list[tuple[str, str
     return False
 
 
-def _span(request: HttpRequest, info: os.stat_result) -> tuple[int, int] | None:
+def _requested_range(request: HttpRequest, info: os.stat_result) -> tuple[int, int] | None:
     condition = request.headers.get("if-range")
     if condition is not None and headers.parse_date(condition) != int(info.st_mtime):
         return None
@@ -73,8 +80,8 @@ def _span(request: HttpRequest, info: os.stat_result) -> tuple[int, int] | None:
         raise HttpError(416, "the range lies outside the file") from None
 
 
-def _unsized(fd: int) -> bytes:
-    """Read a file that claims to be empty: those of /proc and /sys often are not."""
+def _read_unsized(fd: int) -> bytes:
+    """Read a file of size 0: files of /proc and /sys often have content nevertheless."""
     pieces: list[bytes] = []
     offset = 0
     while offset < _MAX_UNSIZED and (piece := os.pread(fd, _SAMPLE, offset)):
@@ -83,8 +90,8 @@ def _unsized(fd: int) -> bytes:
     return b"".join(pieces)
 
 
-def _shrinks(fd: int) -> bool:
-    """Whether compressing is worth it: most clients accept gzip without needing it."""
+def _is_compressible(fd: int) -> bool:
+    """Whether a sample of the file shrinks: most clients accept gzip without needing it."""
     sample = os.pread(fd, _SAMPLE, 0)
     return bool(sample) and len(zlib.compress(sample, 1)) < 0.9 * len(sample) + 64
 

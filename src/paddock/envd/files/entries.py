@@ -1,7 +1,7 @@
-"""What the filesystem says of a path, as clients see it: `EntryInfo`, listings, metadata xattrs.
+"""Reading entries of the file system: `EntryInfo`, listings, metadata xattrs.
 
-Blocking. Everything read here was made by the sandbox: names are arbitrary bytes, times
-arbitrary numbers, directories arbitrarily large.
+Blocking. All input is controlled by the sandbox: names are arbitrary bytes, times are arbitrary
+numbers, directories may have any size.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ _FLAGS = (
 
 
 class TooManyEntriesError(Exception):
-    """The listing would be larger than anybody can use."""
+    """The listing has more than `MAX_ENTRIES` entries."""
 
 
 def permissions(mode: int) -> str:
-    """Write a mode the way Go does: `-rw-r--r--`, `drwxr-xr-x`, `Lrwxrwxrwx`, `dtrwxrwxrwx`."""
+    """Format a mode as Go does: `-rw-r--r--`, `drwxr-xr-x`, `Lrwxrwxrwx`, `dtrwxrwxrwx`."""
     kind = next((letters for is_kind, letters in _FLAGS if is_kind(mode)), "")
     special = "".join(
         letter
@@ -50,7 +50,7 @@ def permissions(mode: int) -> str:
 
 
 def describe(path: str, users: Users, *, shown_as: str | None = None) -> EntryInfo:
-    """Describe one entry; `FileNotFoundError` where there is none."""
+    """Return one entry; raise `FileNotFoundError` if there is none."""
     info = os.lstat(path)
     kind, mode, target = _kind(info.st_mode), info.st_mode, None
     if stat.S_ISLNK(info.st_mode):
@@ -90,7 +90,7 @@ def _time(nanoseconds: int) -> datetime:
 
 
 def metadata(target: "str | int") -> dict[str, str]:
-    """Read the metadata of a file, by path or descriptor."""
+    """Return the metadata of a file, by path or descriptor."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for name in os.listxattr(target):
@@ -102,7 +102,7 @@ def metadata(target: "str | int") -> dict[str, str]:
 
 
 def replace_metadata(fd: int, wanted: Mapping[str, str]) -> None:
-    """Make `wanted` the whole metadata of an open file."""
+    """Replace all metadata of an open file."""
     try:
         present = [n for n in os.listxattr(fd) if n.startswith(XATTR_PREFIX)]
     except OSError:
@@ -115,7 +115,7 @@ def replace_metadata(fd: int, wanted: Mapping[str, str]) -> None:
 
 
 def list_directory(path: str, depth: int, users: Users) -> list[EntryInfo]:
-    """List `depth` levels, each directory's entries sorted and followed by their own."""
+    """Return `depth` levels of entries, in lexical walk order."""
     root = os.path.realpath(path)
     found: list[EntryInfo] = []
     for real, shown in _walk(root, path, max(depth, 1)):

@@ -1,8 +1,8 @@
-"""Paths as clients write them, made absolute; and opening files without being caught by one.
+"""Resolving client paths, and opening files safely.
 
-envd acts as root of the sandbox, whose root directory is envd's own: whatever links and renames
-race with a call, they lead to files of that sandbox. What remains dangerous are files that
-are not files: a FIFO or device must not hang us, so everything is opened non-blocking and checked.
+envd acts as root of the sandbox, and its root directory is the sandbox's: links and renames that
+race with a call lead to files of the same sandbox. FIFOs and devices are the remaining danger: they
+must not block envd, so everything is opened non-blocking and checked.
 """
 
 import os
@@ -13,11 +13,11 @@ _SAFE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class BadPathError(ValueError):
-    """The path cannot name anything."""
+    """The path is invalid."""
 
 
 class NotRegularError(Exception):
-    """It is there, but it is no regular file; `is_directory` tells the usual case."""
+    """The path exists but is not a regular file."""
 
     def __init__(self, path: str, mode: int) -> None:
         self.is_directory = stat.S_ISDIR(mode)
@@ -26,11 +26,11 @@ class NotRegularError(Exception):
 
 
 class ParentError(Exception):
-    """Something above the path is there and is no directory."""
+    """A parent of the path exists and is not a directory."""
 
 
 def resolve(path: str, *, home: str, default: str | None = None) -> str:
-    """Make a path absolute: empty is the default, `~` the home, a relative one is under home."""
+    """Return an absolute path: empty is the default, `~` and relative paths are under home."""
     if "\0" in path:
         raise BadPathError("a path cannot contain NUL bytes")
     if not path:
@@ -44,7 +44,7 @@ def resolve(path: str, *, home: str, default: str | None = None) -> str:
 
 
 def open_regular(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open a regular file, never waiting for a FIFO's other end or a device."""
+    """Open a regular file without blocking on a FIFO or device."""
     try:
         fd = os.open(path, flags | _SAFE, mode)
     except OSError as error:
@@ -66,12 +66,12 @@ def _mode(path: str) -> int:
 
 
 def make_parents(path: str, *, uid: int, gid: int) -> None:
-    """Create the missing directories above a path, owned by the user."""
+    """Create the missing parent directories of a path, owned by the user."""
     make_directories(posixpath.dirname(path), uid=uid, gid=gid)
 
 
 def make_directories(path: str, *, uid: int, gid: int) -> None:
-    """`mkdir -p`; only what is created gets the owner."""
+    """Create a directory and its parents; only new ones get the owner."""
     missing: list[str] = []
     probe = path
     while probe != "/" and not os.path.isdir(probe):

@@ -1,7 +1,7 @@
-"""`/files`: downloads and uploads over plain HTTP, and `/files/compose`.
+"""The routes `/files` (downloads and uploads over plain HTTP) and `/files/compose`.
 
-Who may (token or signature), which file, which status code. Files are sent by `downloads`, uploads
-are read by `receiving`.
+Decides authorization (token or signature), path and status code. Files are sent by `downloads.py`;
+uploads are read by `upload_body.py`.
 """
 
 import errno
@@ -23,7 +23,7 @@ from paddock.envd.http.request import BodyTooLargeError, HttpError, HttpRequest
 from paddock.envd.rpc.connect_frames import ConnectError, printable
 from paddock.envd.users import User
 
-_STATUS = {
+_ERRNO_STATUS = {
     errno.ENOENT: 404,
     errno.ENOTDIR: 404,
     errno.ENAMETOOLONG: 400,
@@ -34,7 +34,7 @@ _STATUS = {
     errno.ENOSPC: 507,
     errno.EDQUOT: 507,
 }
-_NAMED: Mapping[type[Exception], int] = {
+_ERROR_STATUS: Mapping[type[Exception], int] = {
     paths.NotRegularError: 400,
     paths.ParentError: 400,
     NoSpaceError: 507,
@@ -50,22 +50,22 @@ class ComposeRequest(Struct, frozen=True):
 
 
 class FileRoutes:
-    """The file routes."""
+    """Serves the file routes."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
 
     async def serve(self, request: HttpRequest, *, is_trusted: bool) -> None:
-        """Answer `/files`."""
+        """Serve `/files`."""
         if request.method not in ("GET", "HEAD", "POST"):
             request.respond(405, headers=[("Allow", "GET, HEAD, POST")])
             return
-        await self._answered(request, self._serve(request, is_trusted=is_trusted))
+        await self._respond_errors(request, self._serve(request, is_trusted=is_trusted))
 
     async def _serve(self, request: HttpRequest, *, is_trusted: bool) -> None:
         is_write = request.method == "POST"
         if not is_trusted:
-            self._authorise(request, "write" if is_write else "read")
+            self._authorize(request, "write" if is_write else "read")
         user = self._environment.user(request.query.get("username"))
         if is_write:
             written = await upload_body.receive(request, self._environment, user)
@@ -77,25 +77,25 @@ class FileRoutes:
 
     async def compose(self, request: HttpRequest) -> None:
         """Concatenate files into one."""
-        await self._answered(request, self._compose(request))
+        await self._respond_errors(request, self._compose(request))
 
-    async def _answered(self, request: HttpRequest, work: Awaitable[None]) -> None:
-        """Turn what goes wrong into an answer, or cut the connection if one has begun."""
+    async def _respond_errors(self, request: HttpRequest, work: Awaitable[None]) -> None:
+        """Send errors as a response, or reset the connection if a response has begun."""
         try:
             await work
-        except (HttpError, ConnectError, OSError, *_NAMED) as error:
+        except (HttpError, ConnectError, OSError, *_ERROR_STATUS) as error:
             if request.is_started:
                 request.abort()
                 return
             status, message = _explain(error)
             body = msgspec.json.encode({"code": status, "message": printable(message)})
-            # An upload refused half-way: what is left of it is not read.
+            # The rest of an upload that is refused is not read.
             request.keep_alive = request.keep_alive and request.body.is_complete
             request.respond(status, body, headers=[("Content-Type", "application/json")])
 
     # -- access
 
-    def _authorise(self, request: HttpRequest, operation: signature.Operation) -> None:
+    def _authorize(self, request: HttpRequest, operation: signature.Operation) -> None:
         token = self._environment.settings.access_token
         if token is None:
             return
@@ -150,14 +150,14 @@ def _explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, ConnectError):
         return (401 if error.code == "unauthenticated" else 400), error.message
     if not isinstance(error, OSError):
-        return _NAMED[type(error)], str(error)
-    status = _STATUS.get(error.errno or 0, 500)
+        return _ERROR_STATUS[type(error)], str(error)
+    status = _ERRNO_STATUS.get(error.errno or 0, 500)
     where = f" {os.fsdecode(error.filename)!r}" if isinstance(error.filename, str | bytes) else ""
     return status, f"cannot access{where}: {error.strerror}"
 
 
 def _concatenate(sources: list[str], destination: str, user: User) -> None:
-    """Write beside the destination and rename, so that a source may be the destination."""
+    """Write to a temporary file and rename it, so that a source may be the destination."""
     paths.make_parents(destination, uid=user.uid, gid=user.gid)
     draft = f"{destination}.{secrets.token_hex(6)}.part"
     out = paths.open_regular(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

@@ -1,6 +1,6 @@
 """Signed URLs for `/files`: the signature clients compute from path, user and token.
 
-Pure. Comparisons take constant time.
+No I/O. Comparisons take constant time.
 """
 
 import base64
@@ -12,13 +12,13 @@ Operation = Literal["read", "write"]
 
 
 class BadSignatureError(Exception):
-    """The URL is not signed for this; the message says what is wrong, never with what."""
+    """The signature is invalid or expired; the message does not contain the expected one."""
 
 
 def sign(
     *, path: str, operation: Operation, username: str, token: str, expiration: str | None = None
 ) -> str:
-    """Sign one operation on one path."""
+    """Return the signature of one operation on one path."""
     parts = [path, operation, username, token]
     if expiration is not None:
         parts.append(expiration)
@@ -36,7 +36,7 @@ def verify(
     expiration: str | None,
     now: float,
 ) -> None:
-    """Raise unless the signature is right and not expired."""
+    """Raise `BadSignatureError` unless the signature is valid and not expired."""
     expected = sign(
         path=path, operation=operation, username=username, token=token, expiration=expiration
     )
@@ -51,7 +51,7 @@ def verify(
 
 
 def is_token(given: str | None, expected: str) -> bool:
-    """Whether a presented token is the right one."""
+    """Whether the given token is the expected one."""
     return given is not None and hmac.compare_digest(
         given.encode("utf-8", "surrogateescape"), expected.encode("utf-8", "surrogateescape")
     )

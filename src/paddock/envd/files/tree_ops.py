@@ -1,4 +1,4 @@
-"""Changes to the tree that take more than one system call: removing trees, moving across layers.
+"""Removing trees and moving across overlay layers.
 
 Blocking. A directory of a lower overlay layer cannot be renamed (EXDEV), so moving falls back
 to copy and remove, as mv does.
@@ -11,7 +11,7 @@ import stat
 
 
 def remove(path: str) -> None:
-    """`rm -rf`: what is not there is fine."""
+    """Remove a file or tree; a missing path is no error."""
     try:
         mode = os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -23,7 +23,7 @@ def remove(path: str) -> None:
 
 
 def move(source: str, destination: str) -> None:
-    """Rename, replacing a file that is there."""
+    """Rename; replace an existing file."""
     try:
         os.rename(source, destination)
     except OSError as error:

@@ -1,6 +1,7 @@
-"""Reading an upload: raw or in parts, compressed or not, and into which files it goes.
+"""Reading the body of an upload: raw or multipart, compressed or not, and its target paths.
 
-Who may is `files`' business. Multipart is read by `multipart`, bytes are written by `uploads`.
+Authorization is in `routes.py`, the multipart parser in `http/multipart.py`, writing in
+`uploads.py`.
 """
 
 import asyncio
@@ -22,15 +23,15 @@ from paddock.envd.http.request import HttpError, HttpRequest
 from paddock.envd.rpc.connect_frames import printable
 from paddock.envd.users import User
 
-UPLOAD_PATIENCE = 600.0
-"""How many seconds an upload may stand still, as clients set it no limit of their own."""
+UPLOAD_TIMEOUT_SECONDS = 600.0
+"""The longest time without data in an upload; clients have no timeout of their own."""
 _MAX_METADATA_KEY = 246
 _MAX_METADATA = 4096
 _METADATA_HEADER = "x-metadata-"
 
 
 class WrittenFile(Struct, frozen=True, omit_defaults=True):
-    """One uploaded file, as told to the client."""
+    """One uploaded file in the response."""
 
     name: str
     path: str
@@ -39,7 +40,7 @@ class WrittenFile(Struct, frozen=True, omit_defaults=True):
 
 
 async def receive(request: HttpRequest, environment: Environment, user: User) -> list[WrittenFile]:
-    """Write what a request brings, for a user; gives what was written."""
+    """Write the files of an upload; return them."""
     metadata = _read_metadata(request.headers)
     kind, _, rest = request.headers.get("content-type", "").partition(";")
     kind = kind.strip().lower()
@@ -65,7 +66,7 @@ async def _receive_raw(
         require_space(path, int(length))
     upload = Upload(path, user, metadata)
     try:
-        async for piece in _decoded(request):
+        async for piece in _decoded_body(request):
             await upload.write(piece)
         await upload.flush()
     finally:
@@ -84,7 +85,7 @@ async def _receive_parts(
     upload: Upload | None = None
     try:
         parser = MultipartParser(boundary)
-        async for piece in _decoded(request):
+        async for piece in _decoded_body(request):
             for event in parser.feed(piece):
                 if isinstance(event, PartStart):
                     path = _part_path(request, environment, user, event, written)
@@ -115,7 +116,7 @@ def _part_path(
     part: PartStart,
     written: Mapping[str, WrittenFile],
 ) -> str | None:
-    """Where a part goes; `None` for form fields that are no files."""
+    """Return the path of a part; `None` for form fields that are not files."""
     if part.name != "file":
         return None
     given = request.query.get("path")
@@ -157,16 +158,16 @@ def _written(upload: Upload) -> WrittenFile:
     )
 
 
-async def _decoded(request: HttpRequest) -> AsyncIterator[bytes]:
-    """Give the body with its Content-Encoding undone."""
+async def _decoded_body(request: HttpRequest) -> AsyncIterator[bytes]:
+    """Yield the body without its Content-Encoding."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("identity", ""):
-        while piece := await _arrived(request):
+        while piece := await _next_chunk(request):
             yield piece
     elif encoding == "gzip":
         inflater = Inflater()
         try:
-            while piece := await _arrived(request):
+            while piece := await _next_chunk(request):
                 for plain in inflater.feed(piece):
                     yield plain
                     await asyncio.sleep(0)
@@ -177,10 +178,10 @@ async def _decoded(request: HttpRequest) -> AsyncIterator[bytes]:
         raise HttpError(400, f"unsupported content encoding {encoding!r}: use gzip or identity")
 
 
-async def _arrived(request: HttpRequest) -> bytes:
+async def _next_chunk(request: HttpRequest) -> bytes:
     try:
-        return await request.body.chunk(UPLOAD_PATIENCE)
+        return await request.body.chunk(UPLOAD_TIMEOUT_SECONDS)
     except TimeoutError:
         raise HttpError(
-            408, f"the upload was given up: nothing came for {UPLOAD_PATIENCE:g} s"
+            408, f"the upload was given up: nothing came for {UPLOAD_TIMEOUT_SECONDS:g} s"
         ) from None

@@ -1,7 +1,7 @@
-"""Writing uploaded bytes to files: opened safely, owned by the user, in pieces, off the loop.
+"""Writing uploaded bytes to files: opened safely, owned by the user, written in threads.
 
-A small file is written by exactly one system call (watchers count events). Which bytes go
-where is `receiving`'s business.
+A small file is written by exactly one system call, because watchers count events. Parsing of the
+request is in `upload_body.py`.
 """
 
 import os
@@ -18,11 +18,11 @@ _INFLATE_STEP = 1 << 20
 
 
 class BadGzipError(Exception):
-    """The body says it is gzip and is not."""
+    """The body is not valid gzip."""
 
 
 class NoSpaceError(Exception):
-    """The file would not fit."""
+    """The disk has too little space for the file."""
 
 
 class Upload:
@@ -43,14 +43,14 @@ class Upload:
             raise
 
     async def write(self, data: bytes) -> None:
-        """Take a piece; waits for the disk once enough has gathered."""
+        """Buffer a chunk; write to disk once enough is buffered."""
         self._pieces.append(data)
         self._buffered += len(data)
         if self._buffered >= _BATCH:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what has gathered."""
+        """Write what is buffered."""
         pieces, self._pieces = self._pieces, []
         size, self._buffered = self._buffered, 0
         try:
@@ -63,7 +63,7 @@ class Upload:
             raise
 
     def close(self) -> None:
-        """Let go of the file, whole or not."""
+        """Close the file, complete or not."""
         os.close(self._fd)
 
 
@@ -75,13 +75,12 @@ def _write_all(fd: int, pieces: list[bytes]) -> None:
 
 
 class Inflater:
-    """Decompresses a gzip body piece by piece; each step gives at most a megabyte."""
+    """Decompresses a gzip body in chunks of at most a megabyte."""
 
     def __init__(self) -> None:
         self._engine = zlib.decompressobj(wbits=31)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Decompress a piece."""
         try:
             while data:
                 if self._engine.eof:
@@ -92,13 +91,13 @@ class Inflater:
             raise BadGzipError(f"the body is not valid gzip: {error}") from error
 
     def finish(self) -> None:
-        """Check that nothing is missing."""
+        """Raise `BadGzipError` if the body is truncated."""
         if not self._engine.eof:
             raise BadGzipError("the gzip body is truncated")
 
 
 def require_space(path: str, size: int) -> None:
-    """Refuse before anything is written what cannot fit."""
+    """Raise `NoSpaceError` if `size` bytes do not fit on the disk of the path."""
     probe = path
     while True:
         probe = os.path.dirname(probe)

@@ -1,9 +1,9 @@
-"""Watching directories with inotify: raw events in, the client's five event types out.
+"""Watching directories with inotify, reported as the client's five event types.
 
-One inotify instance per watcher. `drain` reads what the kernel has right now, so that an event is
-there as soon as the call that caused it has returned. A recursive watcher follows new directories
-at once and reports what was put into them before it could look. Queues are bounded; what was
-lost is said. RPCs are `filesystem_service`'s.
+One inotify instance per watcher. `drain` reads what the kernel has now, so that an event is there
+as soon as the call that caused it has returned. A recursive watcher adds new directories at once
+and reports entries that were created in them before. Queues are bounded; lost events are reported.
+The RPC methods are in `rpc/filesystem_service.py`.
 """
 
 import asyncio
@@ -37,39 +37,39 @@ MAX_WATCHERS = 64
 MAX_DIRECTORIES = 8192
 MAX_QUEUED = 16384
 # NFS, CIFS, SMB2, FUSE, 9P, CEPH: changes made elsewhere are invisible to inotify.
-_NETWORK = {0x6969, 0xFF534D42, 0xFE534D42, 0x65735546, 0x01021997, 0x00C36400}
+_NETWORK_FILESYSTEMS = {0x6969, 0xFF534D42, 0xFE534D42, 0x65735546, 0x01021997, 0x00C36400}
 
 
 class WatchLimitError(Exception):
-    """More watching than is allowed."""
+    """Too many watchers or watched directories."""
 
 
 class WatchEvent(Struct, frozen=True):
-    """Something happened to `name`, relative to the watched directory."""
+    """A change to `name`, which is relative to the watched directory."""
 
     name: str
     type: EventType
 
 
 def is_network_mount(path: str) -> bool:
-    """Whether the directory is on a filesystem others may change unseen."""
+    """Whether a directory is on a file system where changes made elsewhere cause no events."""
     buffer = ctypes.create_string_buffer(256)
     if _libc.statfs(os.fsencode(path), buffer) != 0:
         return False
-    return struct.unpack_from("q", buffer.raw)[0] & 0xFFFFFFFF in _NETWORK
+    return struct.unpack_from("q", buffer.raw)[0] & 0xFFFFFFFF in _NETWORK_FILESYSTEMS
 
 
 class DirectoryWatcher:
-    """One watched directory, with what happened and was not yet taken."""
+    """One watched directory and its queue of events."""
 
     def __init__(self, path: str, *, recursive: bool) -> None:
         self.path = path
         self.is_recursive = recursive
         self._events: deque[WatchEvent] = deque()
         self._directories: dict[int, str] = {}
-        self._synthetic: set[tuple[int, str]] = set()
+        self._reported: set[tuple[int, str]] = set()
         self.is_lossy = False
-        """Events were lost since this was last cleared."""
+        """Whether events were lost since this was last cleared."""
         self.fd = _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1", path)
         try:
             self._add("", is_root=True)
@@ -78,7 +78,6 @@ class DirectoryWatcher:
             raise
 
     def close(self) -> None:
-        """Stop watching."""
         if self.fd >= 0:
             with contextlib.suppress(RuntimeError):  # no loop: a failed constructor
                 asyncio.get_running_loop().remove_reader(self.fd)
@@ -86,14 +85,14 @@ class DirectoryWatcher:
             self.fd = -1
 
     def take(self) -> list[WatchEvent]:
-        """Drain the kernel's queue and take everything."""
+        """Read the kernel's queue and return all events."""
         self.drain()
         taken = list(self._events)
         self._events.clear()
         return taken
 
     def drain(self) -> bool:
-        """Read what the kernel has; false when we hold enough and leave the rest to its queue."""
+        """Read the kernel's queue; return false if our own queue is full."""
         while len(self._events) < MAX_QUEUED:
             try:
                 data = os.read(self.fd, 64 << 10)
@@ -119,7 +118,7 @@ class DirectoryWatcher:
         if directory is None or not name:
             return
         relative = f"{directory}/{name}" if directory else name
-        if self._was_announced(wd, mask, name):
+        if self._was_reported(wd, mask, name):
             return
         for bits, kind in _TYPES:
             if mask & bits:
@@ -130,12 +129,12 @@ class DirectoryWatcher:
             elif mask & IN_MOVED_FROM:
                 self._unfollow(relative)
 
-    def _was_announced(self, wd: int, mask: int, name: str) -> bool:
-        """Whether this creation was reported already, when its directory was first looked into."""
-        if (wd, name) not in self._synthetic:
+    def _was_reported(self, wd: int, mask: int, name: str) -> bool:
+        """Whether this creation was already reported when its directory was added."""
+        if (wd, name) not in self._reported:
             return False
         if mask & (IN_CREATE | IN_DELETE | IN_MOVED_FROM):
-            self._synthetic.discard((wd, name))
+            self._reported.discard((wd, name))
         return bool(mask & IN_CREATE)
 
     def _push(self, event: WatchEvent) -> None:
@@ -145,11 +144,11 @@ class DirectoryWatcher:
             self._events.append(event)
 
     def _follow(self, relative: str, *, is_new: bool) -> None:
-        """Watch a directory that appeared, and report what is in it already if it is new."""
-        with contextlib.suppress(OSError):  # gone again, or replaced by something else
-            self._add(relative, announce=is_new)
+        """Watch a new directory; report its entries if it was created, not moved here."""
+        with contextlib.suppress(OSError):  # removed or replaced meanwhile
+            self._add(relative, report_existing=is_new)
 
-    def _add(self, relative: str, *, is_root: bool = False, announce: bool = False) -> None:
+    def _add(self, relative: str, *, is_root: bool = False, report_existing: bool = False) -> None:
         pending = [relative]
         while pending:
             relative = pending.pop()
@@ -159,7 +158,7 @@ class DirectoryWatcher:
                     raise WatchLimitError(f"more than {MAX_DIRECTORIES} directories to watch")
                 self.is_lossy = True
                 return
-            # A link is followed only where the client named it.
+            # Follow a link only if it is the watched path itself.
             flags = _MASK if is_root and not relative else _MASK | 0x02000000
             wd = _libc.inotify_add_watch(self.fd, os.fsencode(path), flags)
             if wd < 0:
@@ -168,31 +167,31 @@ class DirectoryWatcher:
                 continue
             self._directories[wd] = relative
             if self.is_recursive:
-                pending += self._scan(wd, path, relative, announce=announce)
+                pending += self._scan(wd, path, relative, report_existing=report_existing)
 
-    def _scan(self, wd: int, path: str, relative: str, *, announce: bool) -> list[str]:
+    def _scan(self, wd: int, path: str, relative: str, *, report_existing: bool) -> list[str]:
         below: list[str] = []
         with contextlib.suppress(OSError), os.scandir(path) as entries:
             for entry in entries:
                 name = f"{relative}/{entry.name}" if relative else entry.name
-                if announce:
-                    self._announce(wd, name, entry)
+                if report_existing:
+                    self._report_existing(wd, name, entry)
                 if entry.is_dir(follow_symlinks=False):
                     below.append(name)
-                if len(below) > MAX_DIRECTORIES or len(self._synthetic) > MAX_QUEUED:
+                if len(below) > MAX_DIRECTORIES or len(self._reported) > MAX_QUEUED:
                     self.is_lossy = True
                     break
         return below
 
-    def _announce(self, wd: int, name: str, entry: "os.DirEntry[str]") -> None:
-        """Report what happened in a new directory before we could watch it."""
-        self._synthetic.add((wd, entry.name))
+    def _report_existing(self, wd: int, name: str, entry: "os.DirEntry[str]") -> None:
+        """Report an entry that was created before its directory was watched."""
+        self._reported.add((wd, entry.name))
         self._push(WatchEvent(name, EventType.CREATE))
         if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size:
             self._push(WatchEvent(name, EventType.WRITE))
 
     def _unfollow(self, relative: str) -> None:
-        """A directory was moved away: its descriptors would report stale names."""
+        """Stop watching a directory that was moved away: its names would be stale."""
         inside = relative + "/"
         for wd, name in tuple(self._directories.items()):
             if name == relative or name.startswith(inside):
@@ -208,23 +207,23 @@ def _check(result: int, call: str, path: str) -> int:
 
 
 class Watchers:
-    """Every watcher of this envd: those polled by id, and those a stream holds."""
+    """All watchers of this envd: those polled by id, and those of streams."""
 
     def __init__(self, new_id: Callable[[], str] = lambda: "w" + secrets.token_hex(8)) -> None:
         self._new_id = new_id
         self._polled: dict[str, DirectoryWatcher] = {}
         self._streamed: set[DirectoryWatcher] = set()
         self.with_entries: set[str] = set()
-        """Ids whose events carry the entry."""
+        """Ids of watchers whose events contain the entry."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of watchers."""
         return len(self._polled) + len(self._streamed)
 
     def open(self, path: str, *, recursive: bool) -> DirectoryWatcher:
-        """Make a watcher for a stream; give it back with `release`."""
-        self._admit()
+        """Create a watcher for a stream; close it with `release`."""
+        self._check_limit()
         watcher = DirectoryWatcher(path, recursive=recursive)
         self._streamed.add(watcher)
         return watcher
@@ -235,24 +234,24 @@ class Watchers:
         watcher.close()
 
     def create(self, path: str, *, recursive: bool) -> str:
-        """Make a watcher to be polled; gives its id."""
-        self._admit()
+        """Create a watcher for polling; return its id."""
+        self._check_limit()
         ident = self._new_id()
         watcher = DirectoryWatcher(path, recursive=recursive)
         self._polled[ident] = watcher
         if recursive:
-            self._keep_up(watcher)
+            self._read_in_background(watcher)
         return ident
 
     def take(self, watcher: DirectoryWatcher) -> list[WatchEvent]:
-        """Take a polled watcher's events."""
+        """Return the events of a polled watcher."""
         events = watcher.take()
         if watcher.is_recursive:
-            self._keep_up(watcher)
+            self._read_in_background(watcher)
         return events
 
-    def _keep_up(self, watcher: DirectoryWatcher) -> None:
-        """New directories must be watched at once, not when the client asks next."""
+    def _read_in_background(self, watcher: DirectoryWatcher) -> None:
+        """Read events as they come: new directories must be watched before the next poll."""
         loop = asyncio.get_running_loop()
 
         def readable() -> None:
@@ -262,11 +261,10 @@ class Watchers:
         loop.add_reader(watcher.fd, readable)
 
     def get(self, ident: str) -> DirectoryWatcher | None:
-        """Find a polled watcher."""
         return self._polled.get(ident)
 
     def remove(self, ident: str) -> bool:
-        """Close a polled watcher; false if there is none."""
+        """Close a polled watcher; return whether there was one."""
         watcher = self._polled.pop(ident, None)
         self.with_entries.discard(ident)
         if watcher is not None:
@@ -274,12 +272,11 @@ class Watchers:
         return watcher is not None
 
     def close(self) -> None:
-        """Close all of them."""
         for watcher in (*self._polled.values(), *self._streamed):
             watcher.close()
         self._polled.clear()
         self._streamed.clear()
 
-    def _admit(self) -> None:
+    def _check_limit(self) -> None:
         if self.count >= MAX_WATCHERS:
             raise WatchLimitError(f"there are {MAX_WATCHERS} watchers already: remove some")

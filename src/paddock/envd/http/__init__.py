@@ -1,1 +1,1 @@
-"""A small HTTP/1.1 server."""
+"""A small HTTP/1.1 server: requests, headers, multipart."""

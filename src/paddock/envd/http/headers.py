@@ -1,7 +1,7 @@
-"""HTTP's own notations that the file routes need: dates, ranges, encodings, types, file names.
+"""HTTP header values for the file routes: dates, ranges, encodings, content types, file names.
 
-Pure. Written here because the standard library's readers of these pull in locale and mail packages
-or files of the system, none of which exist where envd runs.
+No I/O. The standard library's parsers load locale and mail packages or system files, none of which
+exist where envd runs.
 """
 
 import calendar
@@ -23,7 +23,7 @@ class UnsatisfiableRangeError(Exception):
 
 
 def format_date(seconds: float) -> str:
-    """Write a time as HTTP does."""
+    """Format a Unix time as an HTTP date."""
     t = time.gmtime(max(seconds, 0))
     month = _MONTHS[t.tm_mon - 1]
     return (
@@ -33,7 +33,7 @@ def format_date(seconds: float) -> str:
 
 
 def parse_date(text: str | None) -> int | None:
-    """Read a time as HTTP writes it; `None` for anything else."""
+    """Parse an HTTP date; return `None` for anything else."""
     match = _DATE.fullmatch(text.strip()) if text else None
     if match is None or match[2] not in _MONTHS:
         return None
@@ -45,7 +45,7 @@ def parse_date(text: str | None) -> int | None:
 
 
 def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """Read a Range header as offset and length; `None` means the whole file.
+    """Parse a Range header into offset and length; `None` means the whole file.
 
     Several ranges in one request are answered with the whole file, which HTTP allows.
     """
@@ -69,7 +69,7 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 def choose_encoding(header: str | None) -> str | None:
-    """Pick `gzip` or `identity` as the client prefers; `None` where it accepts neither."""
+    """Return `gzip` or `identity`, as the client prefers, or `None` if it accepts neither."""
     if header is None or not header.strip():
         return "identity"
     weights: dict[str, float] = {}
@@ -98,7 +98,7 @@ def _weight(text: str) -> float:
 
 
 def content_type(name: str, head: bytes) -> str:
-    """Guess by extension, else by looking at the beginning."""
+    """Guess the content type by extension, else by the first bytes."""
     known, encoding = _TYPES.guess_type("x" + name[name.rfind(".") :] if "." in name else "x")
     if known and not encoding:
         is_text = known.startswith("text/") or known in _TEXT_TYPES
@@ -114,7 +114,7 @@ def content_type(name: str, head: bytes) -> str:
 
 
 def disposition(name: str) -> str:
-    """Write a Content-Disposition for a file shown inline."""
+    """Return a Content-Disposition for a file shown inline."""
     if name.isascii() and name.isprintable():
         escaped = name.replace("\\", "\\\\").replace('"', '\\"')
         return f'inline; filename="{escaped}"'

@@ -1,7 +1,6 @@
 """A streaming parser for multipart/form-data, without I/O.
 
-Bytes in, events out, however the input is cut; memory stays bounded by a chunk and a part's head.
-What parts mean is `files`' business.
+Input may be split anywhere. Memory is bounded by one chunk and the head of one part.
 """
 
 import re
@@ -21,20 +20,20 @@ class MultipartError(ValueError):
 
 
 class PartStart(Struct, frozen=True):
-    """A part begins."""
+    """The start of a part."""
 
     name: str
     filename: str | None
 
 
 class PartData(Struct, frozen=True):
-    """Bytes of the part that began last."""
+    """Bytes of the current part."""
 
     data: bytes
 
 
 class PartEnd(Struct, frozen=True):
-    """The part is whole."""
+    """The end of a part."""
 
 
 MultipartEvent = PartStart | PartData | PartEnd
@@ -42,7 +41,7 @@ ParserState = Literal["preamble", "boundary", "head", "body", "epilogue"]
 
 
 def parameters(header: str) -> Mapping[str, str]:
-    """Parameters of a header such as Content-Disposition; RFC 5987 forms win."""
+    """Return the parameters of a header such as Content-Disposition; RFC 5987 forms win."""
     found: dict[str, str] = {}
     extended: dict[str, str] = {}
     for name, raw in _PARAMETER.findall(header):
@@ -57,22 +56,22 @@ def parameters(header: str) -> Mapping[str, str]:
 
 
 class MultipartParser:
-    """Feed it bytes; `is_complete` once the closing boundary was seen."""
+    """Turns bytes into events; complete once the closing boundary was seen."""
 
     def __init__(self, boundary: str) -> None:
         if not boundary or len(boundary) > 200:
             raise MultipartError("the multipart boundary is missing or too long")
         self._delimiter = b"\r\n--" + boundary.encode("latin-1", "replace")
-        self._buffer = b"\r\n"  # so that the first boundary looks like every other
+        self._buffer = b"\r\n"  # so that the first boundary is found like the others
         self._state: ParserState = "preamble"
 
     @property
     def is_complete(self) -> bool:
-        """Whether the body ended as it should."""
+        """Whether the closing boundary was seen."""
         return self._state == "epilogue"
 
     def feed(self, data: bytes) -> list[MultipartEvent]:
-        """Take bytes, give what they complete."""
+        """Return the events that these bytes complete."""
         self._buffer += data
         events: list[MultipartEvent] = []
         while self._step(events):
@@ -80,7 +79,7 @@ class MultipartParser:
         return events
 
     def _step(self, events: list[MultipartEvent]) -> bool:
-        """Go one state further; false when more input is needed."""
+        """Advance one state; return false when more input is needed."""
         if self._state == "body":
             return self._read_body(events)
         if self._state == "head":
@@ -109,7 +108,7 @@ class MultipartParser:
             return False
         if self._buffer[:end].strip(b" \t"):
             raise MultipartError("a boundary is followed by something else")
-        # The line's end stays, so that a head without headers is also found by its blank line.
+        # Keep the line end, so that a head without headers also ends with a blank line.
         self._buffer = self._buffer[end:]
         self._state = "head"
         return True
@@ -144,7 +143,7 @@ class MultipartParser:
             self._buffer = self._buffer[found + len(self._delimiter) :]
             self._state = "boundary"
             return True
-        # Whatever might be the start of a boundary stays.
+        # Keep what may be the start of a boundary.
         tail = self._buffer.rfind(b"\r", -len(self._delimiter) + 1)
         keep = len(self._buffer) if tail < 0 else tail
         if keep > self._skip:

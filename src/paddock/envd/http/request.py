@@ -1,7 +1,7 @@
-"""One HTTP request and the means to answer it; what handlers see of HTTP.
+"""One HTTP request and its response, as handlers see them.
 
-The body arrives in pieces and is read by one reader; the answer leaves in pieces, as fast as the
-client takes them. Parsing and sockets are `http`'s, behind the `RequestConnection` port.
+The body arrives in chunks and has one reader. The response leaves in chunks, as fast as the client
+takes them. Parsing and sockets are in `server.py`, behind the `RequestConnection` port.
 """
 
 import asyncio
@@ -15,43 +15,43 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
 class RequestConnection(Protocol):
-    """The connection a request came by."""
+    """The connection that a request arrived on."""
 
     def body_consumed(self, body: "Body") -> None:
-        """Know that there is room for more of the body."""
+        """Resume reading: the handler has consumed part of the body."""
         ...
 
     def send_continue(self) -> None:
-        """Invite the body."""
+        """Send `100 Continue`."""
         ...
 
     def write(self, data: bytes) -> None:
-        """Send bytes, buffering what the client does not take yet."""
+        """Send bytes; buffer those that the client does not take yet."""
         ...
 
     async def drained(self) -> None:
-        """Wait until the client has taken enough."""
+        """Wait until the write buffer is below its high-water mark."""
         ...
 
     async def send_file(self, file: BinaryIO, offset: int, count: int) -> None:
-        """Send from a file to the socket without copying through this process."""
+        """Send part of a file with sendfile, without copying through this process."""
         ...
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Reset the connection."""
         ...
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection before the exchange was over."""
+    """The client closed the connection before the response was complete."""
 
 
 class BodyTooLargeError(Exception):
-    """The body is longer than the reader wanted to hold."""
+    """The body is longer than the reader's limit."""
 
 
 class HttpError(Exception):
-    """An answer other than success, for the client to read."""
+    """An error response; the message is sent to the client."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class HttpError(Exception):
 
 
 class Body:
-    """A request body as it arrives; one reader."""
+    """A request body as it arrives; has one reader."""
 
     def __init__(self, connection: RequestConnection) -> None:
         self._connection = connection
@@ -72,13 +72,13 @@ class Body:
         self.expects_continue = False
 
     def discard(self) -> None:
-        """Nobody will read this: throw away what came and what comes."""
+        """Discard what has arrived and what is still to come."""
         self.is_unwanted = True
         self._chunks.clear()
         self.buffered = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Bytes came."""
+        """Append a chunk that arrived."""
         if self.is_unwanted:
             return
         self._chunks.append(chunk)
@@ -86,12 +86,12 @@ class Body:
         self._wake()
 
     def finish(self) -> None:
-        """Nothing more will come."""
+        """Mark the body as complete."""
         self.is_complete = True
         self._wake()
 
     def fail(self, failure: Exception) -> None:
-        """The rest is lost."""
+        """Make the reader raise `failure` after the chunks that arrived."""
         self._failure = failure
         self._wake()
 
@@ -99,8 +99,8 @@ class Body:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def chunk(self, patience: float | None = None) -> bytes:
-        """Next piece, or `b""` at the end; `TimeoutError` where none comes for so many seconds."""
+    async def chunk(self, timeout: float | None = None) -> bytes:
+        """Return the next chunk, or `b""` at the end; `TimeoutError` after `timeout` seconds."""
         while not self._chunks:
             if self.is_complete:
                 return b""
@@ -110,7 +110,7 @@ class Body:
                 self.expects_continue = False
                 self._connection.send_continue()
             self._waiter = asyncio.get_running_loop().create_future()
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 await self._waiter
         piece = self._chunks.popleft()
         self.buffered -= len(piece)
@@ -118,12 +118,11 @@ class Body:
         return piece
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Pieces until the end."""
         while piece := await self.chunk():
             yield piece
 
     async def read(self, limit: int) -> bytes:
-        """Read the whole body, if it is no longer than `limit`."""
+        """Return the whole body, or raise `BodyTooLargeError` above `limit` bytes."""
         if self.is_complete and len(self._chunks) == 1 and self.buffered <= limit:
             return await self.chunk()
         pieces: list[bytes] = []
@@ -137,7 +136,7 @@ class Body:
 
 
 class HttpRequest:
-    """One request and the means to answer it."""
+    """One request, with the methods that send its response."""
 
     def __init__(self, connection: RequestConnection, method: str, target: bytes) -> None:
         path, _, query = target.partition(b"?")
@@ -148,7 +147,7 @@ class HttpRequest:
         self.headers: dict[str, str] = {}
         self.body = Body(connection)
         self.response_headers: list[tuple[str, str]] = []
-        """Added to whatever the answer has (CORS)."""
+        """Headers added to every response (CORS)."""
         self.keep_alive = True
         self.is_http10 = False
         self.is_started = False
@@ -158,7 +157,7 @@ class HttpRequest:
 
     @property
     def query(self) -> dict[str, str]:
-        """Query parameters, the first of each name, with undecodable bytes kept."""
+        """The query parameters: the first of each name; undecodable bytes as surrogates."""
         if self._parsed_query is None:
             pairs = parse_qsl(
                 self._query.decode("utf-8", "surrogateescape"),
@@ -172,7 +171,7 @@ class HttpRequest:
     def start(
         self, status: int, headers: list[tuple[str, str]], *, length: int | None = None
     ) -> None:
-        """Send the head. Without `length` the body is chunked."""
+        """Prepare the response head. Without `length` the body is chunked."""
         self.is_started = True
         lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}"]
         lines += [f"{name}: {value}" for name, value in headers]
@@ -188,11 +187,11 @@ class HttpRequest:
         if not self.keep_alive:
             lines.append("Connection: close")
         lines.append("\r\n")
-        # Leaves together with the first of the body: a system call each would be half the cost.
+        # Sent together with the first bytes of the body, which saves half of the system calls.
         self._head = "\r\n".join(lines).encode("latin-1", "replace")
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
-        """Send a piece of the body; waits while the client is slow."""
+        """Send part of the body; wait while the client is slow."""
         if self._is_chunked:
             end = b"0\r\n\r\n" if is_last else b""
             data = b"%b%x\r\n%b\r\n%b" % (self._take_head(), len(data), data, end)
@@ -208,16 +207,16 @@ class HttpRequest:
     def respond(
         self, status: int, body: bytes = b"", *, headers: list[tuple[str, str]] | None = None
     ) -> None:
-        """Send a whole answer."""
+        """Send a complete response."""
         self.start(status, headers or [], length=len(body))
         self._connection.write(self._take_head() + (b"" if self.method == "HEAD" else body))
 
     async def send_file(self, file: BinaryIO, offset: int, count: int) -> None:
-        """Send part of a file from kernel to kernel; without a body, only the head."""
+        """Send part of a file as the body; for HEAD requests send the head only."""
         self._connection.write(self._take_head())
         if count and self.method != "HEAD":
             await self._connection.send_file(file, offset, count)
 
     def abort(self) -> None:
-        """Cut the connection, so that the client cannot mistake the answer for a whole one."""
+        """Reset the connection, so that the client does not take the response for complete."""
         self._connection.abort()

@@ -1,8 +1,8 @@
-"""A small HTTP/1.1 server: keep-alive, chunked bodies both ways, flow control both ways.
+"""A small HTTP/1.1 server: keep-alive, chunked bodies and flow control in both directions.
 
-Knows nothing of routes or protocols: every request becomes an `HttpRequest` given to one handler.
-Parsing is httptools'; sockets are handed in already listening. Requests of one connection are
-answered in order, one at a time; a connection that goes away cancels the handler at work.
+Has no routes: every request becomes an `HttpRequest` that is passed to one handler. httptools
+parses; sockets are passed in already listening. Requests of one connection are served in order,
+one at a time. When a connection is lost, its running handler is cancelled.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from paddock.envd.http.request import Body, ClientGoneError, HttpRequest
 log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 << 10
-BODY_HIGH = 1 << 20
-BODY_LOW = 256 << 10
-WRITE_HIGH = 256 << 10
+BODY_HIGH_WATER = 1 << 20
+BODY_LOW_WATER = 256 << 10
+WRITE_HIGH_WATER = 256 << 10
 IDLE_SECONDS = 640.0
 LINGER_SECONDS = 30.0
 
@@ -47,21 +47,20 @@ class HttpConnection(asyncio.Protocol):
         self._is_reading = True
         self._can_write: asyncio.Future[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
-        self._lost = False
+        self._is_lost = False
         self._lingering: HttpRequest | None = None
 
     # -- transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, start the idle clock."""
         self._transport = transport = cast(asyncio.Transport, transport)
-        transport.set_write_buffer_limits(high=WRITE_HIGH)
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
         self._server.connections.add(self)
         self._arm_idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whatever was going on for this client ends."""
-        self._lost = True
+        """Cancel the running handler and fail bodies that are incomplete."""
+        self._is_lost = True
         self._disarm_idle()
         self._server.connections.discard(self)
         if self._can_write is not None and not self._can_write.done():
@@ -75,7 +74,6 @@ class HttpConnection(asyncio.Protocol):
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser."""
         if self._lingering is None:
             self._disarm_idle()
         if self._in_headers:
@@ -88,42 +86,37 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(400, "the request is not valid HTTP/1.1")
         if self._in_headers and self._header_bytes > MAX_HEADER_BYTES:
             self._refuse(431, "the request head is too large")
-        if self._task is None and self._lingering is None and not self._lost:
+        if self._task is None and self._lingering is None and not self._is_lost:
             self._arm_idle()
 
     def eof_received(self) -> bool:
-        """Whoever stops sending has gone: a stream must not be held for it."""
+        """Close on end-of-file: a client that has left must not keep a stream open."""
         return False
 
     def pause_writing(self) -> None:
-        """The client is slow."""
         if self._can_write is None:
             self._can_write = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
-        """The client caught up."""
         waiter, self._can_write = self._can_write, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    # -- parser callbacks (names are httptools')
+    # -- parser callbacks, named by httptools
 
     def on_message_begin(self) -> None:
-        """A request starts."""
         self._target = b""
         self._headers = []
         self._in_headers = True
 
     def on_url(self, url: bytes) -> None:
-        """Part of the target."""
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         self._headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
-        """The head is whole: make an exchange of it."""
+        """Create the request and serve it, unless another one is being served."""
         self._in_headers = False
         self._header_bytes = 0
         method = self._parser.get_method().decode("latin-1")
@@ -137,65 +130,57 @@ class HttpConnection(asyncio.Protocol):
         request.body.expects_continue = expect.lower() == "100-continue"
         self._incoming = request
         self._pending.append(request)
-        self._next()
+        self._serve_next()
 
     def on_body(self, body: bytes) -> None:
-        """Part of the body."""
         if self._incoming is not None:
             self._incoming.body.feed(body)
-            if self._incoming.body.buffered > BODY_HIGH:
+            if self._incoming.body.buffered > BODY_HIGH_WATER:
                 self._pause_reading()
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
         if self._incoming is not None:
             self._incoming.body.finish()
             if self._incoming is self._lingering:
-                self._settle(self._incoming)
+                self._finish_request(self._incoming)
             self._incoming = None
         self._in_headers = True
         if len(self._pending) > 16:
             self._pause_reading()
 
-    # -- used by Body and Exchange
+    # -- used by Body and HttpRequest
 
     def body_consumed(self, body: Body) -> None:
-        """Room for more of the body."""
-        if not self._is_reading and body.buffered < BODY_LOW:
+        if not self._is_reading and body.buffered < BODY_LOW_WATER:
             self._resume_reading()
 
     def send_continue(self) -> None:
-        """The handler wants the body after all."""
         self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def write(self, data: bytes) -> None:
-        """Hand bytes to the transport."""
-        if self._transport is not None and not self._lost:
+        if self._transport is not None and not self._is_lost:
             self._transport.write(data)
 
     async def drained(self) -> None:
-        """Wait until the client has taken enough."""
-        if self._lost:
+        if self._is_lost:
             raise ClientGoneError("the client went away")
         if self._can_write is not None:
             await asyncio.shield(self._can_write)
 
     async def send_file(self, file: BinaryIO, offset: int, count: int) -> None:
-        """Send from file to socket without copying through this process."""
-        if self._lost or self._transport is None:
+        if self._is_lost or self._transport is None:
             raise ClientGoneError("the client went away")
         loop = asyncio.get_running_loop()
         sent = await loop.sendfile(self._transport, file, offset, count)
         if sent != count:
-            self.abort()  # the file shrank under us: the promised length cannot be kept
+            self.abort()  # the file has shrunk: Content-Length is wrong
 
     def abort(self) -> None:
-        """Cut the connection."""
         if self._transport is not None:
             self._transport.abort()
 
     def close_if_idle(self) -> bool:
-        """Close unless a request is being served or has begun to arrive."""
+        """Close unless a request is in flight or has begun to arrive; return whether closed."""
         if self._task is not None or self._incoming is not None or self._pending:
             return False
         if self._transport is not None:
@@ -208,8 +193,8 @@ class HttpConnection(asyncio.Protocol):
 
     # -- serving
 
-    def _next(self) -> None:
-        if self._task is not None or not self._pending or self._lost:
+    def _serve_next(self) -> None:
+        if self._task is not None or not self._pending or self._is_lost:
             return
         request = self._pending.popleft()
         loop = asyncio.get_running_loop()
@@ -233,19 +218,19 @@ class HttpConnection(asyncio.Protocol):
         finally:
             self._server.in_flight -= 1
             self._server.touch()
-            self._done(request)
+            self._finish_response(request)
 
-    def _done(self, request: HttpRequest) -> None:
+    def _finish_response(self, request: HttpRequest) -> None:
         self._task = None
-        if self._lost or self._transport is None:
+        if self._is_lost or self._transport is None:
             return
         if not request.body.is_complete and not request.body.expects_continue:
             self._linger(request)
         else:
-            self._settle(request)
+            self._finish_request(request)
 
-    def _settle(self, request: HttpRequest) -> None:
-        """The answer is sent and the request is over: go on to the next, or close."""
+    def _finish_request(self, request: HttpRequest) -> None:
+        """Serve the next request, or close the connection."""
         self._lingering = None
         if not request.keep_alive or not request.body.is_complete:
             if self._transport is not None:
@@ -253,15 +238,15 @@ class HttpConnection(asyncio.Protocol):
             return
         self._resume_reading()
         if self._pending:
-            self._next()
+            self._serve_next()
         else:
             self._arm_idle()
 
     def _linger(self, request: HttpRequest) -> None:
-        """Take in what is left of a body nobody wants.
+        """Read and discard the rest of a body that no handler reads.
 
-        Closing now would make the kernel reset the connection, and the client, still sending, would
-        never see why it was refused. Often only the mark of the end is missing.
+        Closing now would make the kernel reset the connection, and the client, which still sends,
+        would not see the response. Often only the end marker is missing.
         """
         request.body.discard()
         self._lingering = request
@@ -286,7 +271,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if not self._is_reading and self._transport is not None and not self._lost:
+        if not self._is_reading and self._transport is not None and not self._is_lost:
             self._is_reading = True
             self._transport.resume_reading()
 
@@ -307,7 +292,7 @@ def _peek(sock: socket.socket) -> bytes:
 
 
 class HttpServer:
-    """A handler behind a listening socket."""
+    """Serves one listening socket with one handler."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -317,7 +302,7 @@ class HttpServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, listener: socket.socket) -> None:
-        """Serve a socket that already listens."""
+        """Serve a socket that is already listening."""
         loop = asyncio.get_running_loop()
         self.touch()
         listener.setblocking(False)
@@ -331,11 +316,11 @@ class HttpServer:
             )
 
     def touch(self) -> None:
-        """Something happened: idleness counts from now."""
+        """Restart the idle time."""
         self.last_active = asyncio.get_running_loop().time()
 
     def close(self) -> None:
-        """Stop accepting and cut every connection."""
+        """Stop accepting and reset every connection."""
         if self._server is not None:
             self._server.close()
         for connection in tuple(self.connections):

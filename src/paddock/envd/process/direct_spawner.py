@@ -23,10 +23,10 @@ from paddock.envd.process.spawner import (
     SpawnError,
     Survivor,
 )
-from paddock.envd.process.tree import kill_all, members, signal_all
+from paddock.envd.process.tree import find_members, kill_all, signal_all
 
-_MOST_EXPENDABLE = 1000
-_PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
+_MAX_OOM_SCORE_ADJ = 1000
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class _DirectChild:
@@ -43,7 +43,7 @@ class _DirectChild:
             if scope is SignalScope.TREE and number == signal.SIGKILL:
                 kill_all(self.pid)
             elif scope is SignalScope.TREE:
-                signal_all(members(self.pid), number)
+                signal_all(find_members(self.pid), number)
             elif scope is SignalScope.GROUP:
                 os.killpg(self.pid, number)
             elif not self.is_reaped:
@@ -52,7 +52,7 @@ class _DirectChild:
     async def close_stdin(self) -> None:
         """Nobody else holds the write end."""
 
-    async def answer(self) -> None:
+    async def wait_responsive(self) -> None:
         """We are its parent."""
 
     async def forget(self) -> None:
@@ -64,8 +64,8 @@ class DirectSpawner:
 
     def __init__(self, *, switch_user: bool = True) -> None:
         self._switch_user = switch_user and os.geteuid() == 0
-        self._watched: set[int] = set()
-        _ignore_no_more_than_we_must()
+        self._pidfds: set[int] = set()
+        _stop_ignoring_signals()
 
     async def attach(self, on_exit: Callable[[int], OnExit]) -> list[Survivor]:
         """Children of an earlier process cannot be found again."""
@@ -74,12 +74,12 @@ class DirectSpawner:
     async def spawn(self, command: Command, on_exit: OnExit) -> ChildProcess:
         """Fork and exec here, in a session of its own."""
         try:
-            mine, theirs = _streams(command)
+            ours, theirs = _open_streams(command)
         except OSError as error:
             raise SpawnError(f"cannot run {command.argv[0]!r}: {error}", error.errno) from error
         uid, gid, groups = command.uid, command.gid, list(command.groups)
         try:
-            with _expendable():
+            with _raised_oom_score():
                 popen = subprocess.Popen(  # noqa: ASYNC220 - vfork and exec, no waiting
                     command.argv,
                     stdin=theirs[0],
@@ -89,31 +89,31 @@ class DirectSpawner:
                     env=command.env,
                     start_new_session=True,
                     umask=0o022,
-                    preexec_fn=_own_terminal if command.pty_size else None,
+                    preexec_fn=_set_controlling_terminal if command.pty_size else None,
                     user=uid if self._switch_user else None,
                     group=gid if self._switch_user else None,
                     extra_groups=groups if self._switch_user else None,
                 )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            _close(fd for fd in mine.values() if fd is not None)
+            _close(fd for fd in ours.values() if fd is not None)
             number = error.errno if isinstance(error, OSError) else None
             raise SpawnError(f"cannot run {command.argv[0]!r}: {error}", number) from error
         finally:
             _close(set(theirs))
         popen.returncode = 0  # the object must not wait: we do, by pidfd
-        outputs = {k: fd for k, fd in mine.items() if fd is not None and k != "stdin"}
+        outputs = {k: fd for k, fd in ours.items() if fd is not None and k != "stdin"}
         child = _DirectChild(popen.pid, outputs)
-        child.stdin = mine["stdin"]
+        child.stdin = ours["stdin"]
         self._watch(child, on_exit)
         return child
 
     def close(self) -> None:
         """Stop waiting for children."""
         loop = asyncio.get_running_loop()
-        for pidfd in self._watched:
+        for pidfd in self._pidfds:
             loop.remove_reader(pidfd)
             os.close(pidfd)
-        self._watched.clear()
+        self._pidfds.clear()
 
     def _watch(self, child: _DirectChild, on_exit: OnExit) -> None:
         pidfd = os.pidfd_open(child.pid)
@@ -122,26 +122,26 @@ class DirectSpawner:
         def ended() -> None:
             loop.remove_reader(pidfd)
             os.close(pidfd)
-            self._watched.discard(pidfd)
+            self._pidfds.discard(pidfd)
             child.is_reaped = True
             _, status = os.waitpid(child.pid, 0)
             on_exit(ExitStatus.from_wait(status))
 
-        self._watched.add(pidfd)
+        self._pidfds.add(pidfd)
         loop.add_reader(pidfd, ended)
 
 
-def _streams(command: Command) -> tuple[dict[str, int | None], tuple[int, int, int]]:
+def _open_streams(command: Command) -> tuple[dict[str, int | None], tuple[int, int, int]]:
     """Give our ends by name, and the three the command gets."""
     opened: list[int] = []
     try:
-        return _opened(command, opened)
+        return _make_streams(command, opened)
     except OSError:
         _close(opened)
         raise
 
 
-def _opened(
+def _make_streams(
     command: Command, opened: list[int]
 ) -> tuple[dict[str, int | None], tuple[int, int, int]]:
     if command.pty_size is not None:
@@ -155,18 +155,18 @@ def _opened(
     opened += (out_read, out_write)
     error_read, error_write = os.pipe()
     opened += (error_read, error_write)
-    mine: dict[str, int | None] = {"stdin": None, "stdout": out_read, "stderr": error_read}
+    ours: dict[str, int | None] = {"stdin": None, "stdout": out_read, "stderr": error_read}
     if command.has_stdin:
-        theirs_in, mine["stdin"] = os.pipe()
+        theirs_in, ours["stdin"] = os.pipe()
     else:
         theirs_in = os.open("/dev/null", os.O_RDONLY)
-    for fd in mine.values():
+    for fd in ours.values():
         if fd is not None:
             os.set_blocking(fd, False)
-    return mine, (theirs_in, out_write, error_write)
+    return ours, (theirs_in, out_write, error_write)
 
 
-def _ignore_no_more_than_we_must() -> None:
+def _stop_ignoring_signals() -> None:
     """Let commands be reached by every signal, also where we were told to ignore some (`nohup`).
 
     What is ignored stays so in whatever is executed; a handler of ours does not.
@@ -175,16 +175,16 @@ def _ignore_no_more_than_we_must() -> None:
         return  # Only there can handlers be set.
     for number in signal.valid_signals():
         # Python itself ignores two more, and gives them back to what it starts.
-        if signal.getsignal(number) is signal.SIG_IGN and number not in _PYTHONS_OWN:
-            signal.signal(number, _go_on)
+        if signal.getsignal(number) is signal.SIG_IGN and number not in _IGNORED_BY_PYTHON:
+            signal.signal(number, _ignore_signal)
 
 
-def _go_on(_number: int, _frame: FrameType | None) -> None:
+def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
     """Be no more moved by a signal than if it were ignored."""
 
 
 @contextlib.contextmanager
-def _expendable() -> Generator[None]:
+def _raised_oom_score() -> Generator[None]:
     """Out of memory, what is forked here goes before us, however expendable we are ourselves.
 
     We take the higher score for that moment: a child that got it later could have forked by then.
@@ -196,7 +196,7 @@ def _expendable() -> Generator[None]:
         return
     try:
         own = int(os.read(fd, 16))
-        os.pwrite(fd, b"%d" % min(own + OOM_SCORE_ADJ, _MOST_EXPENDABLE), 0)
+        os.pwrite(fd, b"%d" % min(own + OOM_SCORE_ADJ, _MAX_OOM_SCORE_ADJ), 0)
         try:
             yield
         finally:
@@ -205,7 +205,7 @@ def _expendable() -> Generator[None]:
         os.close(fd)
 
 
-def _own_terminal() -> None:
+def _set_controlling_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 

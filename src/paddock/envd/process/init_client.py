@@ -42,7 +42,7 @@ from paddock.envd.process.init_protocol import (
 )
 
 _SYS_PIDFD_GETFD = 438
-_PATIENCE = 5.0
+_KILL_TIMEOUT_SECONDS = 5.0
 """How long a killed command may take to end."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -78,7 +78,7 @@ class InitClient:
         self._waiting: dict[int, asyncio.Future[InitMessage]] = {}
         self._attach: tuple[int, int, list[ProcessRecord]] | None = None
         self._session = 0
-        self._unwanted: dict[int, asyncio.Event] = {}
+        self._undelivered: dict[int, asyncio.Event] = {}
         """What is being ended as it could not be handed over, until that is told."""
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
@@ -109,15 +109,15 @@ class InitClient:
             return decode_record(message)
         except DescriptorsLostError as problem:
             close_all(message.fds)
-            await self._take_back(request.id)
+            await self._kill_undelivered(request.id)
             raise InitError(errno.EMFILE, Stage.STREAMS) from problem
         except ProtocolError:
             close_all(message.fds)
             raise
 
-    async def _take_back(self, ident: int) -> None:
+    async def _kill_undelivered(self, ident: int) -> None:
         """End a command that runs and that nobody can hear, and have init forget it."""
-        ended = self._unwanted[ident] = asyncio.Event()
+        ended = self._undelivered[ident] = asyncio.Event()
         try:
             with contextlib.suppress(InitError):
                 await self.signal(ident, signal.SIGKILL, SignalScope.TREE)
@@ -125,11 +125,11 @@ class InitClient:
                 await self.forget(ident)
                 return
             with contextlib.suppress(TimeoutError, InitError):
-                async with asyncio.timeout(_PATIENCE):
+                async with asyncio.timeout(_KILL_TIMEOUT_SECONDS):
                     await ended.wait()
                 await self.forget(ident)
         finally:
-            del self._unwanted[ident]
+            del self._undelivered[ident]
 
     async def signal(self, ident: int, signo: int, scope: SignalScope = SignalScope.PROCESS) -> int:
         """Signal a command, its group or its tree, and give how many got it; ESRCH for none."""
@@ -168,7 +168,7 @@ class InitClient:
         self._waiting[seq] = future
         try:
             datagrams = encode(op, seq, body)
-            if not self._sent_at_once(datagrams):
+            if not self._try_send(datagrams):
                 # The datagrams of one request must not be mixed with another's.
                 async with self._sending:
                     for datagram in datagrams:
@@ -181,7 +181,7 @@ class InitClient:
             raise InitError(-message.status, Stage(stage) if stage in set(Stage) else Stage.NONE)
         return message
 
-    def _sent_at_once(self, datagrams: list[bytes]) -> bool:
+    def _try_send(self, datagrams: list[bytes]) -> bool:
         if len(datagrams) > 1 or self._sending.locked():
             return False
         try:
@@ -203,16 +203,16 @@ class InitClient:
             except BlockingIOError:
                 return
             except OSError as problem:
-                self._lose(problem)
+                self._on_channel_lost(problem)
                 return
             if not data:
-                self._lose(ChannelClosedError("init is gone"))
+                self._on_channel_lost(ChannelClosedError("init is gone"))
                 return
             try:
                 self._handle(decode(data, fds))
             except ProtocolError as problem:
                 close_all(fds)
-                self._lose(problem)
+                self._on_channel_lost(problem)
                 return
 
     def _handle(self, message: InitMessage) -> None:
@@ -231,7 +231,7 @@ class InitClient:
         future.set_result(message)
 
     def _handle_exit(self, record: ProcessRecord) -> None:
-        if (unwanted := self._unwanted.get(record.id)) is not None:
+        if (unwanted := self._undelivered.get(record.id)) is not None:
             unwanted.set()
         else:
             self._on_exit(record)
@@ -257,7 +257,7 @@ class InitClient:
             close_all(record.fds)
         records.clear()
 
-    def _lose(self, problem: Exception) -> None:
+    def _on_channel_lost(self, problem: Exception) -> None:
         self.close()
         if self._on_lost is not None:
             self._on_lost(problem)

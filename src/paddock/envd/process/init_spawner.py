@@ -51,7 +51,7 @@ class _InitChild:
         with contextlib.suppress(init_protocol.InitError, init_protocol.ChannelClosedError):
             await self._client.close_stdin(self._id)
 
-    async def answer(self) -> None:
+    async def wait_responsive(self) -> None:
         try:
             await self._client.ping()
         except init_protocol.ChannelClosedError as error:

@@ -21,8 +21,8 @@ from paddock.envd.rpc.messages import DataEvent, EndEvent, ProcessConfig, Proces
 
 PIPE_CHUNK = 32 << 10
 PTY_CHUNK = 16 << 10
-HIGH = 1 << 20
-LOW = 256 << 10
+HIGH_WATER = 1 << 20
+LOW_WATER = 256 << 10
 _READS_PER_TURN = 8
 _DRAIN_LIMIT = 1 << 20
 
@@ -68,12 +68,12 @@ class Subscription:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def take(self, patience: float) -> list[ProcessEvent]:
-        """Wait for events and take all there are; none within `patience` seconds gives none."""
+    async def take(self, timeout: float) -> list[ProcessEvent]:
+        """Wait for events and take all there are; none within `timeout` seconds gives none."""
         if not self._events:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(timeout):
                     await self._waiter
             except TimeoutError:
                 return []
@@ -112,7 +112,7 @@ class ManagedProcess:
 
     # -- life
 
-    def begin(self, child: ChildProcess) -> None:
+    def attach_child(self, child: ChildProcess) -> None:
         """The command runs: start reading what it says."""
         self._child = child
         self.pid = child.pid
@@ -122,7 +122,7 @@ class ManagedProcess:
         for name, fd in self._open.items():
             self._loop.add_reader(fd, self._readable, name, fd)
         if self._exit is not None:
-            self._settle()
+            self._end_if_complete()
 
     def exited(self, status: ExitStatus) -> None:
         """The process itself is gone; its pipes may not be."""
@@ -132,7 +132,7 @@ class ManagedProcess:
         if self.on_leader_exit is not None:
             self.on_leader_exit(status)
         if self._child is not None:
-            self._settle()
+            self._end_if_complete()
 
     @property
     def leader_exit(self) -> ExitStatus | None:
@@ -147,16 +147,16 @@ class ManagedProcess:
             self._is_signalled = True
         await self._child.signal(number, scope)
         if self._exit is not None:
-            self._settle()
+            self._end_if_complete()
 
-    def at_deadline(self, seconds: float, call: Callable[["ManagedProcess"], object]) -> None:
+    def call_at_deadline(self, seconds: float, call: Callable[["ManagedProcess"], object]) -> None:
         """Have somebody told when it still runs after so many seconds."""
         self._deadline = self._loop.call_later(seconds, call, self)
 
-    async def answer(self) -> None:
+    async def wait_responsive(self) -> None:
         """Return once the sandbox answers: at once, or when it is paused no more."""
         if self._child is not None:
-            await self._child.answer()
+            await self._child.wait_responsive()
 
     async def time_out(self) -> None:
         """Kill it for having run too long, and have those who listen told so."""
@@ -195,7 +195,7 @@ class ManagedProcess:
 
     def resume(self) -> None:
         """Read on if every listener has room."""
-        if self._is_paused and all(s.buffered < LOW for s in self._subscribers):
+        if self._is_paused and all(s.buffered < LOW_WATER for s in self._subscribers):
             self._is_paused = False
             for name, fd in self._open.items():
                 self._loop.add_reader(fd, self._readable, name, fd)
@@ -203,7 +203,7 @@ class ManagedProcess:
     def _readable(self, name: str, fd: int) -> None:
         for _ in range(_READS_PER_TURN):
             has_more = self._read_once(name, fd)
-            if any(s.buffered > HIGH for s in self._subscribers):
+            if any(s.buffered > HIGH_WATER for s in self._subscribers):
                 self._pause()
                 return
             if not has_more:
@@ -220,7 +220,7 @@ class ManagedProcess:
             data = b""  # EIO: the last holder of the terminal closed it
         if not data:
             self._close_output(name)
-            self._settle()
+            self._end_if_complete()
             return False
         if self._subscribers:
             event = ProcessEvent(data=_data_event(name, data))
@@ -238,7 +238,7 @@ class ManagedProcess:
         self._loop.remove_reader(fd)
         os.close(fd)
 
-    def _settle(self) -> None:
+    def _end_if_complete(self) -> None:
         """End if everything that must come first has come."""
         if self._exit is None or self.end is not None:
             return

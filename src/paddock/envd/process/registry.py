@@ -84,7 +84,7 @@ class ProcessRegistry:
     ) -> None:
         self._adopt(process, await self._spawner.spawn(command, process.exited))
         if timeout is not None and process.end is None:
-            self._limit(process, timeout, timeout)
+            self._set_deadline(process, timeout, timeout)
 
     async def attach(self) -> int:
         """Serve again what an earlier envd started; gives how many."""
@@ -110,23 +110,26 @@ class ProcessRegistry:
             if status is not None:
                 process.exited(status)
             elif memo.timeout is not None:
-                self._limit(
+                self._set_deadline(
                     process, memo.remaining(asyncio.get_running_loop().time()), memo.timeout
                 )
         return len(survivors)
 
-    def _limit(self, process: ManagedProcess, seconds: float, timeout: float) -> None:
-        process.at_deadline(
-            seconds, lambda overdue: self._run(self._end(overdue, timeout), f"end {overdue.pid}")
+    def _set_deadline(self, process: ManagedProcess, seconds: float, timeout: float) -> None:
+        process.call_at_deadline(
+            seconds,
+            lambda overdue: self._run(
+                self._enforce_deadline(overdue, timeout), f"end {overdue.pid}"
+            ),
         )
 
-    async def _end(self, process: ManagedProcess, timeout: float) -> None:
+    async def _enforce_deadline(self, process: ManagedProcess, timeout: float) -> None:
         """Kill what is overdue; who slept through its deadline gets its time anew."""
         clock = asyncio.get_running_loop().time
         asked = clock()
-        await process.answer()
+        await process.wait_responsive()
         if process.end is None and clock() - asked > PAUSED_SECONDS:
-            self._limit(process, timeout, timeout)
+            self._set_deadline(process, timeout, timeout)
         else:
             await process.time_out()
 
@@ -141,7 +144,7 @@ class ProcessRegistry:
     def _adopt(self, process: ManagedProcess, child: ChildProcess) -> None:
         process.on_end = self._on_end
         self._processes[child.pid] = process
-        process.begin(child)
+        process.attach_child(child)
 
     def _on_end(self, process: ManagedProcess) -> None:
         self._processes.pop(process.pid, None)

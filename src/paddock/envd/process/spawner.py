@@ -91,7 +91,7 @@ class ChildProcess(Protocol):
         """Make it see end-of-file, once the holder has closed its own copy."""
         ...
 
-    async def answer(self) -> None:
+    async def wait_responsive(self) -> None:
         """Return once its parent answers: at once, or when a paused sandbox goes on."""
         ...
 

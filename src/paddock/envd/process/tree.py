@@ -23,7 +23,7 @@ class ProcessIdentity(NamedTuple):
     started: int
 
 
-def _look(pid: int) -> tuple[int, int, int, int] | None:
+def _read_stat(pid: int) -> tuple[int, int, int, int] | None:
     """Give parent, group, session and start of a process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -33,13 +33,13 @@ def _look(pid: int) -> tuple[int, int, int, int] | None:
     return int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19])
 
 
-def start_of(pid: int) -> int | None:
+def start_time(pid: int) -> int | None:
     """Give when a process started, in the kernel's ticks; `None` where there is none."""
-    found = _look(pid)
+    found = _read_stat(pid)
     return None if found is None else found[3]
 
 
-def members(leader: int, seen: Collection[ProcessIdentity] = ()) -> set[ProcessIdentity]:
+def find_members(leader: int, seen: Collection[ProcessIdentity] = ()) -> set[ProcessIdentity]:
     """Find everything that belongs to a leader now, whether or not it still lives itself.
 
     What was `seen` before belongs to it too, though it may have strayed since.
@@ -65,7 +65,7 @@ def _find(
         if not unread:
             break
         for pid in sorted(unread, reverse=stop):  # the youngest first, which are gone the soonest
-            if (looks := _look(pid)) is None:
+            if (looks := _read_stat(pid)) is None:
                 continue
             parent, group, session, started = looks
             starts[pid] = started
@@ -111,7 +111,7 @@ def kill_all(leader: int, seen: Collection[ProcessIdentity] = ()) -> None:
 def signal_all(targets: set[ProcessIdentity], number: int) -> None:
     """Signal these very processes; those that are gone are no error."""
     for target in targets:
-        if start_of(target.pid) == target.started:
+        if start_time(target.pid) == target.started:
             _signal(target.pid, number)
 
 

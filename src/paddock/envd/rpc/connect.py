@@ -1,7 +1,7 @@
 """The Connect protocol over HTTP/1.1: unary, server-streaming and client-streaming calls.
 
-Deadlines, errors and end-of-stream frames; how all of it is written is `connect_wire`'s. What the
-methods do is the services' business; who may call is `server`'s.
+Handles deadlines, errors and end-of-stream frames. Encoding is in `connect_frames.py`, methods are
+in the services, authorization is in `envd/server.py`.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ DEFAULT_KEEPALIVE_SECONDS = 90.0
 
 
 class RpcCall:
-    """What a method knows of its caller besides the message."""
+    """The metadata of a call: user, deadline, keepalive."""
 
     def __init__(self, request: HttpRequest) -> None:
         self._headers = request.headers
         self.timeout = self._read_timeout()
-        """Seconds the client gives us, or `None`."""
+        """The client's deadline in seconds, or `None`."""
 
     @property
     def username(self) -> str | None:
-        """User named by Basic authorization, `None` for the default user."""
+        """The user in the Basic authorization, or `None` for the default user."""
         scheme, _, value = self._headers.get("authorization", "").partition(" ")
         if scheme.lower() != "basic":
             return None
@@ -59,7 +59,7 @@ class RpcCall:
 
     @property
     def keepalive_seconds(self) -> float:
-        """How long a stream may be silent."""
+        """The longest time without a message on a stream."""
         value = self._headers.get("keepalive-ping-interval", "")
         return float(value) if value.isdigit() and int(value) > 0 else DEFAULT_KEEPALIVE_SECONDS
 
@@ -83,7 +83,7 @@ class Stream:
         self._kept = b""
 
     async def send(self, *messages: Struct, is_last: bool = False) -> None:
-        """Send messages at once; waits while the client is slow. The last leave with the end."""
+        """Send messages; wait while the client is slow. The last ones leave with the end frame."""
         data = b"".join(envelope(self._codec.encode(m)) for m in messages)
         if is_last:
             self._kept = data
@@ -95,29 +95,29 @@ class Stream:
         await self._write(self._kept + envelope(payload, END), is_last=True)
 
     async def _write(self, data: bytes, *, is_last: bool = False) -> None:
-        # Not before there is something to say: some clients stop sending the request when the
-        # response begins.
+        # Only with the first message: some clients stop sending the request when the response
+        # begins.
         if not self._request.is_started:
             self._request.start(200, [("Content-Type", self._codec.stream_type)])
         await self._request.write(data, is_last=is_last)
 
 
 class Unary(Struct, frozen=True):
-    """One message in, one out."""
+    """A method with one request and one response message."""
 
     message_type: type[Struct]
     handler: Callable[[RpcCall, Any], Awaitable[Struct]]
 
 
 class ServerStream(Struct, frozen=True):
-    """One message in, many out. The handler keeps the deadline itself."""
+    """A method with one request message and a stream of responses; enforces its own deadline."""
 
     message_type: type[Struct]
     handler: Callable[[RpcCall, Any, Stream], Awaitable[None]]
 
 
 class ClientStream(Struct, frozen=True):
-    """Many messages in, one out."""
+    """A method with a stream of requests and one response message."""
 
     message_type: type[Struct]
     handler: Callable[[RpcCall, AsyncIterator[Any]], Awaitable[Struct]]
@@ -127,7 +127,7 @@ Method = Unary | ServerStream | ClientStream
 
 
 async def serve(request: HttpRequest, method: Method) -> None:
-    """Answer one call."""
+    """Serve one call."""
     if request.method != "POST":
         request.respond(405, headers=[("Allow", "POST")])
         return
@@ -144,7 +144,7 @@ async def serve(request: HttpRequest, method: Method) -> None:
 
 
 def respond_error(request: HttpRequest, error: ConnectError) -> None:
-    """Answer a unary call with an error."""
+    """Send an error as the response of a unary call."""
     request.respond(
         STATUS[error.code], error.to_json(), headers=[("Content-Type", "application/json")]
     )
@@ -179,7 +179,7 @@ async def _serve_unary(request: HttpRequest, method: Unary, codec: Codec) -> Non
 async def _serve_stream(
     request: HttpRequest, method: ServerStream | ClientStream, codec: Codec
 ) -> None:
-    """Errors of a stream travel in its end frame, after status 200."""
+    """Serve a stream; errors are sent in the end frame, after status 200."""
     stream = Stream(request, codec)
     end = b"{}"
     try:
@@ -233,7 +233,7 @@ async def _incoming(
 
 
 async def _first(request: HttpRequest, kind: type[Struct], codec: Codec) -> Struct:
-    """Read the one message of a server stream, without waiting for the body's end."""
+    """Return the first message of a server stream, without waiting for the end of the body."""
     encoding = request.headers.get("connect-content-encoding", "identity").lower()
     reader = EnvelopeReader()
     while piece := await request.body.chunk():

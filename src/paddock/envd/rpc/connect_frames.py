@@ -1,6 +1,6 @@
-"""The Connect protocol as bytes: error codes, codecs (proto3 JSON and protobuf binary), envelopes.
+"""The encoding of the Connect protocol: error codes, codecs (JSON and protobuf), envelopes.
 
-Calls made of these are `connect`'s.
+Calls are served in `connect.py`.
 """
 
 import struct
@@ -16,7 +16,7 @@ from paddock.envd.rpc.messages import FIELDS, WatcherId, WatchRequest
 
 MAX_MESSAGE = 64 << 20
 COMPRESSED, END = 1, 2
-"""What an envelope's flags say."""
+"""Flags of an envelope."""
 _HEAD = struct.Struct(">BI")
 _SNAKE_PRONE: tuple[type[Struct], ...] = (WatchRequest, WatcherId)
 
@@ -63,7 +63,7 @@ STATUS: Mapping[Code, int] = {
 
 
 class ConnectError(Exception):
-    """A refusal with a Connect code, told to the client as it is."""
+    """An error with a Connect code; the message is sent to the client."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -71,27 +71,26 @@ class ConnectError(Exception):
         self.message = message
 
     def to_json(self) -> bytes:
-        """Give the wire form of an error."""
+        """Encode the error as the protocol demands."""
         return msgspec.json.encode({"code": self.code.value, "message": printable(self.message)})
 
 
 def printable(text: str) -> str:
-    """Make text valid Unicode: names in a sandbox are arbitrary bytes."""
+    """Return text as valid Unicode: file names in a sandbox are arbitrary bytes."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 class JsonCodec:
-    """proto3 JSON."""
+    """Encodes messages as proto3 JSON."""
 
     unary_type = "application/json"
     stream_type = "application/connect+json"
 
     def encode(self, message: Struct) -> bytes:
-        """Write a message."""
         return msgspec.json.encode(message)
 
     def decode(self, data: bytes, kind: type[Struct]) -> Struct:
-        """Read a message: fast if it is spelt the usual way, else forgivingly."""
+        """Decode a message; spellings other than the canonical one take a slower path."""
         if kind not in _SNAKE_PRONE:
             try:
                 return msgspec.json.decode(data or b"{}", type=kind)
@@ -103,17 +102,15 @@ class JsonCodec:
 
 
 class BinaryCodec:
-    """Protobuf binary."""
+    """Encodes messages as protobuf binary."""
 
     unary_type = "application/proto"
     stream_type = "application/connect+proto"
 
     def encode(self, message: Struct) -> bytes:
-        """Write a message."""
         return proto.encode(message, FIELDS)
 
     def decode(self, data: bytes, kind: type[Struct]) -> Struct:
-        """Read a message."""
         return proto.decode(data, kind, FIELDS)
 
 
@@ -124,19 +121,19 @@ STREAM: Mapping[str, Codec] = {codec.stream_type: codec for codec in _CODECS}
 
 
 def envelope(payload: bytes, flags: int = 0) -> bytes:
-    """Frame a message of a stream."""
+    """Return a message of a stream in its envelope."""
     return _HEAD.pack(flags, len(payload)) + payload
 
 
 class EnvelopeReader:
-    """Cuts a byte stream into envelopes, however it is split."""
+    """Splits a byte stream into envelopes."""
 
     def __init__(self, limit: int = MAX_MESSAGE) -> None:
         self._buffer = bytearray()
         self._limit = limit
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Take bytes, give the envelopes that are whole now."""
+        """Return flags and payload of the envelopes that these bytes complete."""
         self._buffer += data
         found: list[tuple[int, bytes]] = []
         position = 0
@@ -156,12 +153,12 @@ class EnvelopeReader:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the stream may end here."""
+        """Whether no envelope is incomplete."""
         return not self._buffer
 
 
 def inflate(data: bytes, limit: int = MAX_MESSAGE) -> bytes:
-    """Decompress a gzip message, bounded."""
+    """Decompress a gzip message of at most `limit` bytes."""
     try:
         engine = zlib.decompressobj(wbits=31)
         out = engine.decompress(data, limit)

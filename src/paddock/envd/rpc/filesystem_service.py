@@ -1,8 +1,8 @@
-"""`filesystem.Filesystem`: the nine RPC methods.
+"""The RPC service `filesystem.Filesystem`.
 
-Decides users, paths and error codes. Looking is `entries`', changing `fileops`', watching
-`watch`'s business.
-envd acts as root of the sandbox and gives what it creates to the user, as E2B's does.
+Decides users, paths and error codes. Listings are in `files/entries.py`, changes in
+`files/tree_ops.py`, watches in `files/watch.py`. envd acts as root of the sandbox and gives what it
+creates to the user, as E2B's envd does.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _CODES = {
 
 @contextmanager
 def _explained(doing: str, path: str) -> Generator[None]:
-    """Turn what the kernel or our own bounds say into a Connect error."""
+    """Translate errors of the kernel, and limits that are exceeded, into Connect errors."""
     try:
         yield
     except OSError as error:
@@ -63,14 +63,14 @@ def _explained(doing: str, path: str) -> Generator[None]:
 
 
 class FilesystemService:
-    """Files, for clients."""
+    """The RPC methods for files."""
 
     def __init__(self, environment: Environment, watchers: Watchers) -> None:
         self._environment = environment
         self._watchers = watchers
 
     def methods(self) -> Mapping[str, Method]:
-        """Routes of the service."""
+        """Return the methods by path."""
         prefix = "/filesystem.Filesystem/"
         return {
             prefix + "Stat": Unary(m.PathRequest, self.stat),
@@ -85,13 +85,12 @@ class FilesystemService:
         }
 
     async def stat(self, call: RpcCall, request: m.PathRequest) -> m.EntryResponse:
-        """Describe one entry, links not followed."""
+        """Return one entry; links are not followed."""
         path = self._path(call, request.path)
         with _explained("stat", path):
             return m.EntryResponse(entry=self._describe(path))
 
     async def list_dir(self, call: RpcCall, request: m.ListDirRequest) -> m.ListDirResponse:
-        """List a directory."""
         path = self._path(call, request.path)
         with _explained("list", path):
             _require_directory(path)
@@ -141,7 +140,7 @@ class FilesystemService:
         return m.Empty()
 
     async def watch_dir(self, call: RpcCall, request: m.WatchRequest, stream: Stream) -> None:
-        """Tell what happens in a directory until the client has enough."""
+        """Stream the events of a directory until the client leaves."""
         path = self._watchable(call, request)
         with _explained("watch", path):
             watcher = self._watchers.open(path, recursive=request.recursive)
@@ -164,7 +163,7 @@ class FilesystemService:
             self._watchers.release(watcher)
 
     async def create_watcher(self, call: RpcCall, request: m.WatchRequest) -> m.WatcherId:
-        """Start watching for a client that polls."""
+        """Create a watcher for a client that polls."""
         path = self._watchable(call, request)
         with _explained("watch", path):
             ident = self._watchers.create(path, recursive=request.recursive)
@@ -173,7 +172,7 @@ class FilesystemService:
         return m.WatcherId(watcher_id=ident)
 
     async def get_watcher_events(self, call: RpcCall, request: m.WatcherId) -> m.WatcherEvents:
-        """Give what happened since the last call, up to this very moment."""
+        """Return the events since the last call."""
         watcher = self._watchers.get(request.watcher_id)
         if watcher is None:
             raise ConnectError(
@@ -185,7 +184,6 @@ class FilesystemService:
         return m.WatcherEvents(events=tuple(events))
 
     async def remove_watcher(self, call: RpcCall, request: m.WatcherId) -> m.Empty:
-        """Stop watching."""
         if not self._watchers.remove(request.watcher_id):
             raise ConnectError(
                 Code.NOT_FOUND, f"watcher with id {printable(request.watcher_id)} not found"
@@ -243,9 +241,9 @@ def _refuse_loss(watcher: DirectoryWatcher) -> None:
         )
 
 
-async def _wait(wake: asyncio.Event, patience: float) -> None:
+async def _wait(wake: asyncio.Event, timeout: float) -> None:
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(timeout):
             await wake.wait()
     except TimeoutError:
         return

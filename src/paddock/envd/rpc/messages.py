@@ -1,7 +1,7 @@
 """The messages of `process.Process` and `filesystem.Filesystem`, and their protobuf tables.
 
-Each message is a frozen struct whose JSON form (camelCase, base64, defaults omitted) msgspec
-knows by itself; `FIELDS` adds what the binary form needs. The codec is `proto`.
+Each message is a frozen struct. msgspec derives its JSON form (camelCase, base64, defaults
+omitted); `FIELDS` holds the protobuf tables for the codec in `proto.py`.
 A field that is `None` is absent; of a oneof at most one field is set.
 """
 
@@ -16,7 +16,7 @@ from paddock.envd.rpc.proto import Field, field
 
 
 class RpcMessage(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Anything that crosses the wire of an RPC."""
+    """The base of all RPC messages."""
 
 
 class Empty(RpcMessage, frozen=True):
@@ -32,7 +32,7 @@ class Signal(StrEnum):
 
 
 class FileType(StrEnum):
-    """What an entry is, links followed."""
+    """The type of an entry, links followed."""
 
     UNSPECIFIED = "FILE_TYPE_UNSPECIFIED"
     FILE = "FILE_TYPE_FILE"
@@ -41,7 +41,7 @@ class FileType(StrEnum):
 
 
 class EventType(StrEnum):
-    """What happened to a watched entry."""
+    """The kind of change to a watched entry."""
 
     UNSPECIFIED = "EVENT_TYPE_UNSPECIFIED"
     CREATE = "EVENT_TYPE_CREATE"
@@ -59,7 +59,7 @@ class PtySize(RpcMessage, frozen=True):
 
 
 class Pty(RpcMessage, frozen=True):
-    """Ask for a terminal instead of pipes."""
+    """Request a terminal instead of pipes."""
 
     size: PtySize | None = None
 
@@ -82,7 +82,7 @@ class ProcessInfo(RpcMessage, frozen=True):
 
 
 class ProcessSelector(RpcMessage, frozen=True):
-    """Which process: by pid or by tag."""
+    """Selects a process by pid or by tag."""
 
     pid: int | None = None
     tag: str | None = None
@@ -102,7 +102,7 @@ class ListResponse(RpcMessage, frozen=True):
 
 
 class StartRequest(RpcMessage, frozen=True):
-    """Start a command and stream what it says."""
+    """The request of `Start`."""
 
     process: ProcessConfig | None = None
     pty: Pty | None = None
@@ -111,40 +111,40 @@ class StartRequest(RpcMessage, frozen=True):
 
 
 class SelectRequest(RpcMessage, frozen=True):
-    """`Connect` and `CloseStdin`: only which process."""
+    """The request of `Connect` and `CloseStdin`."""
 
     process: ProcessSelector | None = None
 
 
 class UpdateRequest(RpcMessage, frozen=True):
-    """Resize a terminal."""
+    """The request of `Update`: resize a terminal."""
 
     process: ProcessSelector | None = None
     pty: Pty | None = None
 
 
 class SendInputRequest(RpcMessage, frozen=True):
-    """Write to a process."""
+    """The request of `SendInput`."""
 
     process: ProcessSelector | None = None
     input: ProcessInput | None = None
 
 
 class SendSignalRequest(RpcMessage, frozen=True):
-    """Signal a process."""
+    """The request of `SendSignal`."""
 
     process: ProcessSelector | None = None
     signal: Signal = Signal.UNSPECIFIED
 
 
 class StreamInputStart(RpcMessage, frozen=True):
-    """First message of an input stream: whom it is for."""
+    """The first message of an input stream: selects the process."""
 
     process: ProcessSelector | None = None
 
 
 class StreamInputData(RpcMessage, frozen=True):
-    """One piece of an input stream."""
+    """Input in an input stream."""
 
     input: ProcessInput | None = None
 
@@ -158,7 +158,7 @@ class StreamInputRequest(RpcMessage, frozen=True):
 
 
 class StartEvent(RpcMessage, frozen=True):
-    """The process runs, under this pid inside the sandbox."""
+    """The process has started; the pid is the one inside the sandbox."""
 
     pid: int = 0
 
@@ -181,7 +181,7 @@ class EndEvent(RpcMessage, frozen=True):
 
 
 class ProcessEvent(RpcMessage, frozen=True):
-    """One event in a process's life."""
+    """One event of a process."""
 
     start: StartEvent | None = None
     data: DataEvent | None = None
@@ -190,7 +190,7 @@ class ProcessEvent(RpcMessage, frozen=True):
 
 
 class ProcessEventResponse(RpcMessage, frozen=True):
-    """What `Start` and `Connect` stream."""
+    """The response stream of `Start` and `Connect`."""
 
     event: ProcessEvent | None = None
 
@@ -213,26 +213,26 @@ class EntryInfo(RpcMessage, frozen=True):
 
 
 class PathRequest(RpcMessage, frozen=True):
-    """`Stat`, `MakeDir` and `Remove`: only a path."""
+    """The request of `Stat`, `MakeDir` and `Remove`."""
 
     path: str = ""
 
 
 class EntryResponse(RpcMessage, frozen=True):
-    """`Stat`, `MakeDir` and `Move` answer with the entry."""
+    """The response of `Stat`, `MakeDir` and `Move`."""
 
     entry: EntryInfo | None = None
 
 
 class MoveRequest(RpcMessage, frozen=True):
-    """Rename, creating the destination's parents."""
+    """The request of `Move`; missing parents of the destination are created."""
 
     source: str = ""
     destination: str = ""
 
 
 class ListDirRequest(RpcMessage, frozen=True):
-    """List a directory, `depth` levels deep (0 means 1)."""
+    """The request of `ListDir`; `depth` is the number of levels (0 means 1)."""
 
     path: str = ""
     depth: int = 0
@@ -245,7 +245,7 @@ class ListDirResponse(RpcMessage, frozen=True):
 
 
 class WatchRequest(RpcMessage, frozen=True):
-    """`WatchDir` and `CreateWatcher`."""
+    """The request of `WatchDir` and `CreateWatcher`."""
 
     path: str = ""
     recursive: bool = False
@@ -254,7 +254,7 @@ class WatchRequest(RpcMessage, frozen=True):
 
 
 class FilesystemEvent(RpcMessage, frozen=True):
-    """Something happened to `name`, relative to the watched directory."""
+    """A change to `name`, which is relative to the watched directory."""
 
     name: str = ""
     type: EventType = EventType.UNSPECIFIED
@@ -262,7 +262,7 @@ class FilesystemEvent(RpcMessage, frozen=True):
 
 
 class WatchDirResponse(RpcMessage, frozen=True):
-    """What `WatchDir` streams."""
+    """The response stream of `WatchDir`."""
 
     start: Empty | None = None
     filesystem: FilesystemEvent | None = None
@@ -270,13 +270,13 @@ class WatchDirResponse(RpcMessage, frozen=True):
 
 
 class WatcherId(RpcMessage, frozen=True):
-    """`CreateWatcher`'s answer; `GetWatcherEvents` and `RemoveWatcher` ask with it."""
+    """The response of `CreateWatcher`; the request of `GetWatcherEvents` and `RemoveWatcher`."""
 
     watcher_id: str = ""
 
 
 class WatcherEvents(RpcMessage, frozen=True):
-    """What happened since the last call."""
+    """The response of `GetWatcherEvents`: the events since the last call."""
 
     events: tuple[FilesystemEvent, ...] = ()
 

@@ -1,7 +1,7 @@
-"""`process.Process`: the eight RPC methods, over the process registry.
+"""The RPC service `process.Process`, on top of the process registry.
 
-Turns messages into commands and events into messages. Deadlines, users, environment and error
-codes are decided here; pipes and ends in `processes`, forking in `spawner`.
+Decides deadlines, users, environment and error codes. Pipes and exits are in `process/process.py`,
+forking is in `process/spawner.py`.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ _DEFAULT_SIZE = (80, 24)
 
 
 class ProcessService:
-    """Processes, for clients."""
+    """The RPC methods for processes."""
 
     def __init__(self, registry: ProcessRegistry, environment: Environment) -> None:
         self._registry = registry
         self._environment = environment
 
     def methods(self) -> Mapping[str, Method]:
-        """Routes of the service."""
+        """Return the methods by path."""
         prefix = "/process.Process/"
         return {
             prefix + "List": Unary(m.Empty, self.list),
@@ -44,14 +44,13 @@ class ProcessService:
         }
 
     async def list(self, call: RpcCall, request: m.Empty) -> m.ListResponse:
-        """Tell what runs."""
         found = [
             m.ProcessInfo(config=p.config, pid=p.pid, tag=p.tag) for p in self._registry.running()
         ]
         return m.ListResponse(processes=tuple(found))
 
     async def start(self, call: RpcCall, request: m.StartRequest, stream: Stream) -> None:
-        """Run a command and tell what it says until it ends."""
+        """Run a command and stream its events until it ends."""
         command, config = self._command(call, request)
         try:
             process, subscription = await self._registry.start(
@@ -70,7 +69,7 @@ class ProcessService:
             )
 
     async def connect(self, call: RpcCall, request: m.SelectRequest, stream: Stream) -> None:
-        """Tell what a process says from now on; the deadline ends the stream, not the process."""
+        """Stream the events of a process; the deadline ends the stream, not the process."""
         process = self._find(request.process, with_ended=True)
         subscription = process.subscribe()
         await self._follow(call, process, subscription, stream, limit=call.timeout)
@@ -85,16 +84,16 @@ class ProcessService:
         limit: float | None = None,
         is_starter: bool = False,
     ) -> None:
-        patience = call.keepalive_seconds
+        timeout = call.keepalive_seconds
         try:
             async with asyncio.timeout(limit):
                 start = m.ProcessEvent(start=m.StartEvent(pid=process.pid))
                 await stream.send(m.ProcessEventResponse(event=start))
                 while True:
-                    events = await subscription.take(patience)
+                    events = await subscription.take(timeout)
                     if is_starter and process.is_timed_out:
-                        # The caller ends the stream with the reason instead of the end. Whoever
-                        # connected gave no deadline: to them it was killed.
+                        # The caller ends the stream with the deadline error, not the end event.
+                        # Clients that used Connect set no deadline: they see a kill.
                         if data := [event for event in events if event.end is None]:
                             await _send(stream, data)
                         if process.end is not None:
@@ -107,7 +106,6 @@ class ProcessService:
             process.unsubscribe(subscription)
 
     async def update(self, call: RpcCall, request: m.UpdateRequest) -> m.Empty:
-        """Resize a terminal."""
         process = self._find(request.process)
         if request.pty is None or request.pty.size is None:
             return m.Empty()
@@ -118,14 +116,13 @@ class ProcessService:
         return m.Empty()
 
     async def send_input(self, call: RpcCall, request: m.SendInputRequest) -> m.Empty:
-        """Write to a process."""
         await self._write(self._find(request.process), request.input)
         return m.Empty()
 
     async def stream_input(
         self, call: RpcCall, messages: AsyncIterator[m.StreamInputRequest]
     ) -> m.Empty:
-        """Write to a process, in order, as input comes."""
+        """Write a stream of input to a process, in order."""
         process: ManagedProcess | None = None
         async for message in messages:
             if message.start is not None:
@@ -139,7 +136,6 @@ class ProcessService:
         return m.Empty()
 
     async def send_signal(self, call: RpcCall, request: m.SendSignalRequest) -> m.Empty:
-        """Terminate or kill."""
         process = self._find(request.process)
         number = _SIGNALS.get(request.signal)
         if number is None:
@@ -153,7 +149,6 @@ class ProcessService:
         return m.Empty()
 
     async def close_stdin(self, call: RpcCall, request: m.SelectRequest) -> m.Empty:
-        """Let a process read end-of-file."""
         process = self._find(request.process)
         try:
             await process.close_input()

@@ -17,7 +17,7 @@ import grpc  # pyright: ignore[reportMissingTypeStubs]
 import msgspec
 from msgspec import Struct
 
-from paddock.envd.tasks.cri_logs import Transcript
+from paddock.envd.tasks.cri_logs import ContainerLog
 from paddock.envd.tasks.cri_wire import (
     CriError,
     decode,
@@ -35,7 +35,7 @@ from paddock.wire.protobuf import Message
 LABEL_TASK = "paddock.dev/task"
 LABEL_ATTEMPT = "paddock.dev/attempt"
 POD_UID = "io.kubernetes.pod.uid"
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 DRAIN_SECONDS = 0.25
 CALL_SECONDS = 30.0
 PULL_SECONDS = 600.0
@@ -95,12 +95,12 @@ class RunningContainer:
     """A task's container."""
 
     def __init__(
-        self, client: CriClient, container_id: str, grace: float, transcript: Transcript
+        self, client: CriClient, container_id: str, grace: float, log: ContainerLog
     ) -> None:
         self._client = client
         self._id = container_id
         self._grace = grace
-        self._transcript = transcript
+        self._log = log
         self._stopping: set[asyncio.Task[None]] = set()
 
     @property
@@ -112,18 +112,18 @@ class RunningContainer:
         """Wait for the container's exit; then it is removed."""
         while True:
             code = await self._exit_code()
-            self._transcript.go_on()
+            self._log.copy_new()
             if code is not None:
-                await self._heard()
+                await self._drain_log()
                 return code
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
-    async def _heard(self) -> None:
+    async def _drain_log(self) -> None:
         """Wait for its last words: runtimes write them after they have told of the end."""
         has_said = True
         while has_said:
             await asyncio.sleep(DRAIN_SECONDS)
-            has_said = self._transcript.go_on()
+            has_said = self._log.copy_new()
 
     async def _exit_code(self) -> int | None:
         try:
@@ -148,7 +148,7 @@ class RunningContainer:
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
 
-    async def answer(self) -> None:
+    async def wait_responsive(self) -> None:
         """Return at once: whoever pauses a pod pauses its executor too."""
 
     async def _stop(self, grace: int) -> None:
@@ -192,9 +192,9 @@ class ContainerLauncher:
             )
         ((self._sandbox, metadata),) = found
         self._sandbox_meta = {number: values[-1] for number, values in metadata.items()}
-        self._cgroup_parent = await self._parent()
+        self._cgroup_parent = await self._read_cgroup_parent()
 
-    async def _parent(self) -> str:
+    async def _read_cgroup_parent(self) -> str:
         """Give the control group of the pod: its limits are for what tasks use, too."""
         try:
             answer = await self._client.call("PodSandboxStatus", {1: self._sandbox, 2: True})
@@ -218,8 +218,8 @@ class ContainerLauncher:
         labels = {LABEL_TASK: record.name, LABEL_ATTEMPT: str(record.attempt)}
         if is_hook:
             labels = {f"{LABEL_TASK}-hook": record.name}
-        transcript = Transcript(Path(log_path), _attempt(record, is_hook=is_hook))
-        transcript.begin()
+        log = ContainerLog(Path(log_path), _attempt(record, is_hook=is_hook))
+        log.reset()
         config = {
             1: {1: f"{record.name}{'-hook' if is_hook else ''}", 2: record.attempt},
             2: image,
@@ -228,7 +228,7 @@ class ContainerLauncher:
             5: container.get("workingDir") or "",
             6: [{1: item["name"], 2: item.get("value", "")} for item in _env(record, container)],
             9: map_entries(labels),
-            11: transcript.source.name,
+            11: log.source.name,
             15: _OWN_PROCESSES,
         }
         try:
@@ -236,19 +236,19 @@ class ContainerLauncher:
                 await self._client.call("PullImage", {1: image}, seconds=PULL_SECONDS)
             sandbox_config = {
                 1: self._sandbox_meta,
-                3: str(transcript.source.parent),
+                3: str(log.source.parent),
                 8: {1: self._cgroup_parent},
             }
             made = await self._client.call(
                 "CreateContainer", {1: self._sandbox, 2: config, 3: sandbox_config}
             )
             container_id = get_text(made, 1)
-            await self._begin(container_id)
+            await self._start(container_id)
         except CriError as error:
             raise TaskLaunchError(f"no container could be started: {error}") from error
-        return RunningContainer(self._client, container_id, _grace(record), transcript)
+        return RunningContainer(self._client, container_id, _grace(record), log)
 
-    async def _begin(self, container_id: str) -> None:
+    async def _start(self, container_id: str) -> None:
         try:
             await self._client.call("StartContainer", {1: container_id})
         except CriError:
@@ -266,8 +266,8 @@ class ContainerLauncher:
             raise TaskLaunchError(str(error)) from error
         if not ids:
             return None
-        transcript = Transcript(Path(log_path), _attempt(record))
-        return RunningContainer(self._client, ids[0], _grace(record), transcript)
+        log = ContainerLog(Path(log_path), _attempt(record))
+        return RunningContainer(self._client, ids[0], _grace(record), log)
 
 
 def _attempt(record: TaskRecord, *, is_hook: bool = False) -> str:

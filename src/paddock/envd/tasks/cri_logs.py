@@ -16,14 +16,14 @@ _CHUNK_BYTES = 1 << 20
 _PARTS = 4
 
 
-class _Mark(Struct, frozen=True):
+class _Offsets(Struct, frozen=True):
     """How far a transcript has come, in both files."""
 
     read: int = 0
     written: int = 0
 
 
-class Transcript:
+class ContainerLog:
     """The copy of one container's output."""
 
     def __init__(self, log_path: Path, name: str) -> None:
@@ -32,13 +32,13 @@ class Transcript:
         """Where the runtime writes."""
         self._mark_path = log_path.with_name(f"{name}.cri.mark")
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Make ready for a new container, after what earlier attempts have said."""
         self.source.unlink(missing_ok=True)
         size = self._log_path.stat().st_size if self._log_path.exists() else 0
-        self._note(_Mark(0, size))
+        self._write_mark(_Offsets(0, size))
 
-    def go_on(self) -> bool:
+    def copy_new(self) -> bool:
         """Copy what has been said since; says whether that was anything."""
         has_said = False
         with contextlib.suppress(FileNotFoundError), self.source.open("rb") as source:
@@ -47,7 +47,7 @@ class Transcript:
         return has_said
 
     def _copy(self, source: int) -> bool:
-        mark = self._mark()
+        mark = self._read_mark()
         data = os.pread(source, _CHUNK_BYTES, mark.read)
         # The runtime may be in the middle of a line; that is for the next time.
         whole = data[: data.rfind(b"\n") + 1]
@@ -60,16 +60,16 @@ class Transcript:
             os.pwrite(descriptor, text, mark.written)
         finally:
             os.close(descriptor)
-        self._note(_Mark(mark.read + len(whole), mark.written + len(text)))
+        self._write_mark(_Offsets(mark.read + len(whole), mark.written + len(text)))
         return True
 
-    def _mark(self) -> _Mark:
+    def _read_mark(self) -> _Offsets:
         try:
-            return msgspec.json.decode(self._mark_path.read_bytes(), type=_Mark)
+            return msgspec.json.decode(self._mark_path.read_bytes(), type=_Offsets)
         except (FileNotFoundError, msgspec.DecodeError):
-            return _Mark()
+            return _Offsets()
 
-    def _note(self, mark: _Mark) -> None:
+    def _write_mark(self, mark: _Offsets) -> None:
         temporary = self._mark_path.with_suffix(".new")
         temporary.write_bytes(msgspec.json.encode(mark))
         os.replace(temporary, self._mark_path)

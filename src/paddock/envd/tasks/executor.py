@@ -28,7 +28,7 @@ from paddock.envd.tasks.shim import ShimLauncher, on_host
 
 log = logging.getLogger(__name__)
 
-MARK = "SANDBOX_MAIN_CONTAINER"
+MAIN_CONTAINER_VARIABLE = "SANDBOX_MAIN_CONTAINER"
 """The variable by which a sidecar knows the main container's processes."""
 MODES = ("host", "sidecar", "container")
 
@@ -91,14 +91,14 @@ class Executor:
             request.respond(
                 200, b'{"status":"healthy"}', headers=[("Content-Type", "application/json")]
             )
-        elif not self._may(request):
+        elif not self._is_authorized(request):
             respond_problem(request, 401, "give the token in the X-Access-Token header")
         elif is_task_path(request.path):
             await self._routes.serve(request)
         else:
             respond_problem(request, 404, f"there is no {request.path} here")
 
-    def _may(self, request: HttpRequest) -> bool:
+    def _is_authorized(self, request: HttpRequest) -> bool:
         token = self._options.token
         given = request.headers.get("x-access-token", "")
         if not given and request.headers.get("authorization", "").startswith("Bearer "):
@@ -111,11 +111,14 @@ class Executor:
 
 def main_process(name: str) -> int:
     """Find the main container's first process, by the variable it was started with."""
-    wanted = f"{MARK}={name}".encode()
+    wanted = f"{MAIN_CONTAINER_VARIABLE}={name}".encode()
     for entry in sorted(os.listdir("/proc"), key=lambda text: (len(text), text)):
         if entry.isdigit() and int(entry) != os.getpid() and wanted in _environ(int(entry)):
             return int(entry)
-    raise OSError(f"no process with {MARK}={name}: does the pod share its process namespace?")
+    raise OSError(
+        f"no process has {MAIN_CONTAINER_VARIABLE}={name}: "
+        "set shareProcessNamespace in the pod, and the variable in its main container"
+    )
 
 
 def _environ(pid: int) -> list[bytes]:

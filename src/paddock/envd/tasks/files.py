@@ -30,9 +30,9 @@ class TaskFiles:
     """One directory of tasks."""
 
     def __init__(self, directory: str | Path) -> None:
-        self.move(directory)
+        self.use_directory(directory)
 
-    def move(self, directory: str | Path) -> None:
+    def use_directory(self, directory: str | Path) -> None:
         """Be about another directory."""
         self._root = Path(directory)
         self._path = str(directory)
@@ -77,7 +77,7 @@ class TaskFiles:
         """Forget a task and its log."""
         shutil.rmtree(self._root / name, ignore_errors=True)
 
-    def ends(self, name: str) -> tuple[str, str]:
+    def output_ends(self, name: str) -> tuple[str, str]:
         """Give how a task's output begins and how it ends."""
         try:
             with self.log_path(name).open("rb") as file:

@@ -32,7 +32,7 @@ class RunningTask(Protocol):
         """Signal everything that belongs to it."""
         ...
 
-    async def answer(self) -> None:
+    async def wait_responsive(self) -> None:
         """Return once it can run: at once, or when its paused sandbox goes on."""
         ...
 

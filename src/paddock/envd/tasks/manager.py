@@ -46,7 +46,7 @@ class TaskManager:
         self._files = files
         self._records: dict[str, TaskRecord] = {}
         self._work: dict[str, asyncio.Task[None]] = {}
-        self._stops: dict[str, asyncio.Event] = {}
+        self._stop_events: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
 
     # -- life
@@ -60,7 +60,7 @@ class TaskManager:
                 if record.state in (TaskPhase.STARTING, TaskPhase.RUNNING):
                     path = str(self._files.log_path(record.name))
                     running = await self._launcher.find(record, path)
-                self._begin(record.name, self._resume(record.name, running))
+                self._start_work(record.name, self._resume(record.name, running))
         return len(self._records)
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class TaskManager:
         record = self._records.get(name)
         if record is None:
             raise TaskError(f"there is no task {name!r}", 404)
-        return task_json(record, *self._files.ends(name))
+        return task_json(record, *self._files.output_ends(name))
 
     def log_path(self, name: str) -> str:
         """Give where a task's whole output is."""
@@ -134,8 +134,8 @@ class TaskManager:
         if self.active >= MAX_ACTIVE:
             raise TaskError(f"{MAX_ACTIVE} tasks are active already", 500)
         first = task.process.first_attempt if task.process is not None else 1
-        self._put(TaskRecord(task=task, attempt=max(first, 1)))
-        self._begin(task.name, self._run(task.name))
+        self._save(TaskRecord(task=task, attempt=max(first, 1)))
+        self._start_work(task.name, self._run(task.name))
         return self.show(task.name)
 
     def remove(self, name: str) -> None:
@@ -145,44 +145,48 @@ class TaskManager:
             return
         if name in self._work:
             if not record.is_unwanted:
-                self._put(structs.replace(record, is_unwanted=True))
-            self._stops[name].set()
+                self._save(structs.replace(record, is_unwanted=True))
+            self._stop_events[name].set()
         else:
             self._forget(name)
 
     # -- how it works
 
-    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        self._stops[name] = asyncio.Event()
+    def _start_work(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._stop_events[name] = asyncio.Event()
         if self._records[name].is_unwanted:
-            self._stops[name].set()
-        task = asyncio.get_running_loop().create_task(self._whole(name, work), name=f"task {name}")
+            self._stop_events[name].set()
+        task = asyncio.get_running_loop().create_task(
+            self._supervise(name, work), name=f"task {name}"
+        )
         self._work[name] = task
 
-    async def _whole(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _supervise(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception:
             log.exception("task %s broke down", name)
-            self._over(name, AttemptResult("ExecutorError", "the executor failed; see its log"))
+            self._record_result(
+                name, AttemptResult("ExecutorError", "the executor failed; see its log")
+            )
         finally:
             self._work.pop(name, None)
-            self._stops.pop(name, None)
+            self._stop_events.pop(name, None)
         record = self._records.get(name)
         if record is not None and record.is_unwanted:
             self._forget(name)
 
-    def _put(self, record: TaskRecord) -> None:
+    def _save(self, record: TaskRecord) -> None:
         self._files.save(record)
         self._records[record.name] = record
-        self._tell()
+        self._notify()
 
     def _forget(self, name: str) -> None:
         self._records.pop(name, None)
         self._files.remove(name)
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -194,22 +198,22 @@ class TaskManager:
         if record.state in (TaskPhase.STARTING, TaskPhase.RUNNING):
             end = AttemptResult(LOST, "the executor was restarted and did not find it again")
             if running is not None:
-                self._put(structs.replace(record, state=TaskPhase.RUNNING, handle=running.handle))
-                end = await self._see_through(name, running)
-            if not await self._again(name, end):
+                self._save(structs.replace(record, state=TaskPhase.RUNNING, handle=running.handle))
+                end = await self._wait_for_end(name, running)
+            if not await self._retry(name, end):
                 return
-        elif record.state is TaskPhase.BACKING_OFF and not await self._pause(name):
+        elif record.state is TaskPhase.BACKING_OFF and not await self._back_off(name):
             return
         await self._run(name)
 
     async def _run(self, name: str) -> None:
-        while await self._again(name, await self._attempt(name)):
+        while await self._retry(name, await self._attempt(name)):
             pass
 
     async def _attempt(self, name: str) -> AttemptResult:
         """Run the task once; says how it ended."""
         record = self._records[name]
-        if self._stops[name].is_set():
+        if self._stop_events[name].is_set():
             return AttemptResult(STOPPED, "it was stopped before it began")
         process = record.task.process
         hook = process.lifecycle.pre_start if process is not None else None
@@ -218,7 +222,7 @@ class TaskManager:
             record, state=TaskPhase.STARTING, reason="", message="", started_at=_now()
         )
         record = structs.replace(record, exit_code=None, finished_at=None, handle="")
-        self._put(record)
+        self._save(record)
         if hook is not None and (problem := await self._hook(name, hook)):
             return AttemptResult("PreStartHookFailed", problem, 1)
         argv = process.argv if process is not None else ()
@@ -226,27 +230,27 @@ class TaskManager:
             running = await self._launcher.launch(record, argv, str(self._files.log_path(name)))
         except TaskLaunchError as error:
             return AttemptResult("StartFailed", str(error), 127)
-        self._put(structs.replace(record, state=TaskPhase.RUNNING, handle=running.handle))
-        return await self._see_through(name, running)
+        self._save(structs.replace(record, state=TaskPhase.RUNNING, handle=running.handle))
+        return await self._wait_for_end(name, running)
 
-    async def _see_through(self, name: str, running: RunningTask) -> AttemptResult:
+    async def _wait_for_end(self, name: str, running: RunningTask) -> AttemptResult:
         """Wait for the end, or bring it about; says how it ended."""
         record = self._records[name]
         process = record.task.process
         ended = asyncio.ensure_future(running.wait())
-        stopped = asyncio.ensure_future(self._stops[name].wait())
+        stopped = asyncio.ensure_future(self._stop_events[name].wait())
         try:
             limit = process.timeout_seconds if process is not None else None
             if limit is None:
                 await asyncio.wait({ended, stopped}, return_when="FIRST_COMPLETED")
             else:
-                await _for(_left(record, limit), limit, running, {ended, stopped})
+                await _wait_running(_seconds_left(record, limit), limit, running, {ended, stopped})
             if ended.done():
                 code = ended.result()
                 reason = "Succeeded" if code == 0 else "Failed"
                 return AttemptResult(reason, "" if code == 0 else f"exit code {code}", code)
             grace = process.grace_seconds if process is not None else 10.0
-            await self._end(running, ended, grace)
+            await self._terminate(running, ended, grace)
             if stopped.done():
                 return AttemptResult(STOPPED, "it was stopped", 143)
             return AttemptResult(TIMED_OUT, f"it ran longer than {limit:g} s")
@@ -254,7 +258,9 @@ class TaskManager:
             ended.cancel()
             stopped.cancel()
 
-    async def _end(self, running: RunningTask, ended: "asyncio.Future[int]", grace: float) -> None:
+    async def _terminate(
+        self, running: RunningTask, ended: "asyncio.Future[int]", grace: float
+    ) -> None:
         """TERM, then KILL, for everything that belongs to the task, whether or not it listens."""
         await running.signal(signal.SIGTERM)
         await asyncio.wait({ended}, timeout=grace)
@@ -262,19 +268,19 @@ class TaskManager:
         await running.signal(signal.SIGKILL)
         await asyncio.wait({ended}, timeout=KILL_SECONDS)
 
-    async def _again(self, name: str, end: AttemptResult) -> bool:
+    async def _retry(self, name: str, end: AttemptResult) -> bool:
         """Write down how an attempt ended; says whether another one follows."""
         record = self._records[name]
         process = record.task.process
         most = process.max_attempts if process is not None else 1
         tries = end.exit_code != 0 and end.reason != STOPPED and record.attempt < most
-        if not tries or self._stops[name].is_set():
+        if not tries or self._stop_events[name].is_set():
             await self._finish(name, end)
             return False
-        self._over(name, end, state=TaskPhase.BACKING_OFF)
-        return await self._pause(name)
+        self._record_result(name, end, state=TaskPhase.BACKING_OFF)
+        return await self._back_off(name)
 
-    async def _pause(self, name: str) -> bool:
+    async def _back_off(self, name: str) -> bool:
         """Wait before the next attempt; says whether it is still wanted."""
         record = self._records[name]
         process = record.task.process
@@ -282,9 +288,9 @@ class TaskManager:
         seconds = min(base * 2.0 ** (record.attempt - 1), BACKOFF_LIMIT_SECONDS)
         try:
             async with asyncio.timeout(seconds):
-                await self._stops[name].wait()
+                await self._stop_events[name].wait()
         except TimeoutError:
-            self._put(structs.replace(record, attempt=record.attempt + 1, state=TaskPhase.PENDING))
+            self._save(structs.replace(record, attempt=record.attempt + 1, state=TaskPhase.PENDING))
             return True
         await self._finish(name, AttemptResult(STOPPED, "it was stopped", 143))
         return False
@@ -295,11 +301,13 @@ class TaskManager:
         message = end.message
         if hook is not None and (problem := await self._hook(name, hook)):
             message = f"{message}; postStop: {problem}".lstrip("; ")
-        self._over(name, AttemptResult(end.reason, message, end.exit_code))
+        self._record_result(name, AttemptResult(end.reason, message, end.exit_code))
 
-    def _over(self, name: str, end: AttemptResult, *, state: TaskPhase | None = None) -> None:
+    def _record_result(
+        self, name: str, end: AttemptResult, *, state: TaskPhase | None = None
+    ) -> None:
         over = TaskPhase.SUCCEEDED if end.exit_code == 0 else TaskPhase.FAILED
-        self._put(
+        self._save(
             structs.replace(
                 self._records[name],
                 state=state or over,
@@ -321,9 +329,9 @@ class TaskManager:
             return str(error)
         ended = asyncio.ensure_future(running.wait())
         try:
-            await _for(hook.timeout_seconds, hook.timeout_seconds, running, {ended})
+            await _wait_running(hook.timeout_seconds, hook.timeout_seconds, running, {ended})
             if not ended.done():
-                await self._end(running, ended, 1.0)
+                await self._terminate(running, ended, 1.0)
                 return f"the hook ran longer than {hook.timeout_seconds:g} s"
             code = ended.result()
             return f"the hook ended with {code}" if code else ""
@@ -331,7 +339,7 @@ class TaskManager:
             ended.cancel()
 
 
-def _left(record: TaskRecord, limit: float) -> float:
+def _seconds_left(record: TaskRecord, limit: float) -> float:
     """Give the seconds left to a task; all of them to one that slept through its end."""
     if record.started_at is None:
         return limit
@@ -339,8 +347,8 @@ def _left(record: TaskRecord, limit: float) -> float:
     return left if 0 < left <= limit else limit
 
 
-async def _for(
-    seconds: float, limit: float, running: RunningTask, ends: "set[asyncio.Future[Any]]"
+async def _wait_running(
+    seconds: float, limit: float, running: RunningTask, output_ends: "set[asyncio.Future[Any]]"
 ) -> None:
     """Wait until one of these is over, or something has run for so long.
 
@@ -348,13 +356,13 @@ async def _for(
     """
     while seconds > 0:
         span = min(seconds, max(limit / SPANS, SPAN_SECONDS))
-        done, _ = await asyncio.wait(ends, timeout=span, return_when="FIRST_COMPLETED")
+        done, _ = await asyncio.wait(output_ends, timeout=span, return_when="FIRST_COMPLETED")
         if done:
             return
-        answer = asyncio.ensure_future(running.answer())
+        answer = asyncio.ensure_future(running.wait_responsive())
         try:
-            done, _ = await asyncio.wait({*ends, answer}, return_when="FIRST_COMPLETED")
-            if done & ends:
+            done, _ = await asyncio.wait({*output_ends, answer}, return_when="FIRST_COMPLETED")
+            if done & output_ends:
                 return
             answer.result()
         finally:

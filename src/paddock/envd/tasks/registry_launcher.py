@@ -78,10 +78,10 @@ class RunningProcess:
         with contextlib.suppress(SandboxGoneError, ProcessLookupError):
             await self._process.signal(number, SignalScope.TREE)
 
-    async def answer(self) -> None:
+    async def wait_responsive(self) -> None:
         """Return once the sandbox answers; one that has ended will not, and is no error."""
         with contextlib.suppress(SandboxGoneError):
-            await self._process.answer()
+            await self._process.wait_responsive()
 
     def _exited(self, status: ExitStatus) -> None:
         if not self._exit.done():
@@ -140,16 +140,16 @@ class RegistryLauncher:
             raise TaskLaunchError(str(error)) from error
         except SandboxGoneError as error:
             raise TaskLaunchError(f"the sandbox has ended: {error}") from error
-        return self._kept(RunningProcess(started, subscription, log_path))
+        return self._track(RunningProcess(started, subscription, log_path))
 
     async def find(self, record: TaskRecord, log_path: str) -> RunningProcess | None:
         """Find what an earlier envd started."""
         found = self._registry.find(pid=None, tag=_tag(record), with_ended=True)
         if found is None:
             return None
-        return self._kept(RunningProcess(found, found.subscribe(), log_path))
+        return self._track(RunningProcess(found, found.subscribe(), log_path))
 
-    def _kept(self, running: RunningProcess) -> RunningProcess:
+    def _track(self, running: RunningProcess) -> RunningProcess:
         self._running.add(running)
         return running
 

@@ -13,7 +13,13 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from paddock.envd.process.tree import ProcessIdentity, kill_all, members, signal_all, start_of
+from paddock.envd.process.tree import (
+    ProcessIdentity,
+    find_members,
+    kill_all,
+    signal_all,
+    start_time,
+)
 from paddock.envd.tasks.launcher import TaskLaunchError
 from paddock.envd.tasks.model import TaskRecord
 
@@ -69,10 +75,10 @@ class RunningShim:
         if number == signal.SIGKILL:
             kill_all(self._pid, self._seen)
             return
-        self._seen |= members(self._pid, self._seen)
+        self._seen |= find_members(self._pid, self._seen)
         signal_all({item for item in self._seen if item.pid != self._pid}, number)
 
-    async def answer(self) -> None:
+    async def wait_responsive(self) -> None:
         """Return at once: whoever pauses a pod pauses its executor too."""
 
     def _ended(self) -> None:
@@ -132,8 +138,8 @@ class ShimLauncher:
         except (OSError, ValueError) as error:
             raise TaskLaunchError(f"cannot run {argv[0]!r}: {error}") from error
         started.returncode = 0  # the object must not wait: we do, by pidfd
-        born = start_of(started.pid) or 0
-        return self._kept(RunningShim(started.pid, born, exit_file, is_child=True))
+        born = start_time(started.pid) or 0
+        return self._track(RunningShim(started.pid, born, exit_file, is_child=True))
 
     async def find(self, record: TaskRecord, log_path: str) -> RunningShim | None:
         """Find what an earlier executor started, or how it ended."""
@@ -141,14 +147,14 @@ class ShimLauncher:
         pid, _, started = record.handle.partition(":")
         if not (pid.isdigit() and started.isdigit()):
             return None
-        if start_of(int(pid)) != int(started) and not exit_file.exists():
+        if start_time(int(pid)) != int(started) and not exit_file.exists():
             return None
-        if start_of(int(pid)) != int(started):
+        if start_time(int(pid)) != int(started):
             # It ended while nobody looked; a pid that cannot exist stands for it.
-            return self._kept(RunningShim(1 << 30, 0, exit_file, is_child=False))
-        return self._kept(RunningShim(int(pid), int(started), exit_file, is_child=False))
+            return self._track(RunningShim(1 << 30, 0, exit_file, is_child=False))
+        return self._track(RunningShim(int(pid), int(started), exit_file, is_child=False))
 
-    def _kept(self, running: RunningShim) -> RunningShim:
+    def _track(self, running: RunningShim) -> RunningShim:
         self._running.add(running)
         return running
 

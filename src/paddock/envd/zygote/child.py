@@ -95,7 +95,7 @@ async def serve(
     return await end
 
 
-def live(
+def run_child(
     envd: Envd,
     config: Config,
     fds: dict[str, int],
@@ -131,7 +131,7 @@ def live(
             loop.run_until_complete(attach(envd, config, fds, end))
             envd.environment.write_identity()
         ready()
-        config, given = _wait(fds.pop("wait"))
+        config, given = _receive_assignment(fds.pop("wait"))
         fds |= given
         if not is_whole:
             _join(fds)
@@ -147,7 +147,7 @@ def _join(fds: dict[str, int]) -> None:
             os.close(fds.pop(name))
 
 
-def _wait(fd: int) -> tuple[Config, dict[str, int]]:
+def _receive_assignment(fd: int) -> tuple[Config, dict[str, int]]:
     """Wait inside for the word whom to serve."""
     with socket.socket(fileno=fd) as channel:
         data, fds, _, _ = socket.recv_fds(channel, MAX_REQUEST, MAX_FDS)
@@ -170,7 +170,7 @@ def child_main(
         os.umask(0o022)
         if loop is None:  # a spare has done this
             _keep_only({*fds.values(), report})
-        status = live(envd, config, fds, report, loop)
+        status = run_child(envd, config, fds, report, loop)
     except BaseException:  # noqa: BLE001 - the root of a process; it ends here
         traceback.print_exc()
         sys.stderr.flush()

@@ -62,14 +62,14 @@ from paddock.envd.zygote.child import (
     MAX_REQUEST,
     ZygoteRequest,
     child_main,
-    live,
+    run_child,
     spare_main,
 )
 from paddock.envd.zygote.cow_layout import fill_holes
 from paddock.envd.zygote.warmup import warm_up
 
-_QUIET_SECONDS = 0.03
-_SHORTAGE_SECONDS = 1.0
+_IDLE_SECONDS = 0.03
+_SPARE_RETRY_SECONDS = 1.0
 """How long no spare is tried for where there was no room for one."""
 
 
@@ -80,7 +80,7 @@ class StartingChild(Struct):
     pid: int
     pidfd: int
     requester: socket.socket
-    said: bytes = b""
+    report: bytes = b""
 
 
 class SpareChild(Struct):
@@ -117,7 +117,7 @@ class ZygoteServer:
 
     def run(self) -> None:
         """Serve until the peer given at the start goes away."""
-        quiet = _QUIET_SECONDS
+        quiet = _IDLE_SECONDS
         while not self._is_done:
             # Spares are made when nobody has asked for anything for a moment.
             is_short = len(self._spares) < self._wanted_spares
@@ -127,9 +127,9 @@ class ZygoteServer:
             if is_short and not ready:
                 try:
                     self._add_spare()
-                    quiet = _QUIET_SECONDS
+                    quiet = _IDLE_SECONDS
                 except OSError:
-                    quiet = _SHORTAGE_SECONDS
+                    quiet = _SPARE_RETRY_SECONDS
 
     def _register(self, source: Any, action: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, action)
@@ -170,31 +170,31 @@ class ZygoteServer:
         if request.op == "ping":
             self._send(peer, {"op": "pong", "id": request.id, "children": self._children})
             return
-        problem = _problem(request, fds)
+        problem = _validation_error(request, fds)
         if problem is not None:
             self._send(peer, {"op": "failed", "id": request.id, "error": problem})
             return
-        self._fork(peer, request, dict(zip(request.fds, fds, strict=True)))
+        self._start(peer, request, dict(zip(request.fds, fds, strict=True)))
 
-    def _fork(self, peer: socket.socket, request: ZygoteRequest, fds: dict[str, int]) -> None:
+    def _start(self, peer: socket.socket, request: ZygoteRequest, fds: dict[str, int]) -> None:
         try:
-            reading, pid, pidfd = self._begin(request, fds)
+            reading, pid, pidfd = self._start_child(request, fds)
         except OSError as error:
             # Want of descriptors, memory or processes: nothing that makes us unable to go on.
             self._send(peer, {"op": "failed", "id": request.id, "error": f"cannot fork: {error}"})
             return
         self._children += 1
         starting = StartingChild(request.id, pid, pidfd, peer)
-        self._register(reading, lambda: self._reported(starting, reading))
-        self._register(starting.pidfd, lambda: self._exited(starting))
+        self._register(reading, lambda: self._on_report(starting, reading))
+        self._register(starting.pidfd, lambda: self._on_exit(starting))
 
-    def _begin(self, request: ZygoteRequest, fds: dict[str, int]) -> tuple[int, int, int]:
+    def _start_child(self, request: ZygoteRequest, fds: dict[str, int]) -> tuple[int, int, int]:
         """Give a child its work; gives where it reports, its pid and a pidfd."""
         reading, writing = os.pipe()
         try:
-            spare = self._hand_to_spare(request, [writing, *fds.values()])
+            spare = self._assign_spare(request, [writing, *fds.values()])
             if spare is None:
-                spare = _fork_off(lambda: child_main(self._envd, request.config, fds, writing))
+                spare = _fork_child(lambda: child_main(self._envd, request.config, fds, writing))
         except OSError:
             os.close(reading)
             raise
@@ -210,7 +210,7 @@ class ZygoteServer:
             spare_main(self._envd, theirs)
 
         try:
-            pid, pidfd = _fork_off(wait)
+            pid, pidfd = _fork_child(wait)
         except OSError:
             ours.close()
             raise
@@ -218,9 +218,9 @@ class ZygoteServer:
             theirs.close()
         spare = SpareChild(pid, pidfd, ours)
         self._spares.append(spare)
-        self._register(spare.pidfd, lambda: self._spare_died(spare))
+        self._register(spare.pidfd, lambda: self._on_spare_exit(spare))
 
-    def _hand_to_spare(self, request: ZygoteRequest, fds: list[int]) -> tuple[int, int] | None:
+    def _assign_spare(self, request: ZygoteRequest, fds: list[int]) -> tuple[int, int] | None:
         while self._spares:
             spare = self._spares.pop()
             self._selector.unregister(spare.pidfd)
@@ -236,7 +236,7 @@ class ZygoteServer:
             return spare.pid, spare.pidfd
         return None
 
-    def _spare_died(self, spare: SpareChild) -> None:
+    def _on_spare_exit(self, spare: SpareChild) -> None:
         if spare not in self._spares:  # handed out by the event before this one
             return
         self._selector.unregister(spare.pidfd)
@@ -245,19 +245,19 @@ class ZygoteServer:
         spare.channel.close()
         self._spares.remove(spare)
 
-    def _reported(self, child: StartingChild, reading: int) -> None:
+    def _on_report(self, child: StartingChild, reading: int) -> None:
         """A child says `ok`, or why not; end-of-file without a word is a crash."""
-        said = os.read(reading, 512)
+        report = os.read(reading, 512)
         self._selector.unregister(reading)
         os.close(reading)
-        if said == b"ok":
+        if report == b"ok":
             answer = {"op": "started", "id": child.id, "pid": child.pid}
             self._send(child.requester, answer, [child.pidfd])
         else:
-            error = said.decode("utf-8", "replace") or "envd ended while starting"
+            error = report.decode("utf-8", "replace") or "envd ended while starting"
             self._send(child.requester, {"op": "failed", "id": child.id, "error": error})
 
-    def _exited(self, child: StartingChild) -> None:
+    def _on_exit(self, child: StartingChild) -> None:
         _, status = os.waitpid(child.pid, 0)
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
@@ -272,11 +272,11 @@ class ZygoteServer:
             peer.sendmsg([msgspec.json.encode(message)], rights if fds else [], socket.MSG_NOSIGNAL)
 
 
-def _fork_off(live: Callable[[], None]) -> tuple[int, int]:
+def _fork_child(run_child: Callable[[], None]) -> tuple[int, int]:
     """Fork a child that lives as it is told and never returns; gives its pid and a pidfd."""
     pid = os.fork()
     if pid == 0:
-        live()
+        run_child()
     try:
         return pid, os.pidfd_open(pid)
     except OSError:
@@ -285,7 +285,7 @@ def _fork_off(live: Callable[[], None]) -> tuple[int, int]:
         raise
 
 
-def _problem(request: ZygoteRequest, fds: list[int]) -> str | None:
+def _validation_error(request: ZygoteRequest, fds: list[int]) -> str | None:
     if request.op != "start":
         return f"unknown op {request.op!r}: use start or ping"
     if len(request.fds) != len(fds):
@@ -318,7 +318,7 @@ def main(arguments: list[str] | None = None) -> int:
     tempfile.gettempdir()  # remembered: TMPDIR goes with the rest
     os.environ.clear()
     isolation.preload()
-    warm_up(lambda config, fds, report: live(Envd(), config, fds, report))
+    warm_up(lambda config, fds, report: run_child(Envd(), config, fds, report))
     # Here rather than in each child: what it frees would be copied a hundred times.
     isolation.seal_interpreter()
     zygote = ZygoteServer(listener=listener, peer=peer, spares=options.spares)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 
-def forget_fork_handlers() -> None:
+def ignore_fork_handlers() -> None:
     """From now on what modules ask to be called at a fork is not."""
 
     def register(
@@ -28,18 +28,18 @@ def forget_fork_handlers() -> None:
 
 def main() -> int:
     """Import the zygote only now, and run it. What stops that is told to who waits for it."""
-    forget_fork_handlers()
+    ignore_fork_handlers()
     try:
         from paddock.envd.zygote import server
 
         return server.main()
     except Exception as problem:  # noqa: BLE001 - the root of a process; it ends here
         sys.excepthook(type(problem), problem, problem.__traceback__)
-        _tell(f"{type(problem).__name__}: {problem}")
+        _report_failure(f"{type(problem).__name__}: {problem}")
         return 1
 
 
-def _tell(why: str) -> None:
+def _report_failure(why: str) -> None:
     """Say it as the zygote would have, importing nothing: that may be what fails."""
     plain = "".join(each if each.isprintable() and each not in '"\\' else " " for each in why)
     try:

@@ -30,22 +30,22 @@ log = logging.getLogger(__name__)
 
 _START_PATH, _CONNECT = "/process.Process/Start", "application/connect+json"
 _START = b'{"process":{"cmd":"/bin/true"},"stdin":true}'
-_COMMAND = b'{"process":{"cmd":"/bin/bash","args":["-l","-c","true"]},"stdin":false}'
+_SHELL_COMMAND = b'{"process":{"cmd":"/bin/bash","args":["-l","-c","true"]},"stdin":false}'
 _OUTPUTS = 2 | 4
 """Standard output and error, as init's masks name them."""
 _INIT = b'{"envVars":{"A":"b"},"accessToken":"warm","defaultUser":"user","sandboxId":"warm"}'
 _HEALTH = b"GET /health HTTP/1.1\r\nHost: s\r\nConnection: close\r\n\r\n"
-_PATIENCE = 20.0
+_TIMEOUT_SECONDS = 20.0
 _ROUNDS = 4
 _REHEARSALS = 16
 """Enough for the interpreter to have learned what it can about moved code."""
 
 T = TypeVar("T")
-Live = Callable[[Config, dict[str, int], int], int]
+ChildMain = Callable[[Config, dict[str, int], int], int]
 """A child's whole life, given config, descriptors and where it reports that it serves."""
 
 
-def warm_up(live: Live) -> None:
+def warm_up(run_child: ChildMain) -> None:
     """Serve a few requests to ourselves, then leave no thread, descriptor or file behind.
 
     Several times: the interpreter rewrites code while it learns, and had better do so here. What
@@ -54,15 +54,15 @@ def warm_up(live: Live) -> None:
     directory = tempfile.mkdtemp(prefix="envd-warm-")
     try:
         for _ in range(_ROUNDS):
-            _serve_ourselves(directory)
+            _serve_warmup(directory)
         blocking.stop_threads()
         try:
-            cow_layout.gather(_watch_a_child(f"{directory}/socket", live))
-            _learn_to_be_claimed(f"{directory}/claimed")
+            cow_layout.gather(_profile_child(f"{directory}/socket", run_child))
+            _warm_claim(f"{directory}/claimed")
         except OSError as problem:
             log.warning("envds will take more memory and time than they need: %s", problem)
         for _ in range(_REHEARSALS):
-            _begin()
+            _rehearse_start()
     finally:
         blocking.stop_threads()
         shutil.rmtree(directory, ignore_errors=True)
@@ -76,14 +76,14 @@ def load(place: str) -> None:
     """
     directory = tempfile.mkdtemp(prefix="envd-warm-", dir=place)
     try:
-        _serve_ourselves(directory)
+        _serve_warmup(directory)
     finally:
         blocking.stop_threads()
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _serve_ourselves(directory: str) -> None:
-    asyncio.run(_live(directory))
+def _serve_warmup(directory: str) -> None:
+    asyncio.run(_run_warmup(directory))
     os.unlink(f"{directory}/socket")
 
 
@@ -95,7 +95,9 @@ def rehearse(envd: Envd, loop: asyncio.AbstractEventLoop) -> None:
     directory = f"{tempfile.gettempdir()}/envd-warm-{os.urandom(8).hex()}"
     os.mkdir(directory, 0o700)
     try:
-        loop.run_until_complete(_answer(envd, _config(directory), directory, ("socket", _HEALTH)))
+        loop.run_until_complete(
+            _serve_requests(envd, _config(directory), directory, ("socket", _HEALTH))
+        )
     finally:
         for name in ("socket", "control", ".E2B_SANDBOX"):
             with contextlib.suppress(FileNotFoundError):
@@ -103,17 +105,17 @@ def rehearse(envd: Envd, loop: asyncio.AbstractEventLoop) -> None:
         os.rmdir(directory)
 
 
-def _learn_to_be_claimed(home: str) -> None:
+def _warm_claim(home: str) -> None:
     """Rehearse that, its code apart from what every child uses: in stock it is not copied."""
     os.mkdir(home)
-    claimed, _ = _used_by(lambda: _be_claimed(home))
-    begun, _ = _used_by(_begin)
+    claimed, _ = _profile(lambda: _serve_claim(home))
+    begun, _ = _profile(_rehearse_start)
     cow_layout.gather(claimed.keys() - begun.keys())
     for _ in range(_REHEARSALS):
-        _be_claimed(home)
+        _serve_claim(home)
 
 
-def _be_claimed(home: str) -> None:
+def _serve_claim(home: str) -> None:
     """Answer as a child does that has started, is claimed and gets a first command."""
     config = Config(
         passwd_path=_write_passwd(home),
@@ -125,28 +127,30 @@ def _be_claimed(home: str) -> None:
     calls = (
         ("socket", _HEALTH),
         ("control", _post("/init", "application/json", _INIT)),
-        ("socket", _post(_START_PATH, _CONNECT, _framed(_COMMAND), "X-Access-Token: warm")),
+        ("socket", _post(_START_PATH, _CONNECT, _framed(_SHELL_COMMAND), "X-Access-Token: warm")),
     )
     loop = asyncio.SelectorEventLoop()
-    loop.run_until_complete(_answer(Envd(), config, home, *calls))
+    loop.run_until_complete(_serve_requests(Envd(), config, home, *calls))
     loop.close()
     for name in ("socket", "control"):
         os.unlink(f"{home}/{name}")
 
 
-async def _answer(envd: Envd, config: Config, directory: str, *calls: tuple[str, bytes]) -> None:
+async def _serve_requests(
+    envd: Envd, config: Config, directory: str, *calls: tuple[str, bytes]
+) -> None:
     """Serve requests, each at the door named with it, as in a sandbox whose init we play."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, _listen(f"{directory}/socket") as door, _listen(f"{directory}/control") as control:
-        loop.add_reader(ours, _play_init, ours)
+        loop.add_reader(ours, _fake_init, ours)
         envd.assign(config, InitSpawner(theirs))
         await envd.start(door.dup(), control.dup())
         idle = loop.create_task(envd.run_until_idle())
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
                 for name, request in calls:
-                    await _call(f"{directory}/{name}", request)
+                    await _send_request(f"{directory}/{name}", request)
         finally:
             loop.remove_reader(ours)
             idle.cancel()
@@ -154,13 +158,13 @@ async def _answer(envd: Envd, config: Config, directory: str, *calls: tuple[str,
             await asyncio.sleep(0)
 
 
-async def _call(path: str, request: bytes) -> None:
+async def _send_request(path: str, request: bytes) -> None:
     """Ask without `asyncio`'s own client, which a child has no use for."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
     said: list[bytes] = []
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(_PATIENCE)
+        client.settimeout(_TIMEOUT_SECONDS)
         client.connect(path)
         client.send(request)
 
@@ -178,11 +182,11 @@ async def _call(path: str, request: bytes) -> None:
         raise OSError(f"a rehearsal went wrong: {said[0][:200]!r}")
 
 
-def _play_init(channel: socket.socket) -> None:
+def _fake_init(channel: socket.socket) -> None:
     """Answer like the init of a sandbox in which nothing runs for long."""
     asked = init_protocol.decode(channel.recv(65536), [])
     if asked.op != init_protocol.SPAWN:
-        channel.send(_as_init(asked))
+        channel.send(_init_reply(asked))
         return
     ident = int.from_bytes(asked.body[:4], "little")
     reading, writing = os.pipe()
@@ -197,13 +201,13 @@ def _play_init(channel: socket.socket) -> None:
     channel.send(init_protocol.encode(init_protocol.EXIT, 0, ended)[0])
 
 
-def _begin() -> None:
+def _rehearse_start() -> None:
     loop = asyncio.SelectorEventLoop()
     rehearse(Envd(), loop)
     loop.close()
 
 
-def _used_by(work: Callable[[], T]) -> tuple[dict[int, CodeType], T]:
+def _profile(work: Callable[[], T]) -> tuple[dict[int, CodeType], T]:
     """Give the code that this uses, by id, and what it gives.
 
     Hold it: a code object that is freed would give its address to another.
@@ -220,7 +224,7 @@ def _used_by(work: Callable[[], T]) -> tuple[dict[int, CodeType], T]:
         sys.setprofile(None)
 
 
-def _watch_a_child(path: str, live: Live) -> Collection[int]:
+def _profile_child(path: str, run_child: ChildMain) -> Collection[int]:
     """Fork a child that starts as all do and answers one request; gives the ids of code it used.
 
     Ids are addresses, and the child's are our own.
@@ -234,14 +238,14 @@ def _watch_a_child(path: str, live: Live) -> Collection[int]:
             try:
                 fds = {"listener": os.dup(listener.fileno()), "init": os.dup(channel.fileno())}
                 config = _config(f"{path}.d", idle=0.05)
-                used, status = _used_by(lambda: live(config, fds, os.dup(report)))
+                used, status = _profile(lambda: run_child(config, fds, os.dup(report)))
                 _write_all(report, array.array("Q", used).tobytes())
             finally:
                 os._exit(status)
         os.close(report)
         channel.close()  # so that its death ends our waiting
         try:
-            _talk_to(path, init)
+            _drive_child(path, init)
             # `ok` is what it reports when it serves.
             said = reader.read()
         finally:
@@ -253,21 +257,21 @@ def _watch_a_child(path: str, live: Live) -> Collection[int]:
     return frozenset(found)
 
 
-def _talk_to(path: str, init: socket.socket) -> None:
-    init.settimeout(_PATIENCE)
+def _drive_child(path: str, init: socket.socket) -> None:
+    init.settimeout(_TIMEOUT_SECONDS)
     asked = init.recv(64)
     if not asked:
         return  # it ended; what it said tells why
-    init.send(_as_init(init_protocol.decode(asked, [])))
+    init.send(_init_reply(init_protocol.decode(asked, [])))
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(_PATIENCE)
+        client.settimeout(_TIMEOUT_SECONDS)
         client.connect(path)
         client.send(_HEALTH)
         while client.recv(4096):
             pass
 
 
-def _as_init(asked: init_protocol.InitMessage) -> bytes:
+def _init_reply(asked: init_protocol.InitMessage) -> bytes:
     """Answer like the init of a sandbox in which nothing runs."""
     (reply,) = init_protocol.encode(asked.op | init_protocol.REPLY, asked.seq, asked.body)
     return reply
@@ -297,7 +301,7 @@ def _write_passwd(directory: str) -> str:
     return path
 
 
-async def _live(directory: str) -> None:
+async def _run_warmup(directory: str) -> None:
     passwd = _write_passwd(directory)
     config = Config(passwd_path=passwd, group_path=passwd, identity_dir=None, sandbox_id="warm")
     envd = Envd(config, DirectSpawner(switch_user=False))
@@ -306,9 +310,9 @@ async def _live(directory: str) -> None:
     path = f"/proc/self/fd/{place}/socket"
     try:
         await envd.start(_listen(path))
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             for request in _requests(directory):
-                await _request(path, request)
+                await _post_once(path, request)
     finally:
         os.close(place)
         envd.close()
@@ -353,7 +357,7 @@ def _requests(directory: str) -> list[bytes]:
     ]
 
 
-async def _request(path: str, request: bytes) -> None:
+async def _post_once(path: str, request: bytes) -> None:
     reader, writer = await asyncio.open_unix_connection(path)
     try:
         writer.write(request)

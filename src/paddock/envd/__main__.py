@@ -6,13 +6,12 @@ forked by envd. On a node envds are forked by the zygote instead.
 
 import argparse
 import asyncio
-import logging
 import os
 import socket
-import sys
 
 import msgspec
 
+from paddock.envd import logs
 from paddock.envd.config import Config
 from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.server import Envd
@@ -48,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--config", help="read the configuration from this JSON file (default: none)"
     )
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    logs.configure("%(levelname)s:%(name)s:%(message)s")
     config = Config()
     if options.config:
         with open(options.config, "rb") as file:

@@ -1,6 +1,6 @@
-"""One message with descriptors over a SOCK_SEQPACKET socket, as node, launcher and zygote do.
+"""Sending and receiving messages with descriptors over SOCK_SEQPACKET sockets.
 
-Neither waits: the sockets of the node do not block, and whoever must wait does so in its loop.
+Used between node, launcher and zygote. Neither function waits: the node's sockets are non-blocking.
 """
 
 import array
@@ -13,10 +13,10 @@ MAX_FDS = 32
 
 
 def pack(*fields: str) -> bytes:
-    """Write fields that each end with NUL, which is how the launcher and skeletons read."""
+    """Encode fields that each end with NUL, as the launcher and skeletons read them."""
     for field in fields:
         if "\0" in field:
-            raise ValueError(f"{field!r} has a NUL in it")
+            raise ValueError(f"{field!r} contains a NUL byte")
     return b"".join(os.fsencode(field) + b"\0" for field in fields)
 
 
@@ -27,7 +27,7 @@ def send(channel: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
 
 
 def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
-    """Receive a message's bytes and descriptors; no bytes mean the other side is gone."""
+    """Return the bytes and descriptors of a message; no bytes mean that the peer has closed."""
     data, ancillary, _, _ = channel.recvmsg(
         MAX_MESSAGE, socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CLOEXEC
     )
@@ -39,6 +39,6 @@ def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def close_all(fds: Sequence[int]) -> None:
-    """Close descriptors we were given."""
+    """Close descriptors."""
     for fd in fds:
         os.close(fd)

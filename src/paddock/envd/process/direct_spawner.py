@@ -1,4 +1,4 @@
-"""Commands forked by envd itself: they are its children, and nobody finds them again after it."""
+"""Starts commands as children of envd itself; they cannot be found again after a restart."""
 
 import asyncio
 import contextlib
@@ -50,17 +50,17 @@ class _DirectChild:
                 os.kill(self.pid, number)
 
     async def close_stdin(self) -> None:
-        """Nobody else holds the write end."""
+        """Do nothing: this process held the only write end."""
 
     async def wait_responsive(self) -> None:
-        """We are its parent."""
+        """Do nothing: this process is the parent."""
 
     async def forget(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no state is kept."""
 
 
 class DirectSpawner:
-    """Forks in this process's own tree."""
+    """Forks commands in this process's own tree."""
 
     def __init__(self, *, switch_user: bool = True) -> None:
         self._switch_user = switch_user and os.geteuid() == 0
@@ -68,11 +68,11 @@ class DirectSpawner:
         _stop_ignoring_signals()
 
     async def attach(self, on_exit: Callable[[int], OnExit]) -> list[Survivor]:
-        """Children of an earlier process cannot be found again."""
+        """Return nothing: children of an earlier process cannot be found again."""
         return []
 
     async def spawn(self, command: Command, on_exit: OnExit) -> ChildProcess:
-        """Fork and exec here, in a session of its own."""
+        """Fork and exec in a new session."""
         try:
             ours, theirs = _open_streams(command)
         except OSError as error:
@@ -100,7 +100,7 @@ class DirectSpawner:
             raise SpawnError(f"cannot run {command.argv[0]!r}: {error}", number) from error
         finally:
             _close(set(theirs))
-        popen.returncode = 0  # the object must not wait: we do, by pidfd
+        popen.returncode = 0  # the object must not wait: `_watch` does, by pidfd
         outputs = {k: fd for k, fd in ours.items() if fd is not None and k != "stdin"}
         child = _DirectChild(popen.pid, outputs)
         child.stdin = ours["stdin"]
@@ -108,7 +108,7 @@ class DirectSpawner:
         return child
 
     def close(self) -> None:
-        """Stop waiting for children."""
+        """Stop waiting for children; they keep running."""
         loop = asyncio.get_running_loop()
         for pidfd in self._pidfds:
             loop.remove_reader(pidfd)
@@ -132,7 +132,7 @@ class DirectSpawner:
 
 
 def _open_streams(command: Command) -> tuple[dict[str, int | None], tuple[int, int, int]]:
-    """Give our ends by name, and the three the command gets."""
+    """Return our ends by name, and the three ends of the command."""
     opened: list[int] = []
     try:
         return _make_streams(command, opened)
@@ -167,31 +167,31 @@ def _make_streams(
 
 
 def _stop_ignoring_signals() -> None:
-    """Let commands be reached by every signal, also where we were told to ignore some (`nohup`).
+    """Replace ignored signals (`nohup`) by a handler, so that commands receive every signal.
 
-    What is ignored stays so in whatever is executed; a handler of ours does not.
+    An ignored signal stays ignored across exec; a handler does not.
     """
     if threading.current_thread() is not threading.main_thread():
-        return  # Only there can handlers be set.
+        return  # handlers can be set in the main thread only
     for number in signal.valid_signals():
-        # Python itself ignores two more, and gives them back to what it starts.
+        # Python itself ignores two more and restores them in children.
         if signal.getsignal(number) is signal.SIG_IGN and number not in _IGNORED_BY_PYTHON:
             signal.signal(number, _ignore_signal)
 
 
 def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
-    """Be no more moved by a signal than if it were ignored."""
+    """Do nothing, as if the signal were ignored."""
 
 
 @contextlib.contextmanager
 def _raised_oom_score() -> Generator[None]:
-    """Out of memory, what is forked here goes before us, however expendable we are ourselves.
+    """Raise our own OOM score while forking, so that the OOM killer takes commands before envd.
 
-    We take the higher score for that moment: a child that got it later could have forked by then.
+    The child inherits it: set later, the child could already have forked.
     """
     try:
         fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:  # no /proc, or one to read only
+    except OSError:  # no /proc, or a read-only one
         yield
         return
     try:

@@ -1,6 +1,6 @@
-"""Talking to a sandbox's init: taking a channel out of it, and being that channel's one reader.
+"""The client of a sandbox's init: copies a channel out of it and is its only reader.
 
-What is said is in `initproto`.
+The protocol is in `init_protocol.py`.
 """
 
 import array
@@ -43,7 +43,7 @@ from paddock.envd.process.init_protocol import (
 
 _SYS_PIDFD_GETFD = 438
 _KILL_TIMEOUT_SECONDS = 5.0
-"""How long a killed command may take to end."""
+"""The time that a killed command has to end."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -58,10 +58,10 @@ def take_channel(pidfd: int, *, fd: int = ENVD_CHANNEL_FD) -> socket.socket:
 
 
 class InitClient:
-    """The one reader of a channel, on the running event loop.
+    """The only reader of a channel, on the running event loop.
 
     `on_exit` is called for every process of this channel that ends, `on_lost` when the channel is
-    of no more use. Records given to `on_exit` carry no descriptors.
+    lost. Records passed to `on_exit` have no descriptors.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class InitClient:
         self._attach: tuple[int, int, list[ProcessRecord]] | None = None
         self._session = 0
         self._undelivered: dict[int, asyncio.Event] = {}
-        """What is being ended as it could not be handed over, until that is told."""
+        """Commands that are killed because their descriptors did not arrive, by id."""
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
         self._closed = False
@@ -87,7 +87,7 @@ class InitClient:
         self._loop.add_reader(channel.fileno(), self._readable)
 
     async def attach(self) -> list[ProcessRecord]:
-        """Take over from an earlier reader, whose replies are dropped, and learn all processes."""
+        """Take over from an earlier reader, whose replies are dropped; return all processes."""
         self._session = int.from_bytes(os.urandom(8), "little")
         records: list[ProcessRecord] = []
         seq = self._next_seq()
@@ -96,14 +96,14 @@ class InitClient:
         return records
 
     async def ping(self) -> int:
-        """Give the number of processes init keeps."""
+        """Return the number of processes in init's table."""
         message = await self._call(PING)
         if len(message.body) < 8:
             raise ProtocolError("short ping reply")
         return int(struct.unpack_from("<II", message.body)[1])
 
     async def spawn(self, request: SpawnRequest) -> ProcessRecord:
-        """Start a command; the record's descriptors are the caller's to close."""
+        """Start a command; the caller must close the descriptors of the record."""
         message = await self._call(SPAWN, encode_spawn(request))
         try:
             return decode_record(message)
@@ -116,12 +116,12 @@ class InitClient:
             raise
 
     async def _kill_undelivered(self, ident: int) -> None:
-        """End a command that runs and that nobody can hear, and have init forget it."""
+        """Kill a command whose descriptors did not arrive, and remove it from init's table."""
         ended = self._undelivered[ident] = asyncio.Event()
         try:
             with contextlib.suppress(InitError):
                 await self.signal(ident, signal.SIGKILL, SignalScope.TREE)
-            with contextlib.suppress(InitError):  # it may have ended long ago
+            with contextlib.suppress(InitError):  # it may have ended already
                 await self.forget(ident)
                 return
             with contextlib.suppress(TimeoutError, InitError):
@@ -132,7 +132,7 @@ class InitClient:
             del self._undelivered[ident]
 
     async def signal(self, ident: int, signo: int, scope: SignalScope = SignalScope.PROCESS) -> int:
-        """Signal a command, its group or its tree, and give how many got it; ESRCH for none."""
+        """Signal a command, its group or its tree; return how many processes; ESRCH for none."""
         message = await self._call(SIGNAL, struct.pack("<IiI", ident, signo, int(scope)))
         return int(struct.unpack_from("<I", message.body)[0]) if len(message.body) >= 4 else 0
 
@@ -141,11 +141,11 @@ class InitClient:
         await self._call(CLOSE_STDIN, struct.pack("<I", ident))
 
     async def forget(self, ident: int) -> None:
-        """Let init close its copies and drop the record of an ended process."""
+        """Make init close its copies and drop the record of an ended process."""
         await self._call(FORGET, struct.pack("<I", ident))
 
     def close(self) -> None:
-        """Stop reading and drop this copy of the client end; the sandbox does not notice."""
+        """Stop reading and close this copy of the client end; the sandbox is not affected."""
         if self._closed:
             return
         self._closed = True
@@ -217,7 +217,7 @@ class InitClient:
 
     def _handle(self, message: InitMessage) -> None:
         if message.op == EXIT:
-            # Ended before this reader attached: the list of processes will tell.
+            # Ended before this reader attached: the reply to ATTACH contains it.
             if self._attach is None:
                 self._handle_exit(decode_record(message))
             return
@@ -231,8 +231,8 @@ class InitClient:
         future.set_result(message)
 
     def _handle_exit(self, record: ProcessRecord) -> None:
-        if (unwanted := self._undelivered.get(record.id)) is not None:
-            unwanted.set()
+        if (undelivered := self._undelivered.get(record.id)) is not None:
+            undelivered.set()
         else:
             self._on_exit(record)
 
@@ -252,7 +252,7 @@ class InitClient:
             if future is not None and not future.done():
                 future.set_result(message)
             return
-        # The end of somebody else's list: what was gathered under the same seq is not ours.
+        # The end of another reader's list: the records under the same seq are not ours.
         for record in records:
             close_all(record.fds)
         records.clear()
@@ -264,7 +264,7 @@ class InitClient:
 
 
 def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
-    """Receive one datagram with its descriptors (close-on-exec)."""
+    """Receive one datagram with its descriptors, which are close-on-exec."""
     data, ancillary, _, _ = channel.recvmsg(
         CHUNK + 4096, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC
     )
@@ -276,7 +276,7 @@ def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def close_all(fds: Sequence[int]) -> None:
-    """Close descriptors, whatever they are."""
+    """Close descriptors; ignore errors."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)

@@ -1,4 +1,4 @@
-"""What one says to a sandbox's init and hears from it: the wire. Talking is `initclient`'s.
+"""The wire protocol between a sandbox's init and its clients. The client is in `init_client.py`.
 
 Init (pid 1 of a sandbox, `runtime/local/launch/native/init/init.c`) is the parent of every
 command. It keeps two SOCK_SEQPACKET socketpairs open, both ends of each, at fixed descriptors:
@@ -6,12 +6,12 @@ command. It keeps two SOCK_SEQPACKET socketpairs open, both ends of each, at fix
     fd 100 (init's end)   fd 101 (client end)    channel of envd
     fd 102 (init's end)   fd 103 (client end)    channel of the node
 
-Whoever stands outside takes a copy of a client end with `pidfd_getfd` (`initclient.take_channel`).
-Nothing listens anywhere, nothing is reachable from inside, and a checkpoint sees a closed tree.
-There must be ONE reader per channel at a time; a new one starts with ATTACH, which tells it of
-every process of that channel (with descriptors), so that an envd that was killed, or whose sandbox
-was restored, goes on where the last one was. What init says comes from inside a sandbox: it is
-checked here.
+A client outside of the sandbox copies a client end with `pidfd_getfd`
+(`init_client.take_channel`). There is no listener, nothing is reachable from inside, and a
+checkpoint sees a closed tree. A channel must have ONE reader at a time. A new reader starts with
+ATTACH, which returns every process of that channel with its descriptors, so that a new envd
+continues after one that was killed, or after its sandbox was restored. Data from init come from
+inside a sandbox and are validated here.
 
 Datagrams, little endian. Header of 12 bytes: u8 op, u8 flags, u16 zero, u32 seq, i32 status.
 A reply repeats the request's op with bit 0x80, and its seq; status is 0 or -errno. Flag MORE (1)
@@ -30,10 +30,10 @@ Record: u32 id, u32 pid (as inside), u32 flags (`PTY` 1, `STDIN_OPEN` 2, `EXITED
 i32 wait status, u32 memo length, u64 user us, u64 system us, u64 peak rss KiB, memo. Descriptors
 come by SCM_RIGHTS in the order of fdmask's bits: 1 stdin (write end), 2 stdout, 4 stderr, 8 pty
 master.
-Init keeps its own copies until FORGET, so that nobody's death breaks a pipe. For the same reason
-end-of-file on stdin needs CLOSE_STDIN besides closing one's own copy.
+Init keeps its own copies until FORGET, so that no pipe breaks when a client dies. For the same
+reason end-of-file on stdin needs CLOSE_STDIN in addition to closing the client's copy.
 
-The memo is opaque to init: envd stores there what it must know of a process after its own death.
+The memo is opaque to init: envd stores in it what the next envd needs to serve a process.
 """
 
 import os
@@ -56,23 +56,23 @@ _SPAWN = struct.Struct("<IIIHHHHhhII")
 CHUNK = 60_000
 _MAX_REQUEST = 4 << 20
 MAX_MEMO = 48_000
-"""A record travels in one datagram; a longer memo is refused by init."""
+"""A record must fit in one datagram; init refuses a longer memo."""
 
 
 class SpawnFlags(IntFlag):
-    """How standard streams are made; neither PTY nor STDIN_PIPE means /dev/null as stdin."""
+    """How standard streams are created; without PTY and STDIN_PIPE, stdin is /dev/null."""
 
     PTY = 1
     STDIN_PIPE = 2
     MERGE_STDERR = 4
-    """Standard error goes into standard output's pipe, so that their order is kept."""
+    """Standard error goes into the pipe of standard output, which keeps their order."""
 
 
 _NO_FLAGS = SpawnFlags(0)
 
 
 class RecordFlags(IntFlag):
-    """What init says of a process."""
+    """The state of a process in a record."""
 
     PTY = 1
     STDIN_OPEN = 2
@@ -80,7 +80,7 @@ class RecordFlags(IntFlag):
 
 
 class SignalScope(IntEnum):
-    """Whom a signal reaches."""
+    """The processes that receive a signal."""
 
     PROCESS = 0
     GROUP = 1
@@ -89,7 +89,7 @@ class SignalScope(IntEnum):
 
 
 class Stage(IntEnum):
-    """Where a spawn failed."""
+    """The step at which a spawn failed."""
 
     NONE = 0
     STREAMS = 1
@@ -101,7 +101,7 @@ class Stage(IntEnum):
 
 
 class InitError(OSError):
-    """Init refused; `errno` says why, `stage` where (for spawns)."""
+    """Init returned an error: `errno`, and for spawns the `stage`."""
 
     def __init__(self, number: int, stage: Stage = Stage.NONE) -> None:
         super().__init__(number, os.strerror(number))
@@ -109,20 +109,20 @@ class InitError(OSError):
 
 
 class ProtocolError(Exception):
-    """What came from init makes no sense (its sandbox may be hostile): drop the channel."""
+    """A malformed message from init, whose sandbox may be hostile: drop the channel."""
 
 
 class DescriptorsLostError(ProtocolError):
-    """Fewer descriptors came than init had sent: we had no room for the others."""
+    """Fewer descriptors arrived than init sent: this process has reached its limit."""
 
 
 class ChannelClosedError(Exception):
-    """The channel ended: the sandbox is gone."""
+    """The channel is closed: the sandbox has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """A process as init knows it. `fds` are the receiver's to close."""
+    """A process in init's table. The receiver must close `fds`."""
 
     id: int
     pid: int
@@ -139,13 +139,13 @@ class ProcessRecord:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors that came along."""
+        """The descriptors of this record."""
         return tuple(f for f in (self.stdin, self.stdout, self.stderr, self.pty) if f is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnRequest:
-    """A command to run. `env` is the whole environment; `argv[0]` is looked up in its PATH."""
+    """A command to run. `env` is the complete environment; `argv[0]` is looked up in its PATH."""
 
     id: int
     argv: Sequence[str | bytes]
@@ -175,9 +175,9 @@ class InitMessage:
 
 
 def encode(op: int, seq: int, body: bytes = b"") -> list[bytes]:
-    """Write a request as one or more datagrams."""
+    """Encode a request as one or more datagrams."""
     if len(body) > _MAX_REQUEST:
-        raise InitError(7, Stage.REQUEST)  # E2BIG, as execve says
+        raise InitError(7, Stage.REQUEST)  # E2BIG, as execve returns
     chunks = [body[i : i + CHUNK] for i in range(0, len(body), CHUNK)] or [b""]
     last = len(chunks) - 1
     return [
@@ -187,7 +187,7 @@ def encode(op: int, seq: int, body: bytes = b"") -> list[bytes]:
 
 
 def encode_spawn(request: SpawnRequest) -> bytes:
-    """Write the body of SPAWN: numbers, groups; cwd, argv, env, memo as u32 length + bytes."""
+    """Encode the body of SPAWN: numbers, groups; cwd, argv, env, memo as u32 length + bytes."""
     env = [f"{key}={value}" for key, value in request.env.items()]
     strings = [request.cwd, *request.argv, *env]
     encoded = [os.fsencode(s) for s in strings] + [request.memo]
@@ -215,7 +215,7 @@ def encode_spawn(request: SpawnRequest) -> bytes:
 
 
 def decode(data: bytes, fds: list[int]) -> InitMessage:
-    """Read a datagram's header."""
+    """Decode the header of a datagram."""
     if len(data) < _HEADER.size:
         raise ProtocolError("datagram shorter than its header")
     op, flags, _, seq, status = _HEADER.unpack_from(data)
@@ -223,12 +223,12 @@ def decode(data: bytes, fds: list[int]) -> InitMessage:
 
 
 def encode_record(ident: int, pid: int, flags: RecordFlags, fdmask: int = 0) -> bytes:
-    """Write a record as init does, of a process that has no memo and has used nothing."""
+    """Encode a record as init does, without memo and usage."""
     return _RECORD.pack(ident, pid, int(flags), fdmask, 0, 0, 0, 0, 0)
 
 
 def decode_record(message: InitMessage) -> ProcessRecord:
-    """Read a record; the message's descriptors become its own."""
+    """Decode a record; it takes over the descriptors of the message."""
     if len(message.body) < _RECORD.size:
         raise ProtocolError("record too short")
     ident, pid, flags, mask, status, memo_size, user, system, rss = _RECORD.unpack_from(

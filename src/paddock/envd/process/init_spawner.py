@@ -1,4 +1,4 @@
-"""Commands by way of the sandbox's pid 1: they are its children, and survive envd."""
+"""Starts commands through the sandbox's pid 1: they are its children and survive envd."""
 
 import contextlib
 import errno
@@ -63,7 +63,7 @@ class _InitChild:
 
 
 class InitSpawner:
-    """Asks the sandbox's pid 1."""
+    """Starts commands as children of the sandbox's pid 1."""
 
     def __init__(
         self, channel: socket.socket, on_lost: Callable[[Exception], None] | None = None
@@ -73,7 +73,7 @@ class InitSpawner:
         self._exits: dict[int, OnExit] = {}
 
     async def attach(self, on_exit: Callable[[int], OnExit]) -> list[Survivor]:
-        """Take over the channel and what runs behind it."""
+        """Take over the channel and its processes."""
         survivors: list[Survivor] = []
         highest = 0
         for record in await self._client.attach():
@@ -88,7 +88,6 @@ class InitSpawner:
         return survivors
 
     async def spawn(self, command: Command, on_exit: OnExit) -> ChildProcess:
-        """Have init fork and exec."""
         flags = init_protocol.SpawnFlags(0)
         columns, rows = command.pty_size or (80, 24)
         if command.pty_size is not None:
@@ -113,7 +112,6 @@ class InitSpawner:
         return _InitChild(self._client, record)
 
     def close(self) -> None:
-        """Drop our end of the channel."""
         self._client.close()
 
     def _on_exit_record(self, record: init_protocol.ProcessRecord) -> None:

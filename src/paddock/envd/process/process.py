@@ -26,8 +26,8 @@ LOW_WATER = 256 << 10
 _READS_PER_TURN = 8
 _DRAIN_LIMIT = 1 << 20
 
-# What Go's runtime calls the signals; clients compare these words.
-_SIGNAL_WORDS = {
+# Signal names as Go's runtime prints them; clients compare these strings.
+_SIGNAL_NAMES = {
     1: "hangup", 2: "interrupt", 3: "quit", 4: "illegal instruction", 5: "trace/breakpoint trap",
     6: "aborted", 7: "bus error", 8: "floating point exception", 9: "killed",
     10: "user defined signal 1", 11: "segmentation fault", 12: "user defined signal 2",
@@ -36,13 +36,13 @@ _SIGNAL_WORDS = {
 
 
 class StdinError(Exception):
-    """Input cannot be delivered; the message says why."""
+    """Input cannot be delivered; the message is for the client."""
 
 
 def end_event(status: ExitStatus) -> EndEvent:
-    """Describe an exit in the words clients expect."""
+    """Return the end event of an exit, with the strings that clients compare."""
     if status.signal:
-        words = "signal: " + _SIGNAL_WORDS.get(status.signal, f"signal {status.signal}")
+        words = "signal: " + _SIGNAL_NAMES.get(status.signal, f"signal {status.signal}")
         if status.is_core_dumped:
             words += " (core dumped)"
         return EndEvent(exit_code=-1, exited=False, status=words, error=words)
@@ -53,7 +53,7 @@ def end_event(status: ExitStatus) -> EndEvent:
 
 
 class Subscription:
-    """One listener's share of a process's events."""
+    """The queue of events of one subscriber."""
 
     def __init__(self, process: "ManagedProcess") -> None:
         self._process = process
@@ -62,14 +62,13 @@ class Subscription:
         self.buffered = 0
 
     def push(self, event: ProcessEvent, size: int) -> None:
-        """An event for this listener."""
         self._events.append(event)
         self.buffered += size
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def take(self, timeout: float) -> list[ProcessEvent]:
-        """Wait for events and take all there are; none within `timeout` seconds gives none."""
+        """Wait for events and return all of them; return none after `timeout` seconds."""
         if not self._events:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -87,7 +86,7 @@ class Subscription:
 
 
 class ManagedProcess:
-    """One process: running, or ended and remembered for a while."""
+    """One process: running, or ended and retained for a while."""
 
     def __init__(self, config: ProcessConfig, tag: str | None) -> None:
         self.config = config
@@ -97,7 +96,7 @@ class ManagedProcess:
         self.is_pty = False
         self.on_end: Callable[[ManagedProcess], None] | None = None
         self.on_leader_exit: Callable[[ExitStatus], None] | None = None
-        """Told of the process's own exit, whoever still holds its pipes."""
+        """Called at the exit of the process itself, even if others still hold its pipes."""
         self._loop = asyncio.get_running_loop()
         self._child: ChildProcess | None = None
         self._open: dict[str, int] = {}
@@ -110,10 +109,10 @@ class ManagedProcess:
         self._deadline: asyncio.TimerHandle | None = None
         self.is_timed_out = False
 
-    # -- life
+    # -- lifecycle
 
     def attach_child(self, child: ChildProcess) -> None:
-        """The command runs: start reading what it says."""
+        """Start reading the output of the started command."""
         self._child = child
         self.pid = child.pid
         self._open = dict(child.outputs)
@@ -125,7 +124,7 @@ class ManagedProcess:
             self._end_if_complete()
 
     def exited(self, status: ExitStatus) -> None:
-        """The process itself is gone; its pipes may not be."""
+        """Record the exit of the process itself; its pipes may still be open."""
         self._exit = status
         if status.signal in (signal.SIGKILL, signal.SIGTERM):
             self._is_signalled = True
@@ -136,11 +135,11 @@ class ManagedProcess:
 
     @property
     def leader_exit(self) -> ExitStatus | None:
-        """How the process itself exited, if it has."""
+        """The exit of the process itself, or `None` while it runs."""
         return self._exit
 
     async def signal(self, number: int, scope: SignalScope = SignalScope.PROCESS) -> None:
-        """Send a signal; kill and terminate end the stream even if a pipe stays open."""
+        """Send a signal; SIGKILL and SIGTERM end the stream even if a pipe stays open."""
         if self._child is None or (self.end is not None and scope is not SignalScope.TREE):
             return
         if number in (signal.SIGKILL, signal.SIGTERM):
@@ -150,27 +149,27 @@ class ManagedProcess:
             self._end_if_complete()
 
     def call_at_deadline(self, seconds: float, call: Callable[["ManagedProcess"], object]) -> None:
-        """Have somebody told when it still runs after so many seconds."""
+        """Call back if the process still runs after this many seconds."""
         self._deadline = self._loop.call_later(seconds, call, self)
 
     async def wait_responsive(self) -> None:
-        """Return once the sandbox answers: at once, or when it is paused no more."""
+        """Return once the sandbox responds: at once, or when it is resumed."""
         if self._child is not None:
             await self._child.wait_responsive()
 
     async def time_out(self) -> None:
-        """Kill it for having run too long, and have those who listen told so."""
+        """Kill the process because its deadline has passed."""
         if self.end is None:
             self.is_timed_out = True
             await self.signal(signal.SIGKILL)
 
     async def forget(self) -> None:
-        """Nobody will ask for it any more."""
+        """Release what init keeps of the process."""
         if self._child is not None:
             await self._child.forget()
 
     def release(self) -> None:
-        """Let go of the descriptors without ending anything."""
+        """Close the descriptors; the process keeps running."""
         if self._deadline is not None:
             self._deadline.cancel()
         for name in tuple(self._open):
@@ -180,7 +179,7 @@ class ManagedProcess:
     # -- output
 
     def subscribe(self) -> Subscription:
-        """Listen from now on; an ended process gives its end at once."""
+        """Return a subscription to further events; an ended process sends its end at once."""
         subscription = Subscription(self)
         if self.end is not None:
             subscription.push(ProcessEvent(end=self.end), 0)
@@ -189,12 +188,11 @@ class ManagedProcess:
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """Stop listening."""
         self._subscribers.discard(subscription)
         self.resume()
 
     def resume(self) -> None:
-        """Read on if every listener has room."""
+        """Resume reading if every subscriber is below the low-water mark."""
         if self._is_paused and all(s.buffered < LOW_WATER for s in self._subscribers):
             self._is_paused = False
             for name, fd in self._open.items():
@@ -210,7 +208,7 @@ class ManagedProcess:
                 return
 
     def _read_once(self, name: str, fd: int) -> bool:
-        """Read one chunk; false when there is nothing more for now or ever."""
+        """Read one chunk; return whether more may be available now."""
         size = PTY_CHUNK if name == "pty" else PIPE_CHUNK
         try:
             data = os.read(fd, size)
@@ -239,12 +237,12 @@ class ManagedProcess:
         os.close(fd)
 
     def _end_if_complete(self) -> None:
-        """End if everything that must come first has come."""
+        """Send the end event once the process has exited and its output is complete."""
         if self._exit is None or self.end is not None:
             return
         if self._open and not self._is_signalled:
             return
-        self.end = end_event(self._exit)  # before draining, which comes back here
+        self.end = end_event(self._exit)  # before draining, which calls this again
         self._drain()
         if self._deadline is not None:
             self._deadline.cancel()
@@ -258,7 +256,7 @@ class ManagedProcess:
             self.on_end(self)
 
     def _drain(self) -> None:
-        """Take what is in the pipes now, and no more than a pipe holds."""
+        """Read what is in the pipes now, and no more than a pipe holds."""
         for name, fd in tuple(self._open.items()):
             taken = 0
             while taken < _DRAIN_LIMIT and name in self._open:
@@ -269,7 +267,7 @@ class ManagedProcess:
     # -- input
 
     async def write(self, data: bytes, *, to_pty: bool) -> None:
-        """Write all of it, waiting while the process does not read."""
+        """Write all data; wait while the process does not read."""
         async with self._stdin_lock:
             fd = self._input_fd(to_pty=to_pty)
             view = memoryview(data)
@@ -283,7 +281,7 @@ class ManagedProcess:
                     raise StdinError(f"cannot write to process {self.pid}: {error}") from error
 
     async def close_input(self) -> None:
-        """Give the process end-of-file on its standard input."""
+        """Close standard input, so that the process reads end-of-file."""
         if self.is_pty:
             raise StdinError(
                 "a terminal's input cannot be closed: send Ctrl+D (0x04) to it instead"
@@ -296,7 +294,7 @@ class ManagedProcess:
                 await self._child.close_stdin()
 
     def resize(self, columns: int, rows: int) -> None:
-        """Tell the terminal its size."""
+        """Set the size of the terminal."""
         if not self.is_pty or "pty" not in self._open:
             raise StdinError(f"process {self.pid} has no terminal")
         size = struct.pack("HHHH", rows & 0xFFFF, columns & 0xFFFF, 0, 0)
@@ -315,7 +313,7 @@ class ManagedProcess:
 
     async def _writable(self, fd: int) -> None:
         waiter: asyncio.Future[None] = self._loop.create_future()
-        # A copy, so that our interest in writing cannot disturb the reader of a terminal.
+        # A duplicate, because a terminal's descriptor is already registered for reading.
         copy = os.dup(fd)
         self._loop.add_writer(copy, _set, waiter)
         try:

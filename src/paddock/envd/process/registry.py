@@ -1,7 +1,7 @@
-"""Every process of a sandbox that was started through envd: started, found, adopted, remembered.
+"""All processes of a sandbox that were started through envd.
 
-A process that ended is remembered for a while, for clients that come late. What one process does
-is `processes`' business, RPCs are `process_service`'s.
+Ended processes are retained for a while, for clients that connect late. One process is in
+`process.py`, the RPC methods are in `rpc/process_service.py`.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 RETENTION_SECONDS = 30.0
 PAUSED_SECONDS = 5.0
-"""A sandbox that takes longer to answer has been paused, not busy."""
+"""A sandbox that takes longer to respond was paused, not busy."""
 MAX_ENDED = 256
-"""Of a flood of short commands only the latest are remembered: init's table is finite too."""
+"""The number of ended processes that are retained; init's table is finite too."""
 
 
 class ProcessRegistry:
-    """Every process of this sandbox that was started through envd."""
+    """Starts, finds and retains processes."""
 
     def __init__(self, spawner: Spawner) -> None:
         self._spawner = spawner
@@ -34,15 +34,14 @@ class ProcessRegistry:
         self._background: set[asyncio.Task[None]] = set()
 
     def assign(self, spawner: Spawner) -> None:
-        """Start processes by another way; nothing was started yet."""
+        """Set the spawner; called before any process is started."""
         self._spawner = spawner
 
     def running(self) -> Iterator[ManagedProcess]:
-        """Processes that have not ended."""
         yield from self._processes.values()
 
     def find(self, *, pid: int | None, tag: str | None, with_ended: bool) -> ManagedProcess | None:
-        """Look one up; of several with a tag the latest."""
+        """Return a process by pid or tag; of several with the same tag the latest."""
         places = (self._processes, self._ended) if with_ended else (self._processes,)
         for place in places:
             if pid is not None and pid in place:
@@ -61,10 +60,10 @@ class ProcessRegistry:
         *,
         timeout: float | None = None,
     ) -> tuple[ManagedProcess, Subscription]:
-        """Run a command; the caller's subscription misses nothing.
+        """Start a command; the returned subscription receives all of its events.
 
-        A caller who goes away meanwhile does not undo it: the command is started, kept and,
-        after `timeout` seconds, killed, as if the caller had left a moment later.
+        If the caller is cancelled meanwhile, the command is still started and retained, and killed
+        after `timeout` seconds.
         """
         process = ManagedProcess(config, tag)
         subscription = process.subscribe()
@@ -87,7 +86,7 @@ class ProcessRegistry:
             self._set_deadline(process, timeout, timeout)
 
     async def attach(self) -> int:
-        """Serve again what an earlier envd started; gives how many."""
+        """Adopt the processes of an earlier envd; return their number."""
         early: dict[int, ExitStatus] = {}
         known: dict[int, ManagedProcess] = {}
 
@@ -124,7 +123,7 @@ class ProcessRegistry:
         )
 
     async def _enforce_deadline(self, process: ManagedProcess, timeout: float) -> None:
-        """Kill what is overdue; who slept through its deadline gets its time anew."""
+        """Kill an overdue process; if the sandbox was paused meanwhile, restart its deadline."""
         clock = asyncio.get_running_loop().time
         asked = clock()
         await process.wait_responsive()
@@ -134,7 +133,7 @@ class ProcessRegistry:
             await process.time_out()
 
     def close(self) -> None:
-        """Let go of every process; they go on."""
+        """Release all processes; they keep running."""
         for process in (*self._processes.values(), *self._ended.values()):
             process.release()
         for task in self._background:
@@ -148,8 +147,8 @@ class ProcessRegistry:
 
     def _on_end(self, process: ManagedProcess) -> None:
         self._processes.pop(process.pid, None)
-        if (namesake := self._ended.get(process.pid)) is not None:
-            self._expire(namesake)
+        if (previous := self._ended.get(process.pid)) is not None:
+            self._expire(previous)
         elif len(self._ended) >= MAX_ENDED:
             self._expire(next(iter(self._ended.values())))
         self._ended[process.pid] = process
@@ -170,21 +169,23 @@ class ProcessRegistry:
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._background.discard(task)
         if not task.cancelled() and (problem := task.exception()) is not None:
-            # Its caller hears of it too, if there still is one.
-            log.info("%s: %s", task.get_name(), problem)
+            # The caller gets the error too, if it still waits.
+            log.info(
+                "background work failed", extra={"work": task.get_name(), "error": str(problem)}
+            )
 
 
 class _Memo(msgspec.Struct, omit_defaults=True):
-    """What the next envd must know of a command."""
+    """What the next envd needs to serve a command."""
 
     config: ProcessConfig = ProcessConfig()
     tag: str | None = None
     timeout: float | None = None
     until: float | None = None
-    """The deadline, by the clock of the machine that it was started on."""
+    """The deadline, on the monotonic clock of the machine that started the command."""
 
     def remaining(self, now: float) -> float:
-        """Give the seconds left; all of them to one that slept through its deadline."""
+        """Return the seconds left; the full timeout if the deadline passed while paused."""
         timeout = self.timeout or 0.0
         left = (self.until or 0.0) - now
         return left if 0 < left <= timeout else timeout

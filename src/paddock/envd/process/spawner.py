@@ -1,8 +1,8 @@
-"""How envd gets commands run: the `Spawner` port.
+"""The `Spawner` port, through which envd starts commands.
 
-`spawner_init` asks the sandbox's pid 1 over its channel, so that commands live in the sandbox's
-process tree and survive envd. `spawner_direct` forks here: for pods entered with nsenter, for the
-host mode of tasks, and for tests. Neither knows about subscribers, tags or deadlines.
+`init_spawner.py` sends requests to the sandbox's pid 1, so that commands belong to the sandbox's
+process tree and survive envd. `direct_spawner.py` forks in envd: for pods entered with nsenter, for
+the host mode of tasks, and for tests. Subscribers, tags and deadlines are in `registry.py`.
 """
 
 import errno
@@ -15,20 +15,20 @@ from msgspec import Struct
 from paddock.envd.process.init_protocol import SignalScope
 
 OOM_SCORE_ADJ = 100
-_WANTING = frozenset((errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC))
+_RESOURCE_ERRNOS = frozenset((errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC))
 
 
 class SpawnError(Exception):
-    """The command could not be started; the message says why, for people."""
+    """The command could not be started; the message is for people."""
 
     def __init__(self, message: str, number: int | None = None) -> None:
         super().__init__(message)
-        self.is_resource_exhausted = number in _WANTING
-        """There are too many processes or too little memory: later it may go well."""
+        self.is_resource_exhausted = number in _RESOURCE_ERRNOS
+        """Processes, descriptors, memory or disk are exhausted: a retry may succeed."""
 
 
 class SandboxGoneError(Exception):
-    """Nothing can be started or signalled any more: the sandbox ended."""
+    """The sandbox has ended: nothing can be started or signalled any more."""
 
 
 class Command(Struct, frozen=True, kw_only=True):
@@ -44,11 +44,11 @@ class Command(Struct, frozen=True, kw_only=True):
     """Columns and rows; `None` means pipes."""
     has_stdin: bool = True
     memo: bytes = b""
-    """Whatever the caller wants to find again after its own restart."""
+    """Opaque data that `attach` returns after a restart of the caller."""
 
 
 class ExitStatus(Struct, frozen=True):
-    """How a process ended: exactly one of the two is meant."""
+    """How a process ended: by exit code, or by signal if that is not 0."""
 
     code: int
     signal: int = 0
@@ -56,7 +56,7 @@ class ExitStatus(Struct, frozen=True):
 
     @staticmethod
     def from_wait(status: int) -> "ExitStatus":
-        """Read a wait status."""
+        """Decode a wait status."""
         if os.WIFSIGNALED(status):
             return ExitStatus(-1, os.WTERMSIG(status), os.WCOREDUMP(status))
         return ExitStatus(os.WEXITSTATUS(status))
@@ -66,42 +66,42 @@ OnExit = Callable[[ExitStatus], None]
 
 
 class ChildProcess(Protocol):
-    """A started command. Its descriptors are non-blocking and belong to the holder."""
+    """A started command. Its descriptors are non-blocking; the caller must close them."""
 
     @property
     def pid(self) -> int:
-        """Process id as seen inside the sandbox."""
+        """The process id inside the sandbox."""
         ...
 
     @property
     def stdin(self) -> int | None:
-        """Write end of standard input."""
+        """The write end of standard input."""
         ...
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """Read ends, by `stdout`, `stderr` or `pty` (which is also written to)."""
+        """The read ends by name: `stdout`, `stderr` or `pty` (which is also written to)."""
         ...
 
     async def signal(self, number: int, scope: SignalScope = SignalScope.PROCESS) -> None:
-        """Signal it; one that is gone is no error."""
+        """Send a signal; a process that has ended is no error."""
         ...
 
     async def close_stdin(self) -> None:
-        """Make it see end-of-file, once the holder has closed its own copy."""
+        """Make the process read end-of-file, after the caller has closed its own copy."""
         ...
 
     async def wait_responsive(self) -> None:
-        """Return once its parent answers: at once, or when a paused sandbox goes on."""
+        """Return once the parent responds: at once, or when a paused sandbox is resumed."""
         ...
 
     async def forget(self) -> None:
-        """Let go of what is kept of an ended process."""
+        """Release what is kept of an ended process."""
         ...
 
 
 class Survivor(Struct, frozen=True):
-    """A process found running (or ended) by a new envd."""
+    """A process, running or ended, that an earlier envd started."""
 
     child: ChildProcess
     memo: bytes
@@ -112,7 +112,7 @@ class Spawner(Protocol):
     """Starts commands. Every `on_exit` is called exactly once, from the event loop."""
 
     async def attach(self, on_exit: Callable[[int], OnExit]) -> list[Survivor]:
-        """Find what an earlier envd left; `on_exit(pid)` gives the callback for each."""
+        """Return the processes of an earlier envd; `on_exit(pid)` returns the callback of each."""
         ...
 
     async def spawn(self, command: Command, on_exit: OnExit) -> ChildProcess:
@@ -120,5 +120,5 @@ class Spawner(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything, without ending any process."""
+        """Release all resources; processes keep running."""
         ...

@@ -1,7 +1,7 @@
-"""Which processes belong to a command: its session, its group, and all their descendants.
+"""Finding the processes of a command: its session, its group, and all their descendants.
 
-Read from /proc, so that a process that left the group or the session is still found as long as
-its parents are there. A process is known by its pid and its start, never by its pid alone.
+Read from /proc, so that a process that left the group or the session is found as long as its
+parents exist. A process is identified by pid and start time, never by pid alone.
 """
 
 import contextlib
@@ -11,20 +11,20 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import NamedTuple
 
-_LOOKS = 50
-"""A swarm that forks faster than we look is killed as far as it is known."""
-_LISTINGS = 20
+_MAX_ROUNDS = 50
+"""Processes that fork faster than /proc is read are killed as far as they are found."""
+_MAX_LISTINGS = 20
 
 
 class ProcessIdentity(NamedTuple):
-    """One process, told from any other that ever had its pid."""
+    """A process, distinct from others that had the same pid."""
 
     pid: int
     started: int
 
 
 def _read_stat(pid: int) -> tuple[int, int, int, int] | None:
-    """Give parent, group, session and start of a process."""
+    """Return parent, group, session and start time of a process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -34,15 +34,15 @@ def _read_stat(pid: int) -> tuple[int, int, int, int] | None:
 
 
 def start_time(pid: int) -> int | None:
-    """Give when a process started, in the kernel's ticks; `None` where there is none."""
+    """Return the start time of a process in clock ticks, or `None` if there is none."""
     found = _read_stat(pid)
     return None if found is None else found[3]
 
 
 def find_members(leader: int, seen: Collection[ProcessIdentity] = ()) -> set[ProcessIdentity]:
-    """Find everything that belongs to a leader now, whether or not it still lives itself.
+    """Return all processes that belong to a leader, which may have ended itself.
 
-    What was `seen` before belongs to it too, though it may have strayed since.
+    Processes `seen` before belong to it too, even if they have left its session.
     """
     return _find(leader, seen, (), stop=False)
 
@@ -50,24 +50,24 @@ def find_members(leader: int, seen: Collection[ProcessIdentity] = ()) -> set[Pro
 def _find(
     leader: int, seen: Collection[ProcessIdentity], sessions: Collection[int], *, stop: bool
 ) -> set[ProcessIdentity]:
-    """Find the members, with whatever has one of these sessions.
+    """Return the members of a leader, and all processes of these sessions.
 
-    To `stop` them at sight catches also what is another process every moment: one that is gone
-    when its turn comes has forked the next before, which the next listing has.
+    `stop` stops each process as soon as it is found. That catches a chain of forks too: a process
+    that ended before it was read has forked the next one, which is in the next listing.
     """
     children: dict[int, list[int]] = defaultdict(list)
     starts: dict[int, int] = {}
     found: set[int] = set()
     listed: set[int] = set()
-    for _ in range(_LISTINGS):
+    for _ in range(_MAX_LISTINGS):
         unread = {int(name) for name in os.listdir("/proc") if name.isdigit()} - listed
         listed |= unread
         if not unread:
             break
-        for pid in sorted(unread, reverse=stop):  # the youngest first, which are gone the soonest
-            if (looks := _read_stat(pid)) is None:
+        for pid in sorted(unread, reverse=stop):  # youngest first: they end soonest
+            if (found_stat := _read_stat(pid)) is None:
                 continue
-            parent, group, session, started = looks
+            parent, group, session, started = found_stat
             starts[pid] = started
             children[parent].append(pid)
             known = ProcessIdentity(pid, started)
@@ -85,31 +85,31 @@ def _find(
 
 
 def kill_all(leader: int, seen: Collection[ProcessIdentity] = ()) -> None:
-    """Kill everything that belongs to a leader, and whatever it forks meanwhile.
+    """Kill all processes that belong to a leader, and those that they fork meanwhile.
 
-    Stopped first, until a look finds nobody new: a shell whose child is killed starts the next.
-    A fork that has begun comes to its end in spite of that, and only a kill forbids it: so there
-    is another look after the kill, and it is over when that finds nobody new.
+    They are stopped first, until no new one is found: a shell whose child is killed would start
+    the next. A fork that has begun completes even in a stopped process, so /proc is read again
+    after the kill, until no new process is found.
     """
-    held: set[ProcessIdentity] = set()
+    stopped: set[ProcessIdentity] = set()
     killed: set[ProcessIdentity] = set()
-    for _ in range(_LOOKS):
-        # Whoever lost its parent just now is still in the session that one of these began.
-        sessions = {known.pid for known in held}
-        new = _find(leader, {*seen, *held}, sessions, stop=True) - held
+    for _ in range(_MAX_ROUNDS):
+        # A process that has just lost its parent is still in the session of one of these.
+        sessions = {known.pid for known in stopped}
+        new = _find(leader, {*seen, *stopped}, sessions, stop=True) - stopped
         if new:
             signal_all(new, signal.SIGSTOP)
-            held |= new
-        elif held == killed:
+            stopped |= new
+        elif stopped == killed:
             return
         else:
-            signal_all(held - killed, signal.SIGKILL)
-            killed |= held
-    signal_all(held - killed, signal.SIGKILL)
+            signal_all(stopped - killed, signal.SIGKILL)
+            killed |= stopped
+    signal_all(stopped - killed, signal.SIGKILL)
 
 
 def signal_all(targets: set[ProcessIdentity], number: int) -> None:
-    """Signal these very processes; those that are gone are no error."""
+    """Signal exactly these processes; those that have ended are no error."""
     for target in targets:
         if start_time(target.pid) == target.started:
             _signal(target.pid, number)

@@ -1,9 +1,9 @@
-"""Container mode: each task is a container of the executor's own pod, made through a CRI socket.
+"""Container mode: each task is a container in the executor's own pod, created through a CRI socket.
 
-Speaks `runtime.v1` to containerd (or any other CRI runtime) over its socket. The container's own
-stop does TERM, grace and KILL; each has processes of its own, so that all of them end with it.
-Containers bear the task's name, by which a later executor finds them. What they say is read by
-`task_executor_logs`. Needs the extra `cri` (grpcio).
+Speaks `runtime.v1` to containerd or another CRI runtime. The runtime's StopContainer sends TERM,
+waits for the grace period and sends KILL. Each container has its own process namespace, so that
+all of its processes end with it. Containers are labelled with the task's name, by which a later
+executor finds them. Output is copied by `cri_logs.py`. Needs the extra `cri` (grpcio).
 """
 
 import asyncio
@@ -40,10 +40,10 @@ DRAIN_SECONDS = 0.25
 CALL_SECONDS = 30.0
 PULL_SECONDS = 600.0
 LOST_CODE = 137
-"""The exit code of a container that somebody else removed: nobody will ever know."""
+"""The exit code of a container that was removed by another client: the real one is lost."""
 _EXITED = 2
-_OWN_PROCESSES: Mapping[int, Any] = {2: {3: {2: 1}}}
-"""A process namespace of its own: when its first process ends, the kernel ends the others."""
+_OWN_PID_NAMESPACE: Mapping[int, Any] = {2: {3: {2: 1}}}
+"""Its own process namespace: when the first process ends, the kernel kills the others."""
 _rpc = cast("Any", grpc)
 
 
@@ -56,7 +56,7 @@ class _SandboxConfig(Struct, frozen=True):
 
 
 class _SandboxInfo(Struct, frozen=True):
-    """What containerd tells of a pod beyond the protocol."""
+    """The verbose information of containerd about a pod, which CRI does not define."""
 
     config: _SandboxConfig = _SandboxConfig()
 
@@ -71,7 +71,7 @@ class CriClient:
     async def call(
         self, method: str, fields: Mapping[int, Any], *, seconds: float = CALL_SECONDS
     ) -> Message:
-        """Call a method of the runtime (or, with `Image` in its name, of its image service)."""
+        """Call a method of the runtime service, or of the image service if its name has `Image`."""
         service = "ImageService" if "Image" in method else "RuntimeService"
         unary = self._channel.unary_unary(
             f"/runtime.v1.{service}/{method}",
@@ -82,12 +82,11 @@ class CriClient:
             answer = await unary(fields, timeout=seconds)
         except _rpc.aio.AioRpcError as error:
             is_gone = error.code() is _rpc.StatusCode.NOT_FOUND
-            words = f"{method}: {error.details()} ({error.code().name})"
-            raise CriError(words, is_gone=is_gone) from error
+            message = f"{method}: {error.details()} ({error.code().name})"
+            raise CriError(message, is_gone=is_gone) from error
         return decode(answer)
 
     async def close(self) -> None:
-        """Let go of the connection."""
         await self._channel.close()
 
 
@@ -109,7 +108,7 @@ class RunningContainer:
         return self._id
 
     async def wait(self) -> int:
-        """Wait for the container's exit; then it is removed."""
+        """Wait for the container to exit, remove it, and return its exit code."""
         while True:
             code = await self._exit_code()
             self._log.copy_new()
@@ -119,11 +118,11 @@ class RunningContainer:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _drain_log(self) -> None:
-        """Wait for its last words: runtimes write them after they have told of the end."""
-        has_said = True
-        while has_said:
+        """Copy until no output is left: runtimes write some after they report the exit."""
+        has_copied = True
+        while has_copied:
             await asyncio.sleep(DRAIN_SECONDS)
-            has_said = self._log.copy_new()
+            has_copied = self._log.copy_new()
 
     async def _exit_code(self) -> int | None:
         try:
@@ -134,22 +133,22 @@ class RunningContainer:
             code = get_int(status, 7)
             await self._client.call("RemoveContainer", {1: self._id})
         except CriError as error:
-            # A runtime that is being restarted is asked again: containers go on without it.
+            # Containers survive a restart of the runtime, so the call is retried.
             return LOST_CODE if error.is_gone else None
         return code
 
     async def signal(self, number: int) -> None:
-        """Stop it: the runtime sends TERM, and KILL after the grace; KILL needs no grace."""
+        """Stop the container: TERM, then KILL after the grace period; SIGKILL has none."""
         grace = 0 if number == signal.SIGKILL else max(int(self._grace), 1)
         if number not in (signal.SIGTERM, signal.SIGKILL):
             return
-        # The runtime answers when the container has ended: nobody here waits for that.
+        # The call returns when the container has ended; `wait` reports that.
         task = asyncio.get_running_loop().create_task(self._stop(grace), name=f"stop {self._id}")
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
 
     async def wait_responsive(self) -> None:
-        """Return at once: whoever pauses a pod pauses its executor too."""
+        """Return at once: a pause of the pod pauses its executor too."""
 
     async def _stop(self, grace: int) -> None:
         try:
@@ -157,12 +156,12 @@ class RunningContainer:
                 "StopContainer", {1: self._id, 2: grace}, seconds=grace + CALL_SECONDS
             )
         except CriError:
-            # It ended by itself meanwhile, or the wait says what became of it.
+            # The container has ended meanwhile, or `wait` reports what happened to it.
             return
 
 
 class ContainerLauncher:
-    """Makes containers in one pod."""
+    """Creates containers in one pod."""
 
     def __init__(self, client: CriClient, pod_uid: str, socket_path: str) -> None:
         self._client = client
@@ -174,11 +173,11 @@ class ContainerLauncher:
 
     @classmethod
     def connect(cls, socket_path: str, pod_uid: str) -> "ContainerLauncher":
-        """Open the socket; `probe` says whether anybody answers."""
+        """Return a launcher for a socket; `probe` checks that a runtime answers there."""
         return cls(CriClient(socket_path), pod_uid, socket_path)
 
     async def probe(self) -> None:
-        """Find the runtime and our pod, or say at once what is wrong."""
+        """Find the runtime and the own pod, or raise `ExecutorError`."""
         try:
             await self._client.call("Version", {1: "v1"})
             answer = await self._client.call("ListPodSandbox", {1: self._pod_filter()})
@@ -187,7 +186,7 @@ class ContainerLauncher:
             raise ExecutorError(f"no CRI runtime at {self._socket_path}: {error}") from error
         if len(found) != 1:
             raise ExecutorError(
-                f"{len(found)} pods have the uid {self._pod_uid!r}: set POD_UID to the pod's own "
+                f"{len(found)} pods have the uid {self._pod_uid!r}: set POD_UID to this pod's "
                 "(fieldRef metadata.uid)"
             )
         ((self._sandbox, metadata),) = found
@@ -195,7 +194,7 @@ class ContainerLauncher:
         self._cgroup_parent = await self._read_cgroup_parent()
 
     async def _read_cgroup_parent(self) -> str:
-        """Give the control group of the pod: its limits are for what tasks use, too."""
+        """Return the cgroup of the pod, whose limits apply to tasks too, or an empty string."""
         try:
             answer = await self._client.call("PodSandboxStatus", {1: self._sandbox, 2: True})
             entries = {get_text(item, 1): get_text(item, 2) for item in get_messages(answer, 2)}
@@ -205,14 +204,14 @@ class ContainerLauncher:
         return info.config.linux.cgroup_parent
 
     def _pod_filter(self) -> Mapping[int, Any]:
-        # An earlier life of the same pod may still be listed: only the one that is ready counts.
+        # An earlier sandbox of the same pod may still be listed: only the ready one counts.
         ready: Mapping[int, Any] = {2: {}}
         return {**ready, 3: map_entries({POD_UID: self._pod_uid})} if self._pod_uid else ready
 
     async def launch(
         self, record: TaskRecord, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
     ) -> RunningContainer:
-        """Pull the image, make the container, start it."""
+        """Pull the image, create the container, start it."""
         container = _container(record)
         image = {1: str(container["image"])}
         labels = {LABEL_TASK: record.name, LABEL_ATTEMPT: str(record.attempt)}
@@ -229,7 +228,7 @@ class ContainerLauncher:
             6: [{1: item["name"], 2: item.get("value", "")} for item in _env(record, container)],
             9: map_entries(labels),
             11: log.source.name,
-            15: _OWN_PROCESSES,
+            15: _OWN_PID_NAMESPACE,
         }
         try:
             if not (await self._client.call("ImageStatus", {1: image})).get(1):
@@ -245,7 +244,7 @@ class ContainerLauncher:
             container_id = get_text(made, 1)
             await self._start(container_id)
         except CriError as error:
-            raise TaskLaunchError(f"no container could be started: {error}") from error
+            raise TaskLaunchError(f"cannot start a container: {error}") from error
         return RunningContainer(self._client, container_id, _grace(record), log)
 
     async def _start(self, container_id: str) -> None:
@@ -257,7 +256,7 @@ class ContainerLauncher:
             raise
 
     async def find(self, record: TaskRecord, log_path: str) -> RunningContainer | None:
-        """Find the container that an earlier executor made."""
+        """Find the container that an earlier executor created."""
         wanted = {LABEL_TASK: record.name, LABEL_ATTEMPT: str(record.attempt)}
         try:
             answer = await self._client.call("ListContainers", {1: {4: map_entries(wanted)}})

@@ -1,8 +1,8 @@
 """`paddock task-executor`: the task API for pods, where no envd serves the sandbox.
 
-Host mode runs tasks where the executor runs; sidecar mode enters the main container's namespaces
-(the pod shares its process namespace); container mode makes a container for each task through a
-CRI socket. What a mode needs is checked at the start, not when a task comes.
+Host mode runs tasks where the executor runs. Sidecar mode enters the namespaces of the main
+container; the pod must share its process namespace. Container mode creates a container for each
+task through a CRI socket. The requirements of a mode are checked at startup.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from paddock.envd import logs
 from paddock.envd.http.request import HttpRequest
 from paddock.envd.http.server import HttpServer
 from paddock.envd.tasks.files import TaskFiles
@@ -29,12 +30,12 @@ from paddock.envd.tasks.shim import ShimLauncher, on_host
 log = logging.getLogger(__name__)
 
 MAIN_CONTAINER_VARIABLE = "SANDBOX_MAIN_CONTAINER"
-"""The variable by which a sidecar knows the main container's processes."""
+"""The variable that identifies the processes of the main container."""
 MODES = ("host", "sidecar", "container")
 
 
 class ExecutorOptions(Struct, frozen=True, kw_only=True):
-    """How an executor is run."""
+    """The options of an executor."""
 
     mode: str = "host"
     data_dir: str = "/var/lib/sandbox/tasks"
@@ -46,23 +47,23 @@ class ExecutorOptions(Struct, frozen=True, kw_only=True):
 
 
 def check(options: ExecutorOptions) -> None:
-    """Refuse at the start what could only fail later."""
+    """Raise `ExecutorError` for options that could only fail later."""
     if options.mode not in MODES:
-        raise ExecutorError(f"there is no mode {options.mode!r}: use one of {', '.join(MODES)}")
+        raise ExecutorError(f"unknown mode {options.mode!r}: use one of {', '.join(MODES)}")
     host, _, port = options.listen.rpartition(":")
     if not port.isdigit():
-        raise ExecutorError(f"{options.listen!r} is not host:port")
+        raise ExecutorError(f"invalid listen address {options.listen!r}: use host:port")
     if not options.token and host not in ("127.0.0.1", "localhost", "[::1]", "::1"):
         raise ExecutorError(
-            "anybody who can reach this could run commands: set TASK_EXECUTOR_TOKEN, "
-            "or listen on 127.0.0.1"
+            "without a token every client of this address could run commands: "
+            "set TASK_EXECUTOR_TOKEN, or listen on 127.0.0.1"
         )
     if options.mode == "container" and not options.cri_socket:
-        raise ExecutorError("container mode needs a CRI socket: give --cri-socket or CRI_SOCKET")
+        raise ExecutorError("container mode needs a CRI socket: set --cri-socket or CRI_SOCKET")
     if options.mode == "container" and not Path(options.cri_socket).exists():
         raise ExecutorError(f"there is no CRI socket at {options.cri_socket}")
     if options.mode == "sidecar" and os.geteuid() != 0:
-        raise ExecutorError("sidecar mode enters other namespaces: run it as root")
+        raise ExecutorError("sidecar mode needs root to enter namespaces: run it as root")
 
 
 class Executor:
@@ -75,14 +76,16 @@ class Executor:
         self._server = HttpServer(self._serve)
 
     async def start(self, listener: socket.socket) -> None:
-        """Take up what an earlier executor left, then serve."""
+        """Resume the tasks of an earlier executor, then serve."""
         found = await self.tasks.start()
         await self._server.start(listener)
-        log.info("task executor serves %s (%s mode, %d tasks known)",
-                 self._options.listen, self._options.mode, found)  # fmt: skip
+        log.info(
+            "task executor is serving",
+            extra={"listen": self._options.listen, "mode": self._options.mode, "tasks": found},
+        )
 
     def close(self) -> None:
-        """Stop serving; tasks go on."""
+        """Stop serving; tasks keep running."""
         self._server.close()
         self.tasks.close()
 
@@ -92,7 +95,9 @@ class Executor:
                 200, b'{"status":"healthy"}', headers=[("Content-Type", "application/json")]
             )
         elif not self._is_authorized(request):
-            respond_problem(request, 401, "give the token in the X-Access-Token header")
+            respond_problem(
+                request, 401, "unauthorized: send the token in the X-Access-Token header"
+            )
         elif is_task_path(request.path):
             await self._routes.serve(request)
         else:
@@ -110,7 +115,7 @@ class Executor:
 
 
 def main_process(name: str) -> int:
-    """Find the main container's first process, by the variable it was started with."""
+    """Return the pid of the main container's first process, found by its environment."""
     wanted = f"{MAIN_CONTAINER_VARIABLE}={name}".encode()
     for entry in sorted(os.listdir("/proc"), key=lambda text: (len(text), text)):
         if entry.isdigit() and int(entry) != os.getpid() and wanted in _environ(int(entry)):
@@ -129,7 +134,7 @@ def _environ(pid: int) -> list[bytes]:
 
 
 def enter_main(name: str, argv: tuple[str, ...], directory: str | None) -> tuple[str, ...]:
-    """Put `nsenter` before a command, so that it runs in the main container."""
+    """Return a command prefixed by `nsenter`, so that it runs in the main container."""
     pid = main_process(name)
     where = (f"--wd={directory}",) if directory else ()
     flags = ("--mount", "--uts", "--ipc", "--net", "--pid", "--root")
@@ -137,7 +142,7 @@ def enter_main(name: str, argv: tuple[str, ...], directory: str | None) -> tuple
 
 
 def main_environment(name: str) -> Mapping[str, str]:
-    """Give the main container's variables."""
+    """Return the environment of the main container."""
     pairs = (item.partition(b"=") for item in _environ(main_process(name)) if b"=" in item)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
@@ -146,7 +151,7 @@ def main_environment(name: str) -> Mapping[str, str]:
 
 
 def launcher_for(options: ExecutorOptions) -> Launcher:
-    """Make the launcher of a mode."""
+    """Return the launcher of a mode."""
     if options.mode == "container":
         try:
             from paddock.envd.tasks.cri import ContainerLauncher
@@ -163,7 +168,7 @@ def launcher_for(options: ExecutorOptions) -> Launcher:
 
 
 async def serve(options: ExecutorOptions) -> None:
-    """Run an executor until told to stop."""
+    """Run an executor until SIGTERM or SIGINT."""
     check(options)
     launcher = launcher_for(options)
     if (probe := getattr(launcher, "probe", None)) is not None:
@@ -185,8 +190,8 @@ async def serve(options: ExecutorOptions) -> None:
 
 
 def run(options: ExecutorOptions) -> None:
-    """Run an executor in this process; exits with 2 where it cannot start."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    """Run an executor in this process; exit with 2 if it cannot start."""
+    logs.configure("%(levelname)s %(name)s: %(message)s")
     try:
         asyncio.run(serve(options))
     except (ExecutorError, OSError) as error:

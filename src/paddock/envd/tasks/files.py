@@ -1,6 +1,6 @@
-"""Where tasks are kept: one directory each, with the record and the log.
+"""The directory of tasks: one subdirectory each, with the record and the log.
 
-A record is replaced whole or not at all. What cannot be read is set aside, never run again.
+A record is replaced atomically. An unreadable record is renamed and its task is not run again.
 """
 
 import contextlib
@@ -17,45 +17,45 @@ from paddock.envd.tasks.model import TaskRecord
 log = logging.getLogger(__name__)
 
 OUTPUT_BYTES = 4096
-"""So much of a log is shown at either end."""
+"""The number of bytes shown from each end of a log."""
 _NAME = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9])?$")
 
 
 def is_name(name: str) -> bool:
-    """Say whether a task can be called this: it becomes a directory."""
+    """Whether a task may have this name, which becomes a directory."""
     return bool(_NAME.match(name))
 
 
 class TaskFiles:
-    """One directory of tasks."""
+    """Stores tasks in a directory."""
 
     def __init__(self, directory: str | Path) -> None:
         self.use_directory(directory)
 
     def use_directory(self, directory: str | Path) -> None:
-        """Be about another directory."""
+        """Use another directory from now on."""
         self._root = Path(directory)
         self._path = str(directory)
 
     def directory(self, name: str) -> Path:
-        """Give a task's own directory, made if need be."""
+        """Return the directory of a task; create it if needed."""
         path = self._root / name
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
     def log_path(self, name: str) -> Path:
-        """Give where a task's output is."""
+        """Return the path of a task's output."""
         return self._root / name / "output.log"
 
     def save(self, record: TaskRecord) -> None:
-        """Keep a record, whole or not at all."""
+        """Store a record atomically."""
         path = self.directory(record.name)
         temporary = path / "task.json.new"
         temporary.write_bytes(msgspec.json.encode(record))
         os.replace(temporary, path / "task.json")
 
     def load(self) -> list[TaskRecord]:
-        """Read every record; what makes no sense is set aside."""
+        """Return every record; rename unreadable ones."""
         try:
             names = sorted(os.listdir(self._path))
         except (FileNotFoundError, NotADirectoryError):
@@ -68,17 +68,19 @@ class TaskFiles:
             except FileNotFoundError:
                 continue
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-                log.warning("a task cannot be read and is set aside: %s: %s", path.name, error)
+                log.warning(
+                    "unreadable task record", extra={"task": path.name, "error": str(error)}
+                )
                 with contextlib.suppress(OSError):
                     file.rename(path / "task.json.unreadable")
         return [record for record in found if is_name(record.name)]
 
     def remove(self, name: str) -> None:
-        """Forget a task and its log."""
+        """Delete a task and its log."""
         shutil.rmtree(self._root / name, ignore_errors=True)
 
     def output_ends(self, name: str) -> tuple[str, str]:
-        """Give how a task's output begins and how it ends."""
+        """Return the first and the last bytes of a task's output."""
         try:
             with self.log_path(name).open("rb") as file:
                 head = file.read(OUTPUT_BYTES)

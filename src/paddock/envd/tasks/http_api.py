@@ -1,7 +1,7 @@
 """The task executor's HTTP API: `/setTasks`, `/getTasks`, `/tasks`, `/tasks/{id}`, and logs.
 
-`GET /tasks?watch=1` stays open and gives a line of JSON, all tasks, at every change. The same
-routes are served by envd (behind the sandbox's token) and by `paddock task-executor`.
+`GET /tasks?watch=1` stays open and sends all tasks as a line of JSON at every change. envd serves
+these routes behind the sandbox's token; `paddock task-executor` serves them too.
 """
 
 import os
@@ -21,18 +21,18 @@ _LINES = [("Content-Type", "application/x-ndjson"), ("Cache-Control", "no-store"
 
 
 def is_task_path(path: str) -> bool:
-    """Say whether a path is of this API."""
+    """Whether a path belongs to this API."""
     return path in ("/setTasks", "/getTasks", "/tasks") or path.startswith("/tasks/")
 
 
 class TaskRoutes:
-    """Serves tasks."""
+    """Serves the task routes."""
 
     def __init__(self, tasks: TaskManager) -> None:
         self._tasks = tasks
 
     async def serve(self, request: HttpRequest) -> None:
-        """Answer one request whose caller may ask."""
+        """Serve one authorized request."""
         try:
             await self._route(request)
         except TaskError as problem:
@@ -90,7 +90,7 @@ class TaskRoutes:
         with cast("BinaryIO", os.fdopen(fd, "rb")) as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
-                raise TaskError("the log is not a file any more", 500)
+                raise TaskError("the log is not a regular file any more", 500)
             headers = [("Content-Type", "text/plain; charset=utf-8")]
             request.start(200, headers, length=info.st_size)
             await request.send_file(file, 0, info.st_size)
@@ -101,6 +101,6 @@ def _respond(request: HttpRequest, status: int, value: object) -> None:
 
 
 def respond_problem(request: HttpRequest, status: int, message: str) -> None:
-    """Answer with an error as clients of task executors read it."""
+    """Send an error in the format of task executors."""
     code = HTTPStatus(status).phrase
     _respond(request, status, {"code": code, "message": message})

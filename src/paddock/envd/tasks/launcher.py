@@ -1,4 +1,4 @@
-"""The port through which tasks run: `Launcher` starts commands, `RunningTask` is one of them.
+"""The `Launcher` port, through which tasks run; `RunningTask` is one running command.
 
 Implemented by `registry_launcher.py` (envd), `shim.py` (host, sidecar) and `cri.py` (containers).
 """
@@ -13,39 +13,39 @@ class ExecutorError(Exception):
 
 
 class TaskLaunchError(Exception):
-    """The command could not be started; the message says why, for people."""
+    """The command could not be started; the message is for people."""
 
 
 class RunningTask(Protocol):
-    """A command under way."""
+    """A running command."""
 
     @property
     def handle(self) -> str:
-        """What a later launcher finds it by."""
+        """The string by which a later launcher finds the command."""
         ...
 
     async def wait(self) -> int:
-        """Wait for its end; a signal counts as 128 and its number."""
+        """Wait for the end; return the exit code, or 128 plus the signal number."""
         ...
 
     async def signal(self, number: int) -> None:
-        """Signal everything that belongs to it."""
+        """Signal all processes of the command."""
         ...
 
     async def wait_responsive(self) -> None:
-        """Return once it can run: at once, or when its paused sandbox goes on."""
+        """Return once the command can run: at once, or when its paused sandbox is resumed."""
         ...
 
 
 class Launcher(Protocol):
-    """Starts commands whose output goes to the task's log, and finds them again."""
+    """Starts commands whose output goes to the task's log, and finds them after a restart."""
 
     async def launch(
         self, record: TaskRecord, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
     ) -> RunningTask:
-        """Start a command, or raise `TaskLaunchError`; a hook is never found again."""
+        """Start a command, or raise `TaskLaunchError`; hooks are not found after a restart."""
         ...
 
     async def find(self, record: TaskRecord, log_path: str) -> RunningTask | None:
-        """Find what an earlier executor started; `None` where it cannot be known any more."""
+        """Return what an earlier executor started, or `None` if that is unknown."""
         ...

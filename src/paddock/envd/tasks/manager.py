@@ -1,8 +1,8 @@
-"""Tasks: run once each, tried again if they fail, ended for good when they must.
+"""Tasks: each is run once, retried if it fails, and ended on request.
 
-`TaskManager` knows what is wanted and what has become of it; how a command is run is a `Launcher`'s
-business, HTTP is `tasks_http`'s. Every step is written down before it is taken, so that after a
-restart nothing runs twice: what was running is found again or counts as a failed attempt.
+`TaskManager` holds the wanted tasks and their state. Commands run through a `Launcher`
+(`launcher.py`); HTTP is in `http_api.py`. Every step is saved before it is taken, so that nothing
+runs twice after a restart: a running command is found again or counts as a failed attempt.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ BACKOFF_LIMIT_SECONDS = 300.0
 KILL_SECONDS = 5.0
 HEARTBEAT_SECONDS = 20.0
 SPANS, SPAN_SECONDS = 20, 1.0
-"""A task's time is counted in so many parts, or in parts of so long if that is longer."""
+"""The running time of a task is counted in this many spans of at least this many seconds."""
 TIMED_OUT, LOST, STOPPED = "TaskTimeout", "ProcessLost", "Stopped"
 
 
 class AttemptResult(Struct, frozen=True):
-    """How an attempt ended."""
+    """The result of an attempt."""
 
     reason: str
     message: str
@@ -49,10 +49,10 @@ class TaskManager:
         self._stop_events: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
 
-    # -- life
+    # -- lifecycle
 
     async def start(self) -> int:
-        """Take up what an earlier executor left; gives how many tasks there are."""
+        """Resume the tasks of an earlier executor; return the number of tasks."""
         for record in self._files.load():
             self._records[record.name] = record
             if record.is_unwanted or not record.is_final:
@@ -64,36 +64,36 @@ class TaskManager:
         return len(self._records)
 
     def close(self) -> None:
-        """Stop looking after tasks; what runs goes on."""
+        """Stop managing tasks; commands keep running."""
         for task in self._work.values():
             task.cancel()
         self._work.clear()
 
     @property
     def active(self) -> int:
-        """How many tasks are not over."""
+        """The number of tasks that are not final."""
         return sum(1 for record in self._records.values() if not record.is_final)
 
-    # -- what clients ask
+    # -- requests of clients
 
     def all(self) -> list[dict[str, Any]]:
-        """Show every task."""
+        """Return every task as JSON."""
         return [self.show(name) for name in self._records]
 
     def show(self, name: str) -> dict[str, Any]:
-        """Show one task."""
+        """Return one task as JSON."""
         record = self._records.get(name)
         if record is None:
             raise TaskError(f"there is no task {name!r}", 404)
         return task_json(record, *self._files.output_ends(name))
 
     def log_path(self, name: str) -> str:
-        """Give where a task's whole output is."""
+        """Return the path of a task's output."""
         self.show(name)
         return str(self._files.log_path(name))
 
     async def watch(self) -> AsyncIterator[list[dict[str, Any]]]:
-        """Show every task now, and again at every change (and now and then without one)."""
+        """Yield every task now, at every change, and at least every `HEARTBEAT_SECONDS`."""
         while True:
             changed = self._changed
             yield self.all()
@@ -104,7 +104,7 @@ class TaskManager:
                 continue
 
     def set(self, wanted: Iterable[Task]) -> list[dict[str, Any]]:
-        """Run these and no others; what is known already is left as it is."""
+        """Run exactly these tasks; existing ones are not changed."""
         named = {task.name: task for task in wanted if task.name}
         for task in named.values():
             if task.name not in self._records:
@@ -118,7 +118,7 @@ class TaskManager:
         return self.all()
 
     def check(self, task: Task) -> None:
-        """Refuse a task that can never run."""
+        """Raise `TaskError` for a task that can never run."""
         if not is_name(task.name):
             raise TaskError("a task needs a name of letters, digits, dashes and dots")
         if task.process is None and task.pod_template_spec is None:
@@ -127,7 +127,7 @@ class TaskManager:
             raise TaskError(f"task {task.name}: process.command is empty")
 
     def add(self, task: Task) -> dict[str, Any]:
-        """Begin a new task."""
+        """Start a new task."""
         self.check(task)
         if task.name in self._records:
             raise TaskError(f"task {task.name} exists", 500)
@@ -139,7 +139,7 @@ class TaskManager:
         return self.show(task.name)
 
     def remove(self, name: str) -> None:
-        """End a task and forget it; unknown ones are no error."""
+        """Stop a task and delete it; an unknown task is no error."""
         record = self._records.get(name)
         if record is None:
             return
@@ -150,7 +150,7 @@ class TaskManager:
         else:
             self._forget(name)
 
-    # -- how it works
+    # -- running
 
     def _start_work(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._stop_events[name] = asyncio.Event()
@@ -165,7 +165,7 @@ class TaskManager:
         try:
             await work
         except Exception:
-            log.exception("task %s broke down", name)
+            log.exception("task failed unexpectedly", extra={"task": name})
             self._record_result(
                 name, AttemptResult("ExecutorError", "the executor failed; see its log")
             )
@@ -191,7 +191,7 @@ class TaskManager:
         changed.set()
 
     async def _resume(self, name: str, running: RunningTask | None) -> None:
-        """Go on with a task of an earlier executor."""
+        """Continue a task of an earlier executor."""
         record = self._records[name]
         if record.is_final:
             return
@@ -211,13 +211,13 @@ class TaskManager:
             pass
 
     async def _attempt(self, name: str) -> AttemptResult:
-        """Run the task once; says how it ended."""
+        """Run the task once; return the result."""
         record = self._records[name]
         if self._stop_events[name].is_set():
-            return AttemptResult(STOPPED, "it was stopped before it began")
+            return AttemptResult(STOPPED, "it was stopped before it started")
         process = record.task.process
         hook = process.lifecycle.pre_start if process is not None else None
-        # Written before anything runs: whoever finds this knows that it may have run.
+        # Saved before anything runs: a later executor sees that the command may have run.
         record = structs.replace(
             record, state=TaskPhase.STARTING, reason="", message="", started_at=_now()
         )
@@ -234,7 +234,7 @@ class TaskManager:
         return await self._wait_for_end(name, running)
 
     async def _wait_for_end(self, name: str, running: RunningTask) -> AttemptResult:
-        """Wait for the end, or bring it about; says how it ended."""
+        """Wait for the end, the timeout or a stop request; return the result."""
         record = self._records[name]
         process = record.task.process
         ended = asyncio.ensure_future(running.wait())
@@ -261,15 +261,15 @@ class TaskManager:
     async def _terminate(
         self, running: RunningTask, ended: "asyncio.Future[int]", grace: float
     ) -> None:
-        """TERM, then KILL, for everything that belongs to the task, whether or not it listens."""
+        """Send TERM, then KILL after the grace period, to all processes of the task."""
         await running.signal(signal.SIGTERM)
         await asyncio.wait({ended}, timeout=grace)
-        # Also when the leader has gone: others of its group may have stayed.
+        # Even if the leader has ended: other processes may still run.
         await running.signal(signal.SIGKILL)
         await asyncio.wait({ended}, timeout=KILL_SECONDS)
 
     async def _retry(self, name: str, end: AttemptResult) -> bool:
-        """Write down how an attempt ended; says whether another one follows."""
+        """Save the result of an attempt; return whether another attempt follows."""
         record = self._records[name]
         process = record.task.process
         most = process.max_attempts if process is not None else 1
@@ -281,7 +281,7 @@ class TaskManager:
         return await self._back_off(name)
 
     async def _back_off(self, name: str) -> bool:
-        """Wait before the next attempt; says whether it is still wanted."""
+        """Wait before the next attempt; return false if the task was stopped meanwhile."""
         record = self._records[name]
         process = record.task.process
         base = process.backoff_seconds if process is not None else 1.0
@@ -320,7 +320,7 @@ class TaskManager:
         )
 
     async def _hook(self, name: str, hook: TaskHook) -> str:
-        """Run a hook; gives what is wrong, empty where nothing is."""
+        """Run a hook; return the error, or an empty string."""
         record = self._records[name]
         try:
             path = str(self._files.log_path(name))
@@ -340,7 +340,7 @@ class TaskManager:
 
 
 def _seconds_left(record: TaskRecord, limit: float) -> float:
-    """Give the seconds left to a task; all of them to one that slept through its end."""
+    """Return the seconds left to a task; the full timeout if it passed during a pause."""
     if record.started_at is None:
         return limit
     left = limit - (_now() - record.started_at).total_seconds()
@@ -350,9 +350,9 @@ def _seconds_left(record: TaskRecord, limit: float) -> float:
 async def _wait_running(
     seconds: float, limit: float, running: RunningTask, output_ends: "set[asyncio.Future[Any]]"
 ) -> None:
-    """Wait until one of these is over, or something has run for so long.
+    """Wait until one of `ends` is done, or the command has run for `seconds`.
 
-    Pauses do not count: after every span it must answer before the next one begins.
+    Pauses do not count: after every span the command must respond before the next one begins.
     """
     while seconds > 0:
         span = min(seconds, max(limit / SPANS, SPAN_SECONDS))

@@ -1,7 +1,7 @@
-"""Tasks as they travel over HTTP and as they are kept in files; no behaviour.
+"""Tasks as they are sent over HTTP and stored in files; data only.
 
-The shape is the one that task executors are known by (`name`, `process`, `processStatus`), with
-attempts, hooks and output added.
+The format is that of task executors (`name`, `process`, `processStatus`), extended by attempts,
+hooks and output.
 """
 
 from datetime import datetime
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 
 class TaskError(Exception):
-    """The request cannot be carried out; the message says why, for people."""
+    """The request is refused; the message is sent to the client."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -20,11 +20,11 @@ class TaskError(Exception):
 
 
 class TaskPhase(StrEnum):
-    """Where a task is."""
+    """The phase of a task."""
 
     PENDING = "Pending"
     STARTING = "Starting"
-    """Written before anything is run: found so after a restart, it may have run."""
+    """Saved before anything runs: after a restart the command may have run."""
     RUNNING = "Running"
     BACKING_OFF = "BackingOff"
     SUCCEEDED = "Succeeded"
@@ -35,20 +35,20 @@ FINISHED = (TaskPhase.SUCCEEDED, TaskPhase.FAILED)
 
 
 class Variable(Struct, frozen=True):
-    """One variable of the environment."""
+    """An environment variable."""
 
     name: str
     value: str = ""
 
 
 class Exec(Struct, frozen=True):
-    """A command inside a hook."""
+    """The command of a hook."""
 
     command: tuple[str, ...] = ()
 
 
 class TaskHook(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A command before or after a task; given in either of two shapes."""
+    """A command before or after a task, given as `exec.command` or `command`."""
 
     exec: Exec | None = None
     command: tuple[str, ...] = ()
@@ -56,19 +56,19 @@ class TaskHook(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """What to run."""
+        """The program and its arguments."""
         return self.command or (self.exec.command if self.exec else ())
 
 
 class TaskHooks(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Hooks of a task."""
+    """The hooks of a task."""
 
     pre_start: TaskHook | None = None
     post_stop: TaskHook | None = None
 
 
 class TaskProcess(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a task runs."""
+    """The command of a task."""
 
     command: tuple[str, ...]
     args: tuple[str, ...] = ()
@@ -84,27 +84,27 @@ class TaskProcess(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """Program and arguments."""
+        """The program and its arguments."""
         return self.command + self.args
 
 
 class Task(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One task as a client asks for it."""
+    """A task as requested by a client."""
 
     name: str = ""
     process: TaskProcess | None = None
     pod_template_spec: dict[str, Any] | None = None
-    """What a container is made of; for executors with a container runtime."""
+    """The pod template of the container; for executors with a container runtime."""
 
 
 class TaskRecord(Struct, frozen=True, kw_only=True):
-    """One task and what has become of it; this is what is kept in a file."""
+    """A task and its state, as stored in a file."""
 
     task: Task
     state: TaskPhase = TaskPhase.PENDING
     attempt: int = 1
     handle: str = ""
-    """By which a later executor finds what runs: the launcher's own words."""
+    """The launcher's string by which a later executor finds the command."""
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
@@ -115,12 +115,12 @@ class TaskRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Of the task."""
+        """The name of the task."""
         return self.task.name
 
 
 def task_json(record: TaskRecord, head: str, tail: str) -> dict[str, Any]:
-    """Write a record as clients read it."""
+    """Return a record as sent to clients."""
     status: dict[str, Any] = {
         "attempt": record.attempt,
         "isFinal": record.is_final,

@@ -1,7 +1,7 @@
-"""How envd runs tasks in its sandbox: through the process registry, output into the log.
+"""Runs the tasks of a sandbox through envd's process registry, with output into the log.
 
-The leader's exit is the task's end; what it left in the background may go on and is still heard.
-A later envd finds tasks again by the tag that init keeps for it.
+A task ends with its leader. Processes that it leaves in the background may keep running; their
+output is still logged. A later envd finds tasks by the tag that init keeps.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ from paddock.envd.tasks.launcher import TaskLaunchError
 from paddock.envd.tasks.model import TaskRecord
 
 MAX_LOG_BYTES = 64 << 20
-"""What a task says beyond this is not kept; how it ends is."""
+"""Output beyond this is discarded."""
 DRAIN_SECONDS = 0.25
 TAG = "paddock-task:"
 
 
 class _Log:
-    """A log that is written until it is full."""
+    """A log of bounded size."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         self._left = MAX_LOG_BYTES - os.fstat(self._fd).st_size
 
     def write(self, data: bytes) -> None:
-        """Append what there is room for; a full disk loses output, not the task."""
+        """Append up to the limit; a full disk loses output, but does not fail the task."""
         if self._left > 0:
             with contextlib.suppress(OSError):
                 self._left -= os.write(self._fd, data[: self._left])
@@ -41,12 +41,11 @@ class _Log:
                     os.write(self._fd, b"\n[the log is full: nothing more is kept]\n")
 
     def close(self) -> None:
-        """Let go of the file."""
         os.close(self._fd)
 
 
 class RunningProcess:
-    """A task's process."""
+    """The process of a task."""
 
     def __init__(self, process: ManagedProcess, subscription: Subscription, log_path: str) -> None:
         self._process = process
@@ -62,11 +61,11 @@ class RunningProcess:
 
     @property
     def handle(self) -> str:
-        """Its pid, for people; it is found by its tag."""
+        """The pid, for people; the process is found by its tag."""
         return str(self._process.pid)
 
     async def wait(self) -> int:
-        """Wait for the leader's exit, and a moment for its last words."""
+        """Wait for the leader to exit, and shortly for the rest of its output."""
         status = await asyncio.shield(self._exit)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
@@ -74,12 +73,12 @@ class RunningProcess:
         return 128 + status.signal if status.signal else status.code
 
     async def signal(self, number: int) -> None:
-        """Signal the whole tree; what has gone is no error."""
+        """Signal the whole process tree; an ended one is no error."""
         with contextlib.suppress(SandboxGoneError, ProcessLookupError):
             await self._process.signal(number, SignalScope.TREE)
 
     async def wait_responsive(self) -> None:
-        """Return once the sandbox answers; one that has ended will not, and is no error."""
+        """Return once the sandbox responds, or has ended."""
         with contextlib.suppress(SandboxGoneError):
             await self._process.wait_responsive()
 
@@ -102,12 +101,12 @@ class RunningProcess:
             log.close()
 
     def close(self) -> None:
-        """Stop listening; the process goes on."""
+        """Stop logging; the process keeps running."""
         self._reader.cancel()
 
 
 class RegistryLauncher:
-    """Runs tasks as the sandbox's users."""
+    """Runs tasks as users of the sandbox."""
 
     def __init__(self, registry: ProcessRegistry, environment: Environment) -> None:
         self._registry = registry
@@ -117,10 +116,12 @@ class RegistryLauncher:
     async def launch(
         self, record: TaskRecord, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
     ) -> RunningProcess:
-        """Start a command with the task's user, directory and variables."""
+        """Start a command with the user, directory and variables of the task."""
         process = record.task.process
         if process is None:
-            raise TaskLaunchError("this executor has no container runtime: give process instead")
+            raise TaskLaunchError(
+                "this executor has no container runtime: set process instead of podTemplateSpec"
+            )
         try:
             user = self._environment.user(process.user)
             directory = self._environment.resolve(process.working_dir or "", user)
@@ -143,7 +144,7 @@ class RegistryLauncher:
         return self._track(RunningProcess(started, subscription, log_path))
 
     async def find(self, record: TaskRecord, log_path: str) -> RunningProcess | None:
-        """Find what an earlier envd started."""
+        """Find the process that an earlier envd started."""
         found = self._registry.find(pid=None, tag=_tag(record), with_ended=True)
         if found is None:
             return None
@@ -154,7 +155,7 @@ class RegistryLauncher:
         return running
 
     def close(self) -> None:
-        """Stop listening to everything."""
+        """Stop logging; processes keep running."""
         for running in self._running:
             running.close()
 

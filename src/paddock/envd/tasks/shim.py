@@ -1,8 +1,8 @@
-"""RunningTask tasks outside of a sandbox: on the host or in a pod's main container.
+"""Runs tasks outside of a sandbox: on the host or in a pod's main container.
 
-Each command runs below a small shell that leaves its exit code in a file, in a session of its
-own, with its output going straight to the log: so it survives the executor, and a later one
-finds it by pid and start, and learns how it ended even if nobody waited for it.
+Each command runs below a small shell that writes its exit code to a file, in its own session, with
+its output going directly to the log. So it survives the executor: a later one finds it by pid and
+start time, and reads the exit code even if the command ended meanwhile.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ from paddock.envd.tasks.model import TaskRecord
 
 CRASHED = 137
 _SHIM = 'exit="$1"; shift; "$@"; code=$?; echo "$code" > "$exit.new"; mv "$exit.new" "$exit"'
-"""The shell stays until the command has ended; killed with it, it leaves no code: a crash."""
+"""The shell waits for the command; if it is killed too, there is no code: a crash."""
 
 Enter = Callable[[tuple[str, ...], str | None], tuple[str, ...]]
-"""Puts before a command (and its directory) what brings it to the right place."""
+"""Prepends what enters the right namespaces to a command and its directory."""
 
 
 def on_host(argv: tuple[str, ...], _directory: str | None) -> tuple[str, ...]:
-    """Run where the executor runs."""
+    """Return the command unchanged: it runs where the executor runs."""
     return argv
 
 
 class RunningShim:
-    """A command below its shell, perhaps of an earlier executor."""
+    """A command below its shell, possibly started by an earlier executor."""
 
     def __init__(self, pid: int, started: int, exit_file: Path, *, is_child: bool) -> None:
         self._pid = pid
@@ -56,11 +56,11 @@ class RunningShim:
 
     @property
     def handle(self) -> str:
-        """Its pid and start: no other process ever has both."""
+        """The pid and start time, which identify the process."""
         return f"{self._pid}:{self._started}"
 
     async def wait(self) -> int:
-        """Wait for the shell's end and read what it left."""
+        """Wait for the shell to end; return the exit code that it wrote."""
         await asyncio.shield(self._gone)
         try:
             return int(self._exit_file.read_text())
@@ -68,9 +68,9 @@ class RunningShim:
             return CRASHED
 
     async def signal(self, number: int) -> None:
-        """Signal everything that belongs to the command, also what was seen and strayed since.
+        """Signal all processes of the command, including those that have left its session.
 
-        The shell itself is spared a TERM: it must live to tell how its command took it.
+        TERM is not sent to the shell itself, which must write the exit code.
         """
         if number == signal.SIGKILL:
             kill_all(self._pid, self._seen)
@@ -79,7 +79,7 @@ class RunningShim:
         signal_all({item for item in self._seen if item.pid != self._pid}, number)
 
     async def wait_responsive(self) -> None:
-        """Return at once: whoever pauses a pod pauses its executor too."""
+        """Return at once: a pause of the pod pauses its executor too."""
 
     def _ended(self) -> None:
         if self._pidfd is not None:
@@ -93,7 +93,7 @@ class RunningShim:
             self._gone.set_result(None)
 
     def close(self) -> None:
-        """Stop waiting; the command goes on."""
+        """Stop waiting; the command keeps running."""
         if self._pidfd is not None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -101,7 +101,7 @@ class RunningShim:
 
 
 class ShimLauncher:
-    """Runs commands as this process's user."""
+    """Runs commands as the user of this process."""
 
     def __init__(
         self, enter: Enter = on_host, environment: Callable[[], Mapping[str, str]] | None = None
@@ -113,10 +113,12 @@ class ShimLauncher:
     async def launch(
         self, record: TaskRecord, argv: tuple[str, ...], log_path: str, *, is_hook: bool = False
     ) -> RunningShim:
-        """Start a command below its shell."""
+        """Start a command below a shell."""
         process = record.task.process
         if process is None:
-            raise TaskLaunchError("this executor has no container runtime: give process instead")
+            raise TaskLaunchError(
+                "this executor has no container runtime: set process instead of podTemplateSpec"
+            )
         if not argv:
             raise TaskLaunchError("the command is empty")
         exit_file = _exit_file(log_path, record, is_hook=is_hook)
@@ -137,12 +139,12 @@ class ShimLauncher:
                 )
         except (OSError, ValueError) as error:
             raise TaskLaunchError(f"cannot run {argv[0]!r}: {error}") from error
-        started.returncode = 0  # the object must not wait: we do, by pidfd
+        started.returncode = 0  # the object must not wait: `RunningShim` does, by pidfd
         born = start_time(started.pid) or 0
         return self._track(RunningShim(started.pid, born, exit_file, is_child=True))
 
     async def find(self, record: TaskRecord, log_path: str) -> RunningShim | None:
-        """Find what an earlier executor started, or how it ended."""
+        """Find what an earlier executor started, or its exit code."""
         exit_file = _exit_file(log_path, record, is_hook=False)
         pid, _, started = record.handle.partition(":")
         if not (pid.isdigit() and started.isdigit()):
@@ -150,7 +152,7 @@ class ShimLauncher:
         if start_time(int(pid)) != int(started) and not exit_file.exists():
             return None
         if start_time(int(pid)) != int(started):
-            # It ended while nobody looked; a pid that cannot exist stands for it.
+            # It ended between the executors; a pid that cannot exist stands for it.
             return self._track(RunningShim(1 << 30, 0, exit_file, is_child=False))
         return self._track(RunningShim(int(pid), int(started), exit_file, is_child=False))
 
@@ -159,11 +161,11 @@ class ShimLauncher:
         return running
 
     def close(self) -> None:
-        """Stop waiting for everything."""
+        """Stop waiting; commands keep running."""
         for running in self._running:
             running.close()
 
 
 def _exit_file(log_path: str, record: TaskRecord, *, is_hook: bool) -> Path:
-    word = "hook" if is_hook else "exit"
-    return Path(log_path).with_name(f"{word}-{record.attempt}")
+    prefix = "hook" if is_hook else "exit"
+    return Path(log_path).with_name(f"{prefix}-{record.attempt}")

@@ -1,6 +1,6 @@
-"""The life of one envd, from its fork off the zygote: it joins a sandbox, serves it, and ends.
+"""The child process of the zygote: joins a sandbox, serves it, and exits.
 
-What it is given and what it reports is described in `zygote`.
+Its input and its reports are described in `server.py`.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 MAX_REQUEST = 1 << 20
 MAX_FDS = 64
 EXIT_LOST = 3
-"""The sandbox ended under us: its init is gone."""
+"""The exit status when the sandbox has ended."""
 _METERS = ("cgroup", "cgroup_memory", "cgroup_cpu", "disk")
 _NAMESPACES = ("userns", "mntns", "netns")
 
 
 class ZygoteRequest(Struct, frozen=True, kw_only=True):
-    """What a node asks."""
+    """A request of the node."""
 
     op: str
     id: str = ""
@@ -43,14 +43,14 @@ class ZygoteRequest(Struct, frozen=True, kw_only=True):
 async def attach(
     envd: Envd, config: Config, fds: Mapping[str, int], end: "asyncio.Future[int]"
 ) -> None:
-    """Take up a sandbox whose init we can talk to, before we know whom we serve in it."""
+    """Attach to the init of a sandbox before the final configuration is known."""
     _assign(envd, config, fds, end)
     await envd.attach()
 
 
 def _assign(envd: Envd, config: Config, fds: Mapping[str, int], end: "asyncio.Future[int]") -> None:
     def on_lost(problem: Exception) -> None:
-        log.warning("the sandbox is gone", extra={"reason": str(problem)})
+        log.warning("sandbox has ended", extra={"reason": str(problem)})
         if not end.done():
             end.set_result(EXIT_LOST)
 
@@ -68,9 +68,9 @@ async def serve(
     ready: Callable[[], None],
     end: "asyncio.Future[int] | None" = None,
 ) -> int:
-    """Serve one sandbox until idle or until it is gone; gives the exit status.
+    """Serve one sandbox until idle or until it has ended; return the exit status.
 
-    `end` is that of an `attach` before.
+    `end` is the future of an earlier `attach`.
     """
     loop = asyncio.get_running_loop()
     if end is None:
@@ -102,17 +102,17 @@ def run_child(
     report: int,
     loop: asyncio.AbstractEventLoop | None = None,
 ) -> int:
-    """The whole life of a child: join, then serve. Whatever stops it before is reported."""
-    # A bare loop: `asyncio.run` would touch (and so copy) a quarter of a megabyte more, for a
-    # cleanup that a process about to end does not need.
+    """Join a sandbox, then serve it; report an error if joining fails."""
+    # Not `asyncio.run`, which would touch (and so copy) a quarter of a megabyte more, for a
+    # cleanup that a process about to exit does not need.
     loop = loop or asyncio.SelectorEventLoop()
     try:
         if "cgroup_procs" in fds:
             os.write(fds["cgroup_procs"], b"0")
-        # Without its mounts a sandbox is still being made: nothing in it runs yet.
-        is_whole = "wait" not in fds or "mntns" in fds
+        # Without a mount namespace the sandbox is still being created: nothing runs in it yet.
+        is_complete = "wait" not in fds or "mntns" in fds
         _join(fds)
-        if is_whole and ("init" in fds or "wait" in fds):
+        if is_complete and ("init" in fds or "wait" in fds):
             isolation.restrict(isolation.FILE_CAPABILITIES)
         isolation.rename(config.name)
     except OSError as error:
@@ -125,15 +125,15 @@ def run_child(
 
     if "wait" in fds:
         end: asyncio.Future[int] | None = None
-        if is_whole:
-            # What does not depend on whom it serves; the rest follows when that is known.
+        if is_complete:
+            # Do now what does not depend on the final configuration.
             end = loop.create_future()
             loop.run_until_complete(attach(envd, config, fds, end))
             envd.environment.write_identity()
         ready()
         config, given = _receive_assignment(fds.pop("wait"))
         fds |= given
-        if not is_whole:
+        if not is_complete:
             _join(fds)
             isolation.restrict(isolation.FILE_CAPABILITIES)
         return loop.run_until_complete(serve(envd, config, fds, lambda: None, end))
@@ -148,10 +148,10 @@ def _join(fds: dict[str, int]) -> None:
 
 
 def _receive_assignment(fd: int) -> tuple[Config, dict[str, int]]:
-    """Wait inside for the word whom to serve."""
+    """Wait in the sandbox for the configuration and more descriptors."""
     with socket.socket(fileno=fd) as channel:
         data, fds, _, _ = socket.recv_fds(channel, MAX_REQUEST, MAX_FDS)
-    if not data:  # nobody needed us, or the node is gone
+    if not data:  # not needed, or the node has ended
         os._exit(0)
     request = msgspec.json.decode(data, type=ZygoteRequest)
     return request.config, dict(zip(request.fds, fds, strict=True))
@@ -164,11 +164,11 @@ def child_main(
     report: int,
     loop: asyncio.AbstractEventLoop | None = None,
 ) -> None:
-    """Live in a process just forked, and end it."""
+    """Run a child in a process just forked, and exit."""
     status = 1
     try:
         os.umask(0o022)
-        if loop is None:  # a spare has done this
+        if loop is None:  # otherwise a spare has done this
             _keep_only({*fds.values(), report})
         status = run_child(envd, config, fds, report, loop)
     except BaseException:  # noqa: BLE001 - the root of a process; it ends here
@@ -179,7 +179,7 @@ def child_main(
 
 
 def spare_main(envd: Envd, channel: socket.socket) -> None:
-    """Wait, warm and already apart, for a sandbox to serve; end with the zygote."""
+    """Wait in a forked process for a sandbox to serve; exit with the zygote."""
     try:
         os.umask(0o022)
         _keep_only({channel.fileno()})
@@ -200,7 +200,7 @@ def spare_main(envd: Envd, channel: socket.socket) -> None:
 
 
 def _keep_only(wanted: set[int]) -> None:
-    """Close everything but the standard streams and what the child was given."""
+    """Close all descriptors except the standard streams and these."""
     last = 2
     for fd in sorted(wanted):
         os.closerange(last + 1, fd)

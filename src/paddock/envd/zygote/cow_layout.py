@@ -1,9 +1,9 @@
-"""Where objects lie in memory, so that children of one warm parent have little of their own.
+"""Arranging objects in memory so that forked children copy few pages.
 
-A page is copied for a child when the child writes to it, and merely using an object writes: its
-references are counted. What every child uses lies scattered among what hardly any does. Here holes
-are filled, so that new objects come to lie side by side, and code that is used is moved together.
-How that use is found out is `warmup`'s business.
+A page is copied for a child when the child writes to it, and using an object writes its reference
+count. The objects that every child uses are scattered among those that few children use. Here holes
+in the heap are filled, so that new objects are adjacent, and code that is used is moved together.
+Which code is used is found out in `warmup.py`.
 """
 
 import ctypes
@@ -12,9 +12,9 @@ from collections.abc import Collection
 from types import CodeType, FunctionType
 
 _OVERHEAD = 33
-"""Bytes that an empty `bytes` object takes."""
+"""The size of an empty `bytes` object."""
 _SMALL = 512
-"""Up to here Python has pools of its own, beyond them objects come from the C library's heap."""
+"""Up to this size objects are in Python's pools, larger ones in the C library's heap."""
 _FILLERS = 300
 _LARGE = (65536, 32768, 16384, 8192, *range(4096, _SMALL, -16))
 _MOST_LARGE = 4096
@@ -24,7 +24,7 @@ _libc.sbrk.restype = ctypes.c_void_p
 
 
 def fill_holes() -> list[object]:
-    """Occupy the free places among objects; keep what is returned as long as they should be."""
+    """Fill the holes between objects; they stay filled while the returned list exists."""
     filler: list[object] = []
     for size in range(_OVERHEAD + 15, _SMALL, 16):
         filler += [bytes(size - _OVERHEAD) for _ in range(_FILLERS)]
@@ -32,18 +32,18 @@ def fill_holes() -> list[object]:
     for size in _LARGE:
         for _ in range(_MOST_LARGE):
             piece = bytes(size - _OVERHEAD)
-            if id(piece) > end:  # the heap had to grow: no hole of this size is left
+            if id(piece) > end:  # the heap has grown: no hole of this size is left
                 break
             filler.append(piece)
     return filler
 
 
 def gather(used: Collection[int]) -> int:
-    """Move code objects, given by their ids, next to each other; gives how many functions had some.
+    """Move code objects, given by id, next to each other; return the number of functions changed.
 
-    Only what functions lead to is moved. Code that is running stays what it is.
+    Only code that belongs to functions is moved. Running code is not replaced.
     """
-    # Until all are moved what they leave stays occupied, too: it would be the next one's place.
+    # Keep the old objects until all are moved, so that their memory is not reused for copies.
     kept: list[object] = fill_holes()
     moved: dict[int, CodeType] = {}
 

@@ -1,8 +1,7 @@
-"""The warm parent of every envd on a node.
+"""The zygote: the warm parent process of every envd on a node.
 
 `python -m paddock.envd.zygote.start --fd N` (a connected SOCK_SEQPACKET unix socket; the zygote
-ends with it) or `--socket PATH` (it listens there and serves whoever connects, one after another
-or at once).
+ends when it is closed) or `--socket PATH` (listens there and serves all clients concurrently).
 
 One datagram is one request, JSON with descriptors by SCM_RIGHTS:
 
@@ -11,43 +10,41 @@ One datagram is one request, JSON with descriptors by SCM_RIGHTS:
 
 `fds` names the descriptors in the order they are attached; all but `listener` may be left out:
 
-    listener      listening socket (unix or TCP) where clients come; `/init` is 404 there
-    control       listening unix socket of the node: no token asked, and `/init` and `/status` exist
-    init          envd's channel to the sandbox's pid 1 (`initproto`); without it commands fork here
+    listener      listening socket (unix or TCP) for clients; `/init` is 404 there
+    control       listening unix socket for the node: no token required, has `/init` and `/status`
+    init          envd's channel to the sandbox's pid 1 (`init_protocol.py`); without it envd forks
     userns mntns netns   namespaces to join, in that order
     cgroup        directory descriptors of the sandbox's cgroup for `/metrics`: `cgroup` (v2), or
     cgroup_memory, cgroup_cpu      the v1 hierarchies
-    disk          a file for `/metrics` that says how many bytes the sandbox has written
+    disk          a file for `/metrics` with the number of bytes that the sandbox has written
     wait          instead of a listener: join, then wait on this SOCK_SEQPACKET socket for a `start`
-                  with config, listener and control, and with init and the mount namespace where
-                  those were not there yet; end with the socket
+                  with config, listener and control, and with init and the mount namespace if they
+                  were not passed before; ends when the socket is closed
     cgroup_procs  written "0" before joining, so that envd itself is accounted there
 
 Replies and events, also JSON datagrams:
 
-    {"id":…,"op":"started","pid":N}      with the child's pidfd; it is inside and about to serve
+    {"id":…,"op":"started","pid":N}      with the child's pidfd; it has joined and is about to serve
     {"id":…,"op":"failed","error":"…"}
-    {"id":…,"op":"exited","pid":N,"status":<wait status>}    later, to the connection that asked
+    {"id":…,"op":"exited","pid":N,"status":<wait status>}    later, to the requesting connection
     {"op":"ping"} -> {"op":"pong","children":N}
-    {"op":"broken","error":"…"}          it cannot be, and ends: nobody who asked is answered
+    {"op":"broken","error":"…"}          startup failed; the zygote ends and answers no request
 
 `--spares N` keeps N children forked beforehand, so that a start costs no fork.
 
-envds outlive the zygote; a new zygote does not know old ones (hold on to the pidfds). Exit status 0
-of an envd means it was idle (`idle_exit_seconds`): keep the listener, start another when it
-becomes readable.
+envds outlive the zygote; a new zygote does not manage old ones (keep the pidfds). Exit status 0 of
+an envd means that it was idle (`idle_exit_seconds`): keep the listener and start another envd when
+it becomes readable.
 """
 
 import argparse
 import array
 import contextlib
 import gc
-import logging
 import os
 import selectors
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +52,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from paddock.envd import isolation
+from paddock.envd import isolation, logs
 from paddock.envd.server import Envd
 from paddock.envd.zygote.child import (
     MAX_FDS,
@@ -70,11 +67,11 @@ from paddock.envd.zygote.warmup import warm_up
 
 _IDLE_SECONDS = 0.03
 _SPARE_RETRY_SECONDS = 1.0
-"""How long no spare is tried for where there was no room for one."""
+"""The pause after a spare could not be forked."""
 
 
 class StartingChild(Struct):
-    """A child that has not yet said whether it got in."""
+    """A child that was started and may not have reported yet."""
 
     id: str
     pid: int
@@ -84,7 +81,7 @@ class StartingChild(Struct):
 
 
 class SpareChild(Struct):
-    """A child that waits for a sandbox."""
+    """A forked child that waits for a sandbox."""
 
     pid: int
     pidfd: int
@@ -92,7 +89,7 @@ class SpareChild(Struct):
 
 
 class ZygoteServer:
-    """Forks envds on request. Single-threaded; every wait is in one selector."""
+    """Forks envds on request. Single-threaded, with one selector."""
 
     def __init__(
         self,
@@ -102,7 +99,7 @@ class ZygoteServer:
         spares: int = 0,
     ) -> None:
         self._envd = Envd()
-        """What children take over as it is: they only have to be told whom they serve."""
+        """Inherited by the children, which only set their sandbox."""
         self._wanted_spares = spares
         self._spares: list[SpareChild] = []
         self._selector = selectors.DefaultSelector()
@@ -116,10 +113,10 @@ class ZygoteServer:
             self._add_peer(peer)
 
     def run(self) -> None:
-        """Serve until the peer given at the start goes away."""
+        """Serve until the peer given at startup disconnects."""
         quiet = _IDLE_SECONDS
         while not self._is_done:
-            # Spares are made when nobody has asked for anything for a moment.
+            # Spares are forked when there was no request for a moment.
             is_short = len(self._spares) < self._wanted_spares
             ready = self._selector.select(quiet if is_short else None)
             for key, _ in ready:
@@ -165,7 +162,7 @@ class ZygoteServer:
         try:
             request = msgspec.json.decode(data, type=ZygoteRequest)
         except msgspec.MsgspecError as error:
-            self._send(peer, {"op": "failed", "id": "", "error": f"cannot read it: {error}"})
+            self._send(peer, {"op": "failed", "id": "", "error": f"malformed request: {error}"})
             return
         if request.op == "ping":
             self._send(peer, {"op": "pong", "id": request.id, "children": self._children})
@@ -180,7 +177,7 @@ class ZygoteServer:
         try:
             reading, pid, pidfd = self._start_child(request, fds)
         except OSError as error:
-            # Want of descriptors, memory or processes: nothing that makes us unable to go on.
+            # Descriptors, memory or processes are exhausted; the zygote keeps serving.
             self._send(peer, {"op": "failed", "id": request.id, "error": f"cannot fork: {error}"})
             return
         self._children += 1
@@ -189,7 +186,7 @@ class ZygoteServer:
         self._register(starting.pidfd, lambda: self._on_exit(starting))
 
     def _start_child(self, request: ZygoteRequest, fds: dict[str, int]) -> tuple[int, int, int]:
-        """Give a child its work; gives where it reports, its pid and a pidfd."""
+        """Start a child; return the pipe of its report, its pid and a pidfd."""
         reading, writing = os.pipe()
         try:
             spare = self._assign_spare(request, [writing, *fds.values()])
@@ -227,7 +224,7 @@ class ZygoteServer:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
             try:
                 spare.channel.sendmsg([msgspec.json.encode(request)], rights, socket.MSG_NOSIGNAL)
-            except OSError:  # it died and we have not looked yet
+            except OSError:  # it has died and its exit is not handled yet
                 os.waitpid(spare.pid, 0)
                 os.close(spare.pidfd)
                 continue
@@ -237,7 +234,7 @@ class ZygoteServer:
         return None
 
     def _on_spare_exit(self, spare: SpareChild) -> None:
-        if spare not in self._spares:  # handed out by the event before this one
+        if spare not in self._spares:  # assigned by the previous event
             return
         self._selector.unregister(spare.pidfd)
         os.waitpid(spare.pid, 0)
@@ -246,7 +243,7 @@ class ZygoteServer:
         self._spares.remove(spare)
 
     def _on_report(self, child: StartingChild, reading: int) -> None:
-        """A child says `ok`, or why not; end-of-file without a word is a crash."""
+        """Handle a report: `ok` or an error; end-of-file without a report is a crash."""
         report = os.read(reading, 512)
         self._selector.unregister(reading)
         os.close(reading)
@@ -266,14 +263,14 @@ class ZygoteServer:
         self._send(child.requester, gone)
 
     def _send(self, peer: socket.socket, message: object, fds: list[int] | None = None) -> None:
-        # A node that went away or does not listen must not stop the others.
+        # A node that has disconnected or does not read must not block the others.
         with contextlib.suppress(OSError):
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds or []))]
             peer.sendmsg([msgspec.json.encode(message)], rights if fds else [], socket.MSG_NOSIGNAL)
 
 
 def _fork_child(run_child: Callable[[], None]) -> tuple[int, int]:
-    """Fork a child that lives as it is told and never returns; gives its pid and a pidfd."""
+    """Fork a child that runs `run_child`, which never returns; return its pid and a pidfd."""
     pid = os.fork()
     if pid == 0:
         run_child()
@@ -294,16 +291,13 @@ def _validation_error(request: ZygoteRequest, fds: list[int]) -> str | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Warm up, then serve."""
     parser = argparse.ArgumentParser(prog="python -m paddock.envd.zygote.start")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--fd", type=int, help="connected SOCK_SEQPACKET socket")
     where.add_argument("--socket", help="path to listen on")
-    parser.add_argument("--spares", type=int, default=0, help="envds kept forked and waiting")
+    parser.add_argument("--spares", type=int, default=0, help="number of envds to fork in advance")
     options = parser.parse_args(arguments)
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="envd[%(process)d] %(levelname)s %(message)s"
-    )
+    logs.configure("envd[%(process)d] %(levelname)s %(message)s")
     peer = listener = None
     if options.fd is not None:
         peer = socket.socket(fileno=options.fd)
@@ -315,11 +309,11 @@ def main(arguments: list[str] | None = None) -> int:
         listener.bind(options.socket)
         os.chmod(options.socket, 0o600)
         listener.listen(64)
-    tempfile.gettempdir()  # remembered: TMPDIR goes with the rest
+    tempfile.gettempdir()  # cached: TMPDIR is removed with the environment
     os.environ.clear()
     isolation.preload()
     warm_up(lambda config, fds, report: run_child(Envd(), config, fds, report))
-    # Here rather than in each child: what it frees would be copied a hundred times.
+    # Here rather than in each child, where every page that it touches would be copied.
     isolation.seal_interpreter()
     zygote = ZygoteServer(listener=listener, peer=peer, spares=options.spares)
     isolation.rename("envd-zygote")

@@ -1,10 +1,10 @@
-"""Where the zygote's process begins: `python -m paddock.envd.zygote.start`, options as `zygote`'s.
+"""The entry point of the zygote: `python -m paddock.envd.zygote.start`, options as in `server.py`.
 
-Modules of Python's own (`threading`, `logging`, `random`, `concurrent.futures`) ask to be called in
-every forked child: they make locks anew and learn which threads are left. The zygote forks with one
-thread and holds no lock, and envds draw nothing from the generator that `random` shares; yet these
-calls would copy a tenth of all memory that an envd has of its own. So they are not registered,
-which has to be arranged before any of these modules is imported.
+Some modules of the standard library (`threading`, `logging`, `random`, `concurrent.futures`)
+register fork handlers that renew locks and drop other threads. The zygote forks with one thread and
+without locks held, and envds do not use the generator that `random` shares; yet these handlers
+would copy a tenth of an envd's private memory. So they are not registered, which must be arranged
+before any of these modules is imported.
 """
 
 import os
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 
 def ignore_fork_handlers() -> None:
-    """From now on what modules ask to be called at a fork is not."""
+    """Make `os.register_at_fork` do nothing."""
 
     def register(
         *,
@@ -27,7 +27,7 @@ def ignore_fork_handlers() -> None:
 
 
 def main() -> int:
-    """Import the zygote only now, and run it. What stops that is told to who waits for it."""
+    """Import and run the zygote; report a failure to the parent."""
     ignore_fork_handlers()
     try:
         from paddock.envd.zygote import server
@@ -40,13 +40,13 @@ def main() -> int:
 
 
 def _report_failure(why: str) -> None:
-    """Say it as the zygote would have, importing nothing: that may be what fails."""
+    """Send a `broken` message without importing anything: imports may be what fails."""
     plain = "".join(each if each.isprintable() and each not in '"\\' else " " for each in why)
     try:
         fd = int(sys.argv[sys.argv.index("--fd") + 1])
         os.write(fd, f'{{"op":"broken","error":"{plain}"}}'.encode())
     except (ValueError, IndexError, OSError):
-        return  # There is nobody to tell where it listens at a path.
+        return  # with --socket there is no peer
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""One short life of an envd inside the zygote, so that every child finds it all loaded and used.
+"""Warming up the zygote: an envd serves requests in it, so that children find all code loaded.
 
-Serves real requests in a scratch directory: modules, caches and lazily made objects come into being
-here, once, in memory that all children share. Then a child is watched while it starts and answers:
-the code it used is moved together (`locality`), because that is what every child will copy.
+Real requests are served in a scratch directory: modules, caches and lazily created objects come
+into being once, in memory that all children share. Then one child is profiled while it starts and
+answers a request, and the code that it used is moved together (`cow_layout.py`), because every
+child will copy those pages.
 """
 
 import array
@@ -32,24 +33,24 @@ _START_PATH, _CONNECT = "/process.Process/Start", "application/connect+json"
 _START = b'{"process":{"cmd":"/bin/true"},"stdin":true}'
 _SHELL_COMMAND = b'{"process":{"cmd":"/bin/bash","args":["-l","-c","true"]},"stdin":false}'
 _OUTPUTS = 2 | 4
-"""Standard output and error, as init's masks name them."""
+"""Standard output and error in init's descriptor mask."""
 _INIT = b'{"envVars":{"A":"b"},"accessToken":"warm","defaultUser":"user","sandboxId":"warm"}'
 _HEALTH = b"GET /health HTTP/1.1\r\nHost: s\r\nConnection: close\r\n\r\n"
 _TIMEOUT_SECONDS = 20.0
 _ROUNDS = 4
 _REHEARSALS = 16
-"""Enough for the interpreter to have learned what it can about moved code."""
+"""Enough for the interpreter to specialize the moved code."""
 
 T = TypeVar("T")
 ChildMain = Callable[[Config, dict[str, int], int], int]
-"""A child's whole life, given config, descriptors and where it reports that it serves."""
+"""Runs a child with config, descriptors, and the pipe of its report."""
 
 
 def warm_up(run_child: ChildMain) -> None:
-    """Serve a few requests to ourselves, then leave no thread, descriptor or file behind.
+    """Serve a few requests in this process; leave no thread, descriptor or file behind.
 
-    Several times: the interpreter rewrites code while it learns, and had better do so here. What
-    every child does comes last: it is what the interpreter's caches should know.
+    Several rounds, because the interpreter specializes code as it runs. What every child does
+    first is done last here, so that the interpreter's caches hold it.
     """
     directory = tempfile.mkdtemp(prefix="envd-warm-")
     try:
@@ -60,7 +61,7 @@ def warm_up(run_child: ChildMain) -> None:
             cow_layout.gather(_profile_child(f"{directory}/socket", run_child))
             _warm_claim(f"{directory}/claimed")
         except OSError as problem:
-            log.warning("envds will take more memory and time than they need: %s", problem)
+            log.warning("warm-up failed: envds need more memory", extra={"error": str(problem)})
         for _ in range(_REHEARSALS):
             _rehearse_start()
     finally:
@@ -69,10 +70,10 @@ def warm_up(run_child: ChildMain) -> None:
 
 
 def load(place: str) -> None:
-    """Serve a few requests to ourselves, so that all that serving takes is loaded.
+    """Serve a few requests in this process, so that all code is loaded.
 
-    For an envd that enters a root where nothing could be loaded from, and that forks no others;
-    `place` is where it may write, as its own root may be read-only.
+    For an envd that enters a root from which nothing can be loaded, and that forks no others.
+    `place` is a writable directory, as the root may be read-only.
     """
     directory = tempfile.mkdtemp(prefix="envd-warm-", dir=place)
     try:
@@ -88,9 +89,9 @@ def _serve_warmup(directory: str) -> None:
 
 
 def rehearse(envd: Envd, loop: asyncio.AbstractEventLoop) -> None:
-    """Answer a request to ourselves in a child that has time: what serving touches is its own then.
+    """Serve a request in an idle child, so that it copies the pages that serving touches.
 
-    Copying those pages takes most of the time to a first answer. Call it before joining a sandbox.
+    Copying them takes most of the time of a first request. Call it before joining a sandbox.
     """
     directory = f"{tempfile.gettempdir()}/envd-warm-{os.urandom(8).hex()}"
     os.mkdir(directory, 0o700)
@@ -106,7 +107,7 @@ def rehearse(envd: Envd, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _warm_claim(home: str) -> None:
-    """Rehearse that, its code apart from what every child uses: in stock it is not copied."""
+    """Warm up a claim. Its code is moved apart: children in the warm stock do not copy it."""
     os.mkdir(home)
     claimed, _ = _profile(lambda: _serve_claim(home))
     begun, _ = _profile(_rehearse_start)
@@ -116,7 +117,7 @@ def _warm_claim(home: str) -> None:
 
 
 def _serve_claim(home: str) -> None:
-    """Answer as a child does that has started, is claimed and gets a first command."""
+    """Serve the requests of a child that starts, is claimed and runs a first command."""
     config = Config(
         passwd_path=_write_passwd(home),
         group_path=f"{home}/passwd",
@@ -139,13 +140,17 @@ def _serve_claim(home: str) -> None:
 async def _serve_requests(
     envd: Envd, config: Config, directory: str, *calls: tuple[str, bytes]
 ) -> None:
-    """Serve requests, each at the door named with it, as in a sandbox whose init we play."""
+    """Serve requests, each at the listener named with it, with a fake init."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, _listen(f"{directory}/socket") as door, _listen(f"{directory}/control") as control:
+    with (
+        ours,
+        _listen(f"{directory}/socket") as listener,
+        _listen(f"{directory}/control") as control,
+    ):
         loop.add_reader(ours, _fake_init, ours)
         envd.assign(config, InitSpawner(theirs))
-        await envd.start(door.dup(), control.dup())
+        await envd.start(listener.dup(), control.dup())
         idle = loop.create_task(envd.run_until_idle())
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
@@ -159,18 +164,18 @@ async def _serve_requests(
 
 
 async def _send_request(path: str, request: bytes) -> None:
-    """Ask without `asyncio`'s own client, which a child has no use for."""
+    """Send a request without asyncio's client, which children do not use."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
-    said: list[bytes] = []
+    received: list[bytes] = []
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_TIMEOUT_SECONDS)
         client.connect(path)
         client.send(request)
 
         def read() -> None:
-            said.append(client.recv(65536))
-            if not said[-1] and not ended.done():
+            received.append(client.recv(65536))
+            if not received[-1] and not ended.done():
                 ended.set_result(None)
 
         loop.add_reader(client, read)
@@ -178,12 +183,12 @@ async def _send_request(path: str, request: bytes) -> None:
             await ended
         finally:
             loop.remove_reader(client)
-    if not said[0].startswith(b"HTTP/1.1 20"):
-        raise OSError(f"a rehearsal went wrong: {said[0][:200]!r}")
+    if not received[0].startswith(b"HTTP/1.1 20"):
+        raise OSError(f"a warm-up request failed: {received[0][:200]!r}")
 
 
 def _fake_init(channel: socket.socket) -> None:
-    """Answer like the init of a sandbox in which nothing runs for long."""
+    """Answer like the init of a sandbox whose commands end at once."""
     asked = init_protocol.decode(channel.recv(65536), [])
     if asked.op != init_protocol.SPAWN:
         channel.send(_init_reply(asked))
@@ -208,9 +213,9 @@ def _rehearse_start() -> None:
 
 
 def _profile(work: Callable[[], T]) -> tuple[dict[int, CodeType], T]:
-    """Give the code that this uses, by id, and what it gives.
+    """Return the code objects that `work` uses, by id, and its result.
 
-    Hold it: a code object that is freed would give its address to another.
+    Keep them: the address of a freed code object may be reused.
     """
     used: dict[int, CodeType] = {}
 
@@ -225,9 +230,9 @@ def _profile(work: Callable[[], T]) -> tuple[dict[int, CodeType], T]:
 
 
 def _profile_child(path: str, run_child: ChildMain) -> Collection[int]:
-    """Fork a child that starts as all do and answers one request; gives the ids of code it used.
+    """Fork a child that starts and serves one request; return the ids of the code that it used.
 
-    Ids are addresses, and the child's are our own.
+    Ids are addresses, which are the same in this process.
     """
     init, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reading, report = os.pipe()
@@ -243,17 +248,17 @@ def _profile_child(path: str, run_child: ChildMain) -> Collection[int]:
             finally:
                 os._exit(status)
         os.close(report)
-        channel.close()  # so that its death ends our waiting
+        channel.close()  # so that its exit ends the wait
         try:
             _drive_child(path, init)
-            # `ok` is what it reports when it serves.
-            said = reader.read()
+            # A serving child reports `ok`.
+            received = reader.read()
         finally:
             os.waitpid(child, 0)
     found = array.array("Q")
-    if said[:2] != b"ok" or (len(said) - 2) % found.itemsize:
-        raise OSError(f"the child that was watched did not get far: {said[:200]!r}")
-    found.frombytes(said[2:])
+    if received[:2] != b"ok" or (len(received) - 2) % found.itemsize:
+        raise OSError(f"the profiled child failed: {received[:200]!r}")
+    found.frombytes(received[2:])
     return frozenset(found)
 
 
@@ -261,7 +266,7 @@ def _drive_child(path: str, init: socket.socket) -> None:
     init.settimeout(_TIMEOUT_SECONDS)
     asked = init.recv(64)
     if not asked:
-        return  # it ended; what it said tells why
+        return  # it has exited; its report has the cause
     init.send(_init_reply(init_protocol.decode(asked, [])))
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_TIMEOUT_SECONDS)
@@ -272,7 +277,7 @@ def _drive_child(path: str, init: socket.socket) -> None:
 
 
 def _init_reply(asked: init_protocol.InitMessage) -> bytes:
-    """Answer like the init of a sandbox in which nothing runs."""
+    """Return the reply of an init without processes."""
     (reply,) = init_protocol.encode(asked.op | init_protocol.REPLY, asked.seq, asked.body)
     return reply
 
@@ -305,7 +310,7 @@ async def _run_warmup(directory: str) -> None:
     passwd = _write_passwd(directory)
     config = Config(passwd_path=passwd, group_path=passwd, identity_dir=None, sandbox_id="warm")
     envd = Envd(config, DirectSpawner(switch_user=False))
-    # By way of a descriptor, as a socket's path may be no longer than 107 bytes.
+    # Through a descriptor, because a socket path is limited to 107 bytes.
     place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     path = f"/proc/self/fd/{place}/socket"
     try:
@@ -363,7 +368,7 @@ async def _post_once(path: str, request: bytes) -> None:
         writer.write(request)
         answer = await reader.read()
         if not answer.startswith(b"HTTP/1.1 "):
-            raise RuntimeError("envd did not answer its own warm-up request")
+            raise RuntimeError("envd did not answer a warm-up request")
     finally:
         writer.close()
         await writer.wait_closed()

@@ -1,1 +1,1 @@
-"""Traffic to sandboxes: addresses, routes, access, waking, proxying, peers."""
+"""The gateway: routes and proxies traffic to sandboxes, and wakes paused ones."""

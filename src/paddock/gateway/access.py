@@ -1,9 +1,9 @@
-"""Who may reach what in a sandbox: decided before anything else happens, waking included.
+"""Access control, checked before anything else happens, waking included.
 
-envd asks for the sandbox's token; other ports are public unless the sandbox is private. Tokens
-are compared in constant time against hashes. A few paths of envd answer strangers (its health,
-files by signed URL, which it checks itself): those pass, but never wake anything unless the
-caller has shown a right to.
+envd requires the sandbox's token; other ports are public unless the sandbox is private. Tokens
+are compared in constant time against hashes. A few paths of envd need no token (health, and
+files by signed URL, which envd verifies itself): such requests pass, but do not wake a sandbox
+unless the caller is authorized.
 """
 
 import re
@@ -18,12 +18,12 @@ from paddock.gateway.routing.routes import Route
 from paddock.resources.tokens import matches
 
 UNAUTHENTICATED_PATHS = frozenset(("/health", "/files"))
-"""envd answers these without a token: the first tells only that it is there, the second asks for
-a signature."""
+"""envd serves these without a token: the first returns only that it is up, the second requires a
+signature."""
 INTERNAL_PATHS = frozenset(
     ("/init", "/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade")
 )
-"""Between the node and envd; for nobody outside."""
+"""Endpoints of envd for the node only; never reachable through the gateway."""
 _PLAIN_PATH = re.compile(r"(?:/[A-Za-z0-9_\-][A-Za-z0-9_.\-]*)+")
 
 _SECURED_PREFIX = "Sandbox is secured with traffic access token. "
@@ -33,15 +33,15 @@ UNAUTHORIZED = "unauthorized: invalid or missing access token"
 
 
 class Allowed(Enum):
-    """A request that may go on."""
+    """An allowed request, and whether it may wake the sandbox."""
 
-    MAY_WAKE = "and wake"
-    RUNNING_ONLY = "as stranger"
-    """To a sandbox that runs; it wakes none."""
+    MAY_WAKE = "may wake"
+    RUNNING_ONLY = "running only"
+    """It reaches a running sandbox, but does not wake a paused one."""
 
 
 class Denied(Struct, frozen=True):
-    """Why a request goes no further."""
+    """Why a request is refused."""
 
     status: int
     message: str
@@ -54,9 +54,9 @@ _UNAUTHORIZED = Denied(401, UNAUTHORIZED)
 def check(
     route: Route, *, port: int, target: str, access_hash: str, traffic_token: str | None
 ) -> Allowed | Denied:
-    """Say whether a request may pass, and whether it may wake.
+    """Return whether a request may pass, and whether it may wake the sandbox.
 
-    `access_hash` is the hash of the token that was shown to envd; empty where none was.
+    `access_hash` is the hash of the envd access token in the request; empty if there is none.
     """
     if port in (ENVD_PORT, TASKS_PORT):
         return _envd(route, port, target, access_hash)
@@ -83,7 +83,7 @@ def _envd(route: Route, port: int, target: str, shown: str) -> Allowed | Denied:
 
 
 def canonical(path: str) -> str:
-    """Write a path as a lenient server might read it: decoded, without dots and double slashes."""
+    """Return a path as a lenient server might read it: decoded, without dots and double slashes."""
     if path == "/" or _PLAIN_PATH.fullmatch(path):
         return path.lower()
     kept: list[str] = []

@@ -1,6 +1,6 @@
-"""What traffic each sandbox had, and this process as a whole: for metrics and for idle pauses.
+"""Traffic counters, per sandbox and for this process: for metrics and for idle pauses.
 
-Plain numbers, since every request counts here; they become Prometheus' text only when asked for.
+Plain numbers, since every request updates them; they become Prometheus metrics only on collection.
 """
 
 import math
@@ -11,18 +11,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 
 class SandboxTraffic(Struct):
-    """One sandbox's traffic since the gateway began."""
+    """One sandbox's traffic since the gateway started."""
 
     requests: int = 0
     errors: int = 0
     request_bytes: int = 0
     response_bytes: int = 0
     seconds: float = 0.0
-    """Of all its requests together."""
+    """Total of all its requests."""
     wakes: int = 0
     in_flight: int = 0
     last_active: float = 0.0
-    """Monotonic; while requests are in flight, it is now."""
+    """Monotonic time; while requests are in flight, the sandbox counts as active now."""
 
 
 class Activity:
@@ -33,16 +33,16 @@ class Activity:
         self._ids: dict[str, str] = {}
         self._drained_at = -math.inf
         self.statuses: dict[int, int] = {}
-        """Answers of this process, by status."""
+        """Responses of this process, by status."""
         self.connections = 0
         self.held = 0
 
     def get(self, uid: str) -> SandboxTraffic | None:
-        """Give a sandbox's traffic, if it had any."""
+        """Return a sandbox's traffic, or None if it had none."""
         return self._by_uid.get(uid)
 
     def get_or_create(self, uid: str, sandbox_id: str) -> SandboxTraffic:
-        """Give a sandbox's traffic; whoever counts in it does so directly."""
+        """Return a sandbox's traffic; callers update its counters directly."""
         traffic = self._by_uid.get(uid)
         if traffic is None:
             traffic = self._by_uid[uid] = SandboxTraffic()
@@ -50,20 +50,20 @@ class Activity:
         return traffic
 
     def count_response(self, status: int) -> None:
-        """Count an answer."""
         self.statuses[status] = self.statuses.get(status, 0) + 1
 
     def forget(self, uid: str) -> None:
-        """Drop a sandbox that is gone."""
+        """Drop the counters of a sandbox that no longer exists."""
         self._by_uid.pop(uid, None)
         self._ids.pop(uid, None)
 
     def by_sandbox(self) -> dict[str, SandboxTraffic]:
-        """Give everybody's traffic, by sandbox id."""
+        """Return the traffic of all sandboxes, by sandbox id."""
         return {self._ids[uid]: traffic for uid, traffic in self._by_uid.items()}
 
     def drain(self, now: float) -> dict[str, float]:
-        """Give how long ago each sandbox was active, of those that were since the last call."""
+        """Return the seconds since each sandbox was active, for those active since the last
+        call."""
         since, self._drained_at = self._drained_at, now
         return {
             uid: 0.0 if traffic.in_flight else max(now - traffic.last_active, 0.0)
@@ -72,7 +72,7 @@ class Activity:
         }
 
     def active_within(self, seconds: float, now: float) -> dict[str, float]:
-        """Give how long ago each sandbox was active, of those that were in so many seconds."""
+        """Return the seconds since each sandbox was active, for those active within this time."""
         ages = {
             uid: 0.0 if traffic.in_flight else max(now - traffic.last_active, 0.0)
             for uid, traffic in self._by_uid.items()
@@ -80,9 +80,11 @@ class Activity:
         return {uid: age for uid, age in ages.items() if age <= seconds}
 
     def collect(self) -> Iterable[Metric]:
-        """Give everything as Prometheus' families."""
+        """Yield everything as Prometheus metric families."""
         answers = CounterMetricFamily(
-            "paddock_gateway_requests", "Requests by answer; 499 hung up.", labels=["status"]
+            "paddock_gateway_requests",
+            "Requests by status; 499: the client hung up.",
+            labels=["status"],
         )
         for status, count in sorted(self.statuses.items()):
             answers.add_metric([str(status)], count)
@@ -91,18 +93,18 @@ class Activity:
             "paddock_gateway_connections", "Connections from clients.", self.connections
         )
         yield GaugeMetricFamily(
-            "paddock_gateway_held_requests", "Requests that wait for a sandbox.", self.held
+            "paddock_gateway_held_requests", "Requests held until their sandbox runs.", self.held
         )
         yield from self._families()
 
     def _families(self) -> Iterable[Metric]:
         for name, text, field in (
             ("requests", "Requests", "requests"),
-            ("errors", "Answers of 500 and above", "errors"),
+            ("errors", "Responses of 500 and above", "errors"),
             ("request_bytes", "Bytes of bodies to the sandbox", "request_bytes"),
             ("response_bytes", "Bytes of bodies from the sandbox", "response_bytes"),
             ("request_seconds", "Seconds of all requests together", "seconds"),
-            ("wakes", "Times that traffic woke it", "wakes"),
+            ("wakes", "Wakes by traffic", "wakes"),
         ):
             family = CounterMetricFamily(
                 f"paddock_gateway_sandbox_{name}", f"{text}, by sandbox.", labels=["sandbox"]

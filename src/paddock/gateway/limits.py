@@ -1,4 +1,4 @@
-"""What one gateway process may hold, and how long it waits."""
+"""Limits and options of one gateway process."""
 
 import socket
 
@@ -10,36 +10,37 @@ KEEPALIVE_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
 )
-"""Options of sockets that clients connect to, handed on to their connections: one that vanished
-without a word would hold an idle stream open for ever, and its sandbox awake."""
+"""Options of the listening sockets, inherited by their connections. Without them a client that
+vanished without closing would keep an idle stream open, and its sandbox awake, for ever."""
 
 
 class GatewayLimits(Struct, frozen=True, kw_only=True):
-    """Bounds of one gateway process."""
+    """Limits of one gateway process."""
 
     connections: int = 20_000
     requests_per_sandbox: int = 2_000
     requests_reserved: int = 200
-    """Beyond these, for whoever shows the sandbox's own token: a crowd at a public port does not
-    shut its owner out."""
+    """On top of `requests_per_sandbox`, for requests with the sandbox's own token: many requests to
+    a public port do not lock its owner out."""
     held_requests: int = 1_000
     held_requests_per_sandbox: int = 256
     held_bytes: int = 32 * 1024 * 1024
     connect_seconds: float = 5.0
     head_seconds: float = 30.0
-    """From a head's first byte to its last."""
+    """From the first byte of a request head to its last."""
     idle_seconds: float = 620.0
     """Between a client's requests."""
     upstream_idle_seconds: float = 60.0
     pause_grace_seconds: float = 1.0
-    """A request this young, when its sandbox is paused under it, is carried over the pause."""
+    """A request younger than this, when its sandbox is paused, is held until the sandbox runs
+    again."""
 
 
 class GatewayOptions(Struct, frozen=True, kw_only=True):
-    """Choices of one gateway process."""
+    """Options of one gateway process."""
 
     wakes: bool = True
-    """Whether traffic wakes paused sandboxes that ask for it."""
+    """Whether traffic wakes paused sandboxes that have wake-on-traffic enabled."""
     trusts_forwarded: bool = False
-    """Keep what a proxy in front says of the client."""
+    """Whether `X-Forwarded-*` headers of a proxy in front are kept."""
     logs_requests: bool = False

@@ -1,9 +1,10 @@
-"""The gateway: what becomes of each request.
+"""The gateway: dispatches each request.
 
-In order: whose it is (`addressing`), whether there is such a sandbox (`routes`), whether the
-caller may (`access`), whether it must be woken first (`holding`); then it is sent on, exactly
-once (`sending`). Where an idle upstream connection is at hand, all of that happens without a
-pause. Clients are `connections`' business, and requests whose sandbox changes under them `lives`'.
+In order: parse the address (`routing.addressing`), look up the route (`routing.routes`), check
+access (`access`), wake the sandbox if needed (`waking.held_requests`), then forward the request
+exactly once (`http.sender`). With an idle upstream connection all of this happens without
+awaiting. Client connections are in `http.connections`; requests whose sandbox changes while they
+are in flight in `waking.inflight`.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ from paddock.kit.logs import fields
 
 log = logging.getLogger(__name__)
 _INTERNAL_PATHS = ("/_paddock", "/metrics/", "/readyz/")
-"""Paths of the API that are for gateways and operators, who ask it without one between."""
+"""Paths of the API for gateways and operators, who do not go through a gateway."""
 access_log = logging.getLogger("paddock.gateway.access")
 
 
@@ -91,14 +92,14 @@ class Gateway:
         )
 
     def sweep(self) -> None:
-        """Close what has been idle for too long, on either side."""
+        """Close connections that have been idle for too long, on both sides."""
         self.clients.sweep()
         self._sender.sweep()
 
     # ---- requests ------------------------------------------------------------------------
 
     def dispatch(self, exchange: Exchange, client: ClientConnection) -> None:
-        """Send a request on, answer it, or hold it."""
+        """Forward a request, answer it, or hold it."""
         head = exchange.head
         decision = head.decisions.get(client.origin)
         if decision is not None and self._send_cached(exchange, head, decision):
@@ -118,7 +119,7 @@ class Gateway:
             self._to_sandbox(exchange, where)
 
     def _send_cached(self, exchange: Exchange, head: RequestHead, decision: CachedDecision) -> bool:
-        """Send on what was decided before; says whether that still holds, and could be done."""
+        """Forward a request by a cached decision; return False if it no longer applies."""
         route, in_flight = decision.route, decision.in_flight
         if (
             self._routes.get(route.id) is not route
@@ -149,7 +150,7 @@ class Gateway:
             self._spawn(exchange, self._sender.connect_to_api(exchange), "api")
 
     def _to_token_owner(self, exchange: Exchange, token: str) -> None:
-        """Send on what only a sandbox's own token addresses: older SDKs, after they connect."""
+        """Forward a request addressed by access token only, as older SDKs send after connect."""
         route = self._routes.get_by_token(token)
         if route is None:
             exchange.fail(502, error_responses.NOT_FOUND)
@@ -161,7 +162,7 @@ class Gateway:
         if route is not None:
             self._to_sandbox(exchange, Destination(route.id, ENVD_PORT, exchange.head.target))
         else:
-            self._spawn(exchange, self._search(exchange, wanted), "signed URL")
+            self._spawn(exchange, self._search(exchange, wanted), "search signed URL")
 
     async def _search(self, exchange: Exchange, wanted: SignedFile) -> None:
         try:
@@ -186,12 +187,12 @@ class Gateway:
             if self._lookup.is_known_absent(where.sandbox_id):
                 exchange.fail(502, error_responses.NOT_FOUND)
             else:
-                self._spawn(exchange, self._find(exchange, where), "find")
+                self._spawn(exchange, self._find(exchange, where), "look up route")
             return
         self._authorize(exchange, route, where, is_confirmed=False)
 
     async def _find(self, exchange: Exchange, where: Destination) -> None:
-        """Ask the control plane, then go on with what it says."""
+        """Look up the route in the control plane, then continue."""
         try:
             route = await self._lookup.find(where.sandbox_id)
         except UnavailableError as error:
@@ -208,7 +209,7 @@ class Gateway:
     def _authorize(
         self, exchange: Exchange, route: Route, where: Destination, *, is_confirmed: bool
     ) -> None:
-        """Check the caller's right; then the sandbox's state."""
+        """Check access, then the sandbox's state."""
         head = exchange.head
         if where.port == ENVD_PORT and head.method == "OPTIONS" and _is_preflight(exchange):
             keep = head.is_keep_alive and exchange.is_request_done
@@ -232,7 +233,7 @@ class Gateway:
         elif is_confirmed or self._lookup.is_known_absent(where.sandbox_id):
             exchange.fail(502, error_responses.NOT_FOUND)
         else:
-            # Perhaps it was resumed a moment ago and the news is under way.
+            # It may have been resumed just now, with the update still on its way.
             self._spawn(exchange, self._find(exchange, where), "find")
 
     def _send(
@@ -253,7 +254,7 @@ class Gateway:
             return
         if not decision_cache.should_cache(head, client.origin):
             return
-        # Whether the lines alone name this sandbox: the first line differs from case to case.
+        # Only if the header lines alone name this sandbox: the request line varies.
         if _address(head, "GET", "/") == Destination(where.sandbox_id, where.port, "/"):
             head.decisions[client.origin] = CachedDecision(
                 route,
@@ -291,10 +292,10 @@ class Gateway:
         if woken is not None:
             await self._connect(exchange, woken, where)
 
-    # ---- what becomes of exchanges -------------------------------------------------------
+    # ---- ends and retries of exchanges -------------------------------------------------------
 
     def exchange_ended(self, exchange: Exchange) -> None:
-        """Take in that an exchange is over."""
+        """Count and log an exchange that ended, and cancel its task."""
         status = exchange.status or 499
         statuses = self._activity.statuses
         statuses[status] = statuses.get(status, 0) + 1
@@ -317,7 +318,7 @@ class Gateway:
                 sandbox=route.id,
                 port=exchange.port,
                 method=exchange.head.method,
-                # Never the query: signatures are in there.
+                # Never the query: it may contain signatures.
                 path=exchange.head.target.partition("?")[0],
                 status=exchange.status or 499,
                 bytes_in=exchange.request_bytes,
@@ -327,7 +328,7 @@ class Gateway:
         )
 
     def retry(self, exchange: Exchange) -> None:
-        """Send a request over a new connection: the kept one had just ended."""
+        """Send a request again over a new connection, after a reused one closed."""
         self._spawn(exchange, self._reconnect(exchange), "reconnect")
 
     async def _reconnect(self, exchange: Exchange) -> None:
@@ -337,7 +338,7 @@ class Gateway:
 
     def _spawn(self, exchange: Exchange, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._tasks.create_task(self._guarded(exchange, work), name=name)
-        # One that is cancelled before its first step has not begun with the work.
+        # A task cancelled before its first step never awaits the coroutine.
         task.add_done_callback(lambda _: work.close())
         exchange.task = task
 
@@ -350,7 +351,7 @@ class Gateway:
 
 
 def _drop_upgrade_for_envd(exchange: Exchange, port: int) -> None:
-    """Take back the offer of another protocol: envd speaks one, and answers in that."""
+    """Drop the Upgrade header for envd, which speaks HTTP/1.1 only."""
     if port in (ENVD_PORT, TASKS_PORT):
         head = exchange.head
         exchange.head = structs.replace(head, upgrade=None, is_kept=head.is_keep_alive)

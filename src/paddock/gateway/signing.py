@@ -1,8 +1,8 @@
-"""Signed file URLs: which sandbox they are of, and whether they hold.
+"""Signed file URLs: which sandbox signed them, and whether they are valid.
 
-A URL made under one common address names no sandbox; the one whose token made the signature is
-it. Looking for that costs a hash per sandbox, so it is done in slices, few searches at a time,
-and what was found is remembered.
+A URL below the shared address does not name a sandbox; its sandbox is the one whose token made
+the signature. The search costs one hash per sandbox, so it runs in slices, few searches at a
+time, and results are cached.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _CACHE_SIZE = 1024
 
 
 class Signatures:
-    """Checks signed file URLs."""
+    """Verifies signed file URLs and finds their sandboxes."""
 
     def __init__(self, routes: RouteTable, seed: TokenSeed, clock: Clock) -> None:
         self._routes = routes
@@ -31,7 +31,7 @@ class Signatures:
         self._searching = 0
 
     def is_valid(self, route: Route, wanted: SignedFile) -> bool:
-        """Say whether a signature is this sandbox's and not expired."""
+        """Whether a signature was made by this sandbox's token and has not expired."""
         if wanted.expiration is not None and wanted.expiration < self._clock.now().timestamp():
             return False
         return self._is_signed_by(route.id, wanted)
@@ -47,12 +47,12 @@ class Signatures:
         return hmac.compare_digest(signature.encode(), wanted.signature.encode())
 
     def cached(self, wanted: SignedFile) -> Route | None:
-        """Give the sandbox of a signature seen before."""
+        """Return the route for a signature found earlier, or None."""
         sandbox_id = self._found.get(wanted)
         return None if sandbox_id is None else self._routes.get(sandbox_id)
 
     async def search(self, wanted: SignedFile) -> Route | None:
-        """Find the sandbox whose token made a signature."""
+        """Search for the sandbox whose token made a signature."""
         if self._searching >= _SEARCHES:
             raise RateLimitedError("too many signed URLs are being looked up")
         self._searching += 1

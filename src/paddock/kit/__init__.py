@@ -1,4 +1,4 @@
-"""What every layer may use and none of which knows the domain.
+"""Helpers that every layer may use; none of them depends on the domain.
 
-Errors, clock, waits between attempts, ids, tasks, logs, settings, metrics.
+Errors, clock, backoff, ids, tasks, logs, metrics, pid files, bearer tokens, HTTP client.
 """

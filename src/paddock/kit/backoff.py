@@ -1,4 +1,4 @@
-"""How long to wait before trying again: twice as long each time, up to a cap."""
+"""Exponential backoff with jitter, up to a cap."""
 
 import random
 
@@ -11,12 +11,12 @@ class Backoff(Struct, frozen=True, kw_only=True):
     base_seconds: float = 0.05
     cap_seconds: float = 30.0
     jitter: float = 0.2
-    """Up to this share is added at random, so that many do not try again at once."""
+    """Up to this share is added at random, so that many callers do not retry at once."""
 
     def delay(self, failures: int) -> float:
-        """Give the seconds to wait after so many failures; none after none."""
+        """Return the seconds to wait after this many failures; 0 after none."""
         if failures <= 0:
             return 0.0
-        # The exponent is bounded: what fails for weeks must not overflow a float.
+        # The exponent is bounded: weeks of failures must not overflow a float.
         seconds = min(self.base_seconds * 2.0 ** min(failures - 1, 60), self.cap_seconds)
         return seconds * (1.0 + self.jitter * random.random())  # noqa: S311 - guards nothing

@@ -1,21 +1,21 @@
-"""The one tree of errors that cross layers.
+"""The errors that cross layers.
 
     PaddockError
-    ├── InvalidError            what was asked is malformed; carries field paths
-    │   └── TooLargeError       … because it is too big
-    ├── UnauthenticatedError    we do not know who asks
-    ├── ForbiddenError          we know, and they may not
-    ├── NotFoundError           it is not there, or not theirs to see
+    ├── InvalidError            the request is malformed; carries field paths
+    │   └── TooLargeError       … because it is too large
+    ├── UnauthenticatedError    the caller is not known
+    ├── ForbiddenError          the caller is known and not allowed
+    ├── NotFoundError           it does not exist, or the caller may not see it
     ├── AlreadyExistsError      the name is taken
-    ├── ConflictError           somebody wrote first, or the state does not allow it
-    ├── GoneError               the version asked for is no longer kept: list anew
+    ├── ConflictError           a concurrent write, or the state does not allow it
+    ├── GoneError               the requested version is no longer kept: list again
     ├── QuotaExceededError      a limit that only an operator can raise
-    ├── RateLimitedError        try again later; carries when
+    ├── RateLimitedError        too many at once; carries when to retry
     ├── UnsupportedError        this machine or driver cannot do that
-    ├── UnavailableError        cannot be done now; carries when to try again
-    └── DeadlineExceededError   it took longer than the caller allowed
+    ├── UnavailableError        not possible now; carries when to retry
+    └── DeadlineExceededError   the caller's deadline passed
 
-Below the HTTP edge there are no status codes; `paddock.api` maps these once.
+Below the HTTP layer there are no status codes; `paddock.api.errors` maps these to them.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class PaddockError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        """One action that helps, for people."""
+        """The next step, for people."""
 
 
 class FieldProblem(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class FieldProblem(msgspec.Struct, frozen=True):
 
 
 class InvalidError(PaddockError):
-    """What was asked is malformed. Nothing was done."""
+    """The request is malformed. Nothing was done."""
 
     reason = "Invalid"
 
@@ -60,31 +60,31 @@ class InvalidError(PaddockError):
 
     @classmethod
     def at(cls, path: str, message: str, *, hint: str | None = None) -> Self:
-        """Say what is wrong with one field."""
+        """Return the error for one field."""
         problem = FieldProblem(path, message)
         return cls(str(problem), problems=[problem], hint=hint)
 
 
 class TooLargeError(InvalidError):
-    """What was sent is larger than we take."""
+    """The request is larger than the limit."""
 
     reason = "RequestEntityTooLarge"
 
 
 class UnauthenticatedError(PaddockError):
-    """No credential, or one we do not know."""
+    """The credential is missing or unknown."""
 
     reason = "Unauthorized"
 
 
 class ForbiddenError(PaddockError):
-    """The credential is known and does not allow this."""
+    """The credential does not allow this."""
 
     reason = "Forbidden"
 
 
 class NotFoundError(PaddockError):
-    """It does not exist, or the caller may not know that it does."""
+    """The object does not exist, or the caller may not see it."""
 
     reason = "NotFound"
 
@@ -96,25 +96,25 @@ class AlreadyExistsError(PaddockError):
 
 
 class ConflictError(PaddockError):
-    """Somebody wrote the object since it was read, or its state forbids the action."""
+    """The object was changed since it was read, or its state forbids the action."""
 
     reason = "Conflict"
 
 
 class GoneError(PaddockError):
-    """The version asked for is no longer kept; list anew."""
+    """The requested version is no longer kept; list again."""
 
     reason = "Expired"
 
 
 class QuotaExceededError(PaddockError):
-    """A quota would be exceeded. Waiting does not help; raising it does."""
+    """A quota would be exceeded. Only an operator can raise it; retrying does not help."""
 
     reason = "QuotaExceeded"
 
 
 class RateLimitedError(PaddockError):
-    """Too many at once; the same call succeeds later."""
+    """Too many at once; the same call can succeed later."""
 
     reason = "TooManyRequests"
 
@@ -126,13 +126,13 @@ class RateLimitedError(PaddockError):
 
 
 class UnsupportedError(PaddockError):
-    """This machine or driver cannot do that; the hint says what would be needed."""
+    """This machine or driver cannot do that; the hint says what is missing."""
 
     reason = "NotSupported"
 
 
 class UnavailableError(PaddockError):
-    """It cannot be done right now."""
+    """Not possible right now."""
 
     reason = "ServiceUnavailable"
 
@@ -144,6 +144,6 @@ class UnavailableError(PaddockError):
 
 
 class DeadlineExceededError(PaddockError):
-    """The caller's time was up before it was done."""
+    """The caller's deadline passed before the work was done."""
 
     reason = "Timeout"

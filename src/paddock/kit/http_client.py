@@ -1,8 +1,8 @@
-"""One request, one answer, on kept connections: HTTP/1.1 with as little as it takes.
+"""A minimal HTTP/1.1 client with keep-alive connections.
 
-A general client spends as much on a request as everything else that a claim does together. This
-one writes ready-made bytes, parses with httptools and keeps connections; it does not retry, follow
-or decode. Whether to ask again is its user's business, and endless answers are not for here.
+A general client spends as much CPU on a request as the rest of a claim. This one writes ready-made
+bytes, parses with httptools and keeps connections. It does not retry, follow redirects, decode or
+stream: retries are up to the caller, and streaming responses need another client.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import httptools
 from msgspec import Struct
 
 _KEPT_SECONDS = 60.0
-"""How long an unused connection is trusted; servers close theirs later than that."""
+"""How long an idle connection is reused; servers close theirs later than that."""
 _KEEPALIVE = (
     (socket.SO_KEEPALIVE, socket.SOL_SOCKET, 1),
     (socket.TCP_KEEPIDLE, socket.IPPROTO_TCP, 15),
@@ -24,13 +24,13 @@ _KEEPALIVE = (
     (socket.TCP_USER_TIMEOUT, socket.IPPROTO_TCP, 30_000),
     (socket.TCP_NODELAY, socket.IPPROTO_TCP, 1),
 )
-"""A peer that vanished without a word is noticed within half a minute."""
+"""A peer that vanished without closing the connection is noticed within half a minute."""
 
 AddressInfo = tuple[int, int, int, str, tuple[object, ...]]
 
 
 class HttpResponse(Struct, frozen=True):
-    """What came back."""
+    """A response: status code, Retry-After header and body."""
 
     code: int
     retry_after: str
@@ -38,11 +38,11 @@ class HttpResponse(Struct, frozen=True):
 
 
 class NoConnectionError(Exception):
-    """The server cannot have heard of the request; the cause says why."""
+    """The request was not sent, because there is no connection; the cause says why."""
 
 
 def open_socket(address: AddressInfo) -> socket.socket:
-    """Make a socket that notices when its peer has vanished."""
+    """Return a socket that notices when its peer has vanished."""
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setblocking(False)
@@ -52,7 +52,7 @@ def open_socket(address: AddressInfo) -> socket.socket:
 
 
 class HttpClient:
-    """Connections to one server, each for one request at a time."""
+    """Connections to one server, each with one request in flight at a time."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class HttpClient:
         self.host = url.netloc.rpartition("@")[2]
         """As the Host header names it."""
         self.prefix = url.path
-        """Where the API begins; a proxy may serve several."""
+        """The path at which the API starts; a proxy may serve several."""
         self._name = url.hostname or ""
         self._port = url.port or (443 if url.scheme == "https" else 80)
         self._tls = tls if url.scheme == "https" else None
@@ -77,10 +77,10 @@ class HttpClient:
         self._is_closed = False
 
     async def send(self, request: bytes, timeout_seconds: float) -> HttpResponse:
-        """Send a request and give its answer.
+        """Send a request and return its response.
 
-        `NoConnectionError` if there was nobody to send it to, `TimeoutError` if there is no answer
-        in time, `OSError` if the connection broke meanwhile.
+        Raises `NoConnectionError` if no connection could be made, `TimeoutError` if there is no
+        response in time, `OSError` if the connection broke meanwhile.
         """
         connection = self._kept() or await self._connect()
         answer = await connection.send(request, timeout_seconds)
@@ -90,7 +90,7 @@ class HttpClient:
         return answer
 
     def close(self) -> None:
-        """Cut every connection, and make no other."""
+        """Abort every connection, and make no new ones."""
         self._is_closed = True
         self._idle.clear()
         for connection in tuple(self._all):
@@ -109,7 +109,7 @@ class HttpClient:
     async def _connect(self) -> "_Connection":
         loop = asyncio.get_running_loop()
         if self._is_closed:
-            raise NoConnectionError("it was closed")
+            raise NoConnectionError("the client is closed")
         try:
             async with asyncio.timeout(self._connect_seconds):
                 made = await self._connected(loop)
@@ -120,21 +120,21 @@ class HttpClient:
                     server_hostname=self._tls_name,
                 )
         except (OSError, UnicodeError) as error:
-            # TLS failures and timeouts are among them, and names that cannot be looked up.
+            # Includes TLS failures, timeouts, and names that cannot be resolved.
             raise NoConnectionError(str(error)) from error
-        if self._is_closed:  # meanwhile
+        if self._is_closed:  # while connecting
             connection.abort()
-            raise NoConnectionError("it was closed")
+            raise NoConnectionError("the client is closed")
         return connection
 
     async def _connected(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
-        """Reach the first of the server's addresses that answers."""
+        """Connect to the first of the server's addresses that accepts."""
         found = await loop.getaddrinfo(self._name, self._port, type=socket.SOCK_STREAM)
         failure: OSError | None = None
         for number, info in enumerate(found):
             made = open_socket(cast("AddressInfo", info))
             try:
-                # One that swallows everything leaves the others their part of the time.
+                # An address that drops packets leaves the others their share of the time.
                 async with asyncio.timeout(self._connect_seconds / (len(found) - number)):
                     await loop.sock_connect(made, info[4])
             except OSError as error:
@@ -149,7 +149,7 @@ class HttpClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; its parser goes on from answer to answer."""
+    """One connection; its parser is reused from response to response."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, siblings: "set[_Connection]") -> None:
         self.loop = loop
@@ -167,9 +167,9 @@ class _Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def send(self, request: bytes, timeout_seconds: float) -> HttpResponse:
-        """Send a request and wait for its answer; after any failure the connection is no more."""
+        """Send a request and wait for its response; any failure closes the connection."""
         if self._transport is None:
-            raise ConnectionResetError("the connection has ended")
+            raise ConnectionResetError("the connection is closed")
         waiter = self._waiter = self.loop.create_future()
         timer = self.loop.call_later(timeout_seconds, self._fail, TimeoutError())
         try:
@@ -183,7 +183,6 @@ class _Connection(asyncio.Protocol):
             self._waiter = None
 
     def abort(self) -> None:
-        """Cut it."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -196,13 +195,13 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._siblings.discard(self)
-        self._fail(exc or ConnectionResetError("the server hung up"))
+        self._fail(exc or ConnectionResetError("the server closed the connection"))
 
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(ConnectionError(f"not an answer in HTTP: {error}"))
+            self._fail(ConnectionError(f"the response is not valid HTTP: {error}"))
             self.abort()
 
     def _fail(self, error: Exception) -> None:
@@ -225,12 +224,12 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         code = self._parser.get_status_code()
         if code < 200:
-            return  # the answer proper is still to come
+            return  # 1xx: the final response follows
         parts, self._parts = self._parts, []
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         waiter = self._waiter
         if waiter is None or waiter.done() or not self._parser.should_keep_alive():
-            # Whoever talks without having been asked is not heard again.
+            # A response that no request asked for: the connection is not reused.
             self.abort()
         if waiter is not None and not waiter.done():
             waiter.set_result(HttpResponse(code, self._retry_after.decode("latin-1"), body))

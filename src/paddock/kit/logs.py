@@ -1,9 +1,9 @@
-"""Logging: constant messages, facts as fields, one line each.
+"""Logging: constant messages with fields, one line each.
 
     log.info("sandbox paused", extra=fields(sandbox=key, reason="idle"))
 
-Facts that hold for a whole piece of work (a request's id, a reconcile's) are said once, by
-`with bound(request=…)`, and are on every line that is written within.
+Fields of a whole unit of work (a request's id, a reconcile's) are set once, by
+`with bound(request=…)`, and appear on every line logged within.
 
 `configure()` is called once by the program; libraries only get loggers.
 """
@@ -23,13 +23,13 @@ _bound: ContextVar[Mapping[str, object]] = ContextVar("paddock_bound_facts", def
 
 
 def fields(**facts: object) -> dict[str, Any]:
-    """Wrap facts for `extra=`."""
+    """Return fields for `extra=`, together with the bound ones."""
     return {_FIELDS: {**_bound.get(), **facts}}
 
 
 @contextlib.contextmanager
 def bound(**facts: object) -> Generator[None]:
-    """Put facts on every line written within, in this task and those it starts."""
+    """Add fields to every line logged within, in this task and those it starts."""
     before = _bound.set({**_bound.get(), **facts})
     try:
         yield
@@ -41,7 +41,7 @@ class TextFormatter(logging.Formatter):
     """`time level logger message key=value …` for people."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Render one line, and the traceback below it where there is one."""
+        """Return one line, and the traceback below it if there is one."""
         moment = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
         facts: dict[str, object] = getattr(record, _FIELDS, {})
         line = f"{moment}Z {record.levelname.lower():7} {record.name} {record.getMessage()}"
@@ -55,7 +55,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line, for collectors."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Render one JSON object."""
+        """Return one JSON object."""
         facts: dict[str, object] = getattr(record, _FIELDS, {})
         entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
@@ -74,14 +74,14 @@ def _plain(value: object) -> object:
 
 
 def _visible(value: object) -> object:
-    """Write out what would end a line or steer a terminal: much of it comes from strangers."""
+    """Escape newlines and control characters: many values come from untrusted clients."""
     if not isinstance(value, str) or value.isprintable():
         return value
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in value)
 
 
 def configure(*, level: str = "info", json: bool = False, stream: TextIO | None = None) -> None:
-    """Send every logger's lines to a stream (standard error by default)."""
+    """Send all log lines to a stream (default: standard error)."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if json else TextFormatter())
     root = logging.getLogger()

@@ -1,6 +1,6 @@
-"""A file that says which process runs here: the lock on it counts, not the number in it.
+"""Pid files: the lock on the file counts, not the pid in it.
 
-A number outlives its process and may come to name another; a lock goes with its holder.
+A pid outlives its process and may be reused; a lock ends with its holder.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ _PAUSE_SECONDS = 0.05
 
 @contextlib.contextmanager
 def lock(path: Path, *, what: str, hint: str) -> Generator[bool]:
-    """Hold the file; `ConflictError` names the process that does already.
+    """Lock the file, or raise a `ConflictError` that names the process that holds it.
 
-    Gives whether its last holder was killed: who ends in order leaves no number behind.
+    Yields whether the last holder was killed: an orderly exit empties the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
@@ -35,7 +35,7 @@ def lock(path: Path, *, what: str, hint: str) -> Generator[bool]:
                     raise ConflictError(
                         f"{what} runs already (process {number})", hint=hint
                     ) from error
-                # Somebody only looks who holds it, or has just begun to.
+                # `holder` reads the file right now, or another process has just locked it.
                 time.sleep(_PAUSE_SECONDS)
         file.seek(0)
         was_killed = bool(file.read().strip())
@@ -45,12 +45,12 @@ def lock(path: Path, *, what: str, hint: str) -> Generator[bool]:
         try:
             yield was_killed
         finally:
-            # Emptied, not unlinked: another may have opened it already to wait for the lock.
+            # Emptied, not unlinked: another process may have opened it and wait for the lock.
             file.truncate(0)
 
 
 def holder(path: Path) -> int | None:
-    """Give the process that holds the file, if one does."""
+    """Return the pid of the process that holds the file, or None."""
     try:
         with path.open() as file:
             try:

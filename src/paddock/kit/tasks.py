@@ -1,4 +1,4 @@
-"""Tasks that have a parent, a name, and somebody who hears of their end."""
+"""Helpers for asyncio tasks: cancel and wait, background work."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until each has ended; errors they end with are logged."""
+    """Cancel tasks and wait until each has ended; their errors are logged."""
     for task in tasks:
         task.cancel()
     for task in tasks:
@@ -25,16 +25,16 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
 
 
 def cancel_count() -> int:
-    """Say how often the running task was told to end and has not answered."""
+    """Return the number of pending cancellation requests of the current task."""
     task = asyncio.current_task()
     return task.cancelling() if task is not None else 0
 
 
 def clear_cancellation(before: int) -> None:
-    """Forget the cancellation by which a TaskGroup stopped its own parent.
+    """Undo the cancellation by which a TaskGroup stopped its own parent.
 
-    When the last of its tasks fails, Python 3.11 leaves the parent looking cancelled for good;
-    whoever goes on after the failure must not.
+    When the last of its tasks fails, Python 3.11 leaves the parent marked as cancelled;
+    code that continues after the failure must not be.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling() > before:
@@ -45,13 +45,13 @@ def clear_cancellation(before: int) -> None:
 async def background(
     work: Coroutine[Any, Any, Any], *, name: str
 ) -> AsyncGenerator[asyncio.Task[Any]]:
-    """Run work beside the body; cancel it and wait for its end when the body ends."""
+    """Run work concurrently with the body; cancel it and wait for its end when the body ends."""
     task = asyncio.get_running_loop().create_task(work, name=name)
     try:
         yield task
     except BaseException as error:
         if task.done() and not task.cancelled() and task.exception() is error:
-            raise  # The body passes on what the work ended with: no need to tell it twice.
+            raise  # The body re-raised the work's own error: do not log it again.
         await cancel_and_wait(task)
         raise
     else:

@@ -1,7 +1,7 @@
-"""Bodies of HTTP messages: where they end, and how they are framed anew. Pure.
+"""Framing of HTTP message bodies. Pure.
 
-A body's framing is taken off strictly and put on again in our own hand, so that two readers can
-never disagree about it. Chunk extensions concern one hop alone and are dropped.
+The framing of a body is parsed strictly and written anew, so that two parsers can never disagree
+about it. Chunk extensions are hop-by-hop and are dropped.
 """
 
 import re
@@ -9,7 +9,7 @@ import re
 from msgspec import Struct
 
 Field = tuple[bytes, bytes, bytes]
-"""A header line as it came, its name in lower case, its value."""
+"""A raw header line, its name, its value."""
 
 MAX_CHUNK_LINE = 1024
 MAX_TRAILER_BYTES = 16 * 1024
@@ -36,18 +36,18 @@ _NEVER_TRAILERS = frozenset(
         b"e2b-traffic-access-token",
     )
 )
-"""Framing, routing and credentials: nobody may say these after the body."""
+"""Framing, routing and credentials: not allowed as trailers."""
 
 
-class BadBody(Exception):  # noqa: N818 - a finding about the sender, not an error of ours
-    """A chunked body that cannot be read in exactly one way."""
+class BadBody(Exception):  # noqa: N818 - about the sender's input, not an internal error
+    """A chunked body that is ambiguous or malformed."""
 
 
 class Framing(Struct, frozen=True):
     """How a body is delimited."""
 
     length: int | None = None
-    """Bytes, where the head says so."""
+    """Content-Length in bytes, if given."""
     is_chunked: bool = False
     is_until_close: bool = False
 
@@ -58,16 +58,16 @@ UNTIL_CLOSE = Framing(is_until_close=True)
 
 
 def fields(block: bytes) -> list[Field] | None:
-    """Split a block of header lines; `None` where a single one of them is not well formed."""
+    """Split a block of header lines; None if any of them is malformed."""
     found: list[tuple[bytes, bytes, bytes]] = _FIELD.findall(block)
-    # Each match begins a line and ends it: as many matches as line feeds is every line.
+    # Each match is one whole line, so equal counts mean that every line matched.
     if len(found) != block.count(b"\n"):
         return None
     return found
 
 
 class ChunkedReader:
-    """Takes the framing off a chunked body, piece by piece."""
+    """Decodes a chunked body incrementally."""
 
     __slots__ = ("_buffer", "_ended", "_left", "_needs_line_end", "rest", "trailers")
 
@@ -77,12 +77,12 @@ class ChunkedReader:
         self._needs_line_end = False
         self._ended = False
         self.trailers: list[bytes] = []
-        """Lines to pass on, once the body is complete."""
+        """Trailer lines to forward, once the body is complete."""
         self.rest = b""
-        """What followed the body."""
+        """Bytes after the body."""
 
     def feed(self, data: bytes) -> tuple[list[bytes], bool]:  # noqa: C901 - one loop, hot
-        """Take in bytes; give pieces of the body and whether it is complete."""
+        """Decode bytes; return pieces of the body and whether it is complete."""
         if self._buffer:
             data, self._buffer = self._buffer + data, b""
         pieces: list[bytes] = []
@@ -150,10 +150,10 @@ class ChunkedReader:
 
 
 def chunk(data: bytes) -> bytes:
-    """Frame one piece of a chunked body."""
+    """Return one piece of a body as a chunk."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def last_chunk(trailers: list[bytes]) -> bytes:
-    """End a chunked body, with its trailers."""
+    """Return the end of a chunked body, with its trailers."""
     return b"0\r\n" + b"".join(trailers) + b"\r\n" if trailers else b"0\r\n\r\n"

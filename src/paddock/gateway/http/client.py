@@ -1,8 +1,8 @@
-"""Connections from clients: requests are read strictly, one after the other.
+"""Client connections: requests are parsed strictly, one after the other.
 
-What a client sends ahead waits unread in a small buffer until its turn comes; reading stops when
-that is full, and no request is begun while answers to earlier ones wait to be read, so that what
-is held stays bounded. A client that hangs up is noticed while it waits, since reading goes on.
+Pipelined requests wait unparsed in a small buffer; reading pauses when it is full, and no request
+is started while earlier responses are still unsent, so memory stays bounded. Reading continues
+while a request is held, so a disconnect is noticed.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from paddock.gateway.http.protocols import PauseReason, RequestHandler
 from paddock.gateway.http.request_heads import MAX_HEAD_BYTES, BadHead
 
 HALF_CLOSED_SECONDS = 10.0
-"""A client that said it sends nothing more gets an answer this long; then it has hung up."""
+"""After a half-close a client gets this long to receive a response; then it counts as gone."""
 LINGER_SECONDS = 2.0
-"""How long what a client still sends is thrown away, so that it can read our refusal."""
+"""How long input is discarded after an error response, so that the client can read it."""
 WRITE_BUFFER_BYTES = 128 * 1024
 _PIPELINE_BYTES = 64 * 1024
 _CARRIAGE_RETURN = 13
 _EMPTY_LINES = re.compile(rb"(?:\r\n)+")
 _RESET = struct.pack("ii", 1, 0)
-"""Do not linger: closing sends a reset."""
+"""SO_LINGER with zero seconds: closing sends a reset."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -57,32 +57,32 @@ class ClientConnection(asyncio.Protocol):
         self._handler = handler
         self.scheme = "http"
         self.trusts_forwarded = trusts_forwarded
-        """Whether this client is a proxy of ours that says whom it speaks for."""
+        """Whether this client is our own TLS proxy, whose X-Forwarded headers are trusted."""
         self.peer = ""
         self.origin = ""
-        """What a sandbox is told of this client, in one word."""
+        """Everything about this client that is forwarded to a sandbox, as one key."""
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._buffer = b""
         self._body_left = 0
-        """Bytes of the body still to come, where its length was told."""
+        """Body bytes still to come, if the length is known."""
         self._body: ChunkedReader | None = None
         self.pauses = 0
         self._is_closing = False
         self._has_eof = False
         self._is_write_paused = False
-        """Whether it was sent more than it takes."""
+        """Whether the client reads too slowly, so that writes are paused."""
         self._is_reading = False
         self._timer: asyncio.TimerHandle | None = None
         self.idle_since: float | None = None
         """When it was first seen idle."""
         self.head_since: float | None = None
-        """When a head began that is not complete yet."""
+        """When the first byte of an incomplete head arrived."""
 
     # ---- asyncio -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection in."""
+        """Register the connection, or refuse it if there are too many."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         peer: tuple[str, int] | str | None = transport.get_extra_info("peername")
@@ -95,10 +95,10 @@ class ClientConnection(asyncio.Protocol):
             self.close()
 
     def data_received(self, data: bytes) -> None:
-        """Take in what the client sent."""
+        """Handle bytes from the client."""
         exchange = self._exchange
         if exchange is None:
-            # A head and nothing else, as most requests are.
+            # The common case: exactly one head.
             if (
                 data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4 == len(data) > 4
                 and not self._buffer
@@ -127,11 +127,11 @@ class ClientConnection(asyncio.Protocol):
             self.pause(PauseReason.PIPELINE_FULL)
 
     def eof_received(self) -> bool:
-        """Take in that the client sends nothing more; a complete request is still answered."""
+        """Handle end-of-file; a complete request is still answered."""
         self._has_eof = True
         exchange = self._exchange
         if exchange is None:
-            # What it sent ahead may still wait until it has read earlier answers.
+            # Pipelined requests may still wait until earlier responses are sent.
             return self._is_write_paused and bool(self._buffer)
         if exchange.is_tunnel:
             exchange.client_eof()
@@ -143,7 +143,6 @@ class ClientConnection(asyncio.Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Take in that the client is gone."""
         self._is_closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -155,14 +154,14 @@ class ClientConnection(asyncio.Protocol):
             exchange.client_lost()
 
     def pause_writing(self) -> None:
-        """Take no more from the sandbox until the client has caught up."""
+        """Stop reading from the sandbox until the client has caught up."""
         self._is_write_paused = True
         exchange = self._exchange
         if exchange is not None and exchange.upstream is not None:
             exchange.upstream.pause(PauseReason.OTHER_SIDE_FULL)
 
     def resume_writing(self) -> None:
-        """Take from the sandbox again, or go on with the next request."""
+        """Read from the sandbox again, or continue with the next request."""
         self._is_write_paused = False
         exchange = self._exchange
         if exchange is None:
@@ -174,41 +173,40 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way."""
+        """Whether no request is in flight."""
         return self._exchange is None
 
     @property
     def is_closing(self) -> bool:
-        """Whether it is to be closed once everything is sent."""
+        """Whether it closes once everything is sent."""
         return self._transport is not None and self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the client."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
             transport.write(data)
 
     def write_all(self, pieces: tuple[bytes, ...]) -> None:
-        """Send bytes that lie apart."""
+        """Write several buffers without joining them."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
             transport.writelines(pieces)
 
     def write_eof(self) -> None:
-        """Say that nothing more comes."""
+        """Half-close: no more bytes follow."""
         transport = self._transport
         if transport is not None and not transport.is_closing() and transport.can_write_eof():
             transport.write_eof()
 
     def pause(self, reason: int) -> None:
-        """Take no more from the client for now."""
+        """Stop reading from the client for this reason."""
         transport = self._transport
         if not self.pauses and transport is not None and not transport.is_closing():
             transport.pause_reading()
         self.pauses |= reason
 
     def resume(self, reason: int) -> None:
-        """Take from the client again, unless there is another reason not to."""
+        """Read from the client again, unless another reason remains."""
         if not self.pauses & reason:
             return
         self.pauses &= ~reason
@@ -217,7 +215,7 @@ class ClientConnection(asyncio.Protocol):
             transport.resume_reading()
 
     def abort(self) -> None:
-        """Cut the client off, in a way that it cannot take for an end."""
+        """Reset the connection, so that the client cannot mistake it for a regular end."""
         self._is_closing = True
         transport = self._transport
         if transport is not None:
@@ -235,7 +233,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def finished(self, exchange: Exchange, *, keep_alive: bool) -> None:
-        """Go on with the next request, or close."""
+        """Continue with the next request, or close."""
         if self._exchange is not exchange:
             return
         self._exchange = None
@@ -250,7 +248,7 @@ class ClientConnection(asyncio.Protocol):
             self._serve_pipelined()
 
     def tunnel(self, exchange: Exchange) -> None:
-        """Pass bytes on as they are from now on."""
+        """Relay raw bytes from now on."""
         early, self._buffer = self._buffer, b""
         if early and exchange.upstream is not None:
             exchange.request_bytes += len(early)
@@ -262,7 +260,7 @@ class ClientConnection(asyncio.Protocol):
     # ---- reading -------------------------------------------------------------------------
 
     def _serve_pipelined(self) -> None:
-        """Serve what was sent ahead, as far as its answers are read."""
+        """Serve pipelined requests, as far as earlier responses are sent."""
         if self._is_reading:
             return
         self._read_heads()
@@ -276,7 +274,7 @@ class ClientConnection(asyncio.Protocol):
             self.close()
 
     def _read_heads(self) -> None:
-        """Read heads off the buffer, as long as requests end at once."""
+        """Parse heads from the buffer, as long as each request ends at once."""
         self._is_reading = True
         try:
             while self._buffer and self._exchange is None:
@@ -316,7 +314,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._body = ChunkedReader() if framing.is_chunked else None
             self._body_left = framing.length or 0
-            # What is here of the body goes in first: head and body then leave together.
+            # Body bytes that are already here go first: head and body are then sent together.
             self._buffer = self._read_body(exchange, rest) if rest else b""
             if self._is_closing:
                 return False
@@ -324,7 +322,7 @@ class ClientConnection(asyncio.Protocol):
         return True
 
     def _read_body(self, exchange: Exchange, data: bytes) -> bytes:
-        """Take in a piece of the body; gives what follows it."""
+        """Pass on a piece of the body; return the bytes that follow it."""
         reader = self._body
         if reader is None:
             if len(data) < self._body_left:
@@ -351,7 +349,7 @@ class ClientConnection(asyncio.Protocol):
         return reader.rest
 
     def _abort_exchange(self, exchange: Exchange, message: str) -> None:
-        """End an exchange whose body turned out to be unreadable."""
+        """Abort an exchange whose body is malformed."""
         has_answer = exchange.response is not None
         self._exchange = None
         exchange.client_lost()
@@ -366,7 +364,7 @@ class ClientConnection(asyncio.Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Close in a way that lets the client read what it was sent."""
+        """Close in a way that lets the client read the response first."""
         self._is_closing = True
         self._buffer = b""
         self.head_since = None
@@ -385,12 +383,12 @@ class ClientConnection(asyncio.Protocol):
         self._timer = None
         exchange = self._exchange
         if exchange is not None and exchange.response is not None:
-            # An answer is under way: should nobody read it, writing will tell.
+            # A response is in flight: if the client does not read it, writing fails.
             return
         if self._transport is None:
             return
         if exchange is None and self._transport.get_write_buffer_size():
-            # The answer is complete and being read; who reads nothing is swept away in the end.
+            # The response is being read; the idle sweep closes clients that read nothing.
             self._start_timer(LINGER_SECONDS)
             return
         self._transport.abort()

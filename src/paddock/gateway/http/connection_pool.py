@@ -1,6 +1,6 @@
-"""Kept connections, by whose they are.
+"""The pool of idle upstream connections.
 
-Keyed by a sandbox's incarnation: a connection of an earlier life is never used again.
+Keyed by a sandbox's incarnation: a connection to an earlier incarnation is never reused.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from paddock.gateway.http.upstream import IdleConnections
 
 
 class PoolKey(NamedTuple):
-    """Whose connections these are: one life of one sandbox, one port."""
+    """One incarnation of one sandbox, and one port."""
 
     uid: str
     incarnation: int
@@ -18,14 +18,14 @@ class PoolKey(NamedTuple):
 
 
 class ConnectionPool:
-    """Shelves by sandbox, life and port."""
+    """Upstream connections by sandbox, incarnation and port."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._by_uid: dict[str, dict[PoolKey, IdleConnections]] = {}
 
     def idle_connections(self, key: PoolKey) -> IdleConnections:
-        """Give the shelf of a key."""
+        """Return the idle connections of a key."""
         of_sandbox = self._by_uid.get(key.uid)
         if of_sandbox is None:
             of_sandbox = self._by_uid[key.uid] = {}
@@ -40,7 +40,7 @@ class ConnectionPool:
             idle_connections.close()
 
     def close_older(self, seconds: float) -> None:
-        """Close connections that nobody has used for so long, and forget shelves without any."""
+        """Close connections that have been idle for so long, and drop keys without any."""
         now = self._now()
         for uid, of_sandbox in list(self._by_uid.items()):
             for key, idle_connections in list(of_sandbox.items()):

@@ -1,4 +1,4 @@
-"""The clients of one gateway process: how many there may be, how long, and how they are let go."""
+"""The client connections of one gateway process: limits, idle sweep, drain."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from paddock.gateway.limits import GatewayLimits
 
 
 class Connections:
-    """Every connection from a client."""
+    """All open client connections."""
 
     def __init__(self, activity: Activity, limits: GatewayLimits, now: Callable[[], float]) -> None:
         self._activity = activity
@@ -25,7 +25,7 @@ class Connections:
         return iter(tuple(self._open))
 
     def add(self, client: ClientConnection) -> bool:
-        """Take in a new connection; says whether there is room for it."""
+        """Register a new connection; return False if the limit is reached."""
         if len(self._open) >= self._limits.connections:
             self.count_refused(503)
             return False
@@ -34,17 +34,17 @@ class Connections:
         return True
 
     def remove(self, client: ClientConnection) -> None:
-        """Take in that a connection is gone."""
+        """Unregister a closed connection."""
         if client in self._open:
             self._open.remove(client)
             self._activity.connections -= 1
 
     def count_refused(self, status: int) -> None:
-        """Take in that something was sent that is no request."""
+        """Count bytes that are not a valid request, by the status of the response."""
         self._activity.count_response(status)
 
     def sweep(self) -> None:
-        """Close what has been idle, or slow with its head, for too long."""
+        """Close connections that are idle, or slow to send a head, for too long."""
         now = self._now()
         for client in self:
             since = client.head_since
@@ -58,11 +58,11 @@ class Connections:
                 if client.idle_since is None:
                     client.idle_since = now
                 elif now - client.idle_since > self._limits.idle_seconds:
-                    # (One that never reads what it was sent is never done with closing.)
+                    # A client that never reads never finishes closing: abort it.
                     client.abort() if client.is_closing else client.close()
 
     async def drain(self, seconds: float) -> None:
-        """Let requests under way be answered, for a while; then close every connection."""
+        """Wait for requests in flight, up to this many seconds; then close every connection."""
         until = self._now() + seconds
         while self._open and self._now() < until:
             for client in self:
@@ -72,6 +72,6 @@ class Connections:
         self.close()
 
     def close(self) -> None:
-        """Close every connection, once what it carries is sent."""
+        """Close every connection once its pending bytes are sent."""
         for client in self:
             client.close()

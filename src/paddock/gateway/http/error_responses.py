@@ -1,4 +1,4 @@
-"""What the gateway itself answers, in the exact words that clients parse."""
+"""Responses of the gateway itself. Clients parse the exact messages."""
 
 import html
 
@@ -34,7 +34,7 @@ PREFLIGHT = (
     b"Connect-Content-Encoding, Connect-Protocol-Version, Grpc-Encoding, Grpc-Message, "
     b"Grpc-Status, Grpc-Status-Details-Bin\r\nVary: Origin\r\n"
 )
-"""What browsers ask before they call envd; asking wakes nothing and needs no token."""
+"""The response to a browser's CORS preflight for envd; needs no token and wakes nothing."""
 
 _PAGE = """<!doctype html><html><head><meta charset="utf-8"><title>{title}</title>
 <style>body{{font:16px/1.5 system-ui,sans-serif;margin:15vh auto;max-width:36rem;color:#222}}
@@ -52,7 +52,7 @@ def error_response(
     retry_after_seconds: int | None = None,
     keep_alive: bool = False,
 ) -> bytes:
-    """Write a whole response: a page for browsers, JSON for programs."""
+    """Return a complete error response: a page for browsers, JSON for programs."""
     if head is not None and head.accepts_html:
         body, kind = _page(status, message, sandbox_id, port), b"text/html; charset=utf-8"
     else:
@@ -73,7 +73,7 @@ def error_response(
 
 
 def preflight(*, keep_alive: bool) -> bytes:
-    """Write the answer to a browser's preflight."""
+    """Return the response to a CORS preflight."""
     return PREFLIGHT + (b"\r\n" if keep_alive else b"Connection: close\r\n\r\n")
 
 

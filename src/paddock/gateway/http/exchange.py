@@ -1,9 +1,9 @@
 """One request and its response, between a client's connection and an upstream one.
 
-Bytes flow as they come; what one side cannot take pauses the other. A request is sent upstream
-exactly once: it is bound to one upstream connection and never repeated on another, save one that
-is safe to repeat and met a kept-alive connection that had just ended. What it lies between is in
-`sides`.
+Bytes are relayed as they arrive; backpressure on one side pauses the other. A request is sent
+upstream exactly once: it is bound to one upstream connection and never repeated on another, except
+for a safe request on a reused connection that had just closed. The two sides are defined in
+`protocols`.
 """
 
 from msgspec import Struct
@@ -17,13 +17,13 @@ from paddock.gateway.http.response_heads import ResponseHead, write_response
 from paddock.gateway.routing.routes import Route
 
 MAX_PENDING_BYTES = 64 * 1024
-"""What is held of a body that nobody takes yet."""
+"""How much of a body is buffered before there is an upstream."""
 _NO_COPY_BYTES = 8 * 1024
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
 class Exchange(Struct, eq=False):
-    """One request and its response. (A struct since one is made for every request.)"""
+    """One request and its response. (A struct, since one is created per request.)"""
 
     client: ClientSide
     head: RequestHead
@@ -35,7 +35,7 @@ class Exchange(Struct, eq=False):
     is_over: bool = False
     is_tunnel: bool = False
     is_reusing: bool = False
-    """Whether its upstream connection served others before."""
+    """Whether the upstream connection served other requests before."""
     has_client_ended: bool = False
     has_upstream_ended: bool = False
     status: int = 0
@@ -46,18 +46,19 @@ class Exchange(Struct, eq=False):
     route: Route | None = None
     traffic: SandboxTraffic | None = None
     sent: bytes = b""
-    """The head as it was sent on."""
+    """The head as it was forwarded."""
     task: object | None = None
-    """What is being waited for before this can be sent on; cancelled with the client."""
+    """The task that must finish before the request can be forwarded; cancelled with the
+    exchange."""
     held_bytes: int = 0
     pending: list[bytes] | None = None
-    """What came of the body while nobody took it."""
+    """Body bytes received before there was an upstream."""
     rechunks: bool = False
 
     # ---- from the client -----------------------------------------------------------------
 
     def body(self, data: bytes) -> None:
-        """Take in a piece of the request's body."""
+        """Forward or buffer a piece of the request's body."""
         self.request_bytes += len(data)
         upstream = self.upstream
         if upstream is not None:
@@ -71,7 +72,7 @@ class Exchange(Struct, eq=False):
             self._hold(chunk(data) if self.head.framing.is_chunked else data)
 
     def request_end(self, trailers: list[bytes]) -> None:
-        """Take in that the request is complete."""
+        """Handle the end of the request's body."""
         self.is_request_done = True
         if self.head.framing.is_chunked:
             end = last_chunk(trailers)
@@ -89,7 +90,7 @@ class Exchange(Struct, eq=False):
             self.client.pause(PauseReason.HELD)
 
     def take_pending(self) -> bytes:
-        """Give what came of the body so far; the rest is not held back any more."""
+        """Return the buffered body bytes, and resume reading from the client."""
         pending = b"".join(self.pending or ())
         self.pending = None
         self.held_bytes = 0
@@ -97,7 +98,7 @@ class Exchange(Struct, eq=False):
         return pending
 
     def client_eof(self) -> None:
-        """Take in that a tunnel's client sends nothing more."""
+        """Handle end-of-file from the client of a tunnel."""
         self.has_client_ended = True
         upstream = self.upstream
         if upstream is not None:
@@ -107,12 +108,12 @@ class Exchange(Struct, eq=False):
     # ---- from the sandbox ----------------------------------------------------------------
 
     def interim_response(self, response: ResponseHead) -> None:
-        """Pass a 1xx answer on, to a client that knows of such."""
+        """Relay a 1xx response to a client that speaks HTTP/1.1."""
         if self.head.is_http_1_1:
             self.client.write(write_response(response, keep_alive=True, is_http_1_1=True))
 
     def switch_protocols(self, response: ResponseHead) -> None:
-        """Pass on that the protocol changes; bytes flow as they are from here."""
+        """Relay a 101 response; raw bytes are relayed from here on."""
         self.status = 101
         self.response = response
         self.is_tunnel = True
@@ -120,7 +121,7 @@ class Exchange(Struct, eq=False):
         self.client.tunnel(self)
 
     def response_head(self, response: ResponseHead, body: bytes) -> None:
-        """Pass the answer's head on, together with what is there of a body of known length."""
+        """Relay the response head, with the first bytes of a body of known length."""
         self.response = response
         self.status = response.status
         is_http_1_1 = self.head.is_http_1_1
@@ -132,7 +133,7 @@ class Exchange(Struct, eq=False):
         self.client.write(written)
 
     def whole_response(self, response: ResponseHead, body: bytes) -> None:
-        """Pass on an answer that is here in one piece, as most are."""
+        """Relay a response that arrived in one piece, as most do."""
         head = self.head
         self.response = response
         self.status = response.status
@@ -152,7 +153,7 @@ class Exchange(Struct, eq=False):
 
     @property
     def keeps_client(self) -> bool:
-        """Whether the client's connection serves another request afterwards."""
+        """Whether the client's connection is kept for another request."""
         if not self.head.is_kept:
             return False
         if self.head.is_http_1_1 or self.response is None:
@@ -160,7 +161,7 @@ class Exchange(Struct, eq=False):
         return self.response.framing.length is not None
 
     def response_body(self, data: bytes) -> None:
-        """Pass a piece of the answer's body on."""
+        """Relay a piece of the response body."""
         self.response_bytes += len(data)
         if not self.rechunks:
             self.client.write(data)
@@ -170,17 +171,17 @@ class Exchange(Struct, eq=False):
             self.client.write(chunk(data))
 
     def response_end(self, trailers: list[bytes], *, reusable: bool) -> None:
-        """Pass on that the answer is complete."""
+        """Handle the end of the response body."""
         if self.rechunks:
             self.client.write(last_chunk(trailers))
         upstream, self.upstream = self.upstream, None
         if upstream is not None:
-            # What the client still sends belongs to no one: the connection is not used again.
+            # If the request is not complete, the upstream connection is not reused.
             upstream.done(reusable=reusable and self.is_request_done)
         self._finish(keep_alive=self.is_request_done and self.keeps_client)
 
     def upstream_eof(self) -> None:
-        """Take in that a tunnel's sandbox sends nothing more."""
+        """Handle end-of-file from the sandbox of a tunnel."""
         self.has_upstream_ended = True
         self.client.write_eof()
         self._close_if_both_ended()
@@ -194,7 +195,7 @@ class Exchange(Struct, eq=False):
             self.client.close()
 
     def upstream_lost(self) -> None:
-        """Take in that the sandbox's side broke off."""
+        """Handle the loss of the upstream connection."""
         self.upstream = None
         if self.is_over:
             return
@@ -202,7 +203,7 @@ class Exchange(Struct, eq=False):
             self._end()
             self.client.abort()
         elif self.response is not None:
-            # Half an answer: only a broken connection tells the client the truth.
+            # The response is incomplete: only an aborted connection shows that to the client.
             self._end()
             self.client.abort()
         elif self._may_retry:
@@ -229,7 +230,7 @@ class Exchange(Struct, eq=False):
         port: int | None = None,
         retry_after_seconds: int | None = None,
     ) -> None:
-        """Answer for the sandbox, if nothing was answered yet; else break off."""
+        """Send an error response, or abort if a response has already started."""
         if self.response is not None:
             self.abort()
             return
@@ -249,7 +250,7 @@ class Exchange(Struct, eq=False):
         )
 
     def respond(self, status: int, whole: bytes, *, keep_alive: bool) -> None:
-        """Give an answer of our own."""
+        """Send a complete response of the gateway's own."""
         upstream, self.upstream = self.upstream, None
         if upstream is not None:
             upstream.abort()
@@ -260,14 +261,14 @@ class Exchange(Struct, eq=False):
         self._finish(keep_alive=keep_alive)
 
     def client_lost(self) -> None:
-        """Take in that the client hung up: its own waiting ends, nobody else's."""
+        """Handle a client disconnect: only this exchange ends."""
         upstream, self.upstream = self.upstream, None
         if upstream is not None:
             upstream.abort()
         self._end()
 
     def abort(self) -> None:
-        """Cut both sides off: the sandbox is gone."""
+        """Abort both sides."""
         upstream, self.upstream = self.upstream, None
         if upstream is not None:
             upstream.abort()

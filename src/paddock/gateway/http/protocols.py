@@ -1,4 +1,4 @@
-"""What an exchange lies between: the client's side, the sandbox's, and who decides about it."""
+"""Protocols around an exchange: client side, upstream side, observer and request handler."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,39 +9,37 @@ if TYPE_CHECKING:
 
 
 class PauseReason:
-    """Why nothing is read from a side: bits, plain ones, since they are looked at all the time."""
+    """Why reading from a side is paused: bits; plain integers, since they are on the hot path."""
 
     HELD = 1
-    """Nobody takes the body yet."""
+    """The body has no upstream yet."""
     OTHER_SIDE_FULL = 2
     PIPELINE_FULL = 4
 
 
 class Sink(Protocol):
-    """A side that bytes go to."""
+    """A side that bytes are written to."""
 
-    def write(self, data: bytes) -> None:
-        """Send bytes."""
-        ...
+    def write(self, data: bytes) -> None: ...
 
     def write_all(self, pieces: tuple[bytes, ...]) -> None:
-        """Send bytes that lie apart."""
+        """Write several buffers without joining them."""
         ...
 
     def pause(self, reason: int) -> None:
-        """Take no more from this side for now."""
+        """Stop reading from this side for this reason."""
         ...
 
     def resume(self, reason: int) -> None:
-        """Take from this side again, as far as this reason goes."""
+        """Read from this side again, unless another reason remains."""
         ...
 
     def abort(self) -> None:
-        """Cut it off, losing what is unsent."""
+        """Abort the connection, dropping unsent bytes."""
         ...
 
     def write_eof(self) -> None:
-        """Say that nothing more comes."""
+        """Half-close: no more bytes follow."""
         ...
 
     def close(self) -> None:
@@ -53,14 +51,14 @@ class ClientSide(Sink, Protocol):
     """The client's side of an exchange."""
 
     pauses: int
-    """Reasons for which nothing is read from it now."""
+    """The reasons for which reading is paused now."""
 
     def finished(self, exchange: "Exchange", *, keep_alive: bool) -> None:
-        """Go on with the next request, or close."""
+        """Continue with the next request, or close."""
         ...
 
     def tunnel(self, exchange: "Exchange") -> None:
-        """Pass bytes on as they are from now on."""
+        """Relay raw bytes from now on."""
         ...
 
 
@@ -68,54 +66,54 @@ class UpstreamSide(Sink, Protocol):
     """The sandbox's side of an exchange."""
 
     def done(self, *, reusable: bool) -> None:
-        """Give the connection back, or close it."""
+        """Return the connection to the pool, or close it."""
         ...
 
 
 class ExchangeObserver(Protocol):
-    """Hears what becomes of an exchange."""
+    """Notified when an exchange ends or must be retried."""
 
     def exchange_ended(self, exchange: "Exchange") -> None:
-        """Take in that it is over."""
+        """Handle the end of an exchange."""
         ...
 
     def retry(self, exchange: "Exchange") -> None:
-        """Send it over another connection: the one it met had just ended."""
+        """Send the request over another connection: the reused one had just closed."""
         ...
 
 
 class ConnectionRegistry(Protocol):
-    """Knows which connections there are."""
+    """The open client connections."""
 
     def add(self, client: "ClientConnection") -> bool:
-        """Take in a new connection; says whether there is room for it."""
+        """Register a new connection; return False if the limit is reached."""
         ...
 
     def remove(self, client: "ClientConnection") -> None:
-        """Take in that a connection is gone."""
+        """Unregister a closed connection."""
         ...
 
     def count_refused(self, status: int) -> None:
-        """Take in that something was sent that is no request."""
+        """Count bytes that are not a valid request, by the status of the response."""
         ...
 
 
 class RequestHandler(ExchangeObserver, Protocol):
-    """Decides what becomes of a request."""
+    """Reads and dispatches requests."""
 
     @property
     def clients(self) -> ConnectionRegistry:
-        """Who is connected."""
+        """The open client connections."""
         ...
 
     def read(self, block: bytes) -> "RequestHead":
-        """Read a head; `BadHead` where that cannot be done in exactly one way."""
+        """Parse a head; raises `BadHead` if it is ambiguous or malformed."""
         ...
 
     def dispatch(self, exchange: "Exchange", client: "ClientConnection") -> None:
-        """Send a request on, answer it, or hold it; never blocks."""
+        """Forward a request, answer it, or hold it; never blocks."""
         ...
 
     def now(self) -> float:
-        """Give monotonic time."""
+        """Return monotonic time."""
         ...

@@ -1,10 +1,10 @@
-"""Heads of requests: read strictly, and once.
+"""Parsing of request heads: strict, and cached.
 
-A proxy must never let two readers disagree about where a message ends, so whatever can be read
-in two ways is refused. Lines that concern neither this hop nor the gateway go on byte for byte.
-A client's requests differ in their first line and hardly in the others, so what those say is
-read once and kept. What is sent on is `forwarding`'s business, answers are `answers`', bodies
-`bodies`'.
+Two parsers must never disagree about where a message ends (request smuggling), so everything
+ambiguous is refused. Lines that are neither hop-by-hop nor for the gateway are forwarded byte for
+byte. A client's requests differ in their request line and hardly in their headers, so parsed
+header lines are cached. Rewriting is in `request_rewrite`, responses in `response_heads`, framing
+in `bodies`.
 """
 
 import re
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
 MAX_CACHED_BYTES = 2048
-"""Longer ones are read anew each time: what is kept stays small."""
+"""Longer heads are not cached, to bound the size of the cache."""
 _CACHE_SIZE = 1024
 
 _REQUEST_LINE = re.compile(
@@ -53,7 +53,7 @@ _REQUEST_FIELDS: dict[bytes, int] = {
     b"opensandbox-ingress-to": _TEXT,
     b"x-forwarded-for": _FORWARDED,
     b"x-forwarded-proto": _FORWARDED,
-    # Of this hop, or ours to say.
+    # Hop-by-hop, or written by the gateway itself.
     b"keep-alive": _DROP,
     b"proxy-connection": _DROP,
     b"proxy-authenticate": _DROP,
@@ -73,8 +73,8 @@ _TEXT_FIELDS = {
 }
 
 
-class BadHead(Exception):  # noqa: N818 - a finding about the sender, not an error of ours
-    """The head cannot be read in exactly one way."""
+class BadHead(Exception):  # noqa: N818 - about the sender's input, not an internal error
+    """The head is ambiguous or malformed."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -83,28 +83,28 @@ class BadHead(Exception):  # noqa: N818 - a finding about the sender, not an err
 
 
 class RequestHead(Struct, gc=False):
-    """What a client asked. Shared between requests that are alike: nobody changes what it says."""
+    """A parsed request head. Shared between equal requests: do not change what it says."""
 
     method: str
     target: str
     is_http_1_1: bool
     lines: list[bytes]
-    """Header lines that go on as they came."""
+    """Header lines that are forwarded unchanged."""
     decisions: "dict[str, CachedDecision | None]"
-    """What was decided for requests with these lines, by the client's origin; `None` after one."""
+    """Cached decisions for these header lines, by client origin; None after the first request."""
     line: bytes = b""
-    """The first line, where it goes on as it came unless the target is written anew."""
+    """The request line, if it can be forwarded unchanged."""
     framing: Framing = NO_BODY
     host: str = ""
     is_host_bad: bool = False
     is_keep_alive: bool = True
     is_kept: bool = True
-    """Whether the connection serves another request afterwards, as far as the client goes."""
+    """Whether the client's connection can serve another request afterwards."""
     upgrade: bytes | None = None
     expects_continue: bool = False
     accepts_html: bool = False
     passed: bytes = b""
-    """`lines` as they are sent on."""
+    """`lines`, joined."""
     access_token: str | None = None
     access_token_hash: str = ""
     traffic_token: str | None = None
@@ -114,11 +114,11 @@ class RequestHead(Struct, gc=False):
     forwarded_for: bytes = b""
     forwarded_proto: bytes = b""
     allowed_by: "CachedDecision | None" = None
-    """The way that this very head was found to be free to go."""
+    """The cached decision that this head was already checked against."""
 
 
 class _CachedLines(Struct, gc=False):
-    """What header lines say, and the last request that had them."""
+    """Parsed header lines, and the last request that had them."""
 
     template: RequestHead
     line: bytes
@@ -126,17 +126,17 @@ class _CachedLines(Struct, gc=False):
 
 
 class RequestReader:
-    """Reads heads, and remembers what header lines say."""
+    """Parses request heads and caches parsed header lines."""
 
     def __init__(self) -> None:
-        # Two generations: what is not asked for while the young one fills up is forgotten.
+        # Two generations: entries not used while the young one fills up are dropped.
         self._young: dict[bytes, _CachedLines] = {}
         self._old: dict[bytes, _CachedLines] = {}
 
     def read(self, block: bytes) -> RequestHead:
-        """Read a head, empty line excluded; `BadHead` where it can be read in two ways."""
+        """Parse a head without its empty line; raises `BadHead` if it is ambiguous or malformed."""
         end = block.find(b"\r\n")
-        # From the version's last digit: what lines mean depends on it.
+        # From the last digit of the HTTP version: the meaning of the lines depends on it.
         lines = block[end - 1 :]
         line = block[: end + 2]
         seen = self._young.get(lines)
@@ -161,12 +161,12 @@ class RequestReader:
 
 
 def read_request(block: bytes) -> RequestHead:
-    """Read one head, remembering nothing."""
+    """Parse one head without a cache."""
     return RequestReader().read(block)
 
 
 def _with_line(template: RequestHead, line: bytes) -> RequestHead:
-    """Give the head that has these header lines and this first line."""
+    """Return the head with these header lines and this request line."""
     match = _REQUEST_LINE.fullmatch(line)
     if match is None:
         raise _malformed()
@@ -183,16 +183,16 @@ def _malformed() -> BadHead:
 
 
 def _read_unusual(template: RequestHead, method: str, target: str) -> RequestHead:
-    """Read a target that is no path."""
+    """Parse a target that is not a path."""
     head = replace(template, method=method, target=target)
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is not None:
-        # Whoever names the host in the target means that one.
+        # The host in the target wins over the Host header (RFC 9112, section 3.2.2).
         head.host = absolute[1]
         rest = absolute[2]
         head.target = rest if rest.startswith("/") else "/" + rest
         head.is_host_bad = not _HOST.fullmatch(head.host)
-        # Shortcuts go by the lines, which say another host.
+        # Cached decisions are by header lines, which may name another host.
         head.decisions = {}
     elif method == "CONNECT":
         raise BadHead(405, "CONNECT is not offered")
@@ -204,7 +204,7 @@ def _read_unusual(template: RequestHead, method: str, target: str) -> RequestHea
 
 
 def _read_lines(line: bytes, block: bytes) -> RequestHead:  # noqa: C901 - one pass over all lines
-    """Read what follows the first line, from its last digit on."""
+    """Parse everything after the request line, from the last digit of the version on."""
     found = fields(block[3:]) if _REQUEST_LINE.fullmatch(line) else None
     if found is None:
         raise _malformed()
@@ -219,7 +219,7 @@ def _read_lines(line: bytes, block: bytes) -> RequestHead:  # noqa: C901 - one p
         kind = _REQUEST_FIELDS.get(lowered)
         if kind is None:
             if b"_" not in name or lowered.replace(b"_", b"-") not in _REQUEST_FIELDS:
-                # (With an underscore, some servers take one of these for the real one.)
+                # Some servers treat underscores as dashes, so such spoofed names are dropped.
                 lines.append(raw)
         elif kind == _TEXT:
             field = _TEXT_FIELDS[lowered]
@@ -230,7 +230,7 @@ def _read_lines(line: bytes, block: bytes) -> RequestHead:  # noqa: C901 - one p
             if head.access_token is not None:
                 raise _twice(lowered)
             head.access_token = value.rstrip().decode("latin-1")
-            # The sandbox's own daemon asks for it too.
+            # envd checks it too.
             lines.append(raw)
         elif kind == _HOST_FIELD:
             if host is not None:
@@ -268,7 +268,7 @@ def _read_lines(line: bytes, block: bytes) -> RequestHead:  # noqa: C901 - one p
 
 
 def _plain(raw: bytes, value: bytes) -> bytes:
-    """Give a framing header's value; a tab in it is space to some readers and not to others."""
+    """Return a framing header's value; tabs are refused, since parsers disagree on them."""
     if b"\t" in raw:
         raise BadHead(400, "the body's framing is not well formed")
     return value
@@ -308,7 +308,7 @@ def _read_connection(
 
 
 def connection_tokens(value: bytes) -> frozenset[bytes]:
-    """Give what Connection says, in lower case."""
+    """Return the tokens of a Connection header, in lower case."""
     lowered = value.rstrip().lower()
     known = _SIMPLE_CONNECTION.get(lowered)
     if known is not None:
@@ -319,7 +319,7 @@ def connection_tokens(value: bytes) -> frozenset[bytes]:
 def drop_named(
     lines: list[bytes], tokens: frozenset[bytes], found: list[tuple[bytes, bytes, bytes]]
 ) -> None:
-    """Drop the lines that Connection names: they concern this hop alone. Framing stays."""
+    """Drop the header lines that Connection names: they are hop-by-hop. Framing stays."""
     named = tokens - _NEVER_NAMED
     if named:
         dropped = {raw for raw, name, _ in found if name.lower() in named}
@@ -341,5 +341,5 @@ def _request_framing(length: bytes | None, encoding: bytes | None, *, is_http_1_
 
 
 def is_length(value: bytes) -> bool:
-    """Say whether this is one number, of a size that means something."""
+    """Whether this is one decimal number of at most 18 digits."""
     return _LENGTH.fullmatch(value.rstrip()) is not None

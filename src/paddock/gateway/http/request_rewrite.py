@@ -1,5 +1,7 @@
-"""Heads of requests as they are sent on, written anew: what this hop has to say, and the rest as
-it came. Pure; reading is `heads`' business."""
+"""Request heads as they are forwarded: own lines of this hop, the rest unchanged.
+
+Pure; parsing is in `request_heads`.
+"""
 
 from paddock.gateway.http.request_heads import RequestHead
 
@@ -14,7 +16,7 @@ def write_request(
     trusted: bool,
     traffic_token: str | None = None,
 ) -> bytes:
-    """Write the head that the sandbox sees; another gateway sees the token that was shown here."""
+    """Return the head that the sandbox receives; another gateway also gets the traffic token."""
     line = f"{head.method} {target} HTTP/1.1\r\n".encode("latin-1")
     if traffic_token is not None:
         line += f"E2b-Traffic-Access-Token: {traffic_token}\r\n".encode("latin-1")
@@ -22,7 +24,7 @@ def write_request(
 
 
 def write_lines(head: RequestHead, *, host: str, client: str, scheme: str, trusted: bool) -> bytes:
-    """Write everything after the first line of the head that the sandbox sees."""
+    """Return everything after the request line of the head that the sandbox receives."""
     forwarded = client.encode()
     proto = scheme.encode()
     if trusted:

@@ -1,4 +1,4 @@
-"""Heads of answers: read as strictly as requests' are, and written anew. Pure."""
+"""Response heads: parsed as strictly as request heads, and written anew. Pure."""
 
 import re
 from functools import lru_cache
@@ -33,7 +33,7 @@ _FIELDS: dict[bytes, int] = {
 
 
 class ResponseHead(Struct, gc=False):
-    """What a sandbox answered. Shared between answers that are alike: nobody changes it."""
+    """A parsed response head. Shared between equal responses: do not change it."""
 
     status: int
     reason: bytes
@@ -42,15 +42,15 @@ class ResponseHead(Struct, gc=False):
     is_keep_alive: bool
     upgrade: bytes | None = None
     passed: bytes = b""
-    """`lines` as they are sent on."""
+    """`lines`, joined."""
     whole_length: int = -1
-    """How long a body is that the head tells the length of, of an answer that is the last."""
+    """The length of the body of a final response, if known; else -1."""
     usual: bytes = b""
-    """The whole head for a client that speaks HTTP/1.1 and is kept, as nearly all are."""
+    """The head for the common case: an HTTP/1.1 client with keep-alive."""
 
 
 def read_response(block: bytes, *, method: str) -> ResponseHead:
-    """Read an answer's head; `BadHead` where it can be read in two ways."""
+    """Parse a response head; raises `BadHead` if it is ambiguous or malformed."""
     is_head = method == "HEAD"
     if len(block) <= MAX_CACHED_BYTES:
         return _read_cached(block, is_head)
@@ -115,7 +115,7 @@ def _response_framing(
 
 
 def write_response(head: ResponseHead, *, keep_alive: bool, is_http_1_1: bool) -> bytes:
-    """Write the head that the client sees."""
+    """Return the head that the client receives."""
     if keep_alive and is_http_1_1 and head.usual:
         return head.usual
     return _write_response(head, keep_alive=keep_alive, is_http_1_1=is_http_1_1)

@@ -1,4 +1,4 @@
-"""Sending requests on: over a kept connection at once, or over a new one."""
+"""Forward requests upstream: at once over an idle connection, or over a new one."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _API = PoolKey("api", 0, 0)
 _LATE_SECONDS = 0.25
-"""Who hears of a limit so late cannot say that the other side has passed it."""
+"""If a timeout fires this late, this process was stalled, and the other side is not to blame."""
 
 
 class Dialer(Protocol):
@@ -32,7 +32,7 @@ class Dialer(Protocol):
     async def dial(
         self, route: Route, port: int, protocol: UpstreamConnection
     ) -> UpstreamConnection:
-        """Connect to a port of a sandbox; `ConnectionError` where nothing listens."""
+        """Connect to a port of a sandbox; raises `ConnectionError` if nothing listens."""
         ...
 
     async def dial_api(self, protocol: UpstreamConnection) -> UpstreamConnection:
@@ -41,7 +41,7 @@ class Dialer(Protocol):
 
 
 class Sender:
-    """Upstream connections of one gateway, and requests on their way to them."""
+    """Forwards requests over the upstream connections of one gateway."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Sender:
         self._pool = ConnectionPool(clock.monotonic)
 
     def sweep(self) -> None:
-        """Close connections that nobody has used for a while."""
+        """Close connections that have been idle for too long."""
         self._pool.close_older(self._limits.upstream_idle_seconds)
 
     def drop(self, uid: str) -> None:
@@ -69,11 +69,11 @@ class Sender:
     # ---- to sandboxes --------------------------------------------------------------------
 
     def idle_connections(self, route: Route, port: int) -> IdleConnections:
-        """Give the kept connections to a port of a sandbox's present life."""
+        """Return the idle connections to a port of the sandbox's current incarnation."""
         return self._pool.idle_connections(PoolKey(route.uid, route.incarnation, port))
 
     def send(self, exchange: Exchange, route: Route, where: Destination) -> bool:
-        """Send over a kept connection; says whether there was one."""
+        """Send over an idle connection; return False if there is none."""
         connection = self.idle_connections(route, where.port).take()
         if connection is None:
             return False
@@ -81,7 +81,7 @@ class Sender:
         return True
 
     def lines(self, client: ClientConnection, head: RequestHead, route: Route, port: int) -> bytes:
-        """Write everything after the first line of the head that a sandbox of ours sees."""
+        """Return everything after the request line of the head that a local sandbox receives."""
         return write_lines(
             head,
             host=_host(head, route, port),
@@ -91,12 +91,12 @@ class Sender:
         )
 
     async def connect(self, exchange: Exchange, route: Route, where: Destination) -> None:
-        """Connect to the sandbox and send, or say why not."""
+        """Connect to the sandbox and send the request, or fail the exchange."""
         head = self._sandbox_head(exchange, route, where)
         await self._connect(exchange, route, where.port, head)
 
     async def reconnect(self, exchange: Exchange) -> None:
-        """Send what met a connection that had just ended, over a new one."""
+        """Send a request again over a new connection, after a reused one closed."""
         if exchange.route is None or exchange.port is None:
             await self._connect_to_api(exchange, exchange.sent)
         else:
@@ -125,7 +125,7 @@ class Sender:
     async def _dial_in_time(
         self, dial: Callable[[], Awaitable[UpstreamConnection]]
     ) -> UpstreamConnection:
-        """Connect within the limit; once more where it was this process that stood still."""
+        """Connect within the timeout; retry once if this process itself was stalled."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._limits.connect_seconds
         try:
@@ -149,7 +149,7 @@ class Sender:
 
     def _sandbox_head(self, exchange: Exchange, route: Route, where: Destination) -> bytes:
         if route.remote is not None:
-            # The other gateway is told by the path, the one way that needs no name of its own.
+            # Address by path: it works with any host name of the other gateway.
             target = f"/kruise/{route.id}/{where.port}{where.target}"
             token = exchange.head.traffic_token if route.traffic_token_hash else None
             return self._head(exchange, target, route.remote, traffic_token=token)
@@ -160,7 +160,7 @@ class Sender:
     ) -> bytes:
         client = exchange.client
         if not isinstance(client, ClientConnection):
-            raise TypeError("only clients' own connections are sent on")
+            raise TypeError("the client side is not a ClientConnection")
         return write_request(
             exchange.head,
             target=target,
@@ -174,7 +174,7 @@ class Sender:
     # ---- to the API ----------------------------------------------------------------------
 
     def send_to_api(self, exchange: Exchange) -> bool:
-        """Send over a kept connection; says whether there was one."""
+        """Send over an idle connection; return False if there is none."""
         connection = self._pool.idle_connections(_API).take()
         if connection is None:
             return False
@@ -182,7 +182,7 @@ class Sender:
         return True
 
     async def connect_to_api(self, exchange: Exchange) -> None:
-        """Connect to the API and send, or say why not."""
+        """Connect to the API and send the request, or fail the exchange."""
         await self._connect_to_api(exchange, self._api_head(exchange))
 
     def _api_head(self, exchange: Exchange) -> bytes:
@@ -200,7 +200,7 @@ class Sender:
 
 
 def _host(head: RequestHead, route: Route, port: int) -> str:
-    """Give the host that a sandbox sees."""
+    """Return the Host header that the sandbox receives."""
     if route.mask_host and port not in (ENVD_PORT, TASKS_PORT):
         return route.mask_host.replace("${PORT}", str(port))
     return head.host or f"localhost:{port}"
@@ -213,6 +213,6 @@ def _serve(connection: UpstreamConnection, exchange: Exchange, head: bytes) -> N
     elif connection.is_open:
         connection.serve(exchange, head)
     else:
-        # Taken and closed at once: of this end nobody hears a second time.
+        # Accepted and closed at once: `connection_lost` has already run.
         exchange.is_reusing = False
         exchange.upstream_lost()

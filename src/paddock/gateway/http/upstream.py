@@ -1,7 +1,6 @@
-"""Connections to sandboxes (and to the API), kept alive between requests.
+"""Upstream connections, to sandboxes and to the API, kept alive between requests.
 
-One on which anything came that nobody had asked for is never used again. Which are whose is
-`pooling`'s business.
+A connection that sent unsolicited bytes is never reused. The pool is in `connection_pool`.
 """
 
 import asyncio
@@ -16,23 +15,23 @@ from paddock.gateway.http.request_heads import MAX_HEAD_BYTES, BadHead
 from paddock.gateway.http.response_heads import ResponseHead, read_response
 
 IDLE_LIMIT = 64
-"""Idle connections kept on one shelf."""
+"""Idle connections kept per pool key."""
 WRITE_BUFFER_BYTES = 128 * 1024
 
 
 class IdleConnections:
-    """Idle connections that serve alike. One that was put away takes none back."""
+    """The idle connections of one pool key. Once closed, it takes none back."""
 
     __slots__ = ("connections", "idle", "is_open")
 
     def __init__(self) -> None:
         self.idle: list[UpstreamConnection] = []
         self.connections = 0
-        """Idle or not."""
+        """The number of open connections, idle or in use."""
         self.is_open = True
 
     def take(self) -> "UpstreamConnection | None":
-        """Take an idle connection, the most recently used first."""
+        """Return an idle connection, the most recently used first, or None."""
         idle = self.idle
         while idle:
             connection = idle.pop()
@@ -41,7 +40,7 @@ class IdleConnections:
         return None
 
     def close(self) -> None:
-        """Cut off what is idle; what is under way is not kept afterwards."""
+        """Abort idle connections; those in use are not kept afterwards."""
         self.is_open = False
         for connection in tuple(self.idle):
             connection.abort()
@@ -49,7 +48,7 @@ class IdleConnections:
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection to a sandbox."""
+    """One upstream connection."""
 
     __slots__ = (
         "_body",
@@ -69,7 +68,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._response: ResponseHead | None = None
-        """The answer whose body is being read."""
+        """The response whose body is being read."""
         self._buffer = b""
         self._body_left = 0
         self._body: ChunkedReader | None = None
@@ -81,16 +80,15 @@ class UpstreamConnection(asyncio.Protocol):
     # ---- asyncio -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember the transport."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._idle.connections += 1
 
     def data_received(self, data: bytes) -> None:
-        """Take in what the sandbox sent."""
+        """Handle bytes from the sandbox."""
         exchange = self._exchange
         if exchange is None:
-            # Nobody asked: whatever this is, the next request must not see it.
+            # Unsolicited bytes: the next request must not receive them.
             self.abort()
         elif exchange.is_tunnel:
             exchange.response_bytes += len(data)
@@ -103,7 +101,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._read_heads(exchange, data)
 
     def eof_received(self) -> bool:
-        """Take in that the sandbox sends nothing more."""
+        """Handle end-of-file from the sandbox."""
         exchange = self._exchange
         if exchange is None:
             return False
@@ -116,7 +114,6 @@ class UpstreamConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Take in that the connection is gone."""
         idle_connections = self._idle
         idle_connections.connections -= 1
         if self in idle_connections.idle:
@@ -127,12 +124,11 @@ class UpstreamConnection(asyncio.Protocol):
             exchange.upstream_lost()
 
     def pause_writing(self) -> None:
-        """Take no more from the client until the sandbox has caught up."""
+        """Stop reading from the client until the sandbox has caught up."""
         if self._exchange is not None:
             self._exchange.client.pause(PauseReason.OTHER_SIDE_FULL)
 
     def resume_writing(self) -> None:
-        """Take from the client again."""
         if self._exchange is not None:
             self._exchange.client.resume(PauseReason.OTHER_SIDE_FULL)
 
@@ -140,11 +136,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used."""
         return self._transport is not None and not self._transport.is_closing()
 
     def serve(self, exchange: Exchange, head: bytes) -> None:
-        """Send a request on, over this connection and no other."""
+        """Send a request over this connection."""
         self._exchange = exchange
         exchange.upstream = self
         exchange.sent = head
@@ -155,31 +150,30 @@ class UpstreamConnection(asyncio.Protocol):
         self.write(head)
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the sandbox."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
             transport.write(data)
 
     def write_all(self, pieces: tuple[bytes, ...]) -> None:
-        """Send bytes that lie apart."""
+        """Write several buffers without joining them."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
             transport.writelines(pieces)
 
     def write_eof(self) -> None:
-        """Say that nothing more comes."""
+        """Half-close: no more bytes follow."""
         transport = self._transport
         if transport is not None and not transport.is_closing() and transport.can_write_eof():
             transport.write_eof()
 
     def pause(self, reason: int) -> None:
-        """Take no more from the sandbox for now."""
+        """Stop reading from the sandbox for this reason."""
         if not self._pauses and self._transport is not None and self.is_open:
             self._transport.pause_reading()
         self._pauses |= reason
 
     def resume(self, reason: int) -> None:
-        """Take from the sandbox again."""
+        """Read from the sandbox again, unless another reason remains."""
         if not self._pauses & reason:
             return
         self._pauses &= ~reason
@@ -187,12 +181,12 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def done(self, *, reusable: bool) -> None:
-        """Give the connection back, or close it."""
+        """Return the connection to the pool, or close it."""
         exchange, self._exchange = self._exchange, None
         self._response = None
         self._body = None
         if exchange is not None and exchange.client.pauses:
-            # A next request must not stay paused for what this one could not write.
+            # The next request must not stay paused because of this one's backpressure.
             exchange.client.resume(PauseReason.OTHER_SIDE_FULL)
         if self._pauses:
             self.resume(self._pauses)
@@ -217,7 +211,6 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Cut it off."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.client.resume(PauseReason.OTHER_SIDE_FULL)
@@ -227,7 +220,7 @@ class UpstreamConnection(asyncio.Protocol):
     # ---- reading -------------------------------------------------------------------------
 
     def _read_heads(self, exchange: Exchange, data: bytes) -> None:
-        """Read the answer's head, and 1xx answers before it."""
+        """Parse the response head, and 1xx heads before it."""
         self._buffer = b""
         while data and self._exchange is exchange:
             stop = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
@@ -243,7 +236,7 @@ class UpstreamConnection(asyncio.Protocol):
                 return
             data = data[stop + 4 :]
             if len(data) == response.whole_length:
-                # All of it is here, as of most answers: it leaves in one piece.
+                # The common case: the whole response is here.
                 exchange.whole_response(response, data)
                 return
             if response.status >= 200:
@@ -258,7 +251,7 @@ class UpstreamConnection(asyncio.Protocol):
         length = response.framing.length
         if length is not None:
             if len(rest) > length:
-                # Bytes beyond the end are nobody's; they keep the connection from being used.
+                # Bytes beyond the end prevent reuse of the connection.
                 self._buffer = rest[length:]
                 exchange.whole_response(response, rest[:length])
             else:

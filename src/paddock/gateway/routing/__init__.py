@@ -1,1 +1,1 @@
-"""Routing: from a request's address to a sandbox and its route."""
+"""Routing: from the address in a request to a sandbox and its route."""

@@ -1,8 +1,8 @@
-"""Which sandbox and port a request is for: one parser for every way to say it.
+"""Parse which sandbox and port a request is for.
 
 In order: the path `/kruise/<id>/<port>/…`, E2B's headers, OpenSandbox's header, the host's
-leftmost label (`<port>-<id>` or `<id>-<port>`), a signed file URL without an id. A request that
-says none of these is for the API. Pure; whether there is such a sandbox is `routes`' business.
+leftmost label (`<port>-<id>` or `<id>-<port>`), a signed file URL without an id. A request with
+none of these is for the API. Pure; `routes` knows which sandboxes exist.
 """
 
 import re
@@ -26,16 +26,16 @@ _IP = re.compile(r"[0-9.]+$|\[")
 
 
 class Destination(Struct, frozen=True):
-    """A sandbox and a port of it."""
+    """A port of a sandbox, and the request target."""
 
     sandbox_id: str
     port: int
     target: str
-    """The request target to send on: path and query."""
+    """The request target to forward: path and query."""
 
 
 class SignedFile(Struct, frozen=True):
-    """A file URL whose signature alone tells the sandbox."""
+    """A file URL that identifies its sandbox by the signature only."""
 
     signature: str
     path: str
@@ -45,7 +45,7 @@ class SignedFile(Struct, frozen=True):
 
 
 class Malformed(Struct, frozen=True):
-    """It names a sandbox in a way that cannot be read."""
+    """The request names a sandbox in a way that cannot be parsed."""
 
     message: str
 
@@ -62,7 +62,7 @@ def parse(
     port_header: str | None,
     ingress_header: str | None,
 ) -> Address:
-    """Say where a request is to go; `None` is the API."""
+    """Return where a request goes; None is the API."""
     if target.startswith("/kruise/") and (match := _PATH.match(target)):
         rest = (match[3] or "/") + (match[4] or "")
         return _destination(match[1], match[2], rest)
@@ -81,7 +81,7 @@ def parse(
 
 
 def _is_connect(method: str, target: str, sandbox_id: str, port: str | None) -> bool:
-    """Say whether this is the one call of the API in which older SDKs name the sandbox like so."""
+    """Whether this is the API's connect call, on which older SDKs send the sandbox headers too."""
     match = _CONNECT.match(target) if method == "POST" and port == str(ENVD_PORT) else None
     return match is not None and match[1] == sandbox_id
 
@@ -96,7 +96,7 @@ def _sandbox_and_port(sandbox_id: str, port: str) -> tuple[str, int] | Malformed
     lowered = sandbox_id.strip().lower()
     if not _ID.match(lowered):
         return Malformed("Invalid sandbox id")
-    port = port.strip()  # Of more than `int` would strip.
+    port = port.strip()  # Strips more than `int` does.
     if not _NUMBER.match(port) or not 0 < int(port) < 65536:
         return Malformed("Invalid sandbox port")
     # Older clients append their client id to the sandbox's.
@@ -117,7 +117,7 @@ def _from_host(host: str, target: str) -> Destination | Malformed | None:
 
 
 def signed_file(method: str, target: str) -> SignedFile | None:
-    """Read a signed file URL; `None` where it is none."""
+    """Parse a signed file URL; None if it is not one."""
     path, _, query = target.partition("?")
     if path != "/files" or "signature=" not in query or query.count("&") > _MAX_FIELDS:
         return None

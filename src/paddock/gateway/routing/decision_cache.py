@@ -1,10 +1,9 @@
-"""Decisions that hold for every request with the same header lines, made once.
+"""Routing and access decisions, cached per set of header lines.
 
-Requests of one client differ in their first line and hardly in the others. Where those others
-named the sandbox and showed the right to it, and everything is as it was (the very same route,
-the same kind of client), the next request needs only what depends on its first line: that this
-names no other sandbox and no path that is for nobody outside. Whatever is not plain goes the
-long way, `service`'s.
+Requests of one client differ in their request line and hardly in their headers. If the headers
+named the sandbox and authorized the request, and nothing changed since (the same route object,
+the same client origin), only the request line of the next request must be checked: that it names
+no other sandbox and no internal path. Everything else takes the full path in `service`.
 """
 
 from msgspec import Struct
@@ -18,36 +17,36 @@ from paddock.gateway.routing.addressing import ENVD_PORT
 from paddock.gateway.routing.routes import Route
 
 _ORIGINS = 8
-"""Kept for one set of lines: more clients than these share no tokens."""
+"""Origins cached per set of header lines: more clients than this do not share a token."""
 
 
 class CachedDecision(Struct, frozen=True, eq=False):
-    """Where requests with certain lines go, from clients of one origin."""
+    """Where requests with the same header lines go, from clients of one origin."""
 
     route: Route
-    """It holds as long as this is the route, the very object."""
+    """The decision is valid as long as the table holds this very object."""
     port: int
     lines: bytes
-    """Everything after the first line, as the sandbox sees it."""
+    """Everything after the request line, as the sandbox receives it."""
     idle_connections: IdleConnections
     traffic: SandboxTraffic
     in_flight: set[Exchange]
-    """Everything that the sandbox is being asked."""
+    """All requests of the sandbox that are in flight."""
 
 
 def applies(head: RequestHead, port: int) -> bool:
-    """Say whether a head goes where its lines say, as far as its first line has a say."""
+    """Whether the request line allows the decision made for the header lines."""
     target, method = head.target, head.method
     if not head.line or target.startswith("/kruise/") or method == "OPTIONS":
         return False
-    # (Older SDKs' call of the API that names a sandbox as requests to sandboxes do.)
+    # The API's connect call, on which older SDKs send the sandbox headers too.
     if method == "POST" and target.endswith("/connect"):
         return False
     return port != ENVD_PORT or canonical(target.partition("?")[0]) not in INTERNAL_PATHS
 
 
 def should_cache(head: RequestHead, origin: str) -> bool:
-    """Say whether to keep a shortcut: from the second request with the same lines on."""
+    """Whether to cache a decision: from the second request with the same lines on."""
     if not head.line or not head.is_http_1_1:
         return False
     if origin in head.decisions:

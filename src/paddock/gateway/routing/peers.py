@@ -1,9 +1,9 @@
-"""Routes told from process to process: by the control plane to its gateways, and among gateways.
+"""Exchange of routes: from the control plane to its gateways, and among gateways.
 
-Every message is signed with a key that follows from the installation's seed, carries the time and
-a number used once, and is refused when it is old or was seen before: whoever listens in can
-neither forge a route nor play one back. Whether a route is news is `routes`' business, so a
-message that comes twice, late or out of order does no harm.
+Every message is signed with a key derived from the installation's seed, carries a timestamp and
+a nonce, and is refused if it is old or was seen before: an eavesdropper can neither forge nor
+replay a route. `routes` accepts only newer versions, so duplicated, late or reordered messages
+do no harm.
 """
 
 import asyncio
@@ -38,23 +38,23 @@ _BATCH = 500
 
 
 class RouteUpdate(Struct, frozen=True, kw_only=True):
-    """Routes that changed and keys that are gone."""
+    """Changed routes and fences of removed keys."""
 
     routes: tuple[Route, ...] = ()
     fences: tuple[Fence, ...] = ()
 
 
 class TableState(Struct, frozen=True, kw_only=True):
-    """Everything one gateway knows, for another that was away."""
+    """The full table of one gateway, for another that missed updates."""
 
     digest: str
     is_ready: bool = False
-    """Whether whoever says this has had its own first sync."""
+    """Whether the sender has completed its own first sync."""
     news: RouteUpdate | None = None
 
 
 def sign(seed: TokenSeed, method: str, body: bytes, *, now: float, nonce: str) -> dict[str, str]:
-    """Give the headers that prove a message is ours."""
+    """Return the headers that sign a message."""
     return {
         _TIME: f"{now:.3f}",
         _NONCE: nonce,
@@ -67,7 +67,7 @@ def _message(method: str, time: str, nonce: str, body: bytes) -> bytes:
 
 
 class MessageVerifier:
-    """Checks what comes in: ours, recent, and for the first time."""
+    """Verifies incoming messages: signed by this installation, recent, not replayed."""
 
     def __init__(self, seed: TokenSeed, clock: Clock) -> None:
         self._seed = seed
@@ -75,7 +75,7 @@ class MessageVerifier:
         self._seen: dict[str, float] = {}
 
     def check(self, method: str, headers: Mapping[str, str], body: bytes) -> None:
-        """Raise `UnauthenticatedError` unless a message is to be believed."""
+        """Raise `UnauthenticatedError` unless a message is valid."""
         time, nonce = headers.get(_TIME, ""), headers.get(_NONCE, "")
         expected = self._seed.sign(_PURPOSE, _message(method, time, nonce, body))
         if not hmac.compare_digest(expected.encode(), headers.get(_SIGNATURE, "").encode()):
@@ -89,7 +89,7 @@ class MessageVerifier:
         self._seen[nonce] = now
 
     def _forget_old(self, now: float) -> None:
-        # In the order they came: the old ones are in front.
+        # Insertion order: the oldest come first.
         for nonce, at in tuple(islice(self._seen.items(), 64)):
             if now - at <= 2 * MAX_AGE_SECONDS:
                 return
@@ -97,7 +97,7 @@ class MessageVerifier:
 
 
 class GatewayPeer:
-    """One gateway as seen from elsewhere: news go to it in batches, one at a time."""
+    """Another gateway. Routes are sent to it in batches, one at a time."""
 
     def __init__(self, url: str, seed: TokenSeed, clock: Clock) -> None:
         self.url = url
@@ -114,12 +114,12 @@ class GatewayPeer:
         self.failures = 0
 
     async def send(self, routes: Iterable[Route]) -> bool:
-        """Tell it of routes; says whether it took them."""
+        """Send routes; return whether the gateway accepted them."""
         for route in routes:
             waiting = self._waiting.get(route.uid)
             if waiting is None or waiting.version < route.version:
                 self._waiting[route.uid] = route
-        # While one batch travels, the next gathers.
+        # While one batch is sent, the next one accumulates.
         async with self._lock:
             while self._waiting:
                 batch = dict(list(self._waiting.items())[:_BATCH])
@@ -141,7 +141,7 @@ class GatewayPeer:
         return False
 
     async def state(self, digest: str) -> TableState | None:
-        """Ask for everything it knows, unless that is the same as here."""
+        """Fetch its table, without content if the digests are equal; None on failure."""
         body = msgspec.msgpack.encode(TableState(digest=digest))
         answer = await self._request("PUT", body)
         if answer is None or answer[0] != 200:
@@ -171,12 +171,12 @@ class GatewayPeer:
         return answer.code, answer.body
 
     def close(self) -> None:
-        """Hang up."""
+        """Close its connections."""
         self._http.close()
 
 
 class GatewayPeers:
-    """All gateways that are to be told."""
+    """All gateways that routes are sent to."""
 
     def __init__(self, seed: TokenSeed, clock: Clock) -> None:
         self._seed = seed
@@ -184,15 +184,14 @@ class GatewayPeers:
         self._by_url: dict[str, GatewayPeer] = {}
 
     def urls(self) -> tuple[str, ...]:
-        """Give their addresses."""
         return tuple(self._by_url)
 
     def unreachable(self) -> tuple[str, ...]:
-        """Give the addresses of those that did not answer last time."""
+        """Return the URLs of the gateways that did not answer last time."""
         return tuple(url for url, peer in self._by_url.items() if peer.failures)
 
     def set_urls(self, urls: Iterable[str]) -> None:
-        """Take in who there is now."""
+        """Replace the set of gateways."""
         wanted = set(urls)
         for url in self._by_url.keys() - wanted:
             self._by_url.pop(url).close()
@@ -200,14 +199,14 @@ class GatewayPeers:
             self._by_url[url] = GatewayPeer(url, self._seed, self._clock)
 
     async def send(self, routes: Iterable[Route]) -> int:
-        """Tell everyone; says how many took it. One that does not answer delays nobody for long."""
+        """Send routes to all; return how many accepted. A short timeout bounds the delay."""
         told = tuple(routes)
         if not self._by_url or not told:
             return 0
         return sum(await asyncio.gather(*(peer.send(told) for peer in self._by_url.values())))
 
     async def sync(self, table: RouteTable) -> int:
-        """Take over what others know and we do not; says how many of them were ready."""
+        """Merge the tables of all peers into this one; return how many peers were ready."""
         ready = 0
         for peer in tuple(self._by_url.values()):
             state = await peer.state(table.digest())
@@ -219,13 +218,13 @@ class GatewayPeers:
         return ready
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         for peer in self._by_url.values():
             peer.close()
 
 
 class PeerEndpoint:
-    """What a gateway does with messages from others."""
+    """Handles messages from the control plane and from other gateways."""
 
     def __init__(
         self,
@@ -238,14 +237,14 @@ class PeerEndpoint:
         self._on_news = on_routes
 
     def receive_routes(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Take in routes that somebody tells of."""
+        """Apply a signed route update."""
         self._verifier.check("POST", headers, body)
         apply_update(self._table, msgspec.msgpack.decode(body, type=RouteUpdate))
         if self._on_news is not None:
             self._on_news()
 
     def serve_state(self, headers: Mapping[str, str], body: bytes) -> bytes:
-        """Give everything known, unless the asker knows the same."""
+        """Return the full table, or only the digest if the sender's is equal."""
         self._verifier.check("PUT", headers, body)
         theirs = msgspec.msgpack.decode(body, type=TableState).digest
         ours = self._table.digest()
@@ -256,7 +255,7 @@ class PeerEndpoint:
 
 
 def apply_update(table: RouteTable, news: RouteUpdate) -> None:
-    """Take news into a table: fences first, so that nothing older comes back."""
+    """Apply an update to a table: fences first, so that nothing older comes back."""
     for fence in news.fences:
         table.remove(fence.key, fence.version)
     for route in news.routes:

@@ -1,8 +1,8 @@
-"""Asking the control plane about a sandbox that the route table does not know, or not yet so.
+"""Fetch routes from the control plane that the route table lacks or has outdated.
 
 A safety net: routes are announced before their sandbox is handed out, and watched after that.
-One question per sandbox at a time, few at once, and an answer of "no" is remembered for a
-moment, so that strangers who guess ids cannot keep the control plane busy.
+One request per sandbox at a time, few at once, and absence is cached for a moment, so that
+clients that guess ids cannot overload the control plane.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from paddock.kit.logs import fields
 log = logging.getLogger(__name__)
 
 FetchRoute = Callable[[str], Awaitable[Route]]
-"""Asks the control plane for a route by sandbox id; `NotFoundError` where there is none."""
+"""Fetches a route from the control plane by sandbox id; raises `NotFoundError` if there is none."""
 
 ABSENT_SECONDS = 1.0
 _MAX_ABSENT = 4096
@@ -28,7 +28,7 @@ _RETRY_DELAY_SECONDS = 0.1
 
 
 class RouteLookup:
-    """Looks sandboxes up where the table falls short."""
+    """Looks up routes that the table lacks."""
 
     def __init__(
         self, routes: RouteTable, fetch: FetchRoute, clock: Clock, tasks: asyncio.TaskGroup
@@ -41,15 +41,15 @@ class RouteLookup:
         self._absent_until: OrderedDict[str, float] = OrderedDict()
 
     def is_known_absent(self, sandbox_id: str) -> bool:
-        """Say whether asking again so soon is pointless."""
+        """Whether a recent lookup found nothing new, so that another is pointless."""
         until = self._absent_until.get(sandbox_id)
         return until is not None and until > self._clock.monotonic()
 
     async def find(self, sandbox_id: str) -> Route | None:
-        """Give the route as the control plane has it now; `None` where there is none.
+        """Return the control plane's current route; None if there is none.
 
-        `UnavailableError` where nobody knows: it does not answer, or too many ask it already, and
-        the table never had a route.
+        Raises `UnavailableError` if the control plane does not answer or too many lookups are in
+        flight, and the table never had a route.
         """
         flight = self._flights.get(sandbox_id)
         if flight is None:
@@ -65,14 +65,14 @@ class RouteLookup:
         return self._from_table(sandbox_id, "the control plane does not answer")
 
     def _from_table(self, sandbox_id: str, problem: str) -> Route | None:
-        """Go by what is known here. Unknown is not absent: who was never heard of may be there."""
+        """Fall back to the table. A sandbox that it never had may still exist: that is an error."""
         route = self._routes.get(sandbox_id)
         if route is None and not self._routes.has_ended(sandbox_id):
             raise UnavailableError(f"{problem}, try again")
         return route
 
     async def _refresh(self, sandbox_id: str) -> bool:
-        """Bring the table up to date; says whether the control plane answered."""
+        """Update the table; return whether the control plane answered."""
         before = self._routes.get(sandbox_id)
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
@@ -80,7 +80,7 @@ class RouteLookup:
         except NotFoundError:
             self._remember_absent(sandbox_id)
         except TimeoutError:
-            # Nothing is remembered, and the table's word stands.
+            # Nothing is cached, and the table stays as it is.
             return False
         else:
             self._routes.put(route)
@@ -89,7 +89,7 @@ class RouteLookup:
         return True
 
     async def _fetch_with_retries(self, sandbox_id: str) -> Route:
-        """Ask again while nobody answers: a control plane that restarts is back in a moment."""
+        """Fetch, with retries while the control plane is unavailable, for example restarting."""
         while True:
             try:
                 return await self._fetch(sandbox_id)

@@ -1,9 +1,9 @@
-"""Routes this gateway process can serve.
+"""Routes that this gateway process can serve.
 
 A table from sandbox id to address, fed by the Sandbox informer and by peers. Reads are one
 dictionary lookup and never wait. Only strictly newer versions change a route; a deleted one
 leaves a fence for a while, so that a late message cannot bring it back. Every state but dead is
-kept, paused ones included: their requests are held, not refused. Waking is `waker`'s business.
+kept, paused ones included: their requests are held, not refused (`waking.waker`).
 """
 
 import hashlib
@@ -21,12 +21,12 @@ from paddock.resources.tokens import hashed
 
 FENCE_SECONDS = 600.0
 REMOTE_SECONDS = 5.0
-"""For so long a gateway believes what another cluster said about a sandbox."""
+"""How long a route to another cluster is valid."""
 _CLEANING_SECONDS = 60.0
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """How one sandbox is reached, and by whom."""
+    """How one sandbox is reached, and with which tokens."""
 
     id: str
     key: Key
@@ -34,7 +34,6 @@ class Route(Struct, frozen=True, kw_only=True):
     version: int
     state: SandboxState
     wakes: bool = False
-    """Whether traffic wakes it."""
     owner: str = ""
     access_token_hash: str = ""
     traffic_token_hash: str = ""
@@ -44,13 +43,13 @@ class Route(Struct, frozen=True, kw_only=True):
     node: str | None = None
     incarnation: int = 0
     ends_at: datetime | None = None
-    """Dead from this instant, whatever the state says."""
+    """The sandbox counts as dead from this time on, whatever its state."""
     remote: str | None = None
-    """Another cluster's gateway, `host:port`, through which it is reached."""
+    """The gateway of another cluster, `host:port`, through which the sandbox is reached."""
 
 
 def route_of(sandbox: Sandbox, now: datetime) -> Route | None:
-    """Make a claimed sandbox's route; `None` for one that is nobody's."""
+    """Return the route of a claimed sandbox; None if it is not claimed."""
     claim = sandbox.spec.claim
     if claim is None:
         return None
@@ -77,10 +76,10 @@ def route_of(sandbox: Sandbox, now: datetime) -> Route | None:
 
 
 def remote_route(route: Route, gateway: str, now: datetime) -> Route:
-    """Make the route of a sandbox that lives in another cluster: its gateway knows the rest.
+    """Return the route of a sandbox in another cluster, through that cluster's gateway.
 
-    It is believed for a moment only, since nobody tells of its changes; paused or not is for its
-    own gateway to see.
+    It is valid for a short time, since its changes are not announced here; whether the sandbox is
+    paused is up to its own gateway.
     """
     until = now + timedelta(seconds=REMOTE_SECONDS)
     return structs.replace(
@@ -95,7 +94,7 @@ def remote_route(route: Route, gateway: str, now: datetime) -> Route:
 
 
 class Fence(Struct, frozen=True):
-    """A key of which nothing up to this version may come back."""
+    """A removed key: no route up to this version is accepted."""
 
     key: Key
     version: int
@@ -117,63 +116,63 @@ class RouteTable:
         """Sandbox ids by the hash of their access token."""
         self._fences: dict[Key, _FenceEntry] = {}
         self._ended: dict[str, float] = {}
-        """Sandbox ids that were here and are nobody's now, each for as long as its fence."""
+        """Ids of sandboxes that ended or were released, each for as long as its fence."""
         self._cleaned_at = clock.monotonic()
         self._listeners: list[Callable[[Route | None, Route | None], None]] = []
         self.is_ready = False
-        """Set once the first sync is complete; gates serving, never ingestion."""
+        """Set when the first sync is complete; gates serving, not updates."""
 
     def __len__(self) -> int:
         return len(self._active)
 
     def get(self, sandbox_id: str) -> Route | None:
-        """Find a live route."""
+        """Return a live route, or None."""
         route = self._active.get(sandbox_id)
         if route is not None and route.ends_at is not None and route.ends_at <= self._clock.now():
             return None
         return route
 
     def has_ended(self, sandbox_id: str) -> bool:
-        """Say whether a sandbox is known to be gone, rather than not known."""
+        """Whether a sandbox is known to have ended, rather than unknown."""
         return sandbox_id in self._ended
 
     def get_by_token(self, token: str) -> Route | None:
-        """Find a live route by its sandbox's access token, which is no other sandbox's."""
+        """Return the live route of the sandbox with this access token, or None."""
         sandbox_id = self._by_token.get(hashed(token))
         return None if sandbox_id is None else self.get(sandbox_id)
 
     def all(self) -> tuple[Route, ...]:
-        """Give every route, for peers and signed URLs."""
+        """Return all routes, for peers and signed URLs."""
         return tuple(self._active.values())
 
     def fences(self) -> tuple[Fence, ...]:
-        """Give every fence, for peers."""
+        """Return all fences, for peers."""
         return tuple(Fence(key, fence.version) for key, fence in self._fences.items())
 
     def digest(self) -> str:
-        """Give a summary that is equal where everything known is equal."""
+        """Return a hash of the table: equal digests mean equal tables."""
         routes = (f"{route.key}={route.version}" for route in self._by_key.values())
         fences = (f"-{key}={fence.version}" for key, fence in self._fences.items())
         text = "\n".join(sorted((*routes, *fences)))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def on_change(self, listener: Callable[[Route | None, Route | None], None]) -> None:
-        """Call with what was and what is, whenever a route changes."""
+        """Call the listener with the old and the new route on every change."""
         self._listeners.append(listener)
 
     def observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
-        """Take in one event of the Sandbox informer."""
+        """Apply one event of the Sandbox informer."""
         if new is not None:
             if (route := route_of(new, self._clock.now())) is not None:
                 self.put(route)
             elif (known := self._by_key.get(new.key)) is not None:
-                # Given back to its pool: nobody's now.
+                # Released to its pool.
                 self.remove(known.key, int(new.metadata.resource_version or 0))
         elif old is not None:
             self.remove(old.key, int(old.metadata.resource_version or 0))
 
     def put(self, route: Route) -> bool:
-        """Add or replace a route if it is strictly newer; says whether it was."""
+        """Add or replace a route if it is strictly newer; return whether it was."""
         self._clean()
         known = self._by_key.get(route.key)
         if known is not None and route.version <= known.version:
@@ -189,7 +188,7 @@ class RouteTable:
         self._by_key[route.key] = route
         holder = self._active.get(route.id)
         if holder is None or holder.key == route.key or route.version > holder.version:
-            # Of two objects with one id the later takes over; the other stays as a watermark.
+            # Of two objects with the same id the newer one wins; the other stays as a watermark.
             self._active[route.id] = route
             self._ended.pop(route.id, None)
             if route.access_token_hash:
@@ -198,7 +197,7 @@ class RouteTable:
         return True
 
     def remove(self, key: Key, version: int) -> None:
-        """Take a route out and put up a fence against older news of it."""
+        """Remove a route and keep a fence against older versions of it."""
         known = self._by_key.get(key)
         if known is not None and version < known.version:
             return

@@ -1,1 +1,1 @@
-"""Waking paused sandboxes: held requests, one wake per sandbox, in-flight requests."""
+"""Waking paused sandboxes: held requests, one wake per sandbox, requests in flight."""

@@ -1,7 +1,6 @@
-"""Requests that wait for their sandbox: bounded in number, in bytes and in time.
+"""Requests held until their sandbox runs: bounded in number, bytes and time.
 
-Each waits on its own; the waking is shared (`waker`). What is told when there is no waking says
-nothing of how things are inside.
+All requests for one sandbox share one wake (`waker`). Error responses reveal no internals.
 """
 
 import logging
@@ -25,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class HeldRequests:
-    """Everything that waits in one gateway."""
+    """All held requests of one gateway."""
 
     def __init__(self, waker: Waker, activity: Activity, limits: GatewayLimits) -> None:
         self._waker = waker
@@ -34,7 +33,7 @@ class HeldRequests:
         self._by_uid: dict[str, set[Exchange]] = {}
 
     def has_room(self, uid: str) -> bool:
-        """Say whether one more request may wait for this sandbox."""
+        """Whether one more request may be held for this sandbox."""
         if self._activity.held >= self._limits.held_requests:
             return False
         if len(self._by_uid.get(uid, ())) >= self._limits.held_requests_per_sandbox:
@@ -43,7 +42,10 @@ class HeldRequests:
         return held < self._limits.held_bytes
 
     async def hold(self, exchange: Exchange, route: Route) -> Route | None:
-        """Wait until the sandbox runs; `None` after the exchange was told why it does not."""
+        """Hold a request until its sandbox runs; return the new route.
+
+        Returns None if the sandbox was not woken; the exchange has failed then.
+        """
         group = self._by_uid.setdefault(route.uid, set())
         group.add(exchange)
         self._activity.held += 1

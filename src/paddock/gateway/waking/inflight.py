@@ -1,8 +1,8 @@
-"""Requests under way, by the sandbox that they are for, and what its life has in store for them.
+"""Requests in flight, by sandbox, and what happens to them when the sandbox changes.
 
-Who ends takes its requests along. Who is paused breaks its streams off; a request that was just
-on its way in is carried over the pause, where traffic wakes that sandbox. Nothing goes on over a
-connection to an earlier life.
+When a sandbox ends, its in-flight requests are aborted. When it is paused, its streams are
+aborted; a request that has just started is held until the sandbox runs again, if traffic wakes
+it. Connections to an earlier incarnation are never used again.
 """
 
 from collections.abc import Callable, Coroutine
@@ -19,11 +19,11 @@ from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.gateway.waking.held_requests import HeldRequests
 
 Spawn = Callable[[Exchange, Coroutine[Any, Any, None], str], None]
-"""Lets work go on for an exchange, and end with it."""
+"""Runs work for an exchange as a task that is cancelled when the exchange ends."""
 
 
 class InflightRequests:
-    """Everything that sandboxes are being asked."""
+    """All requests in flight of one gateway."""
 
     def __init__(
         self,
@@ -50,7 +50,8 @@ class InflightRequests:
         routes.on_change(self._route_changed)
 
     def begin(self, exchange: Exchange, route: Route) -> bool:
-        """Take in a request that may go on; says whether there is room for it."""
+        """Register an authorized request; return False, after failing it, if the limit is
+        reached."""
         in_flight = self.in_flight.get(route.uid)
         if in_flight is None:
             in_flight = self.in_flight[route.uid] = set()
@@ -67,7 +68,7 @@ class InflightRequests:
         return self._limits.requests_per_sandbox
 
     def end(self, exchange: Exchange, route: Route, traffic: SandboxTraffic, status: int) -> float:
-        """Take in that one is over; gives how long it took."""
+        """Unregister a request that ended; return its duration in seconds."""
         in_flight = self.in_flight.get(route.uid)
         if in_flight is not None:
             in_flight.discard(exchange)
@@ -83,7 +84,8 @@ class InflightRequests:
         return seconds
 
     def apply_missed_change(self, exchange: Exchange, route: Route) -> None:
-        """Do for one request what was done for all others while its connection was being made."""
+        """Apply to a request the route changes that happened while its connection was being
+        made."""
         current = self._routes.get(route.id)
         if exchange.upstream is None or current is None or current.uid != route.uid:
             return
@@ -91,12 +93,14 @@ class InflightRequests:
             exchange.abort()
         elif current.state in (SandboxState.PAUSING, SandboxState.PAUSED):
             if self._options.wakes and current.wakes:
-                self._spawn(exchange, self._wait_until_running(exchange, current), "carry over")
+                self._spawn(
+                    exchange, self._wait_until_running(exchange, current), "hold over pause"
+                )
             else:
                 exchange.abort()
 
     def _route_changed(self, old: Route | None, new: Route | None) -> None:
-        """Cut off what belongs to a life that is over."""
+        """Abort requests to a sandbox that ended, was replaced, restarted or paused."""
         if old is None:
             return
         if new is None or new.uid != old.uid:
@@ -120,7 +124,7 @@ class InflightRequests:
             self._hold_over_pause(new)
 
     def _abort_upstream(self, uid: str, *, keep_young: bool) -> None:
-        """Break off what a sandbox was sent, save requests that came while it was being paused."""
+        """Abort requests sent to a sandbox; with `keep_young`, except those that just started."""
         limit = self._now() - self._limits.pause_grace_seconds
         for exchange in tuple(self.in_flight.get(uid, ())):
             is_young = exchange.started >= limit and not _is_stream(exchange)
@@ -128,10 +132,10 @@ class InflightRequests:
                 exchange.abort()
 
     def _hold_over_pause(self, route: Route) -> None:
-        """Wake a sandbox that was paused while requests were on their way into it."""
+        """Hold requests whose sandbox was paused after they were sent, and wake it."""
         for exchange in tuple(self.in_flight.get(route.uid, ())):
             if exchange.upstream is not None and exchange.task is None:
-                self._spawn(exchange, self._wait_until_running(exchange, route), "carry over")
+                self._spawn(exchange, self._wait_until_running(exchange, route), "hold over pause")
 
     async def _wait_until_running(self, exchange: Exchange, route: Route) -> None:
         await self._held.hold(exchange, route)
@@ -141,7 +145,7 @@ class InflightRequests:
 def track(
     exchange: Exchange, route: Route, traffic: SandboxTraffic, in_flight: set[Exchange]
 ) -> None:
-    """Take in a request to a sandbox."""
+    """Register a request to a sandbox and count it."""
     exchange.route = route
     exchange.traffic = traffic
     in_flight.add(exchange)
@@ -151,7 +155,7 @@ def track(
 
 
 def _is_stream(exchange: Exchange) -> bool:
-    """Say whether an answer is under way that has no foreseeable end."""
+    """Whether the exchange is a tunnel or a response of unknown length."""
     if exchange.is_tunnel:
         return True
     return exchange.response is not None and exchange.response.framing.length is None

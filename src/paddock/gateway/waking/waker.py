@@ -1,9 +1,8 @@
-"""Waking paused sandboxes: once per sandbox, however many requests wait for it.
+"""Wake paused sandboxes: once per sandbox, however many requests are held for it.
 
-The waker is fenced by uid: a namesake that was made meanwhile is never woken for requests that
-were meant for another. A caller that hangs up stops only its own waiting. What passes by itself
-(a control plane that restarts, a pause that is just being finished) is tried again; what is
-final is told at once.
+Wakes are fenced by uid: a new sandbox with the same name is never woken for requests to the old
+one. A client that disconnects ends only its own wait. Transient errors (a control plane that
+restarts, a pause in progress) are retried; permanent errors are raised at once.
 """
 
 import asyncio
@@ -26,17 +25,17 @@ from paddock.kit.logs import fields
 log = logging.getLogger(__name__)
 
 Resume = Callable[[Route], Awaitable[Route]]
-"""Resumes a sandbox through the manager and gives its new route; handed in by the application."""
+"""Resumes a sandbox through the control plane and returns its new route."""
 
 _RETRY_SECONDS = 5.0
-"""How long a conflict or an absent control plane is taken for something that passes."""
+"""How long a conflict or an unavailable control plane is retried."""
 _RETRY_DELAY_SECONDS = 0.05
 _WAKES = metrics.counter("paddock_gateway_wakes_total", "Sandboxes woken by traffic.", ("result",))
-_SECONDS = metrics.histogram("paddock_gateway_wake_seconds", "From asleep to answering.")
+_SECONDS = metrics.histogram("paddock_gateway_wake_seconds", "Time to wake a paused sandbox.")
 
 
 class Waker:
-    """Wakes sandboxes that requests wait for."""
+    """Wakes sandboxes for held requests."""
 
     def __init__(
         self,
@@ -58,11 +57,11 @@ class Waker:
 
     @property
     def in_flight(self) -> int:
-        """How many sandboxes are being woken."""
+        """The number of sandboxes being woken."""
         return len(self._wakes)
 
     async def wake_once(self, route: Route) -> Route:
-        """Give the route of this very sandbox once it runs."""
+        """Return the route of the sandbox once it runs; join a wake that is already in flight."""
         wake = self._wakes.get(route.uid)
         if wake is None:
             current = self._routes.get(route.id)
@@ -71,16 +70,16 @@ class Waker:
                 and current.uid == route.uid
                 and current.state is SandboxState.RUNNING
             ):
-                # Woken between the look that found it asleep and this one: that was its waking.
+                # Woken since the caller read its route.
                 return current
             wake = asyncio.get_running_loop().create_future()
             self._wakes[route.uid] = wake
             self._tasks.create_task(self._run_wake(route, wake), name=f"wake {route.id}")
-        # Shielded: the others still wait when this caller goes.
+        # Shielded: other callers still wait when this one is cancelled.
         return await asyncio.shield(wake)
 
     async def _run_wake(self, route: Route, wake: asyncio.Future[Route]) -> None:
-        """Wake, and tell all who wait; no failure goes beyond them."""
+        """Wake the sandbox and pass the result, or the error, to all waiting callers."""
         try:
             wake.set_result(await self._wake_in_time(route))
         except asyncio.CancelledError:
@@ -90,7 +89,7 @@ class Waker:
             if not isinstance(error, PaddockError):
                 log.exception("waking failed", extra=fields(sandbox=route.id))
             wake.set_exception(error)
-            # Perhaps nobody is left to hear of it.
+            # Marks the exception as retrieved: there may be no waiting caller left.
             wake.exception()
         finally:
             self._wakes.pop(route.uid, None)

@@ -134,7 +134,7 @@ async def test_what_was_never_well_is_given_to_nobody(world: ClusterWorld) -> No
         return "a cold"
 
     try:
-        world.plane.controllers.probing._prober = sick
+        world.plane.controllers.probes._prober = sick
         await world.provider.write.mutate(
             SandboxTemplate,
             BASE,

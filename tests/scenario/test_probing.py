@@ -28,7 +28,7 @@ class Patients:
         self.everybody_is_sick = False
         self.verdicts: list[str | None] = []
         """What is said next, one after the other, whoever is asked about."""
-        world.plane.controllers.probing._prober = self
+        world.plane.controllers.probes._prober = self
 
     async def __call__(self, sandbox: Sandbox, probe: Probe) -> str | None:
         uid = sandbox.metadata.uid

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from paddock.adapters.envd_session import open_session
-from paddock.controllers.batch.tasks.runner import Order, Report, TaskRunner
+from paddock.controllers.batch.tasks.runner import TaskOrder, TaskReport, TaskRunner
 from paddock.kit.errors import UnavailableError
 from paddock.resources.kinds.batch import TaskState
 from paddock.resources.kinds.sandbox import Sandbox
@@ -64,8 +64,8 @@ class EnvdTasks:
         self._seed = seed
 
     async def assign(
-        self, sandbox: Sandbox, sandbox_id: str, orders: tuple[Order, ...]
-    ) -> tuple[Report, ...]:
+        self, sandbox: Sandbox, sandbox_id: str, orders: tuple[TaskOrder, ...]
+    ) -> tuple[TaskReport, ...]:
         """Set the tasks that a sandbox runs."""
         body = msgspec.json.encode([_encoded(order) for order in orders])
         timeout = aiohttp.ClientTimeout(total=CALL_SECONDS)
@@ -75,7 +75,9 @@ class EnvdTasks:
         ):
             return _reports(await self._read(sandbox, response))
 
-    async def follow(self, sandbox: Sandbox, sandbox_id: str) -> AsyncIterator[tuple[Report, ...]]:
+    async def watch(
+        self, sandbox: Sandbox, sandbox_id: str
+    ) -> AsyncIterator[tuple[TaskReport, ...]]:
         """Yield reports as they are pushed."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=IDLE_SECONDS)
         async with (
@@ -111,7 +113,7 @@ class EnvdTasks:
         return body
 
 
-def _encoded(order: Order) -> dict[str, Any]:
+def _encoded(order: TaskOrder) -> dict[str, Any]:
     spec = order.spec
     process: dict[str, Any] = msgspec.to_builtins(spec.process)
     return {
@@ -127,7 +129,7 @@ def _encoded(order: Order) -> dict[str, Any]:
     }
 
 
-def _reports(data: bytes) -> tuple[Report, ...]:
+def _reports(data: bytes) -> tuple[TaskReport, ...]:
     try:
         found = msgspec.json.decode(data, type=tuple[_Task, ...])
     except msgspec.DecodeError as error:
@@ -135,7 +137,7 @@ def _reports(data: bytes) -> tuple[Report, ...]:
     return tuple(_report(task) for task in found)
 
 
-def _report(task: _Task) -> Report:
+def _report(task: _Task) -> TaskReport:
     status = task.process_status
     known: dict[str, Any] = {
         "name": task.name,
@@ -146,7 +148,7 @@ def _report(task: _Task) -> Report:
     }
     if (ended := status.terminated) is not None:
         state = TaskState.SUCCEEDED if ended.exit_code == 0 else TaskState.FAILED
-        return Report(
+        return TaskReport(
             **known,
             state=state,
             exit_code=ended.exit_code,
@@ -156,9 +158,11 @@ def _report(task: _Task) -> Report:
             finished_at=ended.finished_at,
         )
     if status.running is not None:
-        return Report(**known, state=TaskState.RUNNING, started_at=status.running.started_at)
+        return TaskReport(**known, state=TaskState.RUNNING, started_at=status.running.started_at)
     waiting = status.waiting or _Waiting()
-    return Report(**known, state=TaskState.WAITING, reason=waiting.reason, message=waiting.message)
+    return TaskReport(
+        **known, state=TaskState.WAITING, reason=waiting.reason, message=waiting.message
+    )
 
 
 _: type[TaskRunner] = EnvdTasks

@@ -16,10 +16,10 @@ from paddock.cli.context import with_place
 from paddock.cli.output import Output
 from paddock.cli.target import Place
 from paddock.controllers.env.simulation import (
-    Claim,
-    Outcome,
     Scenario,
     Simulation,
+    SimulationResult,
+    TraceClaim,
     generated,
     read_trace,
 )
@@ -118,7 +118,7 @@ def _trace(
     rate: float,
     duration: float,
     seed: int,
-) -> tuple[Claim, ...]:
+) -> tuple[TraceClaim, ...]:
     if (trace is None) == (generate is None):
         raise InvalidError("name a trace, or --generate one; not both", hint="see --help")
     if trace is not None:
@@ -131,14 +131,14 @@ def _trace(
     return generated(kind, seconds=seconds, rate=rate, duration=duration, seed=seed)
 
 
-def _save(path: Path, claims: tuple[Claim, ...]) -> None:
+def _save(path: Path, claims: tuple[TraceClaim, ...]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("at", "duration"))
         writer.writerows((f"{claim.at:.3f}", f"{claim.duration:.3f}") for claim in claims)
 
 
-def summarize(outcome: Outcome, claims: int) -> Summary:
+def summarize(outcome: SimulationResult, claims: int) -> Summary:
     """Put what happened into numbers."""
     waits = sorted(wait for _, wait in outcome.waits)
     held = used = 0.0
@@ -179,7 +179,7 @@ def _sentence(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def draw(outcome: Outcome, path: Path) -> None:
+def draw(outcome: SimulationResult, path: Path) -> None:
     """Plot pool size, demand and waiting time as PNG."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

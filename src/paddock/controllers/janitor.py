@@ -1,8 +1,8 @@
-"""Sweeps what no reconcile sees: things of the runtime that no object stands for any more.
+"""Deletes instances and checkpoints of the runtime that have no object in the store.
 
-An object is written before the runtime is asked to make anything, so whatever the runtime has
-and the store has not was left behind by a crash, a lost reply, or a store that was replaced.
-Something is swept only when two looks, a while apart, and a live read agree.
+An object is written before the runtime creates anything. What only the runtime has was therefore
+left behind by a crash, a lost reply, or a replaced store. It is deleted only after two sweeps, some
+time apart, and a live read of the store agree.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _SWEPT = metrics.counter("paddock_swept_total", "Leftovers removed.", ("kind",))
 
 
 class Janitor:
-    """Removes leftovers and says what it removed."""
+    """Deletes orphans of the runtime."""
 
     def __init__(self, provider: Provider, runtime: Runtime) -> None:
         self._provider = provider
@@ -32,16 +32,16 @@ class Janitor:
         self._suspects: set[str] = set()
 
     async def run(self) -> None:
-        """Sweep now and then, until cancelled."""
+        """Sweep periodically until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 await self.sweep()
             except PaddockError as error:
-                log.warning("sweep was cut short", extra=fields(error=error.message))
+                log.warning("sweep failed", extra=fields(error=error.message))
 
     async def sweep(self) -> tuple[str, ...]:
-        """Look once; give the ids of what was removed."""
+        """Sweep once; return the ids that were deleted."""
         instances = {instance.uid for instance in await self._runtime.instances()}
         stored = {checkpoint.id for checkpoint in await self._runtime.checkpoints()}
         orphans = dict.fromkeys(instances - self._uids(Sandbox), Sandbox)
@@ -51,16 +51,16 @@ class Janitor:
         if confirmed:
             confirmed -= await self._live_uids()
         for uid in sorted(confirmed):
-            await self._remove(uid, orphans[uid])
+            await self._delete(uid, orphans[uid])
         return tuple(sorted(confirmed))
 
-    async def _remove(self, uid: str, kind: type[Resource]) -> None:
+    async def _delete(self, uid: str, kind: type[Resource]) -> None:
         if kind is Sandbox:
             await self._runtime.destroy(uid)
         else:
             await self._runtime.delete_checkpoint(uid)
         _SWEPT.labels(kind.KIND).inc()
-        log.warning("leftover removed", extra=fields(kind=kind.KIND, uid=uid))
+        log.warning("orphan deleted", extra=fields(kind=kind.KIND, uid=uid))
 
     def _uids(self, kind: type[Resource]) -> set[str]:
         return {obj.metadata.uid for obj in self._provider.all(kind)}

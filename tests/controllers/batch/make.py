@@ -97,6 +97,6 @@ async def batching() -> AsyncGenerator[tuple[World, Batches]]:
     """A world without pools of its own, and what tests do with its batches."""
     async with paddock(pool_size=0) as world:
         yield world, Batches(world)
-        runner = world.plane.batches.follower._runner
+        runner = world.plane.batches.task_watcher._runner
         assert isinstance(runner, SimulatedTasks)
         runner.close()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from paddock.claims.requests import NewSandbox
-from paddock.controllers.batch.allocation.plan import ALGORITHMS, Stock, Waiting, allot
+from paddock.controllers.batch.allocation.plan import ALGORITHMS, BatchDemand, PoolStock, plan
 from paddock.kit.clock import LoopClock
 from paddock.resources.kinds.batch import BatchSandbox
 from paddock.resources.kinds.pool import RecycleStrategy, RecycleType
@@ -24,12 +24,12 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 @st.composite
-def wishes(draw) -> tuple[Waiting, ...]:
+def wishes(draw) -> tuple[BatchDemand, ...]:
     found = []
     for number in range(draw(st.integers(0, 12))):
         missing = draw(st.integers(0, 20))
         found.append(
-            Waiting(
+            BatchDemand(
                 key=Key("n", f"b{number}"),
                 tenant=draw(st.sampled_from("abc")),
                 since=NOW - timedelta(seconds=draw(st.integers(0, 1000))),
@@ -47,9 +47,9 @@ def wishes(draw) -> tuple[Waiting, ...]:
 def test_nobody_gets_more_than_they_want_nor_all_more_than_there_is(
     waiting, ready, allocated, ceiling, data
 ) -> None:
-    stock = Stock(ready=ready, allocated=allocated, ceiling=ceiling)
+    stock = PoolStock(ready=ready, allocated=allocated, ceiling=ceiling)
     algorithm = data.draw(st.sampled_from(sorted(ALGORITHMS)))
-    decision = allot(waiting, stock, algorithm=algorithm, now=NOW)
+    decision = plan(waiting, stock, algorithm=algorithm, now=NOW)
     wanted = {item.key: item for item in waiting}
     assert sum(decision.grants.values()) <= min(ready, max(ceiling - allocated, 0))
     for key, count in decision.grants.items():
@@ -76,10 +76,10 @@ def test_everybody_who_can_be_served_is_served_in_the_end(
         ready = min(ready + supply, ceiling)
         impatient += 1
         rival = Key("n", f"rival{impatient}")
-        left[rival] = Waiting(key=rival, tenant="z", since=now, missing=supply, priority=3)
-        stock = Stock(ready=ready, ceiling=ceiling)
-        decision = allot(tuple(left.values()), stock, algorithm=algorithm, now=now)
-        for key in decision.hopeless:
+        left[rival] = BatchDemand(key=rival, tenant="z", since=now, missing=supply, priority=3)
+        stock = PoolStock(ready=ready, ceiling=ceiling)
+        decision = plan(tuple(left.values()), stock, algorithm=algorithm, now=now)
+        for key in decision.unsatisfiable:
             left.pop(key, None)
         for key, count in decision.grants.items():
             ready -= count

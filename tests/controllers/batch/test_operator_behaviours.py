@@ -262,7 +262,7 @@ async def test_files_and_tasks_outlive_a_pause(kind: str) -> None:
             await world.until(
                 lambda: batches.get("b").status.phase is BatchPhase.COMPLETED, seconds=300
             )
-            runs = world.plane.batches.follower._runner.runs  # type: ignore[attr-defined]
+            runs = world.plane.batches.task_watcher._runner.runs  # type: ignore[attr-defined]
             assert sorted(runs.values()) == [1, 1], "nothing ran twice"
 
 

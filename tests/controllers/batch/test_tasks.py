@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from paddock.controllers.batch.tasks.runner import Report
+from paddock.controllers.batch.tasks.runner import TaskReport
 from paddock.kit.clock import LoopClock
 from paddock.resources.kinds.batch import BatchPhase, TaskResourcePolicy, TaskState
 from paddock.resources.kinds.pool import RecycleStrategy, RecycleType
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.looptime
 
 
 def runner_of(world):
-    return world.plane.batches.follower._runner
+    return world.plane.batches.task_watcher._runner
 
 
 async def over(world, batches: Batches, name: str, seconds: float = 60) -> None:
@@ -133,7 +133,7 @@ async def test_after_a_restart_tasks_go_on_and_none_runs_twice() -> None:
         runner = runner_of(world)
     async with paddock(pool_size=0, store=store, runtime=runtime, clock=clock) as world:
         # What runs in sandboxes does not notice that the control plane was away.
-        world.plane.batches.follower._runner = runner
+        world.plane.batches.task_watcher._runner = runner
         batches = Batches(world)
         await over(world, batches, "b")
         assert batches.get("b").status.task_succeeded == 5
@@ -176,7 +176,7 @@ async def test_a_paused_batch_goes_without_waiting_for_tasks_that_cannot_hear() 
         await batches.change("b", pause=True)
         await world.until(lambda: batches.get("b").status.phase is BatchPhase.PAUSED)
 
-        async def hang(*_: object) -> tuple[Report, ...]:
+        async def hang(*_: object) -> tuple[TaskReport, ...]:
             await asyncio.sleep(1000)
             return ()
 

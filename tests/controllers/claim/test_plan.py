@@ -239,30 +239,34 @@ DONE = CheckpointStatus(phase=CheckpointPhase.SUCCEEDED, completion_time=NOW)
 @pytest.mark.parametrize(
     ("given", "source", "expected"),
     [
-        pytest.param(checkpoint(), sandbox(Phase.RUNNING), storing.Take(), id="running: stored"),
+        pytest.param(
+            checkpoint(), sandbox(Phase.RUNNING), storing.TakeSnapshot(), id="running: stored"
+        ),
         pytest.param(
             checkpoint(),
             sandbox(Phase.PAUSED, PauseStrategy.FREEZE),
-            storing.Take(),
+            storing.TakeSnapshot(),
             id="paused: stored",
         ),
         pytest.param(
             checkpoint(persistent_contents=FILES),
             sandbox(Phase.PAUSED, PauseStrategy.STOP),
-            storing.Take(),
+            storing.TakeSnapshot(),
             id="stopped: its files are",
         ),
         pytest.param(
             checkpoint(),
             sandbox(Phase.PAUSED, PauseStrategy.STOP),
-            storing.Fail("sandbox 's' was stopped and has no memory to store; store its files"),
+            storing.Fail(
+                "sandbox 's' was stopped and has no memory; remove memory from persistentContents"
+            ),
             id="stopped: its memory is not",
         ),
-        pytest.param(checkpoint(), sandbox(Phase.PENDING), storing.Rest(None), id="waits for it"),
+        pytest.param(checkpoint(), sandbox(Phase.PENDING), storing.Wait(None), id="waits for it"),
         pytest.param(
             checkpoint(),
             None,
-            storing.Rest(NOW + storing.WAIT_FOR_SANDBOX),
+            storing.Wait(NOW + storing.WAIT_FOR_SANDBOX),
             id="waits for one that is yet to be applied",
         ),
         pytest.param(
@@ -280,20 +284,20 @@ DONE = CheckpointStatus(phase=CheckpointPhase.SUCCEEDED, completion_time=NOW)
         pytest.param(
             checkpoint(sandbox_uid="other"),
             sandbox(Phase.RUNNING),
-            storing.Fail("sandbox 's' is another one than was meant"),
+            storing.Fail("sandbox 's' has another uid than spec.sandboxUid: it was recreated"),
             id="a namesake",
         ),
         pytest.param(
             checkpoint(),
             sandbox(Phase.FAILED),
-            storing.Fail("sandbox 's' is Failed; only a live one can be stored"),
+            storing.Fail("sandbox 's' is Failed; it must be running or paused"),
             id="dead",
         ),
-        pytest.param(checkpoint(DONE), None, storing.Rest(None), id="outlives its sandbox"),
+        pytest.param(checkpoint(DONE), None, storing.Wait(None), id="outlives its sandbox"),
         pytest.param(
             checkpoint(DONE, ttl_seconds_after_finished=60),
             None,
-            storing.Rest(NOW + timedelta(seconds=60)),
+            storing.Wait(NOW + timedelta(seconds=60)),
             id="until its time is up",
         ),
         pytest.param(
@@ -309,8 +313,8 @@ def test_the_next_step_of_a_checkpoint(
 
 def test_a_checkpoint_is_protected_first_and_forgotten_last() -> None:
     bare = structs.replace(checkpoint(), metadata=META)
-    assert storing.plan(bare, sandbox(Phase.RUNNING), now=NOW) == storing.Protect()
+    assert storing.plan(bare, sandbox(Phase.RUNNING), now=NOW) == storing.AddFinalizer()
     going = structs.replace(checkpoint(DONE).metadata, deletion_timestamp=NOW)
     assert storing.plan(structs.replace(checkpoint(DONE), metadata=going), None, now=NOW) == (
-        storing.Forget()
+        storing.DeleteData()
     )

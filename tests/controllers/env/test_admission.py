@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
-from paddock.controllers.admission.gate import AdmissionGate, Outcome, load
+from paddock.controllers.admission.gate import AdmissionGate, AdmissionOutcome, load
 from paddock.controllers.admission.limits import Amounts, CapacityPlugin, QuotaPlugin
 from paddock.controllers.admission.plugin import (
     AdmissionContext,
@@ -100,7 +100,7 @@ def test_several_answers_merge_to_the_smallest_size_and_the_longest_wait() -> No
 
 async def test_several_plugins_together_admit_the_least() -> None:
     verdict = await AdmissionGate([AtMost(20, "a"), AtMost(12, "b"), AtMost(30, "c")]).size(ask(50))
-    assert (verdict.outcome, verdict.admitted) == (Outcome.JUST_RIGHT, 12)
+    assert (verdict.outcome, verdict.admitted) == (AdmissionOutcome.JUST_RIGHT, 12)
 
 
 class Raises(AdmissionPlugin):
@@ -126,11 +126,11 @@ class Babbles(AdmissionPlugin):
 
 
 @pytest.mark.parametrize(
-    ("plugin", "words"), [(Raises(), "oh no"), (Hangs(), "no answer"), (Babbles(), "'yes'")]
+    ("plugin", "words"), [(Raises(), "oh no"), (Hangs(), "did not answer"), (Babbles(), "'yes'")]
 )
 async def test_a_plugin_that_fails_is_named(plugin: AdmissionPlugin, words: str) -> None:
-    verdict = await AdmissionGate([plugin], patience_seconds=0.01).size(ask(3))
-    assert verdict.outcome is Outcome.FAILED
+    verdict = await AdmissionGate([plugin], timeout_seconds=0.01).size(ask(3))
+    assert verdict.outcome is AdmissionOutcome.FAILED
     assert words in verdict.message
     assert plugin.name in verdict.message
 
@@ -145,17 +145,17 @@ async def test_a_plugin_that_blocks_its_thread_blocks_nobody_else() -> None:
             release.wait(20)
             return PoolAdmission()
 
-    gate = AdmissionGate([Blocks()], patience_seconds=0.05)
+    gate = AdmissionGate([Blocks()], timeout_seconds=0.05)
     started = time.monotonic()
-    assert (await gate.size(ask(3))).outcome is Outcome.FAILED
-    gate._resting.clear()
-    assert "still hangs" in (await gate.size(ask(3))).message
+    assert (await gate.size(ask(3))).outcome is AdmissionOutcome.FAILED
+    gate._skipped_until.clear()
+    assert "still blocked" in (await gate.size(ask(3))).message
     assert time.monotonic() - started < 15, "it was waited for"
     release.set()
     # From here on it answers, as soon as a busy machine lets its thread run.
-    gate._patience = 60.0
+    gate._timeout = 60.0
     async with asyncio.timeout(60):
-        while (await gate.size(ask(3))).outcome is not Outcome.ENOUGH:
+        while (await gate.size(ask(3))).outcome is not AdmissionOutcome.ENOUGH:
             await asyncio.sleep(0.01)
 
 
@@ -171,7 +171,7 @@ class Blocks(AdmissionPlugin):
     def pre_update_pool(self, request):
         threading.Event().wait()
 
-verdict = asyncio.run(AdmissionGate([Blocks()], patience_seconds=0.05).size(ask(3)))
+verdict = asyncio.run(AdmissionGate([Blocks()], timeout_seconds=0.05).size(ask(3)))
 print(verdict.outcome)
 """
     ended = subprocess.run(
@@ -190,7 +190,7 @@ async def test_plugins_are_found_by_entry_point_and_a_broken_one_is_told() -> No
     context: AdmissionContext = None  # type: ignore[assignment]
     assert (await load(context, [], entry_points=[good]).size(ask(9))).admitted == 3
     verdict = await load(context, [], entry_points=[good, bad]).size(ask(9))
-    assert verdict.outcome is Outcome.FAILED
+    assert verdict.outcome is AdmissionOutcome.FAILED
     assert "bad" in verdict.message
 
 
@@ -239,7 +239,7 @@ async def test_a_team_gets_part_of_what_it_asks_for_and_the_rest_when_its_quota_
         assert shown.saturated_until is not None
         admitted = condition(found(world).status.conditions, "Admitted")
         assert admitted is not None
-        assert "of 5 here 3 fit" in admitted.message
+        assert "3 of 5 fit" in admitted.message
         more = Limit(Dimension.COUNT, Scope.ALL, 30)
         await world.plane.keyring.set_team_quota("default", Quota((more,)))
         await idle(world, "agents-one", 5, seconds=120)
@@ -327,5 +327,5 @@ async def test_a_plugin_that_hangs_is_given_a_rest() -> None:
     loop = asyncio.get_running_loop()
     started = loop.time()
     for _ in range(20):
-        assert (await gate.size(ask(3))).outcome is Outcome.FAILED
+        assert (await gate.size(ask(3))).outcome is AdmissionOutcome.FAILED
     assert loop.time() - started <= 6

@@ -9,10 +9,10 @@ from msgspec import structs
 
 from paddock.controllers.env.autoscale import (
     PROTECTION_SECONDS,
-    Action,
     Decision,
-    Group,
-    Member,
+    ScaledGroup,
+    ScaledMember,
+    ScalingAction,
     assign,
     decide,
 )
@@ -25,7 +25,7 @@ from paddock.controllers.env.formulas import (
     shrink_step,
     warm_buffer,
 )
-from paddock.controllers.env.simulation import Claim, Outcome, Scenario, Simulation
+from paddock.controllers.env.simulation import Scenario, Simulation, SimulationResult, TraceClaim
 from paddock.resources.kinds.env import Forecast, ScalePolicy, ScalingGroup, ScheduledFloor
 from paddock.resources.kinds.pool import AutoscalingState
 
@@ -40,9 +40,9 @@ SATURATED = AutoscalingState(saturated_until=ago(-9))
 
 
 def one(group: ScalingGroup | None = None, *, queue: int = 0, **member) -> Decision:
-    subject = Member(name="pool", **member)
+    subject = ScaledMember(name="pool", **member)
     (decision,) = decide(
-        Group(policy=group or ScalingGroup(), members=(subject,), now=NOW, queue=queue)
+        ScaledGroup(policy=group or ScalingGroup(), members=(subject,), now=NOW, queue=queue)
     )
     return decision
 
@@ -71,7 +71,7 @@ def test_waiting_claims_are_answered_at_once_even_while_warmth_cools_down() -> N
         running=4,
         state=AutoscalingState(last_scale_up_time=ago(1)),
     )
-    assert decision.action is Action.GROW
+    assert decision.action is ScalingAction.GROW
     assert decision.target == 7
     assert "3 claims" in decision.sentence
 
@@ -83,7 +83,7 @@ def test_after_the_cooldown_a_warm_buffer_comes_on_top() -> None:
 
 
 def test_what_is_in_the_making_serves_those_who_wait() -> None:
-    assert one(queue=3, replicas=8, running=4, idle=0).action is Action.HOLD
+    assert one(queue=3, replicas=8, running=4, idle=0).action is ScalingAction.HOLD
 
 
 def test_growth_does_not_compound_while_sandboxes_start() -> None:
@@ -98,7 +98,7 @@ def test_growth_does_not_compound_while_sandboxes_start() -> None:
 def test_an_empty_stock_with_claims_of_late_is_warmed_up() -> None:
     state = AutoscalingState(idle_zero_since=ago(31), last_claim_time=ago(100))
     decision = one(replicas=4, running=4, state=state)
-    assert (decision.action, decision.target) == (Action.GROW, 5)
+    assert (decision.action, decision.target) == (ScalingAction.GROW, 5)
 
 
 @pytest.mark.parametrize(
@@ -114,21 +114,21 @@ def test_an_empty_stock_with_claims_of_late_is_warmed_up() -> None:
     ids=["not for long", "no claims of late", "cooling down", "saturated"],
 )
 def test_warming_up_waits_for_its_gates(state: AutoscalingState) -> None:
-    assert one(replicas=4, running=4, state=state).action is Action.HOLD
+    assert one(replicas=4, running=4, state=state).action is ScalingAction.HOLD
 
 
 def test_a_saturated_pool_does_not_try_before_its_time() -> None:
     decision = one(queue=5, replicas=2, running=2, state=AutoscalingState(saturated_until=ago(-1)))
-    assert decision.action is Action.HOLD
+    assert decision.action is ScalingAction.HOLD
     again = one(queue=5, replicas=2, running=2, state=AutoscalingState(saturated_until=ago(0)))
-    assert again.action is Action.GROW
+    assert again.action is ScalingAction.GROW
 
 
 def test_ceilings_of_member_and_group_hold() -> None:
     assert one(queue=50, replicas=2, running=2, maximum=9).target == 9
     assert one(ScalingGroup(max_replicas=6), queue=50, replicas=2, running=2).target == 6
     lowered = one(replicas=9, running=2, idle=7, maximum=5)
-    assert (lowered.action, lowered.target) == (Action.SHRINK, 5)
+    assert (lowered.action, lowered.target) == (ScalingAction.SHRINK, 5)
 
 
 def test_a_pool_that_runs_more_than_its_size_grows_from_what_runs() -> None:
@@ -190,18 +190,18 @@ def drained(state: AutoscalingState | None = None, **member) -> Decision:
 
 def test_shrinking_is_announced_then_done_unless_a_claim_comes() -> None:
     started = drained()
-    assert (started.action, started.target) == (Action.DRAIN, 8)
+    assert (started.action, started.target) == (ScalingAction.DRAIN, 8)
     assert started.state.drain_target == 6
     held = drained(started.state)
-    assert held.action is Action.HOLD
+    assert held.action is ScalingAction.HOLD
     ripe = structs.replace(started.state, drain_since=ago(PROTECTION_SECONDS))
     done = drained(ripe)
-    assert (done.action, done.target) == (Action.SHRINK, 6)
+    assert (done.action, done.target) == (ScalingAction.SHRINK, 6)
     assert done.state.last_scale_down_time == NOW
     assert done.state.drain_since is None
     claimed = structs.replace(ripe, last_claim_time=ago(1))
     aborted = drained(claimed)
-    assert (aborted.action, aborted.target) == (Action.ABORT, 8)
+    assert (aborted.action, aborted.target) == (ScalingAction.ABORT, 8)
     assert "claimed" in aborted.sentence
 
 
@@ -217,12 +217,12 @@ def test_shrinking_is_announced_then_done_unless_a_claim_comes() -> None:
     ids=["shrank just now", "grew just now", "not idle for long", "at its floor", "all in use"],
 )
 def test_nothing_shrinks_while_a_gate_is_shut(changes) -> None:
-    assert drained(**changes).action is Action.HOLD
+    assert drained(**changes).action is ScalingAction.HOLD
 
 
 def test_a_group_floor_trims_the_step_and_one_member_drains_at_a_time() -> None:
     members = tuple(
-        Member(
+        ScaledMember(
             name=name,
             replicas=4,
             idle=4,
@@ -232,18 +232,18 @@ def test_a_group_floor_trims_the_step_and_one_member_drains_at_a_time() -> None:
         for name, priority in (("keep", 0), ("shed", 5))
     )
     policy = ScalingGroup(min_replicas=7, scale_down_policy=ScalePolicy.AGGRESSIVE)
-    keep, shed = decide(Group(policy=policy, members=members, now=NOW))
-    assert keep.action is Action.HOLD
-    assert shed.action is Action.DRAIN
+    keep, shed = decide(ScaledGroup(policy=policy, members=members, now=NOW))
+    assert keep.action is ScalingAction.HOLD
+    assert shed.action is ScalingAction.DRAIN
     assert shed.state.drain_target == 3
 
 
 def test_groups_grow_by_priority_and_spill_over() -> None:
     members = (
-        Member(name="b", replicas=0, up_priority=1),
-        Member(name="a", replicas=0, up_priority=0, maximum=2),
+        ScaledMember(name="b", replicas=0, up_priority=1),
+        ScaledMember(name="a", replicas=0, up_priority=0, maximum=2),
     )
-    group = Group(policy=ScalingGroup(), members=members, now=NOW, queue=5)
+    group = ScaledGroup(policy=ScalingGroup(), members=members, now=NOW, queue=5)
     assert assign(group) == {"a": 2, "b": 3}
     b, a = decide(group)
     assert a.target == 2
@@ -252,11 +252,11 @@ def test_groups_grow_by_priority_and_spill_over() -> None:
 
 def test_what_only_one_member_can_serve_lets_that_one_grow_whatever_its_siblings_have() -> None:
     members = (
-        Member(name="a", replicas=6, idle=6),
-        Member(name="b", replicas=2, running=2, up_priority=9, queue=4),
-        Member(name="c", replicas=1, running=1, maximum=1, queue=3),
+        ScaledMember(name="a", replicas=6, idle=6),
+        ScaledMember(name="b", replicas=2, running=2, up_priority=9, queue=4),
+        ScaledMember(name="c", replicas=1, running=1, maximum=1, queue=3),
     )
-    group = Group(policy=ScalingGroup(), members=members, now=NOW, queue=8)
+    group = ScaledGroup(policy=ScalingGroup(), members=members, now=NOW, queue=8)
     assert assign(group) == {"a": 1, "b": 4, "c": 3}
     a, b, c = decide(group)
     assert (a.target, c.target) == (6, 1)
@@ -266,10 +266,10 @@ def test_what_only_one_member_can_serve_lets_that_one_grow_whatever_its_siblings
 @pytest.mark.parametrize("state", [{"maximum": 10}, {"state": SATURATED}])
 def test_what_waits_for_a_member_that_cannot_grow_takes_no_room_from_its_siblings(state) -> None:
     members = (
-        Member(name="a", replicas=10, running=10, queue=90, **state),
-        Member(name="b", replicas=0),
+        ScaledMember(name="a", replicas=10, running=10, queue=90, **state),
+        ScaledMember(name="b", replicas=0),
     )
-    group = Group(policy=ScalingGroup(max_replicas=50), members=members, now=NOW, queue=95)
+    group = ScaledGroup(policy=ScalingGroup(max_replicas=50), members=members, now=NOW, queue=95)
     a, b = decide(group)
     assert a.target == 10
     assert b.target >= 5
@@ -277,10 +277,10 @@ def test_what_waits_for_a_member_that_cannot_grow_takes_no_room_from_its_sibling
 
 def test_a_saturated_sibling_does_not_hold_back_the_others() -> None:
     members = (
-        Member(name="a", replicas=1, running=1, state=SATURATED),
-        Member(name="b", replicas=0, up_priority=9),
+        ScaledMember(name="a", replicas=1, running=1, state=SATURATED),
+        ScaledMember(name="b", replicas=0, up_priority=9),
     )
-    a, b = decide(Group(policy=ScalingGroup(), members=members, now=NOW, queue=2))
+    a, b = decide(ScaledGroup(policy=ScalingGroup(), members=members, now=NOW, queue=2))
     assert a.target == 1
     assert b.target >= 2
 
@@ -290,7 +290,7 @@ def test_a_saturated_sibling_does_not_hold_back_the_others() -> None:
 policies = st.sampled_from(ScalePolicy)
 traces = st.lists(
     st.builds(
-        Claim,
+        TraceClaim,
         st.floats(0, 2000, allow_nan=False).map(lambda value: round(value, 1)),
         st.floats(0, 900, allow_nan=False).map(lambda value: round(value, 1)),
     ),
@@ -372,10 +372,12 @@ def test_for_any_trace_unmet_demand_is_answered_within_one_cooldown(scenario, tr
 def test_refused_growth_is_tried_again_after_its_time_and_not_before(
     scenario, trace, capacity
 ) -> None:
-    outcome: Outcome = Simulation(structs.replace(scenario, capacity=capacity), trace).run()
+    outcome: SimulationResult = Simulation(
+        structs.replace(scenario, capacity=capacity), trace
+    ).run()
     tried: float | None = None
     for step in outcome.steps:
-        if step.decision.action is Action.GROW:
+        if step.decision.action is ScalingAction.GROW:
             assert tried is None or step.at - tried >= scenario.group.saturation_cooldown_seconds
             tried = step.at if step.decision.target > capacity else None
 
@@ -392,7 +394,7 @@ def test_when_all_is_over_a_pool_goes_back_to_its_floor(scenario, trace) -> None
 
 
 members = st.builds(
-    Member,
+    ScaledMember,
     name=st.sampled_from("abcdef"),
     replicas=st.integers(0, 30),
     idle=st.integers(0, 10),
@@ -413,7 +415,7 @@ members = st.builds(
 )
 def test_a_group_never_grows_beyond_its_maximum(policy, found, queue) -> None:
     queue += sum(item.queue for item in found)
-    group = Group(policy=policy, members=tuple(found), now=NOW, queue=queue)
+    group = ScaledGroup(policy=policy, members=tuple(found), now=NOW, queue=queue)
     decisions = decide(group)
     assert sum(assign(group).values()) == (queue if found else 0)
     before = sum(item.replicas for item in found)
@@ -421,7 +423,7 @@ def test_a_group_never_grows_beyond_its_maximum(policy, found, queue) -> None:
     if policy.max_replicas is not None:
         assert after <= max(policy.max_replicas, before)
     for item, decision in zip(found, decisions, strict=True):
-        assert decision.sentence or decision.action is Action.HOLD
+        assert decision.sentence or decision.action is ScalingAction.HOLD
         if item.maximum is not None:
             assert decision.target <= max(item.maximum, item.running)
 
@@ -435,7 +437,7 @@ def test_a_group_never_grows_beyond_its_maximum(policy, found, queue) -> None:
 def test_a_group_with_room_grows_for_whoever_would_take_any_of_it(policy, found, queue) -> None:
     """Whatever else waits for single members: these may be full, and wait for ever."""
     own = sum(item.queue for item in found)
-    group = Group(policy=policy, members=tuple(found), now=NOW, queue=queue + own)
+    group = ScaledGroup(policy=policy, members=tuple(found), now=NOW, queue=queue + own)
     limit, size = policy.max_replicas, sum(item.size for item in found)
     assume(limit is None or size < limit)
     rooms = [1 if item.maximum is None else item.maximum - item.size for item in found]

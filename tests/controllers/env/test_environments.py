@@ -262,7 +262,7 @@ async def test_what_is_wrong_with_one_member_is_said_and_stops_no_other() -> Non
             states[name[:12]] = (shown.state, shown.message)
         assert states["good"][0] is MemberState.ACTIVE
         assert states["taken"][0] is MemberState.INCONSISTENT
-        assert "not this environment's" in states["taken"][1]
+        assert "belongs to another owner" in states["taken"][1]
         assert "gigantic" in states["odd"][1]
         assert states["agents-twin"][0] is MemberState.ACTIVE
         assert "name of agents-twin's" in states["twin"][1]

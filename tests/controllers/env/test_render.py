@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from paddock.controllers.env.instance_types import known_shapes, multiplied, shape_of
+from paddock.controllers.env.instance_types import load_instance_types, multiplied, resources_of
 from paddock.controllers.env.render import (
     asked_size,
     capacity_of,
@@ -123,33 +123,36 @@ def test_shapes_come_from_the_member_then_the_environment_then_the_template() ->
     inline = Resources(memory="1Gi")
     nothing = EnvDefaults()
     named = EnvDefaults(instance_type="large", multiplier=2)
-    assert shape_of(MemberConfig(), nothing, template) == template
-    assert shape_of(MemberConfig(), named, template).cpu == "8000m"
-    assert shape_of(MemberConfig(instance_type="nano", multiplier=1), named, template).cpu == "500m"
-    assert shape_of(MemberConfig(inline_resources=inline), nothing, template) == inline
+    assert resources_of(MemberConfig(), nothing, template) == template
+    assert resources_of(MemberConfig(), named, template).cpu == "8000m"
+    assert (
+        resources_of(MemberConfig(instance_type="nano", multiplier=1), named, template).cpu
+        == "500m"
+    )
+    assert resources_of(MemberConfig(inline_resources=inline), nothing, template) == inline
     assert multiplied(Resources(cpu="500m", pids=10), 3) == Resources(cpu="1500m", pids=30)
     with pytest.raises(InvalidError, match="nano"):
-        shape_of(MemberConfig(instance_type="huge"), nothing, template)
+        resources_of(MemberConfig(instance_type="huge"), nothing, template)
 
 
 def test_an_operator_names_shapes_of_his_own() -> None:
-    shapes = known_shapes("huge=32/128Gi, small=250m/128Mi")
-    assert shapes["huge"] == Resources(cpu="32", memory="128Gi")
-    assert shapes["small"] == Resources(cpu="250m", memory="128Mi")
-    assert shapes["large"] == known_shapes("")["large"]
+    instance_types = load_instance_types("huge=32/128Gi, small=250m/128Mi")
+    assert instance_types["huge"] == Resources(cpu="32", memory="128Gi")
+    assert instance_types["small"] == Resources(cpu="250m", memory="128Mi")
+    assert instance_types["large"] == load_instance_types("")["large"]
     made = render(
         environment({}),
         "one",
         member(instance_type="huge"),
         TEMPLATE,
         size=1,
-        shapes=shapes,
+        instance_types=instance_types,
     )
     assert made.spec.template is not None
-    assert made.spec.template.resources == shapes["huge"]
+    assert made.spec.template.resources == instance_types["huge"]
     for text in ("huge", "huge=32", "=1/1Gi", "huge=many/1Gi"):
         with pytest.raises(InvalidError, match="instance_types"):
-            known_shapes(text)
+            load_instance_types(text)
 
 
 def test_what_cannot_be_rendered_says_why() -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec import structs
 
-from paddock.controllers.idle.plan import Load, Pause, Seen, plan
+from paddock.controllers.idle.plan import Load, PauseIdle, SandboxActivity, plan
 from paddock.resources.kinds.sandbox import LABEL_POOL, IdlePause, Phase, Sandbox
 from paddock.resources.meta import with_meta
 from tests.cache.make import identity, in_phase, sandbox, with_spec
@@ -28,8 +28,8 @@ def box(**changes) -> Sandbox:
     return structs.replace(made, status=status)
 
 
-def seen(last_request=None, loads=((100, 0.0),), since=0.0) -> Seen:
-    return Seen(
+def seen(last_request=None, loads=((100, 0.0),), since=0.0) -> SandboxActivity:
+    return SandboxActivity(
         watching_since=at(since),
         last_request=None if last_request is None else at(last_request),
         loads=[Load(at(when), percent) for when, percent in loads],
@@ -39,12 +39,12 @@ def seen(last_request=None, loads=((100, 0.0),), since=0.0) -> Seen:
 @pytest.mark.parametrize(
     ("what", "known", "now", "expected"),
     [
-        ("nothing since the start", seen(), 100, Pause(100)),
+        ("nothing since the start", seen(), 100, PauseIdle(100)),
         ("too soon", seen(loads=[(50, 0.0)]), 59, None),
         ("a request half a minute ago", seen(last_request=70), 100, None),
-        ("a request long ago", seen(last_request=30), 100, Pause(70)),
+        ("a request long ago", seen(last_request=30), 100, PauseIdle(70)),
         ("busy a while ago", seen(loads=[(60, 90.0), (90, 1.0)]), 100, None),
-        ("busy long ago", seen(loads=[(20, 90.0), (90, 1.0)]), 100, Pause(80)),
+        ("busy long ago", seen(loads=[(20, 90.0), (90, 1.0)]), 100, PauseIdle(80)),
         ("just at the threshold is busy", seen(loads=[(90, 5.0)]), 100, None),
         ("never measured", seen(loads=[]), 1000, None),
         ("measured long ago only", seen(loads=[(10, 0.0)]), 1000, None),
@@ -58,12 +58,12 @@ def test_what_is_quiet_long_enough_is_paused(what, known, now, expected) -> None
 @pytest.mark.parametrize(
     ("known", "expected"),
     [
-        (seen(loads=[(94, 0.0)]), Pause(100)),
+        (seen(loads=[(94, 0.0)]), PauseIdle(100)),
         (seen(loads=[(94, 90.0)]), None),
         (seen(last_request=96, loads=[(94, 0.0)]), None),
         (seen(last_request=94, loads=[(93, 0.0)]), None),
         (seen(last_request=90, loads=[(91, 1.0)]), None),
-        (seen(last_request=90, loads=[(95, 1.0)]), Pause(10)),
+        (seen(last_request=90, loads=[(95, 1.0)]), PauseIdle(10)),
         (seen(loads=[(80, 0.0)]), None),
     ],
 )
@@ -82,7 +82,7 @@ def test_only_what_asked_for_it_and_runs_is_paused() -> None:
 
 
 def test_a_sandbox_that_somebody_declared_and_nobody_claimed_is_paused_as_it_asks() -> None:
-    assert plan(with_spec(box(), claim=None), seen(), now=at(100)) == Pause(100)
+    assert plan(with_spec(box(), claim=None), seen(), now=at(100)) == PauseIdle(100)
 
 
 def pooled(made: Sandbox) -> Sandbox:

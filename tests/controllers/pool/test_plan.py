@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.controllers.pool.plan import Counts, desired_total, plan, share
+from paddock.controllers.pool.plan import Counts, desired_total, int_or_percent, plan
 from paddock.resources.kinds.pool import Capacity, SandboxPoolSpec, ScaleStrategy, UpdateStrategy
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -112,9 +112,9 @@ def test_a_paused_pool_does_nothing() -> None:
 
 
 def test_percentages_are_rounded_up() -> None:
-    assert share("20%", 4, default=0) == 1
-    assert share(3, 4, default=0) == 3
-    assert share(None, 4, default=7) == 7
+    assert int_or_percent("20%", 4, default=0) == 1
+    assert int_or_percent(3, 4, default=0) == 3
+    assert int_or_percent(None, 4, default=7) == 7
 
 
 counts = st.builds(
@@ -149,7 +149,7 @@ def test_whatever_the_counts_the_ceiling_holds_and_no_more_is_deleted_than_idle(
 
 
 @pytest.mark.parametrize(
-    ("counts", "seconds", "create", "yields"),
+    ("counts", "seconds", "create", "defers"),
     [
         pytest.param(Counts(available_new=6, allocated=4), 0.0, 0, True, id="enough, just claimed"),
         pytest.param(Counts(available_new=6, allocated=4), 2.0, 4, False, id="enough, a lull"),
@@ -175,7 +175,7 @@ def test_whatever_the_counts_the_ceiling_holds_and_no_more_is_deleted_than_idle(
     ],
 )
 def test_a_pool_with_enough_in_stock_fills_up_when_claims_pause(
-    counts: Counts, seconds: float, create: int, yields: bool
+    counts: Counts, seconds: float, create: int, defers: bool
 ):
     spec = SandboxPoolSpec(replicas=10)
 
@@ -183,4 +183,4 @@ def test_a_pool_with_enough_in_stock_fills_up_when_claims_pause(
 
     assert decision.create == create
     assert (decision.wait_seconds is not None) == (create < 4)
-    assert decision.yields == yields
+    assert decision.defers == defers

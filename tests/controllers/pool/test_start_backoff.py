@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec import structs
 
-from paddock.controllers.pool.start_backoff import told
+from paddock.controllers.pool.start_backoff import count_starts
 from paddock.kit.errors import InvalidError
 from paddock.resources.kinds.pool import SandboxPool, SandboxPoolStatus
 from paddock.resources.kinds.sandbox import (
@@ -45,7 +45,7 @@ def sandbox(*, after: int = 0, started: float | None = None, revision: str = "a"
 
 
 def after(status: SandboxPoolStatus, *failed: Sandbox, at: float) -> SandboxPoolStatus:
-    return told(status, failed, (), revision="a", now=later(at))
+    return count_starts(status, failed, (), revision="a", now=later(at))
 
 
 def test_those_that_are_tried_together_count_once_however_many_they_are() -> None:
@@ -73,9 +73,9 @@ def test_what_ran_for_a_while_and_is_lost_was_no_failed_start() -> None:
 def test_one_that_starts_after_a_failure_ends_the_row_and_an_older_one_does_not() -> None:
     status = after(FRESH, sandbox(), at=5)
     older, newer, slower = sandbox(started=4), sandbox(after=1, started=7), sandbox(started=6)
-    assert told(status, (), [older], revision="a", now=later(8)) == status
-    assert told(status, (), [older, newer], revision="a", now=later(8)) == FRESH
-    assert told(status, (), [older, slower], revision="a", now=later(8)) == FRESH
+    assert count_starts(status, (), [older], revision="a", now=later(8)) == status
+    assert count_starts(status, (), [older, newer], revision="a", now=later(8)) == FRESH
+    assert count_starts(status, (), [older, slower], revision="a", now=later(8)) == FRESH
 
 
 @pytest.mark.parametrize("ahead", [-3600, 3600])
@@ -92,7 +92,7 @@ def test_the_clock_of_another_machine_makes_no_failure_more_or_less(ahead: float
 
 def test_another_template_is_tried_at_once() -> None:
     status = after(FRESH, sandbox(), at=1)
-    mended = told(status, [sandbox()], (), revision="b", now=later(1.5))
+    mended = count_starts(status, [sandbox()], (), revision="b", now=later(1.5))
     assert mended == structs.replace(FRESH, failures=0, backoff_until=None)
 
 

@@ -82,7 +82,7 @@ FROZEN = instance(InstanceState.FROZEN)
         pytest.param(
             shown(sandbox(Phase.RUNNING, image="b"), "b"),
             imaged(RUNS, "b"),
-            steps.Rest(None, "it runs"),
+            steps.Wait(None, "the sandbox runs"),
             id="its own image: nothing to do",
         ),
         pytest.param(
@@ -103,17 +103,19 @@ FROZEN = instance(InstanceState.FROZEN)
             steps.Fail("no image"),
             id="cannot be made",
         ),
-        pytest.param(sandbox(Phase.RUNNING), RUNS, steps.Rest(None, "it runs"), id="all is well"),
+        pytest.param(
+            sandbox(Phase.RUNNING), RUNS, steps.Wait(None, "the sandbox runs"), id="all is well"
+        ),
         pytest.param(
             sandbox(Phase.RUNNING, shutdown_time=FUTURE),
             RUNS,
-            steps.Rest(FUTURE, "it runs"),
+            steps.Wait(FUTURE, "the sandbox runs"),
             id="called again at its end",
         ),
         pytest.param(
             sandbox(Phase.RUNNING, shutdown_time=FUTURE, pause_time=NOW + timedelta(seconds=5)),
             RUNS,
-            steps.Rest(NOW + timedelta(seconds=5), "it runs"),
+            steps.Wait(NOW + timedelta(seconds=5), "the sandbox runs"),
             id="called again at the earlier of two",
         ),
         pytest.param(
@@ -143,13 +145,13 @@ FROZEN = instance(InstanceState.FROZEN)
         pytest.param(
             sandbox(Phase.PAUSED, paused=True, shutdown_time=FUTURE),
             FROZEN,
-            steps.Rest(FUTURE, "it is paused"),
+            steps.Wait(FUTURE, "the sandbox is paused"),
             id="kept until its retention ends",
         ),
         pytest.param(
             sandbox(Phase.PAUSED, paused=True, pause_strategy=PauseStrategy.STOP),
             FROZEN,
-            steps.Rest(None, "it is paused"),
+            steps.Wait(None, "the sandbox is paused"),
             id="paused otherwise than asked now: stays",
         ),
         pytest.param(
@@ -214,7 +216,10 @@ FROZEN = instance(InstanceState.FROZEN)
             id="its end is ours",
         ),
         pytest.param(
-            sandbox(Phase.FAILED), RUNS, steps.Rest(None, "it is Failed"), id="failed stays so"
+            sandbox(Phase.FAILED),
+            RUNS,
+            steps.Wait(None, "the sandbox is Failed"),
+            id="failed stays so",
         ),
         pytest.param(
             sandbox(Phase.FAILED, shutdown_time=PAST), None, steps.Expire(), id="failed, and due"
@@ -229,7 +234,7 @@ def test_nothing_is_made_before_the_finalizer_is_there() -> None:
     bare = structs.replace(
         sandbox(Phase.PENDING), metadata=ObjectMeta(name="a", namespace="default")
     )
-    assert steps.plan(bare, None, now=NOW) == steps.Protect()
+    assert steps.plan(bare, None, now=NOW) == steps.AddFinalizer()
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -239,7 +244,7 @@ def test_deletion_wins_over_everything(phase: Phase) -> None:
     assert steps.plan(structs.replace(going, metadata=meta), RUNS, now=NOW) == steps.Destroy()
     freed = structs.replace(meta, finalizers=("someone.else/finalizer",))
     rest = steps.plan(structs.replace(going, metadata=freed), RUNS, now=NOW)
-    assert isinstance(rest, steps.Rest)
+    assert isinstance(rest, steps.Wait)
 
 
 def test_a_transition_that_the_table_does_not_have_is_refused() -> None:

@@ -424,8 +424,8 @@ async def test_every_decision_leaves_a_sentence() -> None:
         events = (await world.store.list(Event)).items
         told = {event.reason: event.message for event in events}
         assert "1 claim cannot be served" in told["ScaleUp"]
-        assert "long idle" in told["ScaleDownStarted"]
-        assert "had long been idle" in told["ScaleDownCompleted"]
+        assert "idle for long" in told["ScaleDownStarted"]
+        assert "had been idle for long" in told["ScaleDownCompleted"]
         made = pool(world, "agents-one")
         assert made is not None
         assert made.status.autoscaling is not None

@@ -68,10 +68,10 @@ class Controllers(Outside):
     """As much of the controllers as scenarios reach into."""
 
     def __init__(self) -> None:
-        self.probing = Probing()
+        self.probes = Probes()
 
 
-class Probing(Outside):
+class Probes(Outside):
     """Where a scenario puts what is to be said of sandboxes that are probed."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class ClusterWorld:
     async def _examined(self, name: str) -> int:
         """Say how a probe's command ends in a pod."""
         sandbox = self.provider.sandbox(Key("default", name))
-        prober = self.plane.controllers.probing._prober
+        prober = self.plane.controllers.probes._prober
         if prober is None or sandbox is None or sandbox.spec.template is None:
             return 0
         return int(await prober(sandbox, sandbox.spec.template.probe) is not None)
@@ -299,7 +299,7 @@ class ClusterWorld:
     async def end(self) -> None:
         """Leave nothing behind."""
         self.kubelet.failing, self.kubelet.start_seconds = 0, 0.0
-        self.plane.controllers.probing._prober = None
+        self.plane.controllers.probes._prober = None
         if self.wire is not None:
             self.wire.hooks.clear()
         for kind in (SandboxPool, SandboxClaim):

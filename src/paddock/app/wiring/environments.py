@@ -1,11 +1,10 @@
-"""Wires environments: their controller, admission, and the router that sends claims to members."""
+"""Creates the parts of environments: controller, admission, and the router of claims."""
 
 import socket
 from collections.abc import Iterable
 from datetime import datetime
 
 from paddock.cache.environments import EnvSnapshots
-from paddock.cache.indexes import TEMPLATE_ID
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.claims.quota.ledger import Dimension
@@ -13,12 +12,13 @@ from paddock.controllers.admission import gate as gates
 from paddock.controllers.admission.gate import AdmissionGate
 from paddock.controllers.admission.limits import Amounts, CapacityPlugin, QuotaPlugin
 from paddock.controllers.admission.plugin import AdmissionContext
+from paddock.controllers.env import events as env_events
 from paddock.controllers.env.adoption import Adoption
-from paddock.controllers.env.controller import EnvController, changed_generation
-from paddock.controllers.env.instance_types import known_shapes
+from paddock.controllers.env.controller import EnvController
+from paddock.controllers.env.instance_types import load_instance_types
 from paddock.controllers.pool.controller import Supply
 from paddock.controllers.sandbox.templates import resolve
-from paddock.engine.controller import Controller, controlled_by, own_key
+from paddock.engine.controller import Controller
 from paddock.engine.recorder import Recorder
 from paddock.kit import ids
 from paddock.kit.clock import Clock
@@ -31,7 +31,6 @@ from paddock.manager.keys import Keyring
 from paddock.resources import quantity
 from paddock.resources.kinds.env import SandboxEnv
 from paddock.resources.kinds.pool import SandboxPool
-from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Key, controller_of
 from paddock.settings import Settings
@@ -40,17 +39,17 @@ ENV_WORKERS = 4
 
 
 class CachedPools:
-    """Finds pools and what they are made of in the cache."""
+    """Finds pools and their templates in the cache."""
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
 
     def pools(self, namespace: str | None) -> Iterable[SandboxPool]:
-        """Give the pools of a namespace, or of all."""
+        """Return the pools of a namespace, or all."""
         return self._provider.pools(namespace=namespace)
 
     def template(self, pool: SandboxPool) -> SandboxTemplateSpec | None:
-        """Give what a pool's sandboxes are made of."""
+        """Return the template of a pool's sandboxes."""
         if pool.spec.template is not None or pool.spec.template_ref is None:
             return pool.spec.template
         try:
@@ -63,7 +62,7 @@ class CachedPools:
 def admission(
     settings: Settings, provider: Provider, keyring: Keyring, clock: Clock
 ) -> AdmissionGate:
-    """Make the gate: quotas of teams, what nodes hold, and what entry points add."""
+    """Create the gate: team quotas, node capacity, and third-party plugins."""
     pools = CachedPools(provider)
     held = Amounts(
         cpu_millis=quantity.millis(settings.capacity_cpu) if settings.capacity_cpu else None,
@@ -87,7 +86,7 @@ def admission(
 
 
 class Environments:
-    """Everything of environments that one control plane has."""
+    """The environment parts of one control plane."""
 
     def __init__(
         self,
@@ -108,14 +107,14 @@ class Environments:
         self.claims = EnvClaims(self.router, forward=federation)
 
     def growth(self, pool: SandboxPool, now: datetime) -> int | None:
-        """Say how much larger a pool may become; none of its own, without bound where unknown."""
+        """Return how much a pool may grow; `None` means unlimited, 0 without an environment."""
         if self.env_snapshots.env_of(pool.key) is not None:
             return self.env_snapshots.growth(pool.key, now)
         owner = controller_of(pool)
         return None if owner is not None and owner.kind == SandboxEnv.KIND else 0
 
     def controller(self, recorder: Recorder, supply: Supply) -> Controller[Key]:
-        """Make the controller of environments and let it be woken."""
+        """Create the controller of environments and subscribe it."""
         provider = self._provider
         envs = EnvController(
             provider=provider,
@@ -127,27 +126,23 @@ class Environments:
             recorder=recorder,
             demand=self.router,
             supply=supply,
-            shapes=known_shapes(self._settings.instance_types),
+            instance_types=load_instance_types(self._settings.instance_types),
         )
-        provider.informer(Sandbox).subscribe(envs.meter.observe)
-        made: Controller[Key] = Controller("env", envs.reconcile, workers=ENV_WORKERS)
-        made.watches(provider.informer(SandboxEnv), changed_generation)
-        made.watches(provider.informer(SandboxPool), controlled_by(SandboxEnv))
-        made.watches(provider.informer(SandboxTemplate), self._of_template)
-        self.router.on_demand(made.queue.add)
-        return made
+        controller = Controller("env", envs.reconcile, workers=ENV_WORKERS)
+        env_events.subscribe(controller, provider, envs.claim_rate, self.router.on_demand)
+        return controller
 
     def adoption(self, recorder: Recorder) -> tuple[Controller[Key], ...]:
-        """Make the controller that adopts pools, where settings ask for it."""
+        """Create the controller that adopts pools, if it is enabled."""
         if not self._settings.adopt_pools:
             return ()
         adoption = Adoption(self._provider, recorder, cluster_id=self._settings.cluster_id)
-        made: Controller[Key] = Controller("adoption", adoption.reconcile, workers=1)
-        made.watches(self._provider.informer(SandboxPool), own_key)
-        return (made,)
+        controller = Controller("adoption", adoption.reconcile, workers=1)
+        env_events.subscribe_adoption(controller, self._provider)
+        return (controller,)
 
     def apart(self) -> Apart:
-        """Follow environments from a process that has no controllers."""
+        """Create the follower for a process without controllers."""
         name = self._settings.identity or f"{socket.gethostname()}-{ids.name_suffix()}"
         return Apart(
             self._provider,
@@ -157,10 +152,3 @@ class Environments:
             name,
             self._clock,
         )
-
-    def _of_template(self, old: SandboxTemplate | None, new: SandboxTemplate | None) -> list[Key]:
-        template = new or old
-        if template is None or not self._provider.is_synced:
-            return []
-        name = template.metadata.name
-        return [env.key for env in self._provider.by_index(SandboxEnv, TEMPLATE_ID, name)]

@@ -10,7 +10,7 @@ from typing import Protocol
 from paddock.adapters.runtime_agent import RuntimeAgent
 from paddock.cache.provider import Provider
 from paddock.controllers.idle.controller import IdleController
-from paddock.controllers.idle.plan import Seen
+from paddock.controllers.idle.plan import SandboxActivity
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.resources.kinds.sandbox import Sandbox
@@ -59,9 +59,9 @@ class IdlePauses:
         """Pause idle sandboxes until cancelled."""
         await self._controller.run()
 
-    def _activity(self, sandbox: Sandbox) -> Seen:
+    def _activity(self, sandbox: Sandbox) -> SandboxActivity:
         uid = sandbox.metadata.uid
-        return Seen(
+        return SandboxActivity(
             watching_since=self._traffic.since(),
             last_request=self._traffic.last(uid),
             loads=self._agent.loads(uid),

@@ -1,1 +1,1 @@
-"""Admission of pools: plugins say how large a pool may be, and why not larger."""
+"""Admission of pools: plugins limit the size of pools and give the reason."""

@@ -1,8 +1,8 @@
-"""Asking all plugins, and searching for the largest size that they admit.
+"""Calls all admission plugins and finds the largest size that they admit.
 
-A plugin that raises, hangs or answers nonsense fails the question, not the controller: nothing
-grows without an answer, everything else goes on. One that hangs in a thread is not asked anew
-before that thread is back.
+A plugin that raises, times out or returns garbage fails the request, not the controller: nothing
+grows without an answer, everything else continues. A plugin that blocks in a thread is not called
+again before that thread returns.
 """
 
 import asyncio
@@ -30,27 +30,27 @@ from paddock.kit.logs import fields
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 5.0
-REST_SECONDS = 15.0
-"""A plugin that gave no answer is not asked again for so long."""
+TIMEOUT_SECONDS = 5.0
+SKIP_SECONDS = 15.0
+"""A plugin that timed out is not called again for this long."""
 
 
-class Outcome(StrEnum):
-    """What came of asking to grow; the words that `lastAttemptResult` has."""
+class AdmissionOutcome(StrEnum):
+    """Result of a request to grow; the values of `lastAttemptResult`."""
 
     ENOUGH = "Enough"
     JUST_RIGHT = "JustRight"
-    """Part of it."""
+    """Partly admitted."""
     INSUFFICIENT = "Insufficient"
-    """None of it."""
+    """Refused."""
     FAILED = "Failed"
-    """A plugin did not answer."""
+    """A plugin failed."""
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
-    """The plugins' common answer."""
+class AdmissionVerdict(Struct, frozen=True, kw_only=True):
+    """The merged answer of all plugins."""
 
-    outcome: Outcome
+    outcome: AdmissionOutcome
     admitted: int
     retry_after_seconds: float | None = None
     reason: str = ""
@@ -58,7 +58,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 class PluginFailedError(PaddockError):
-    """A plugin raised, hung, or gave something that is no answer."""
+    """A plugin raised, timed out, or returned an invalid answer."""
 
     reason = "PluginFailed"
 
@@ -70,46 +70,49 @@ class AdmissionGate:
         self,
         plugins: Sequence[AdmissionPlugin] = (),
         *,
-        patience_seconds: float = PATIENCE_SECONDS,
+        timeout_seconds: float = TIMEOUT_SECONDS,
         broken: Sequence[str] = (),
     ) -> None:
         self._plugins = tuple(plugins)
-        self._patience = patience_seconds
+        self._timeout = timeout_seconds
         self.broken = tuple(broken)
-        """Plugins that could not be loaded, each with why."""
-        self._hanging: dict[str, asyncio.Future[Any]] = {}
-        self._resting: dict[str, float] = {}
+        """Errors of plugins that could not be loaded."""
+        self._blocked: dict[str, asyncio.Future[Any]] = {}
+        self._skipped_until: dict[str, float] = {}
 
-    async def size(self, request: PoolRequest) -> Verdict:
-        """Say how large the pool may be: all that is asked, or the most that is admitted."""
+    async def size(self, request: PoolRequest) -> AdmissionVerdict:
+        """Return the admitted size: all that is requested, or the largest admitted."""
         hook = "pre_create_pool" if request.current is None else "pre_update_pool"
         wanted = request.replicas
         try:
             full = await self._ask(hook, request)
             if full.allows(wanted):
-                return Verdict(outcome=Outcome.ENOUGH, admitted=wanted)
+                return AdmissionVerdict(outcome=AdmissionOutcome.ENOUGH, admitted=wanted)
             most = await self._largest(hook, request, full)
         except PluginFailedError as error:
-            return Verdict(
-                outcome=Outcome.FAILED, admitted=0, reason=error.reason, message=error.message
+            return AdmissionVerdict(
+                outcome=AdmissionOutcome.FAILED,
+                admitted=0,
+                reason=error.reason,
+                message=error.message,
             )
-        return Verdict(
-            outcome=Outcome.JUST_RIGHT if most else Outcome.INSUFFICIENT,
+        return AdmissionVerdict(
+            outcome=AdmissionOutcome.JUST_RIGHT if most else AdmissionOutcome.INSUFFICIENT,
             admitted=most,
             retry_after_seconds=full.retry_after_seconds,
             reason=full.reason or "Refused",
-            message=full.message or f"of {wanted} sandboxes {most} were admitted",
+            message=full.message or f"{most} of {wanted} sandboxes were admitted",
         )
 
     async def deletion(self, request: PoolRequest) -> PoolAdmission:
-        """Ask whether a pool may go; a plugin that fails keeps it."""
+        """Ask whether a pool may be deleted; a failing plugin keeps it."""
         try:
             return await self._ask("pre_delete_pool", request)
         except PluginFailedError as error:
             return PoolAdmission(admitted=-1, reason=error.reason, message=error.message)
 
     async def _largest(self, hook: str, request: PoolRequest, full: PoolAdmission) -> int:
-        """Search between nothing and what was refused; a plugin's own word is tried first."""
+        """Find the largest admitted size; the plugin's own limit is tried first."""
         low, high = 0, request.replicas - 1
         hint = full.admitted or 0
         if 0 < hint <= high:
@@ -133,7 +136,7 @@ class AdmissionGate:
         answer = await self._ask(hook, structs.replace(request, replicas=replicas))
         return answer.allows(replicas)
 
-    # ---- one question --------------------------------------------------------------------
+    # ---- one call --------------------------------------------------------------------
 
     async def _ask(self, hook: str, request: PoolRequest) -> PoolAdmission:
         if self.broken:
@@ -144,19 +147,19 @@ class AdmissionGate:
         self, plugin: AdmissionPlugin, hook: str, request: PoolRequest
     ) -> PoolAdmission:
         name = _name(plugin)
-        if name in self._hanging:
-            raise PluginFailedError(f"the admission plugin {name} still hangs in an earlier call")
+        if name in self._blocked:
+            raise PluginFailedError(f"admission plugin {name} is still blocked in an earlier call")
         loop = asyncio.get_running_loop()
-        if self._resting.get(name, 0.0) > loop.time():
-            raise PluginFailedError(f"the admission plugin {name} gave no answer a moment ago")
+        if self._skipped_until.get(name, 0.0) > loop.time():
+            raise PluginFailedError(f"admission plugin {name} timed out recently")
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 answer = await self._call(name, getattr(plugin, hook), request)
         except TimeoutError as error:
-            # Others are not made to wait for it, too.
-            self._resting[name] = loop.time() + REST_SECONDS
+            # The next requests must not wait for it too.
+            self._skipped_until[name] = loop.time() + SKIP_SECONDS
             raise PluginFailedError(
-                f"the admission plugin {name} gave no answer within {self._patience:g} s"
+                f"admission plugin {name} did not answer within {self._timeout:g} s"
             ) from error
         except Exception as error:
             log.warning(
@@ -164,9 +167,11 @@ class AdmissionGate:
                 extra=fields(plugin=name, hook=hook, pool=request.key, error=repr(error)),
                 exc_info=error,
             )
-            raise PluginFailedError(f"the admission plugin {name} failed: {error!r}") from error
+            raise PluginFailedError(f"admission plugin {name} failed: {error!r}") from error
         if not isinstance(answer, PoolAdmission):
-            raise PluginFailedError(f"the admission plugin {name} gave {answer!r} for an answer")
+            raise PluginFailedError(
+                f"admission plugin {name} returned {answer!r}, not a PoolAdmission"
+            )
         return answer
 
     async def _call(
@@ -175,10 +180,10 @@ class AdmissionGate:
         if inspect.iscoroutinefunction(hook) or _is_ours(hook):
             answer = hook(request)
             return await answer if inspect.isawaitable(answer) else answer
-        # A stranger's plain function may block: not this loop.
+        # A plain function of a third party may block: run it in a thread.
         running = _in_thread(name, hook, request)
-        self._hanging[name] = running
-        running.add_done_callback(lambda _: self._hanging.pop(name, None))
+        self._blocked[name] = running
+        running.add_done_callback(lambda _: self._blocked.pop(name, None))
         answer = await asyncio.shield(running)
         return await answer if inspect.isawaitable(answer) else answer
 
@@ -186,7 +191,7 @@ class AdmissionGate:
 def _in_thread(
     name: str, hook: Callable[[PoolRequest], Any], request: PoolRequest
 ) -> asyncio.Future[Any]:
-    """Call a function in a thread that nobody waits for at the end: it may hang for ever."""
+    """Call a function in a daemon thread: it may block for ever."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -194,9 +199,9 @@ def _in_thread(
         answer, error = None, None
         try:
             answer = hook(request)
-        except Exception as raised:  # noqa: BLE001 - a stranger's code: whatever it raises is told
+        except Exception as raised:  # noqa: BLE001 - third-party code: every error is reported
             error = raised
-        with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile: nobody asks.
+        with contextlib.suppress(RuntimeError):  # The loop has ended.
             loop.call_soon_threadsafe(_settle, future, answer, error)
 
     threading.Thread(target=call, name=f"admission plugin {name}", daemon=True).start()
@@ -226,13 +231,15 @@ def load(
     *,
     entry_points: Sequence[metadata.EntryPoint] | None = None,
 ) -> AdmissionGate:
-    """Make the gate of the built-in plugins and those that entry points name."""
+    """Create the gate with the built-in plugins and those of entry points."""
     found = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
     plugins, broken = list(built_in), list[str]()
     for entry in found:
         try:
             plugins.append(entry.load()(context))
-        except Exception as error:  # noqa: BLE001 - a stranger's code: whatever it raises is told
-            log.warning("plugin not loaded", extra=fields(name=entry.name, error=repr(error)))
-            broken.append(f"the admission plugin {entry.name} cannot be loaded: {error!r}")
+        except Exception as error:  # noqa: BLE001 - third-party code: every error is reported
+            log.warning(
+                "cannot load admission plugin", extra=fields(name=entry.name, error=repr(error))
+            )
+            broken.append(f"admission plugin {entry.name} cannot be loaded: {error!r}")
     return AdmissionGate(plugins, broken=broken)

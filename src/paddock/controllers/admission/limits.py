@@ -1,7 +1,7 @@
-"""The built-in plugins: a quota per namespace (which is a team's), and what nodes can hold.
+"""Built-in plugins: quota per namespace (team), and capacity of the nodes.
 
-Both count what pools promise: each pool's size times what one of its sandboxes may use. They know
-the exact answer, so they give it rather than have it searched for.
+Both count the promised resources: each pool's size times the footprint of one sandbox. They know
+the exact limit and return it, so no search is needed.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,32 +24,32 @@ RETRY_SECONDS = 30.0
 
 
 class Amounts(Struct, frozen=True, kw_only=True):
-    """How much of each; `None` is without limit."""
+    """Amounts of resources; `None` means unlimited."""
 
     sandboxes: int | None = None
     cpu_millis: int | None = None
     memory_bytes: int | None = None
 
     @property
-    def is_boundless(self) -> bool:
-        """Say whether nothing is limited."""
+    def is_unlimited(self) -> bool:
+        """Whether nothing is limited."""
         return self.sandboxes is None and self.cpu_millis is None and self.memory_bytes is None
 
 
 class Pools(Protocol):
-    """Where pools and what they are made of are found."""
+    """Source of pools and their templates."""
 
     def pools(self, namespace: str | None) -> Iterable[SandboxPool]:
-        """Give the pools of a namespace, or of all."""
+        """Return the pools of a namespace, or all."""
         ...
 
     def template(self, pool: SandboxPool) -> SandboxTemplateSpec | None:
-        """Give what a pool's sandboxes are made of."""
+        """Return the template of a pool's sandboxes."""
         ...
 
 
 class QuotaPlugin(AdmissionPlugin):
-    """Keeps the pools of each namespace within its team's quota."""
+    """Limits the pools of each namespace to its team's quota."""
 
     name = "quota"
 
@@ -58,22 +58,22 @@ class QuotaPlugin(AdmissionPlugin):
         self._limits = limits
 
     def pre_create_pool(self, request: PoolRequest) -> PoolAdmission:
-        """Judge a new pool."""
-        return self._judge(request)
+        """Limit a new pool."""
+        return self._admit(request)
 
     def pre_update_pool(self, request: PoolRequest) -> PoolAdmission:
-        """Judge a changed pool."""
-        return self._judge(request)
+        """Limit a changed pool."""
+        return self._admit(request)
 
-    def _judge(self, request: PoolRequest) -> PoolAdmission:
+    def _admit(self, request: PoolRequest) -> PoolAdmission:
         namespace = request.key.namespace
         limits = self._limits(namespace)
         others = self._pools.pools(namespace)
-        return judge(self._pools, request, limits, others, f"the quota of {namespace}", "Quota")
+        return admit(self._pools, request, limits, others, f"the quota of {namespace}", "Quota")
 
 
 class CapacityPlugin(AdmissionPlugin):
-    """Keeps all pools together within what nodes can hold."""
+    """Limits all pools together to the capacity of the nodes."""
 
     name = "capacity"
 
@@ -82,21 +82,26 @@ class CapacityPlugin(AdmissionPlugin):
         self._capacity = capacity
 
     def pre_create_pool(self, request: PoolRequest) -> PoolAdmission:
-        """Judge a new pool."""
-        return self._judge(request)
+        """Limit a new pool."""
+        return self._admit(request)
 
     def pre_update_pool(self, request: PoolRequest) -> PoolAdmission:
-        """Judge a changed pool."""
-        return self._judge(request)
+        """Limit a changed pool."""
+        return self._admit(request)
 
-    def _judge(self, request: PoolRequest) -> PoolAdmission:
+    def _admit(self, request: PoolRequest) -> PoolAdmission:
         others = self._pools.pools(None)
-        return judge(
-            self._pools, request, self._capacity(), others, "what the nodes hold", "NodeCapacity"
+        return admit(
+            self._pools,
+            request,
+            self._capacity(),
+            others,
+            "the capacity of the nodes",
+            "NodeCapacity",
         )
 
 
-def judge(
+def admit(
     pools: Pools,
     request: PoolRequest,
     limits: Amounts,
@@ -104,23 +109,23 @@ def judge(
     what: str,
     reason: str,
 ) -> PoolAdmission:
-    """Say how many sandboxes of this pool fit beside what the other pools promise."""
-    if limits.is_boundless:
+    """Return how many sandboxes of this pool fit beside the other pools."""
+    if limits.is_unlimited:
         return ADMITTED
     used = [0, 0, 0]
     for pool in others:
         if pool.key != request.key and not pool.is_deleting:
-            for index, amount in enumerate(_promise(pools.template(pool), _held(pool))):
+            for index, amount in enumerate(_total(pools.template(pool), _size(pool))):
                 used[index] += amount
-    each = _promise(pools.template(request.pool), 1)
+    each = _total(pools.template(request.pool), 1)
     found = (limits.sandboxes, limits.cpu_millis, limits.memory_bytes)
-    names = ("sandboxes", "thousandths of a core", "bytes of memory")
+    names = ("sandboxes", "millicores", "bytes of memory")
     best: tuple[int, str] | None = None
     for limit, taken, one, name in zip(found, used, each, names, strict=True):
         if limit is None or one == 0:
             continue
         room = max(limit - taken, 0) // one
-        words = f"{what} is {limit} {name}, and other pools have {taken}"
+        words = f"{what} is {limit} {name}, and other pools use {taken}"
         best = min(best, (room, words)) if best is not None else (room, words)
     if best is None or best[0] >= request.replicas:
         return ADMITTED
@@ -128,14 +133,14 @@ def judge(
         admitted=best[0],
         retry_after_seconds=RETRY_SECONDS,
         reason=reason + "Exceeded",
-        message=f"{best[1]}: of {request.replicas} here {best[0]} fit",
+        message=f"{best[1]}: {best[0]} of {request.replicas} fit",
     )
 
 
-def _held(pool: SandboxPool) -> int:
+def _size(pool: SandboxPool) -> int:
     return max(size_of(pool), pool.status.allocated)
 
 
-def _promise(template: SandboxTemplateSpec | None, count: int) -> tuple[int, int, int]:
+def _total(template: SandboxTemplateSpec | None, count: int) -> tuple[int, int, int]:
     cpu, memory = footprint((template or SandboxTemplateSpec()).resources)
     return count, cpu * count, memory * count

@@ -1,11 +1,11 @@
-"""What an admission plugin is asked and answers.
+"""The interface of admission plugins.
 
-A plugin is asked before a pool is made, changed or deleted. It may be asked again and again about
-sizes that never come about (the largest admissible one is searched for), so hooks have no side
-effects. They may be coroutines or plain functions; the latter run in a thread of their own.
+A plugin is called before a pool is created, changed or deleted. It may be called repeatedly with
+sizes that are never applied (the largest admissible one is searched for), so hooks must have no
+side effects. They may be coroutines or plain functions; the latter run in their own thread.
 
-Others' plugins are found by the entry point group `paddock.admission`: each names a callable that
-takes an `AdmissionContext` and gives a plugin.
+Third-party plugins are found by the entry point group `paddock.admission`: each names a callable
+that takes an `AdmissionContext` and returns a plugin.
 """
 
 from collections.abc import Awaitable
@@ -22,18 +22,18 @@ GROUP = "paddock.admission"
 
 
 class PoolRequest(Struct, frozen=True, kw_only=True):
-    """What is about to happen to a pool."""
+    """A change of a pool that needs admission."""
 
     pool: SandboxPool
-    """As it would be."""
+    """The pool after the change."""
     current: SandboxPool | None = None
-    """As it is; absent where it is about to be made."""
+    """The pool before the change; `None` if it is created."""
     replicas: int = 0
-    """Its size then: running and idle sandboxes together."""
+    """Its size after the change: running and idle sandboxes."""
 
     @property
     def key(self) -> Key:
-        """Where the pool is."""
+        """Key of the pool."""
         return self.pool.key
 
 
@@ -41,16 +41,16 @@ class PoolAdmission(Struct, frozen=True, kw_only=True):
     """A plugin's answer."""
 
     admitted: int | None = None
-    """The largest size that may be; `None` sets no limit. Less than asked for refuses the rest."""
+    """The largest admitted size; `None` sets no limit. Less than requested refuses the rest."""
     retry_after_seconds: float | None = None
-    """When asking again may help."""
+    """When a retry may succeed."""
     reason: str = ""
-    """One word."""
+    """Machine-readable, in CamelCase."""
     message: str = ""
-    """One sentence for people."""
+    """Human-readable."""
 
     def allows(self, replicas: int) -> bool:
-        """Say whether so many may be."""
+        """Whether this size is admitted."""
         return self.admitted is None or self.admitted >= replicas
 
 
@@ -58,7 +58,7 @@ ADMITTED = PoolAdmission()
 
 
 class AdmissionContext(Struct, frozen=True):
-    """What a plugin may look at."""
+    """What a plugin may read."""
 
     settings: Settings
     provider: Provider
@@ -66,25 +66,25 @@ class AdmissionContext(Struct, frozen=True):
 
 
 class AdmissionPlugin:
-    """Base of plugins: admits everything. Override what is to be judged."""
+    """Base class of plugins; admits everything. Override the hooks to limit."""
 
     name: str = "plugin"
 
     def pre_create_pool(self, request: PoolRequest) -> PoolAdmission | Awaitable[PoolAdmission]:
-        """Judge a pool that is about to be made."""
+        """Called before a pool is created."""
         return ADMITTED
 
     def pre_update_pool(self, request: PoolRequest) -> PoolAdmission | Awaitable[PoolAdmission]:
-        """Judge a change of a pool's size or spec."""
+        """Called before a pool's size or spec changes."""
         return ADMITTED
 
     def pre_delete_pool(self, request: PoolRequest) -> PoolAdmission | Awaitable[PoolAdmission]:
-        """Judge the end of a pool; admitting less than its size keeps it."""
+        """Called before a pool is deleted; admitting less than its size keeps it."""
         return ADMITTED
 
 
 def merged(answers: list[PoolAdmission]) -> PoolAdmission:
-    """Take several answers as one: the smallest size, the longest wait, that plugin's reason."""
+    """Merge answers: the smallest size with its reason, the longest wait."""
     limits = [item for item in answers if item.admitted is not None]
     if not limits:
         return ADMITTED

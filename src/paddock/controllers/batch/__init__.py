@@ -1,5 +1,5 @@
-"""Batches: which sandboxes serve which shards, and the tasks they run.
+"""Reconciles batches: which sandbox serves which shard, and the tasks in them.
 
-`allocation` and `shards` decide (pure), `allocator` writes allocations per pool, `controller`
-keeps each batch, `tasks` and `follower` look after what runs in the shards.
+`allocation` and `shards` decide (pure), `allocation/allocator` writes allocations per pool,
+`controller` reconciles each batch, `tasks` runs and watches the tasks of the shards.
 """

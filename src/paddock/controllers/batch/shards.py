@@ -1,8 +1,8 @@
-"""Which shards a batch has, which of them want a sandbox, and which go first: pure decisions.
+"""Which shards a batch has, which need a sandbox, and which are released first. Pure.
 
-Shards are index-stable: task i belongs to shard i, and a shard that loses its sandbox keeps its
-index and waits for another one. After a scale-in the indexes that are left may have gaps; a later
-scale-out fills the lowest first.
+Shard indexes are stable: task i belongs to shard i, and a shard that loses its sandbox keeps its
+index and waits for another. A scale-in may leave gaps; a later scale-out fills the lowest index
+first.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,12 +24,12 @@ from paddock.resources.kinds.sandbox import (
 from paddock.resources.meta import ConditionStatus, Key, condition, is_true
 
 ANNOTATION_VICTIMS = "paddock.dev/scale-in-shards"
-"""Shards to give up first, such as `3,7`."""
+"""Shards to release first on a scale-in, such as `3,7`."""
 OVER = (TaskState.SUCCEEDED, TaskState.FAILED)
 
 
 def is_over(result: TaskResult | None, max_attempts: int) -> bool:
-    """Say whether a task has ended for good."""
+    """Whether a task has ended for good."""
     if result is None:
         return False
     if result.state is TaskState.SUCCEEDED:
@@ -40,26 +40,26 @@ def is_over(result: TaskResult | None, max_attempts: int) -> bool:
 
 
 def results(batch: BatchSandbox) -> dict[int, TaskResult]:
-    """Give what is known of each shard's task."""
+    """Return the task result of each shard."""
     return {result.shard: result for result in batch.status.tasks}
 
 
 def released_shards(batch: BatchSandbox) -> frozenset[int]:
-    """Give the shards whose work is done and whose sandbox goes back."""
+    """Return the finished shards whose sandbox is to be released."""
     template = batch.spec.task_template
     policy = batch.spec.task_resource_policy_when_completed
     if template is None or policy is not TaskResourcePolicy.RELEASE:
         return frozenset()
-    # The executor tries again by itself; what it reports as ended has ended for good.
+    # The executor retries by itself: what it reports as ended has ended for good.
     return frozenset(item.shard for item in batch.status.tasks if item.state in OVER)
 
 
 def wanted_shards(batch: BatchSandbox, lost: frozenset[int] = frozenset()) -> tuple[int, ...]:
-    """Give the indexes of the shards that a batch should have, in order."""
+    """Return the indexes of the desired shards, in order."""
     replicas = batch.spec.replicas
     known = {item.shard: item for item in batch.status.allocations}
     if len(known) > replicas:
-        kept = sorted(known, key=_reluctance(batch, known, lost), reverse=True)[:replicas]
+        kept = sorted(known, key=_release_order(batch, known, lost), reverse=True)[:replicas]
         return tuple(sorted(kept))
     wanted = set(known)
     index = 0
@@ -69,8 +69,8 @@ def wanted_shards(batch: BatchSandbox, lost: frozenset[int] = frozenset()) -> tu
     return tuple(sorted(wanted))
 
 
-def _reluctance(batch: BatchSandbox, known: Mapping[int, Allocation], lost: frozenset[int]):
-    """Rank shards by how unwillingly they are given up."""
+def _release_order(batch: BatchSandbox, known: Mapping[int, Allocation], lost: frozenset[int]):
+    """Return a sort key: shards with the lowest key are released first."""
     named = named_victims(batch)
     tasks = results(batch)
 
@@ -88,13 +88,13 @@ def _reluctance(batch: BatchSandbox, known: Mapping[int, Allocation], lost: froz
 
 
 def named_victims(batch: BatchSandbox) -> frozenset[int]:
-    """Read which shards the owner would give up first."""
+    """Return the shards that the annotation names for release."""
     text = batch.metadata.annotations.get(ANNOTATION_VICTIMS, "")
     return frozenset(int(part) for part in text.split(",") if part.strip().isdigit())
 
 
 def missing_shards(batch: BatchSandbox) -> tuple[int, ...]:
-    """Give the shards that want a sandbox and have none, in order."""
+    """Return the shards that need a sandbox, in order."""
     if batch.is_deleting or batch.spec.pause:
         return ()
     done = released_shards(batch)
@@ -103,12 +103,12 @@ def missing_shards(batch: BatchSandbox) -> tuple[int, ...]:
 
 
 def sandbox_key(batch: BatchSandbox, allocation: Allocation) -> Key:
-    """Give where a shard's sandbox is."""
+    """Return the key of a shard's sandbox."""
     return Key(allocation.namespace or batch.metadata.namespace, allocation.sandbox)
 
 
-def is_batch_mark(batch: BatchSandbox, sandbox: Sandbox) -> bool:
-    """Say whether a sandbox bears the claim of this batch."""
+def is_claimed_by(batch: BatchSandbox, sandbox: Sandbox) -> bool:
+    """Whether a sandbox has the claim of this batch."""
     claim = sandbox.spec.claim
     return claim is not None and (
         claim.idempotency_key.startswith(f"batch:{batch.metadata.uid}:")
@@ -117,22 +117,22 @@ def is_batch_mark(batch: BatchSandbox, sandbox: Sandbox) -> bool:
 
 
 def loss(batch: BatchSandbox, allocation: Allocation, sandbox: Sandbox | None) -> str:
-    """Say why a shard's sandbox is lost to it; empty where it is not."""
+    """Return why a shard lost its sandbox; empty if it did not."""
     if sandbox is None:
-        return "its sandbox is gone"
+        return "its sandbox does not exist"
     if sandbox.metadata.uid != allocation.uid:
-        return "its sandbox was replaced by a namesake"
+        return "its sandbox was recreated with the same name"
     if sandbox.is_deleting:
         return "its sandbox is being deleted"
     if sandbox.status.phase in (Phase.FAILED, Phase.SUCCEEDED):
         return sandbox.status.message or f"its sandbox is {sandbox.status.phase}"
-    if sandbox.spec.claim is not None and not is_batch_mark(batch, sandbox):
-        return "its sandbox was claimed by somebody else"
+    if sandbox.spec.claim is not None and not is_claimed_by(batch, sandbox):
+        return "its sandbox was claimed by another owner"
     return ""
 
 
 def is_ready(sandbox: Sandbox | None) -> bool:
-    """Say whether a shard's sandbox can work."""
+    """Whether a shard's sandbox is ready."""
     if sandbox is None or sandbox.is_deleting or sandbox.status.phase is not Phase.RUNNING:
         return False
     healthy = condition(sandbox.status.conditions, CONDITION_HEALTHY)
@@ -142,14 +142,14 @@ def is_ready(sandbox: Sandbox | None) -> bool:
 
 
 def emptied(allocation: Allocation) -> Allocation:
-    """Give a shard that waits for another sandbox."""
+    """Return the allocation of a shard without a sandbox."""
     return Allocation(shard=allocation.shard)
 
 
 def granted(
     batch: BatchSandbox, sandboxes: Iterable[tuple[int, Sandbox, str]]
 ) -> tuple[Allocation, ...]:
-    """Give the batch's allocations with further shards served: index, sandbox, public id."""
+    """Return the batch's allocations with further shards served: (index, sandbox, public id)."""
     after = {item.shard: item for item in batch.status.allocations}
     for shard, sandbox, sandbox_id in sandboxes:
         elsewhere = sandbox.metadata.namespace != batch.metadata.namespace
@@ -164,7 +164,7 @@ def granted(
 
 
 def trimmed(batch: BatchSandbox, wanted: Iterable[int]) -> tuple[Allocation, ...]:
-    """Give the allocations of the wanted shards alone."""
+    """Return the allocations of the wanted shards only."""
     kept = set(wanted)
     return tuple(item for item in batch.status.allocations if item.shard in kept)
 
@@ -172,5 +172,5 @@ def trimmed(batch: BatchSandbox, wanted: Iterable[int]) -> tuple[Allocation, ...
 def replaced(
     allocations: tuple[Allocation, ...], changes: Mapping[int, Allocation]
 ) -> tuple[Allocation, ...]:
-    """Give allocations with some shards changed."""
+    """Return allocations with some shards replaced."""
     return tuple(changes.get(item.shard, item) for item in allocations)

@@ -1,4 +1,4 @@
-"""What a batch's status says: counters, phase and conditions. Pure but for lookups."""
+"""The status of a batch: counters, phase and conditions. Pure except for cache lookups."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -26,16 +26,16 @@ CONDITION_PENDING = "PoolAllocationPending"
 CONDITION_QUARANTINED = "Quarantined"
 CONDITION_ASSIGNED = "PoolAssigned"
 REASON_UNSATISFIABLE = "Unsatisfiable"
-"""It wants more at once than its pool may ever have."""
+"""The batch needs more sandboxes at once than its pool can ever have."""
 REASON_TOO_SMALL = "PoolTooSmall"
-"""It wants more than its pool may have, and keeps what it gets."""
+"""The batch needs more sandboxes than its pool may have; it keeps what it gets."""
 
 Found = Mapping[int, Sandbox | None]
-"""The sandbox of each shard that has one."""
+"""The sandbox of each allocated shard."""
 
 
 def found(batch: BatchSandbox, provider: Provider) -> dict[int, Sandbox | None]:
-    """Look up the sandboxes of a batch's shards."""
+    """Return the sandboxes of a batch's shards from the cache."""
     return {
         item.shard: provider.sandbox(shards.sandbox_key(batch, item))
         for item in batch.status.allocations
@@ -44,18 +44,20 @@ def found(batch: BatchSandbox, provider: Provider) -> dict[int, Sandbox | None]:
 
 
 def as_allocated(
-    batch: BatchSandbox, provider: Provider, clock: Clock, *, most: int | None
+    batch: BatchSandbox, provider: Provider, clock: Clock, *, max_size: int | None
 ) -> BatchSandbox:
-    """Give a batch whose allocations have just changed, with everything that follows from them."""
-    return structs.replace(batch, status=computed(batch, found(batch, provider), clock, most=most))
+    """Return a batch with the status that follows from its changed allocations."""
+    return structs.replace(
+        batch, status=computed(batch, found(batch, provider), clock, max_size=max_size)
+    )
 
 
 def computed(
-    batch: BatchSandbox, sandboxes: Found, clock: Clock, *, most: int | None = None
+    batch: BatchSandbox, sandboxes: Found, clock: Clock, *, max_size: int | None = None
 ) -> BatchSandboxStatus:
-    """Give the status that follows from allocations, sandboxes and task results.
+    """Return the status that follows from allocations, sandboxes and task results.
 
-    `most`: what the batch's pool may ever have; `None` where nothing bounds it.
+    `max_size`: the maximum size of the batch's pool; `None` means unlimited.
     """
     old = batch.status
     wanted = shards.wanted_shards(batch)
@@ -81,18 +83,20 @@ def computed(
     )
     refused = _refused(batch, sandboxes)
     status = structs.replace(status, phase=_phase(batch, status, sandboxes, refused, due=due))
-    asleep = sum(1 for item in sandboxes.values() if item is not None and item.spec.paused)
-    conditions = _conditions(batch, status, clock, due=due, asleep=asleep, most=most)
+    paused_shards = sum(1 for item in sandboxes.values() if item is not None and item.spec.paused)
+    conditions = _conditions(
+        batch, status, clock, due=due, paused_shards=paused_shards, max_size=max_size
+    )
     if refused:
         conditions = with_condition(
             batch, conditions, CONDITION_PAUSED, holds=False, reason=REASON_PAUSE_FAILED,
-            text=_told(refused, len(sandboxes)), clock=clock,
+            text=_pause_error(refused, len(sandboxes)), clock=clock,
         )  # fmt: skip
     return structs.replace(status, conditions=conditions)
 
 
 def _refused(batch: BatchSandbox, sandboxes: Found) -> dict[int, str]:
-    """Find shards that should be paused and could not be: they run on, and say why."""
+    """Return the shards that could not be paused, with the reason."""
     if not batch.spec.pause:
         return {}
     found: dict[int, str] = {}
@@ -105,7 +109,7 @@ def _refused(batch: BatchSandbox, sandboxes: Found) -> dict[int, str]:
     return found
 
 
-def _told(refused: Mapping[int, str], count: int) -> str:
+def _pause_error(refused: Mapping[int, str], count: int) -> str:
     shard, why = min(refused.items())
     return f"{len(refused)} of {count} shards could not be paused; shard {shard}: {why}"
 
@@ -119,10 +123,10 @@ def _phase(
     due: int,
 ) -> BatchPhase:
     phases = {sandbox.status.phase for sandbox in sandboxes.values() if sandbox is not None}
-    # Where nothing can be paused, the batch runs on as its shards do; a condition says why.
+    # If no shard can be paused, the batch runs on; a condition gives the reason.
     if batch.spec.pause and len(refused) < max(len(sandboxes), 1):
         return BatchPhase.PAUSED if phases <= {Phase.PAUSED} else BatchPhase.PAUSING
-    # Shards that their owners paused one by one are not about to go on.
+    # Shards that were paused one by one do not resume by themselves.
     wanted = {item.spec.paused for item in sandboxes.values() if item is not None}
     if wanted == {True} and phases <= {Phase.PAUSED}:
         return BatchPhase.PAUSED
@@ -145,16 +149,16 @@ def _conditions(
     clock: Clock,
     *,
     due: int,
-    asleep: int,
-    most: int | None,
+    paused_shards: int,
+    max_size: int | None,
 ) -> tuple[Condition, ...]:
     now = clock.now()
     over = status.phase in (BatchPhase.COMPLETED, BatchPhase.FAILED)
     paused = status.phase is BatchPhase.PAUSED
     is_ready = status.ready >= due and not batch.spec.pause
     text = f"{status.ready} of {due} are ready"
-    if asleep and not batch.spec.pause:
-        text += f", {asleep} are paused"
+    if paused_shards and not batch.spec.pause:
+        text += f", {paused_shards} are paused"
     reason = "AllReady" if is_ready else ("Paused" if batch.spec.pause else "NotReady")
     conditions = with_condition(
         batch, status.conditions, CONDITION_READY, holds=is_ready, reason=reason, text=text,
@@ -168,7 +172,7 @@ def _conditions(
     short = due - status.allocated
     pending = batch.spec.pool_ref != "" and short > 0 and not over and not batch.spec.pause
     if pending or any(item.type == CONDITION_PENDING for item in conditions):
-        reason, text = _waiting(batch, short, most) if pending else ("Allocated", "")
+        reason, text = _pending_reason(batch, short, max_size) if pending else ("Allocated", "")
         new = Condition(
             type=CONDITION_PENDING,
             status=ConditionStatus.TRUE if pending else ConditionStatus.FALSE,
@@ -180,16 +184,16 @@ def _conditions(
     return conditions
 
 
-def _waiting(batch: BatchSandbox, short: int, most: int | None) -> tuple[str, str]:
-    """Say why shards wait: in a word, and in a sentence for people."""
+def _pending_reason(batch: BatchSandbox, short: int, max_size: int | None) -> tuple[str, str]:
+    """Return reason and message for shards that wait."""
     text = f"{short} shards wait for a sandbox"
     policy = batch.spec.task_resource_policy_when_completed
     is_releasing = batch.spec.task_template is not None and policy is TaskResourcePolicy.RELEASE
     at_once = batch.spec.min_available or 0
-    if most is None or max(at_once, 0 if is_releasing else batch.spec.replicas) <= most:
+    if max_size is None or max(at_once, 0 if is_releasing else batch.spec.replicas) <= max_size:
         return "WaitingForSandboxes", text
-    text += f"; pool {batch.status.pool} may have {most} in all"
-    if at_once > most:
+    text += f"; pool {batch.status.pool} may have {max_size} in all"
+    if at_once > max_size:
         text += f", and {at_once} are wanted at once"
         return REASON_UNSATISFIABLE, text
     return REASON_TOO_SMALL, text
@@ -205,7 +209,7 @@ def with_condition(
     clock: Clock,
     text: str = "",
 ) -> tuple[Condition, ...]:
-    """Give conditions with one set."""
+    """Return the conditions with one of them set."""
     new = Condition(
         type=kind,
         status=ConditionStatus.TRUE if holds else ConditionStatus.FALSE,

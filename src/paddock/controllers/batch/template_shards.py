@@ -1,4 +1,4 @@
-"""Shards made directly from a batch's own template, each with its patch: pure."""
+"""Builds the sandboxes of a batch without a pool: its template with each shard's patch. Pure."""
 
 from datetime import datetime
 
@@ -16,7 +16,7 @@ from paddock.resources.transitions.claim import claimed
 
 
 def template_of(batch: BatchSandbox, shard: int) -> SandboxTemplateSpec:
-    """Give what one shard is made of; `InvalidError` where its patch cannot be merged."""
+    """Return the template of one shard. `InvalidError` if its patch cannot be merged."""
     template = batch.spec.template or SandboxTemplateSpec()
     patches = batch.spec.shard_patches
     if shard >= len(patches) or not patches[shard]:
@@ -25,14 +25,14 @@ def template_of(batch: BatchSandbox, shard: int) -> SandboxTemplateSpec:
 
 
 def check(batch: BatchSandbox) -> None:
-    """Raise what is wrong with a batch's patches."""
+    """Raise `InvalidError` if a patch of the batch cannot be merged."""
     for shard, patch in enumerate(batch.spec.shard_patches):
         if patch:
             template_of(batch, shard)
 
 
 def child(batch: BatchSandbox, shard: int, seed: TokenSeed, *, now: datetime) -> Sandbox:
-    """Make the sandbox of one shard, claimed from its first moment."""
+    """Return the sandbox of one shard, claimed from its creation on."""
     allocation = Allocation(shard=shard, sandbox_id=ids.sandbox_id())
     bare = Sandbox(
         metadata=ObjectMeta(
@@ -48,7 +48,7 @@ def child(batch: BatchSandbox, shard: int, seed: TokenSeed, *, now: datetime) ->
 
 
 def allocation_of(shard: int, sandbox: Sandbox) -> Allocation:
-    """Give the allocation of a shard that was made directly."""
+    """Return the allocation of a template shard."""
     claim = sandbox.spec.claim
     return Allocation(
         shard=shard,
@@ -59,7 +59,7 @@ def allocation_of(shard: int, sandbox: Sandbox) -> Allocation:
 
 
 def adopted(batch: BatchSandbox, children: dict[int, Sandbox]) -> BatchSandbox:
-    """Give the batch with these children as its shards' sandboxes."""
+    """Return the batch with these sandboxes allocated to its shards."""
     known = {item.shard: item for item in batch.status.allocations}
     for shard, sandbox in children.items():
         known[shard] = allocation_of(shard, sandbox)

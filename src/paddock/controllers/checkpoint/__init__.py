@@ -1,1 +1,1 @@
-"""Stored states: `plan` decides, `controller` acts."""
+"""Reconciles checkpoints: `plan` decides, `controller` acts."""

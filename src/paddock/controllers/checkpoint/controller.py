@@ -1,10 +1,10 @@
-"""Performs what `plan` decides for one checkpoint, through the runtime."""
+"""Performs the step that `plan` decides for one checkpoint, through the runtime."""
 
 from msgspec import structs
 
 from paddock.cache.writes import Writer
 from paddock.controllers.checkpoint import plan as steps
-from paddock.controllers.retry_budget import Patience
+from paddock.controllers.retry_budget import RetryBudget
 from paddock.controllers.sandbox.templates import TemplateSource
 from paddock.engine.controller import After, Done, Gone, Result
 from paddock.engine.informer import Informer
@@ -25,7 +25,7 @@ from paddock.runtime.port import Runtime
 
 
 class CheckpointController:
-    """Keeps stored states as their objects ask."""
+    """Takes, expires and deletes checkpoints."""
 
     def __init__(
         self,
@@ -45,32 +45,32 @@ class CheckpointController:
         self._runtime = runtime
         self._clock = clock
         self._recorder = recorder
-        self._patience = Patience(clock)
+        self._retry_budget = RetryBudget(clock)
 
     async def reconcile(self, key: Key) -> Result:
-        """Bring one checkpoint a step nearer to what is wanted."""
+        """Perform the next step for one checkpoint."""
         checkpoint = self._checkpoints.get(key)
         if checkpoint is None:
             return Gone()
         sandbox = self._sandboxes.get(Key(key.namespace, checkpoint.spec.sandbox_name))
         match steps.plan(checkpoint, sandbox, now=self._clock.now()):
-            case steps.Rest(until):
+            case steps.Wait(until):
                 if until is None:
                     return Done()
-                return After((until - self._clock.now()).total_seconds(), "time has to pass")
-            case steps.Protect():
+                return After((until - self._clock.now()).total_seconds(), "waits")
+            case steps.AddFinalizer():
                 finalizers = (*checkpoint.metadata.finalizers, FINALIZER_CHECKPOINT)
                 await self._write.update(with_meta(checkpoint, finalizers=finalizers))
                 return Done()
-            case steps.Take() if sandbox is not None:
+            case steps.TakeSnapshot() if sandbox is not None:
                 return await self._take(checkpoint, sandbox)
             case steps.Fail(message):
                 return await self._fail(checkpoint, message)
             case steps.Expire():
                 await self._write.delete(checkpoint)
-                return Done("its TTL is over")
+                return Done("TTL is over")
             case _:
-                return await self._forget(checkpoint)
+                return await self._delete_data(checkpoint)
 
     async def _take(self, checkpoint: Checkpoint, sandbox: Sandbox) -> Result:
         spec = checkpoint.spec
@@ -85,14 +85,14 @@ class CheckpointController:
         except ConflictError:
             raise
         except UnavailableError as error:
-            if not self._patience.is_over(checkpoint.metadata.uid):
+            if not self._retry_budget.is_spent(checkpoint.metadata.uid):
                 raise
             return await self._fail(checkpoint, error.message)
         except UnsupportedError as error:
             return await self._fail(checkpoint, error.message, REASON_UNSUPPORTED)
         except PaddockError as error:
             return await self._fail(checkpoint, error.message)
-        self._patience.forget(checkpoint.metadata.uid)
+        self._retry_budget.reset(checkpoint.metadata.uid)
         if not spec.keep_running and not sandbox.spec.paused:
             paused = deadlines.paused(sandbox.spec, now=self._clock.now())
             await self._write.update(structs.replace(sandbox, spec=paused))
@@ -112,7 +112,7 @@ class CheckpointController:
         return After(0.001, "stored")
 
     async def _fail(self, checkpoint: Checkpoint, message: str, reason: str = "Failed") -> Result:
-        self._patience.forget(checkpoint.metadata.uid)
+        self._retry_budget.reset(checkpoint.metadata.uid)
         self._recorder.warning(checkpoint, "CheckpointFailed", message)
         status = structs.replace(
             checkpoint.status,
@@ -135,10 +135,10 @@ class CheckpointController:
         await self._write.update_status(structs.replace(checkpoint, status=status))
         return After(0.001, f"failed: {message}")
 
-    async def _forget(self, checkpoint: Checkpoint) -> Result:
+    async def _delete_data(self, checkpoint: Checkpoint) -> Result:
         await self._runtime.delete_checkpoint(checkpoint.metadata.uid)
         left = tuple(
             name for name in checkpoint.metadata.finalizers if name != FINALIZER_CHECKPOINT
         )
         await self._write.update(with_meta(checkpoint, finalizers=left))
-        return Done("forgotten")
+        return Done("data deleted")

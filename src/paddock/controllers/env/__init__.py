@@ -1,1 +1,1 @@
-"""Environments: `render` and `autoscale` decide, `controller` acts and feeds the router."""
+"""Reconciles environments: `render` and `autoscale` decide, `controller` acts."""

@@ -1,10 +1,9 @@
-"""Gives a pool that nobody owns an environment of its name, where the operator asks for that.
+"""Creates an environment for each pool without an owner, if the operator enables it.
 
-Three steps, each of which can be repeated and none of which is undone by a restart in between:
-make the environment from the pool; make sure that it has the pool as a member; stamp it as the
-pool's owner. From then on the environment keeps the pool. What the pool was is frozen in the
-member, so that nothing about its sandboxes changes; its idle sandboxes become the group's minimum,
-and it grows with demand.
+Three idempotent steps: create the environment from the pool; add the pool as its member; set the
+environment as the pool's owner. From then on the environment manages the pool. The pool's spec is
+copied into the member, so its sandboxes do not change; its idle sandboxes become the group's
+minimum, and it grows with demand.
 """
 
 from msgspec import structs
@@ -30,7 +29,7 @@ from paddock.resources.meta import Key, ObjectMeta, controller_of, owner_referen
 
 
 class Adoption:
-    """Adopts pools."""
+    """Adopts pools without an owner."""
 
     def __init__(self, provider: Provider, recorder: Recorder, *, cluster_id: str) -> None:
         self._provider = provider
@@ -38,22 +37,22 @@ class Adoption:
         self._cluster = cluster_id
 
     async def reconcile(self, key: Key) -> Result:
-        """Bring one pool a step nearer to being somebody's."""
+        """Adopt one pool if it has no owner."""
         pool = self._provider.get(SandboxPool, key)
         if pool is None or pool.is_deleting or not self.is_orphan(pool):
             return Done()
         env = await self._environment(pool)
         if env.is_deleting:
-            # It would take the pool with it: the pool waits until that one is gone.
+            # Its deletion would delete the pool too: wait until it is gone.
             return Done()
         env = await self._member(env, pool)
         await self._own(env, pool)
-        words = f"pool {key.name} belongs to environment {env.metadata.name} now"
+        words = f"pool {key.name} was adopted by environment {env.metadata.name}"
         self._recorder.normal(pool, "Adopted", words)
         return Done(words)
 
     def is_orphan(self, pool: SandboxPool) -> bool:
-        """Say whether a pool has no owner, or one of its own name that is there no longer."""
+        """Whether a pool has no owner, or an environment of its name that no longer exists."""
         owner = controller_of(pool)
         if owner is None:
             return True
@@ -97,7 +96,7 @@ class Adoption:
 
 
 def member_for(pool: SandboxPool) -> EnvMember:
-    """Freeze a pool as a member."""
+    """Return a member with the spec of a pool."""
     capacity = pool.spec.capacity
     return EnvMember(
         metadata=MemberMetadata(labels=pool.metadata.labels, annotations=pool.metadata.annotations),
@@ -110,7 +109,7 @@ def member_for(pool: SandboxPool) -> EnvMember:
 
 
 def environment_for(pool: SandboxPool, cluster: str) -> SandboxEnv:
-    """Make an environment whose only member is this pool."""
+    """Return an environment whose only member is this pool."""
     name = pool.metadata.name
     group = ScalingGroup(min_replicas=_least(pool))
     return SandboxEnv(

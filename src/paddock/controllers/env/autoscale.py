@@ -1,10 +1,10 @@
-"""How large each member of a scaling group should be: a pure decision over one snapshot.
+"""Decides the size of each member of a scaling group from one snapshot. Pure.
 
-Growing is led by demand: claims that wait and will not be served by what is there or in the
-making are answered at once; what is made on speculation (the warm buffer) waits for the cooldown
-and stays under the policy's ceiling. Shrinking is slow on purpose: only after the stabilisation
-time, only what has been idle for long, in steps, announced first, and called off by a claim.
-Floors (member, group, schedule, forecast) and ceilings (member, group) frame both.
+Demand drives growth: waiting claims that existing and starting sandboxes will not serve are met at
+once. The warm buffer is speculative: it waits for the cooldown and stays below the policy's
+ceiling. Shrinking is slow on purpose: only after the stabilization time, only long-idle sandboxes,
+in steps, announced first, and aborted by a claim. Floors (member, group, schedule, forecast) and
+ceilings (member, group) bound both.
 """
 
 from datetime import datetime, timedelta
@@ -23,11 +23,11 @@ from paddock.resources.kinds.env import ScalingGroup
 from paddock.resources.kinds.pool import AutoscalingState
 
 PROTECTION_SECONDS = 10.0
-"""Between announcing a smaller size and making it so; a claim meanwhile calls it off."""
+"""Time between announcing a smaller size and applying it; a claim aborts it."""
 
 
-class Action(StrEnum):
-    """What becomes of a member."""
+class ScalingAction(StrEnum):
+    """The action for one member."""
 
     HOLD = "Hold"
     GROW = "ScaleUp"
@@ -36,18 +36,18 @@ class Action(StrEnum):
     ABORT = "ScaleDownAborted"
 
 
-class Member(Struct, frozen=True, kw_only=True):
-    """One member at the instant of the snapshot."""
+class ScaledMember(Struct, frozen=True, kw_only=True):
+    """One member at the time of the snapshot."""
 
     name: str
     replicas: int
-    """Its size now: running, idle and in the making."""
+    """Its current size: running, idle and starting."""
     idle: int = 0
     running: int = 0
     idle_ages: tuple[float, ...] = ()
-    """Seconds that each idle one has been so, oldest first."""
+    """Seconds for which each idle sandbox has been idle, oldest first."""
     queue: int = 0
-    """What waits for a sandbox of this member and no other; the group's queue counts it too."""
+    """Demand for this member only; the group's queue includes it."""
     minimum: int = 0
     maximum: int | None = None
     priority: int = 0
@@ -57,27 +57,27 @@ class Member(Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """What it holds or is about to hold, whichever is more."""
+        """The larger of its desired size and what it holds."""
         return max(self.replicas, self.running + self.idle)
 
     @property
     def coming(self) -> int:
-        """Idle and in the making: what can serve claims without growing."""
+        """Idle and starting: what can serve claims without growth."""
         return self.size - self.running
 
 
-class Group(Struct, frozen=True, kw_only=True):
-    """One scaling group at one instant."""
+class ScaledGroup(Struct, frozen=True, kw_only=True):
+    """One scaling group at the time of the snapshot."""
 
     policy: ScalingGroup
-    members: tuple[Member, ...]
+    members: tuple[ScaledMember, ...]
     now: datetime
     queue: int = 0
-    """Claims that wait for a sandbox of this group."""
+    """Claims that wait for this group."""
 
     @property
     def floor(self) -> int:
-        """At least so many in all now: by its own minimum, its schedules and its forecast."""
+        """Minimum total size now, from minReplicas, schedules and the forecast."""
         expected = 0
         if self.policy.forecast.enabled:
             rate = sum(member.state.claim_rate for member in self.members)
@@ -89,17 +89,17 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """What one member should do, and why."""
+    """The decision for one member, and its reason."""
 
     name: str
-    action: Action
+    action: ScalingAction
     target: int
     state: AutoscalingState
     sentence: str
 
 
-def decide(group: Group) -> tuple[Decision, ...]:
-    """Decide for every member of a group; ceilings of the group hold for the whole outcome."""
+def decide(group: ScaledGroup) -> tuple[Decision, ...]:
+    """Return a decision for every member; the group's ceiling holds for the sum."""
     waiting = assign(group)
     floors = _floors(group)
     sizes = {member.name: member.replicas for member in group.members}
@@ -118,24 +118,28 @@ def decide(group: Group) -> tuple[Decision, ...]:
         )
         decisions[member.name] = decision
         sizes[member.name] = decision.target
-    is_calm = group.queue == 0 and all(d.action is Action.HOLD for d in decisions.values())
+    is_calm = group.queue == 0 and all(d.action is ScalingAction.HOLD for d in decisions.values())
     drains = False
     for member in sorted(group.members, key=_shrinks_first):
         decision = decisions[member.name]
-        if decision.action is not Action.HOLD or decision.target < member.replicas:
+        if decision.action is not ScalingAction.HOLD or decision.target < member.replicas:
             continue
-        # One member at a time: another that drains beside it could take the group below its floor.
+        # One member at a time: two draining members could take the group below its floor.
         step = _shrink(group, member, decision, floors[member.name], sizes, may=not drains)
         if not is_calm:
             step = _abort(member, decision, "claims wait again")
-        drains = drains or step.action in (Action.DRAIN, Action.SHRINK) or _is_draining(step.state)
+        drains = (
+            drains
+            or step.action in (ScalingAction.DRAIN, ScalingAction.SHRINK)
+            or _is_draining(step.state)
+        )
         decisions[member.name] = step
         sizes[member.name] = step.target
     return tuple(decisions[member.name] for member in group.members)
 
 
-def assign(group: Group) -> dict[str, int]:
-    """Say which waiting claims each member counts: its own, then who has some, then can grow."""
+def assign(group: ScaledGroup) -> dict[str, int]:
+    """Divide waiting claims among members: own queue, then spare sandboxes, then growth."""
     assigned = {member.name: member.queue for member in group.members}
     left = max(group.queue - sum(assigned.values()), 0)
     in_order = sorted(group.members, key=_grows_first)
@@ -143,7 +147,7 @@ def assign(group: Group) -> dict[str, int]:
         take = min(left, max(member.coming - member.queue, 0))
         assigned[member.name] += take
         left -= take
-    grown = {member.name: _grown_for_its_own(group, member) for member in group.members}
+    grown = {member.name: _growth_for_own_queue(group, member) for member in group.members}
     size = sum(member.size + grown[member.name] for member in group.members)
     room = _group_room(group, size)
     for member in in_order:
@@ -158,8 +162,8 @@ def assign(group: Group) -> dict[str, int]:
     return assigned
 
 
-def _floors(group: Group) -> dict[str, int]:
-    """Share the group's floor out over what its members keep anyway."""
+def _floors(group: ScaledGroup) -> dict[str, int]:
+    """Divide the group's floor among its members, above their current sizes."""
     floors = {member.name: _at_most(member.minimum, member.maximum) for member in group.members}
     short = _at_most(group.floor, group.policy.max_replicas)
     short -= sum(max(floors[item.name], item.replicas) for item in group.members)
@@ -179,7 +183,13 @@ def _floors(group: Group) -> dict[str, int]:
 
 
 def _grow(
-    group: Group, member: Member, *, queue: int, floor: int, others: int, speculates: bool
+    group: ScaledGroup,
+    member: ScaledMember,
+    *,
+    queue: int,
+    floor: int,
+    others: int,
+    speculates: bool,
 ) -> Decision:
     policy, now = group.policy, group.now
     state = _observed(member, now)
@@ -196,44 +206,46 @@ def _grow(
     target = max(target, floor)
     limit = _limit(member, policy.max_replicas, others)
     if limit is not None and limit < member.replicas:
-        # Idle ones go at once; what runs is left to end.
+        # Idle sandboxes are deleted at once; running ones end by themselves.
         lowered = max(limit, min(member.running, member.replicas))
         if lowered < member.replicas:
-            return _changed(member, Action.SHRINK, lowered, state, now, "its limit was lowered")
+            return _changed(
+                member, ScalingAction.SHRINK, lowered, state, now, "its maximum was lowered"
+            )
     target = max(_at_most(target, limit), member.replicas)
     if target <= member.replicas:
         reason = "demand is met" if not unmet else _why_not(member, policy.max_replicas)
         return _hold(member, state, reason)
     if state.saturated_until is not None and state.saturated_until > now:
-        return _hold(member, state, "growing was refused a while ago; it is tried again later")
+        return _hold(member, state, "growth was refused; it is retried after the cooldown")
     reason = _why(unmet, target - member.replicas - unmet, floor >= target, member)
-    return _changed(member, Action.GROW, target, state, now, reason)
+    return _changed(member, ScalingAction.GROW, target, state, now, reason)
 
 
-def _limit(member: Member, group_maximum: int | None, others: int) -> int | None:
+def _limit(member: ScaledMember, group_maximum: int | None, others: int) -> int | None:
     if group_maximum is None:
         return member.maximum
     return _at_most(max(group_maximum - others, 0), member.maximum)
 
 
-def _why(unmet: int, beyond: int, is_floor: bool, member: Member) -> str:
+def _why(unmet: int, beyond: int, is_floor: bool, member: ScaledMember) -> str:
     if unmet:
-        warm = f", and {beyond} more to stay warm" if beyond > 0 else ""
-        return f"{_count(unmet, 'claim')} cannot be served by what is there{warm}"
+        warm = f", plus {beyond} for the warm buffer" if beyond > 0 else ""
+        return f"{_count(unmet, 'claim')} cannot be served by existing sandboxes{warm}"
     if is_floor:
-        return f"its floor now is more than {member.replicas}"
-    return "none has been idle for a while, and claims keep coming"
+        return f"its minimum is now above {member.replicas}"
+    return "no sandbox has been idle for a while, and claims keep arriving"
 
 
-def _why_not(member: Member, group_maximum: int | None) -> str:
+def _why_not(member: ScaledMember, group_maximum: int | None) -> str:
     if member.maximum is not None and member.replicas >= member.maximum:
         return f"claims wait, but it is at its maximum of {member.maximum}"
     if group_maximum is not None:
         return f"claims wait, but its group is at its maximum of {group_maximum}"
-    return "claims wait for what is in the making"
+    return "claims wait for sandboxes that are starting"
 
 
-def _is_proactive(group: Group, state: AutoscalingState) -> bool:
+def _is_proactive(group: ScaledGroup, state: AutoscalingState) -> bool:
     policy, now = group.policy, group.now
     if state.idle_zero_since is None or state.last_claim_time is None:
         return False
@@ -247,8 +259,8 @@ def _is_proactive(group: Group, state: AutoscalingState) -> bool:
 
 
 def _shrink(
-    group: Group,
-    member: Member,
+    group: ScaledGroup,
+    member: ScaledMember,
     held: Decision,
     floor: int,
     sizes: dict[str, int],
@@ -258,17 +270,17 @@ def _shrink(
     state = held.state
     since = state.drain_since
     if since is not None and state.last_claim_time is not None and state.last_claim_time > since:
-        return _abort(member, held, "one was claimed meanwhile")
+        return _abort(member, held, "a sandbox was claimed")
     target = _smaller(group, member, state, floor, sizes) if may else member.replicas
     if target >= member.replicas:
-        return _abort(member, held, "there is nothing left to let go")
+        return _abort(member, held, "nothing is left to remove")
     if state.drain_since is None:
         state = structs.replace(state, drain_since=group.now, drain_target=target)
         gone = member.replicas - target
-        sentence = f"lets {gone} of {member.replicas} go soon: long idle, and nothing waits"
+        sentence = f"removes {gone} of {member.replicas} soon: idle for long, and no claim waits"
         return Decision(
             name=member.name,
-            action=Action.DRAIN,
+            action=ScalingAction.DRAIN,
             target=member.replicas,
             state=structs.replace(state, message=sentence),
             sentence=sentence,
@@ -276,14 +288,18 @@ def _shrink(
     if not _is_past(state.drain_since, PROTECTION_SECONDS, group.now):
         return _hold(member, state, state.message)
     aimed = max(target, state.drain_target or 0)
-    reason = f"{_count(member.replicas - aimed, 'sandbox', 'es')} had long been idle"
-    return _changed(member, Action.SHRINK, aimed, state, group.now, reason)
+    reason = f"{_count(member.replicas - aimed, 'sandbox', 'es')} had been idle for long"
+    return _changed(member, ScalingAction.SHRINK, aimed, state, group.now, reason)
 
 
 def _smaller(
-    group: Group, member: Member, state: AutoscalingState, floor: int, sizes: dict[str, int]
+    group: ScaledGroup,
+    member: ScaledMember,
+    state: AutoscalingState,
+    floor: int,
+    sizes: dict[str, int],
 ) -> int:
-    """Give the size that is left when all gates are open; the present one where one is shut."""
+    """Return the size after one step of shrinking; the current size if not allowed yet."""
     policy, now = group.policy, group.now
     for moment in (state.last_scale_up_time, state.last_scale_down_time):
         if not _is_past(moment, policy.stabilization_seconds, now):
@@ -298,26 +314,26 @@ def _smaller(
     return max(member.replicas - step, min(lowest, member.replicas))
 
 
-def _has_claims(group: Group, state: AutoscalingState) -> bool:
+def _has_claims(group: ScaledGroup, state: AutoscalingState) -> bool:
     if state.last_claim_time is None:
         return False
     window = timedelta(seconds=group.policy.idle_zero_quiet_window_seconds)
     return group.now - state.last_claim_time <= window
 
 
-def _abort(member: Member, held: Decision, reason: str) -> Decision:
+def _abort(member: ScaledMember, held: Decision, reason: str) -> Decision:
     if not _is_draining(held.state):
         return held
     sentence = f"keeps its {member.replicas}: {reason}"
     state = structs.replace(held.state, drain_since=None, drain_target=None, message=sentence)
-    return structs.replace(held, action=Action.ABORT, state=state, sentence=sentence)
+    return structs.replace(held, action=ScalingAction.ABORT, state=state, sentence=sentence)
 
 
 # ---- small parts -----------------------------------------------------------------------------
 
 
-def _observed(member: Member, now: datetime) -> AutoscalingState:
-    """Note since when nothing is idle."""
+def _observed(member: ScaledMember, now: datetime) -> AutoscalingState:
+    """Update the time since when no sandbox is idle."""
     since = member.state.idle_zero_since
     if member.idle:
         since = None
@@ -327,40 +343,49 @@ def _observed(member: Member, now: datetime) -> AutoscalingState:
 
 
 def _changed(
-    member: Member, action: Action, target: int, state: AutoscalingState, now: datetime, why: str
+    member: ScaledMember,
+    action: ScalingAction,
+    target: int,
+    state: AutoscalingState,
+    now: datetime,
+    why: str,
 ) -> Decision:
-    verb = "grows" if action is Action.GROW else "shrinks"
+    verb = "grows" if action is ScalingAction.GROW else "shrinks"
     sentence = f"{verb} from {member.replicas} to {target}: {why}"
     state = structs.replace(state, message=sentence, drain_since=None, drain_target=None)
-    if action is Action.GROW:
+    if action is ScalingAction.GROW:
         state = structs.replace(state, last_scale_up_time=now)
     else:
         state = structs.replace(state, last_scale_down_time=now)
     return Decision(name=member.name, action=action, target=target, state=state, sentence=sentence)
 
 
-def _hold(member: Member, state: AutoscalingState, why: str) -> Decision:
+def _hold(member: ScaledMember, state: AutoscalingState, why: str) -> Decision:
     return Decision(
-        name=member.name, action=Action.HOLD, target=member.replicas, state=state, sentence=why
+        name=member.name,
+        action=ScalingAction.HOLD,
+        target=member.replicas,
+        state=state,
+        sentence=why,
     )
 
 
-def _may_grow(group: Group, member: Member) -> bool:
+def _may_grow(group: ScaledGroup, member: ScaledMember) -> bool:
     until = member.state.saturated_until
     return _member_room(member) > 0 and (until is None or until <= group.now)
 
 
-def _grown_for_its_own(group: Group, member: Member) -> int:
-    """Say how much it grows for what waits for it alone: not beyond itself, nor while refused."""
+def _growth_for_own_queue(group: ScaledGroup, member: ScaledMember) -> int:
+    """Return its growth for its own queue, within its room, 0 during a cooldown."""
     wanted = max(member.queue - member.coming, 0)
     return min(wanted, _member_room(member)) if _may_grow(group, member) else 0
 
 
-def _member_room(member: Member) -> int:
+def _member_room(member: ScaledMember) -> int:
     return 1 << 30 if member.maximum is None else max(member.maximum - member.size, 0)
 
 
-def _group_room(group: Group, size: int) -> int:
+def _group_room(group: ScaledGroup, size: int) -> int:
     limit = group.policy.max_replicas
     return 1 << 30 if limit is None else max(limit - size, 0)
 
@@ -377,11 +402,11 @@ def _at_most(value: int, limit: int | None) -> int:
     return value if limit is None else min(value, limit)
 
 
-def _grows_first(member: Member) -> tuple[int, int, str]:
+def _grows_first(member: ScaledMember) -> tuple[int, int, str]:
     return (member.up_priority, member.priority, member.name)
 
 
-def _shrinks_first(member: Member) -> tuple[int, int, str]:
+def _shrinks_first(member: ScaledMember) -> tuple[int, int, str]:
     return (-member.down_priority, -member.priority, member.name)
 
 

@@ -1,8 +1,7 @@
-"""Counts claims as they happen, pool by pool, for the autoscaler's forecast and its patience.
+"""Counts claims per pool for the autoscaler: forecast and quiet windows.
 
-What is counted between two looks is in memory; what follows from it (the rate, the last claim's
-time) is kept in the pool's status, and claimed sandboxes bear their time, so that a restart
-forgets next to nothing.
+Counts between two reconciles are in memory. The rate and the time of the last claim are in the
+pool's status, and claimed sandboxes have their claim time, so a restart loses very little.
 """
 
 from datetime import datetime
@@ -16,15 +15,15 @@ from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.meta import Key
 
 
-class ClaimMeter:
-    """Fed by the Sandbox informer."""
+class ClaimRate:
+    """Counts claims from events of the Sandbox informer."""
 
     def __init__(self) -> None:
         self._claims: dict[Key, int] = {}
         self._last: dict[Key, datetime] = {}
 
     def observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
-        """Take in one event of the Sandbox informer."""
+        """Count a new claim; subscribed to the Sandbox informer."""
         if new is None or new.spec.claim is None:
             return
         pool = pool_of(new)
@@ -36,13 +35,13 @@ class ClaimMeter:
         at = new.spec.claim.claim_time
         self._last[pool] = max(at, self._last.get(pool, at))
         if old is not None:
-            # One that was claimed before we looked is in the rate already.
+            # A claim from before this process started is already part of the rate.
             self._claims[pool] = self._claims.get(pool, 0) + 1
 
     def update(
         self, pool: Key, state: AutoscalingState, now: datetime, *, window_seconds: float
     ) -> AutoscalingState:
-        """Give the state with what has come since; what was counted is forgotten."""
+        """Return the state with new claims added, and reset the count."""
         rate = decayed_rate(
             state.claim_rate,
             state.claim_rate_time,
@@ -56,13 +55,13 @@ class ClaimMeter:
         )
 
     def forget(self, pool: Key) -> None:
-        """Forget a pool that is gone."""
+        """Forget a deleted pool."""
         self._claims.pop(pool, None)
         self._last.pop(pool, None)
 
 
 def is_worth_writing(old: AutoscalingState | None, new: AutoscalingState) -> bool:
-    """Say whether a state differs in more than the slow drift of its measurements."""
+    """Whether a state differs by more than the slow drift of its measurements."""
     if old is None:
         return True
     if _steady(old) != _steady(new):

@@ -1,7 +1,7 @@
-"""The arithmetic of scaling: how much warmth, how high at most, how big a step. Pure.
+"""The formulas of scaling: warm buffer, ceiling, step size. Pure.
 
-Everything is anchored in demand (sandboxes in use and claims that wait), never in how many there
-are already: a rule of the latter kind compounds while its own sandboxes are still starting.
+All are based on demand (sandboxes in use and waiting claims), never on the current size: a rule
+based on size compounds while its own sandboxes are still starting.
 """
 
 import math
@@ -13,7 +13,7 @@ from paddock.resources.kinds.env import ScalePolicy, ScheduledFloor
 
 
 def warm_buffer(policy: ScalePolicy, demand: int) -> int:
-    """Say how many idle ones a demand deserves."""
+    """Return the number of idle sandboxes for a demand."""
     match policy:
         case ScalePolicy.CONSERVATIVE:
             return 1
@@ -24,7 +24,7 @@ def warm_buffer(policy: ScalePolicy, demand: int) -> int:
 
 
 def ceiling(policy: ScalePolicy, demand: int) -> int:
-    """Say how large a pool may grow, at most, for a demand."""
+    """Return the maximum size for a demand."""
     match policy:
         case ScalePolicy.CONSERVATIVE:
             return demand + 1
@@ -35,7 +35,7 @@ def ceiling(policy: ScalePolicy, demand: int) -> int:
 
 
 def shrink_step(policy: ScalePolicy, size: int) -> int:
-    """Say how many may go at once."""
+    """Return how many sandboxes may be removed in one step."""
     match policy:
         case ScalePolicy.CONSERVATIVE:
             return 1
@@ -46,13 +46,13 @@ def shrink_step(policy: ScalePolicy, size: int) -> int:
 
 
 def scheduled_floor(schedules: tuple[ScheduledFloor, ...], now: datetime) -> int:
-    """Give the highest minimum of the windows that are open now."""
+    """Return the highest minimum of the schedules that are active now."""
     return max((item.min_replicas for item in schedules if is_open(item, now)), default=0)
 
 
 def is_open(schedule: ScheduledFloor, now: datetime) -> bool:
-    """Say whether a window is open: it opened last less than its duration ago."""
-    # One tick later, since croniter takes "previous" to exclude the very instant.
+    """Whether a schedule is active: it started less than its duration ago."""
+    # One microsecond later: croniter's "previous" excludes the instant itself.
     moment = now.astimezone(UTC) + timedelta(microseconds=1)
     opened: datetime = croniter(schedule.cron, moment).get_prev(datetime)
     return now - opened < timedelta(seconds=schedule.duration_seconds)
@@ -61,15 +61,15 @@ def is_open(schedule: ScheduledFloor, now: datetime) -> bool:
 def decayed_rate(
     rate: float, since: datetime | None, claims: int, now: datetime, *, window_seconds: float
 ) -> float:
-    """Give the rate of claims: what was, fading over the window, and what came since."""
+    """Return the claim rate: the old one decayed over the window, plus new claims."""
     elapsed = window_seconds if since is None else max((now - since).total_seconds(), 0.0)
     faded = rate * math.exp(-elapsed / window_seconds) + claims / window_seconds
-    # A claim a day ago is no forecast.
+    # A single old claim is no forecast.
     return faded if faded * window_seconds >= 0.05 else 0.0
 
 
 def forecast(rate: float, *, lead_seconds: float) -> int:
-    """Say how many claims are to be expected until sandboxes ordered now are ready."""
+    """Return the claims expected before sandboxes created now are ready."""
     return math.ceil(round(rate * lead_seconds, 9))
 
 

@@ -1,7 +1,7 @@
-"""Named shapes of sandboxes, and how a member's shape is found: pure.
+"""Instance types, and how a member's resources are resolved. Pure.
 
-A member may write its limits in place, name a shape, or leave that to its environment; with none
-of these it has what its template says.
+A member sets its resources inline, names an instance type, or uses its environment's default;
+otherwise its template's resources apply.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from paddock.resources import quantity
 from paddock.resources.kinds.env import EnvDefaults, MemberConfig
 from paddock.resources.kinds.template import Resources
 
-SHAPES: Mapping[str, Resources] = {
+INSTANCE_TYPES: Mapping[str, Resources] = {
     "nano": Resources(cpu="500m", memory="256Mi"),
     "small": Resources(cpu="1", memory="512Mi"),
     "medium": Resources(cpu="2", memory="1Gi"),
@@ -22,54 +22,55 @@ SHAPES: Mapping[str, Resources] = {
 }
 DEFAULT_CPU_MILLIS = 2000
 DEFAULT_MEMORY_BYTES = 512 << 20
-"""What a sandbox counts for whose template sets no limit."""
+"""Footprint of a sandbox without limits."""
 
 
-def known_shapes(setting: str) -> Mapping[str, Resources]:
-    """Give the built-in shapes and those that an operator names: `name=cores/memory`, by commas."""
-    found = dict(SHAPES)
+def load_instance_types(setting: str) -> Mapping[str, Resources]:
+    """Return the built-in instance types and the operator's: `name=cores/memory`, by commas."""
+    found = dict(INSTANCE_TYPES)
     for part in filter(None, (item.strip() for item in setting.split(","))):
         name, equals, amounts = part.partition("=")
         cpu, slash, memory = (item.strip() for item in amounts.partition("/"))
         if not (name.strip() and equals and slash):
             problem = FieldProblem("instance_types", f"{part!r} is not name=cores/memory")
-            raise InvalidError(str(problem), problems=[problem], hint="such as huge=32/128Gi")
+            raise InvalidError(str(problem), problems=[problem], hint="for example huge=32/128Gi")
         quantity.parse(cpu, "instance_types")
         quantity.parse(memory, "instance_types")
         found[name.strip()] = Resources(cpu=cpu, memory=memory)
     return found
 
 
-def shape_of(
+def resources_of(
     config: MemberConfig,
     defaults: EnvDefaults,
     template: Resources,
     *,
-    shapes: Mapping[str, Resources] = SHAPES,
+    instance_types: Mapping[str, Resources] = INSTANCE_TYPES,
 ) -> Resources:
-    """Give a member's limits; an `InvalidError` names a shape that there is not."""
+    """Return a member's resources. `InvalidError` if its instance type is unknown."""
     multiplier = config.multiplier or defaults.multiplier
     base = config.inline_resources
     if base is None:
         name = config.instance_type or defaults.instance_type
         if name is not None:
-            base = _named(name, shapes)
+            base = _named(name, instance_types)
     if base is None:
         base = template
     return multiplied(base, multiplier)
 
 
-def _named(name: str, shapes: Mapping[str, Resources]) -> Resources:
-    if name not in shapes:
+def _named(name: str, instance_types: Mapping[str, Resources]) -> Resources:
+    if name not in instance_types:
         problem = FieldProblem(
-            "config.instanceType", f"there is no shape {name!r}; choose {', '.join(sorted(shapes))}"
+            "config.instanceType",
+            f"unknown instance type {name!r}; choose {', '.join(sorted(instance_types))}",
         )
         raise InvalidError(str(problem), problems=[problem])
-    return shapes[name]
+    return instance_types[name]
 
 
 def multiplied(shape: Resources, times: int) -> Resources:
-    """Give so many times a shape; what it does not limit stays unlimited."""
+    """Return a multiple of resources; unlimited ones stay unlimited."""
     if times == 1:
         return shape
     return structs.replace(
@@ -82,7 +83,7 @@ def multiplied(shape: Resources, times: int) -> Resources:
 
 
 def footprint(shape: Resources) -> tuple[int, int]:
-    """Give what one sandbox counts for: thousandths of a core, and bytes of memory."""
+    """Return the footprint of one sandbox: CPU in millicores, memory in bytes."""
     cpu = quantity.millis(shape.cpu) if shape.cpu else DEFAULT_CPU_MILLIS
     memory = quantity.whole(shape.memory) if shape.memory else DEFAULT_MEMORY_BYTES
     return cpu, memory

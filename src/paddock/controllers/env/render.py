@@ -1,15 +1,15 @@
-"""An environment's member as a SandboxPool: a pure function, so that drift is plain inequality.
+"""Renders a member of an environment as a SandboxPool. Pure, so drift is plain inequality.
 
-A member's size counts running and idle sandboxes together. It is rendered as a pool band whose
-floor and ceiling are that size, above an open buffer: the pool then fills up what is not claimed,
-and a claim moves a sandbox from idle to running without anybody rewriting the pool.
+A member's size counts running and idle sandboxes. It is rendered as a capacity whose poolMin and
+poolMax are that size, with an open buffer: the pool fills what is not claimed, and a claim moves a
+sandbox from idle to running without a change of the pool.
 """
 
 from collections.abc import Mapping
 
 from msgspec import Struct, structs
 
-from paddock.controllers.env.instance_types import SHAPES, shape_of
+from paddock.controllers.env.instance_types import INSTANCE_TYPES, resources_of
 from paddock.kit.errors import FieldProblem, InvalidError, NotFoundError
 from paddock.resources.kinds.env import (
     LABEL_ENV,
@@ -24,52 +24,52 @@ from paddock.resources.kinds.template import Resources, SandboxTemplateSpec
 from paddock.resources.meta import ObjectMeta, owner_reference
 
 ANNOTATION_RENDERED = "paddock.dev/rendered"
-"""Which labels and annotations of a pool are its environment's, so that they can be taken back."""
+"""Names of the labels and annotations that the environment set, so it can remove them."""
 MAX_NAME = 63
 
 
 class Drift(Struct, frozen=True):
-    """How a pool differs from what was rendered."""
+    """How a pool differs from its rendered version."""
 
     pool: SandboxPool
-    """As it should be."""
+    """The desired pool."""
     parts: tuple[str, ...]
-    """What differed, in words."""
+    """Names of the parts that differ."""
 
 
 def pool_name(env: str, member: str) -> str:
-    """Name a member's pool: its own name where that says whose it is, else after both."""
+    """Return the name of a member's pool, prefixed with the environment's if needed."""
     if member == env or member.startswith(f"{env}-"):
         return member
     return f"{env}-{member}"
 
 
 def capacity_of(size: int) -> Capacity:
-    """Give the band that keeps a pool at a size, however many of it are claimed."""
+    """Return the capacity that keeps a pool at a size, however many are claimed."""
     return Capacity(buffer_min=0, buffer_max=size, pool_min=size, pool_max=size)
 
 
 def size_of(pool: SandboxPool) -> int:
-    """Read the size that a pool was rendered with; of a stranger's pool, what it aims at."""
+    """Return the size of a rendered pool; of any other pool, its target."""
     if pool.spec.capacity is not None:
         return pool.spec.capacity.pool_max
     return (pool.spec.replicas or 0) + pool.status.allocated
 
 
 def resized(pool: SandboxPool, size: int) -> SandboxPool:
-    """Give a rendered pool with another size."""
+    """Return a rendered pool with another size."""
     return structs.replace(pool, spec=structs.replace(pool.spec, capacity=capacity_of(size)))
 
 
 def clamped(member: EnvMember, size: int) -> int:
-    """Keep a size within the member's own limits."""
+    """Clamp a size to the member's limits."""
     config = member.config
     size = max(size, config.min_replicas)
     return size if config.max_replicas is None else min(size, config.max_replicas)
 
 
 def asked_size(member: EnvMember) -> int:
-    """Give the size that a member's spec asks for."""
+    """Return the size that a member's spec requests."""
     if member.replicas is not None:
         return clamped(member, member.replicas)
     frozen = member.spec
@@ -87,9 +87,9 @@ def render(
     template: SandboxTemplateSpec | None,
     *,
     size: int,
-    shapes: Mapping[str, Resources] = SHAPES,
+    instance_types: Mapping[str, Resources] = INSTANCE_TYPES,
 ) -> SandboxPool:
-    """Make the pool of one member; `InvalidError` and `NotFoundError` say what is amiss."""
+    """Return the pool of one member. Raises `InvalidError` or `NotFoundError`."""
     labels = {
         **member.metadata.labels,
         LABEL_ENV: env.metadata.name,
@@ -106,13 +106,15 @@ def render(
             annotations=annotations,
             owner_references=(owner_reference(env),),
         ),
-        spec=_spec(env, name, member, template, size, shapes),
+        spec=_spec(env, name, member, template, size, instance_types),
     )
 
 
 def _checked(name: str) -> str:
     if len(name) > MAX_NAME:
-        problem = FieldProblem("metadata.name", f"the pool {name!r} has more than {MAX_NAME} signs")
+        problem = FieldProblem(
+            "metadata.name", f"the pool name {name!r} has more than {MAX_NAME} characters"
+        )
         raise InvalidError(str(problem), problems=[problem], hint="choose a shorter member name")
     return name
 
@@ -123,7 +125,7 @@ def _spec(
     member: EnvMember,
     template: SandboxTemplateSpec | None,
     size: int,
-    shapes: Mapping[str, Resources],
+    instance_types: Mapping[str, Resources],
 ) -> SandboxPoolSpec:
     config, overrides = member.config, env.spec.overrides
     if config.max_replicas is not None and config.min_replicas > config.max_replicas:
@@ -137,7 +139,7 @@ def _spec(
     idle_age = overrides.default_idle_timeout_seconds
     return structs.replace(
         frozen,
-        template=_template(base, env, member, overrides, shapes),
+        template=_template(base, env, member, overrides, instance_types),
         template_ref=None,
         replicas=None,
         capacity=capacity_of(size),
@@ -160,7 +162,7 @@ def _template(
     env: SandboxEnv,
     member: EnvMember,
     overrides: EnvOverrides,
-    shapes: Mapping[str, Resources],
+    instance_types: Mapping[str, Resources],
 ) -> SandboxTemplateSpec:
     startup = overrides.default_startup_timeout_seconds
     return structs.replace(
@@ -169,14 +171,16 @@ def _template(
         env={**base.env, **overrides.env},
         network=overrides.network_policy or base.network,
         ready_timeout_seconds=base.ready_timeout_seconds if startup is None else startup,
-        resources=shape_of(member.config, env.spec.defaults, base.resources, shapes=shapes),
-        # Clients ask for the environment, never for what its pools are made of.
+        resources=resources_of(
+            member.config, env.spec.defaults, base.resources, instance_types=instance_types
+        ),
+        # Clients name the environment, never the templates of its pools.
         aliases=(),
     )
 
 
 def drift(pool: SandboxPool, wanted: SandboxPool) -> Drift | None:
-    """Give the pool as it should be where it is not; what others added to it stays."""
+    """Return the corrected pool if it drifted; labels that others added stay."""
     ours = set(pool.metadata.annotations.get(ANNOTATION_RENDERED, "").split(","))
     labels = _merged(pool.metadata.labels, wanted.metadata.labels, ours)
     annotations = _merged(pool.metadata.annotations, wanted.metadata.annotations, ours)

@@ -1,7 +1,7 @@
-"""A pool, its autoscaler and a trace of claims, in virtual time: what would have happened?
+"""Simulates a pool and its autoscaler on a trace of claims, in virtual time.
 
-The decisions are the very ones that the controller makes; only the sandboxes are pretended. Used
-by `paddock simulate` and by the tests that hold the autoscaler to its promises for any trace.
+The decisions are those of the controller; only the sandboxes are simulated. Used by `paddock
+simulate` and by property tests of the autoscaler.
 """
 
 import csv
@@ -14,7 +14,13 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from paddock.controllers.env.autoscale import Action, Decision, Group, Member, decide
+from paddock.controllers.env.autoscale import (
+    Decision,
+    ScaledGroup,
+    ScaledMember,
+    ScalingAction,
+    decide,
+)
 from paddock.controllers.env.formulas import decayed_rate
 from paddock.kit.errors import InvalidError
 from paddock.resources.kinds.env import ScalingGroup
@@ -25,17 +31,17 @@ PERIOD_SECONDS = 10.0
 _ARRIVE, _READY, _END, _LOOK = range(4)
 
 
-class Claim(Struct, frozen=True):
+class TraceClaim(Struct, frozen=True):
     """One claim of a trace."""
 
     at: float
-    """Seconds from the beginning."""
+    """Seconds from the start."""
     duration: float
-    """How long the sandbox is used."""
+    """How long the sandbox is used, in seconds."""
 
 
-class Sample(Struct, frozen=True, kw_only=True):
-    """How things stood at one instant."""
+class SimulationSample(Struct, frozen=True, kw_only=True):
+    """The state at one instant."""
 
     at: float
     replicas: int
@@ -46,12 +52,12 @@ class Sample(Struct, frozen=True, kw_only=True):
 
     @property
     def demand(self) -> int:
-        """In use and waited for."""
+        """Running sandboxes and waiting claims."""
         return self.running + self.queue
 
 
-class Step(Struct, frozen=True):
-    """One decision, and the demand that it was made for."""
+class SimulationStep(Struct, frozen=True):
+    """One decision, and the demand at that time."""
 
     at: float
     before: int
@@ -60,60 +66,60 @@ class Step(Struct, frozen=True):
     decision: Decision
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
-    """What happened."""
+class SimulationResult(Struct, frozen=True, kw_only=True):
+    """The result of a run."""
 
-    samples: tuple[Sample, ...]
-    steps: tuple[Step, ...]
+    samples: tuple[SimulationSample, ...]
+    steps: tuple[SimulationStep, ...]
     waits: tuple[tuple[float, float], ...]
-    """When each claim that was served came, and how long it waited."""
+    """Arrival and waiting time of each served claim."""
     unserved: int
-    """Claims that still waited at the end."""
+    """Claims that were still waiting at the end."""
 
 
 class Scenario(Struct, frozen=True, kw_only=True):
-    """What is simulated."""
+    """Parameters of a simulation."""
 
     group: ScalingGroup = ScalingGroup()
     minimum: int = 0
     maximum: int | None = None
     start_seconds: float = 0.5
-    """From wanting a sandbox to having it."""
+    """Start time of a sandbox."""
     capacity: int | None = None
-    """What admission allows; `None` is everything."""
+    """Limit of admission; `None` means unlimited."""
     settle_seconds: float = 0.0
-    """How long to go on looking after the last claim has ended."""
+    """How long the run continues after the last claim has ended."""
 
 
 class Simulation:
-    """One run."""
+    """One run of a simulation."""
 
-    def __init__(self, scenario: Scenario, claims: Iterable[Claim]) -> None:
+    def __init__(self, scenario: Scenario, claims: Iterable[TraceClaim]) -> None:
         self._scenario = scenario
         self._now = 0.0
         self._number = 0
-        self._events: list[tuple[float, int, int, Claim | None]] = []
+        self._events: list[tuple[float, int, int, TraceClaim | None]] = []
         self._replicas = 0
         self._idle: deque[float] = deque()
-        """Since when each has been idle, oldest first."""
+        """Time since when each sandbox is idle, oldest first."""
         self._starting = 0
         self._void = 0
-        """Starts under way that are no longer wanted."""
+        """Starts in flight that are no longer wanted."""
         self._running = 0
-        self._queue: deque[Claim] = deque()
+        self._queue: deque[TraceClaim] = deque()
         self._claims_since = 0
         self._last_claim: datetime | None = None
         self._state = AutoscalingState()
-        self._samples: list[Sample] = []
-        self._steps: list[Step] = []
+        self._samples: list[SimulationSample] = []
+        self._steps: list[SimulationStep] = []
         self._waits: list[tuple[float, float]] = []
         self._last = 0.0
         for claim in claims:
             self._push(claim.at, _ARRIVE, claim)
             self._last = max(self._last, claim.at + claim.duration)
 
-    def run(self) -> Outcome:
-        """Run to the end of the trace."""
+    def run(self) -> SimulationResult:
+        """Run the trace to its end."""
         self._push(0.0, _LOOK, None)
         end = self._last + self._scenario.settle_seconds + PERIOD_SECONDS
         while self._events and self._events[0][0] <= end:
@@ -121,18 +127,18 @@ class Simulation:
             self._happen(kind, claim)
             self._serve()
             self._sample()
-        return Outcome(
+        return SimulationResult(
             samples=tuple(self._samples),
             steps=tuple(self._steps),
             waits=tuple(self._waits),
             unserved=len(self._queue),
         )
 
-    def _push(self, at: float, kind: int, claim: Claim | None) -> None:
+    def _push(self, at: float, kind: int, claim: TraceClaim | None) -> None:
         self._number += 1
         heapq.heappush(self._events, (at, kind, self._number, claim))
 
-    def _happen(self, kind: int, claim: Claim | None) -> None:
+    def _happen(self, kind: int, claim: TraceClaim | None) -> None:
         if kind == _ARRIVE and claim is not None:
             self._queue.append(claim)
             self._serve()
@@ -165,7 +171,7 @@ class Simulation:
         return EPOCH + timedelta(seconds=self._now)
 
     def _look(self) -> None:
-        """Take a snapshot, decide, and make it so."""
+        """Take a snapshot, decide, and apply the decision."""
         scenario, now = self._scenario, self._moment()
         rate = decayed_rate(
             self._state.claim_rate,
@@ -176,7 +182,7 @@ class Simulation:
         )
         self._claims_since = 0
         state = _with_claims(self._state, rate, now, self._last_claim)
-        member = Member(
+        member = ScaledMember(
             name="pool",
             replicas=self._replicas,
             idle=len(self._idle),
@@ -186,25 +192,31 @@ class Simulation:
             maximum=scenario.maximum,
             state=state,
         )
-        group = Group(policy=scenario.group, members=(member,), now=now, queue=len(self._queue))
+        group = ScaledGroup(
+            policy=scenario.group, members=(member,), now=now, queue=len(self._queue)
+        )
         (decision,) = decide(group)
         demand = self._running + len(self._queue)
         floor = max(scenario.minimum, group.floor)
-        self._steps.append(Step(self._now, self._replicas, demand, floor, decision))
+        self._steps.append(SimulationStep(self._now, self._replicas, demand, floor, decision))
         self._state = decision.state
         self._replicas = self._admit(decision)
         self._fill()
 
     def _admit(self, decision: Decision) -> int:
         capacity = self._scenario.capacity
-        if decision.action is not Action.GROW or capacity is None or decision.target <= capacity:
+        if (
+            decision.action is not ScalingAction.GROW
+            or capacity is None
+            or decision.target <= capacity
+        ):
             return decision.target
         cooldown = timedelta(seconds=self._scenario.group.saturation_cooldown_seconds)
         self._state = _saturated(self._state, self._moment() + cooldown)
         return max(min(decision.target, capacity), self._replicas)
 
     def _fill(self) -> None:
-        """Make what is missing, let go what is too much: starting ones first, then the newest."""
+        """Create what is missing; remove surplus: starting ones first, then the newest."""
         present = self._running + len(self._idle) + self._starting
         for _ in range(self._replicas - present):
             self._starting += 1
@@ -217,7 +229,7 @@ class Simulation:
                 self._idle.pop()
 
     def _sample(self) -> None:
-        sample = Sample(
+        sample = SimulationSample(
             at=self._now,
             replicas=self._replicas,
             idle=len(self._idle),
@@ -246,43 +258,43 @@ def _saturated(state: AutoscalingState, until: datetime) -> AutoscalingState:
 # ---- traces ----------------------------------------------------------------------------------
 
 
-def read_trace(path: Path) -> tuple[Claim, ...]:
-    """Read a CSV with the columns `at` and `duration` (seconds) and perhaps `count`."""
+def read_trace(path: Path) -> tuple[TraceClaim, ...]:
+    """Read a CSV with the columns `at` and `duration` (seconds), optionally `count`."""
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
         if rows.fieldnames is None or not {"at", "duration"} <= set(rows.fieldnames):
             raise InvalidError(
                 f"{path} needs the columns at and duration", hint="the first line names them"
             )
-        claims: list[Claim] = []
+        claims: list[TraceClaim] = []
         for number, row in enumerate(rows, start=2):
             claims.extend(_claims(row, f"{path}:{number}"))
     return tuple(sorted(claims, key=lambda claim: claim.at))
 
 
-def _claims(row: dict[str, str], where: str) -> Sequence[Claim]:
+def _claims(row: dict[str, str], where: str) -> Sequence[TraceClaim]:
     try:
-        claim = Claim(float(row["at"]), float(row["duration"]))
+        claim = TraceClaim(float(row["at"]), float(row["duration"]))
         count = int(row.get("count") or 1)
     except (TypeError, ValueError) as error:
         raise InvalidError(f"{where}: {error}") from error
     if claim.at < 0 or claim.duration < 0 or count < 0:
-        raise InvalidError(f"{where}: nothing here can be negative")
+        raise InvalidError(f"{where}: values must not be negative")
     return [claim] * count
 
 
 def generated(
     kind: str, *, seconds: float, rate: float, duration: float, seed: int = 0
-) -> tuple[Claim, ...]:
-    """Make a trace: `steady`, `bursts` (ten times the rate, a tenth of the time) or `wave`."""
+) -> tuple[TraceClaim, ...]:
+    """Generate a trace: `steady`, `bursts` (10x rate, 10% of the time) or `wave`."""
     draw = random.Random(seed)  # noqa: S311 - repeatable on purpose
-    claims: list[Claim] = []
+    claims: list[TraceClaim] = []
     at = 0.0
     while True:
         at += draw.expovariate(max(_rate(kind, at, rate), 1e-9))
         if at >= seconds:
             return tuple(claims)
-        claims.append(Claim(at, draw.expovariate(1 / duration)))
+        claims.append(TraceClaim(at, draw.expovariate(1 / duration)))
 
 
 def _rate(kind: str, at: float, rate: float) -> float:
@@ -294,4 +306,4 @@ def _rate(kind: str, at: float, rate: float) -> float:
         case "wave":
             return rate * (0.1 + abs((at % 3600) / 1800 - 1) * 1.8)
         case _:
-            raise InvalidError(f"there is no trace {kind!r}; choose steady, bursts or wave")
+            raise InvalidError(f"unknown trace {kind!r}; choose steady, bursts or wave")

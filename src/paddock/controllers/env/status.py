@@ -1,6 +1,6 @@
-"""What an environment's status says, and what its router is told: pure, from cases.
+"""The status of an environment and the snapshot for its router, from member runs. Pure.
 
-Only this cluster's segment is written; what other clusters said of theirs is passed on untouched.
+Only this cluster's segment is written; segments of other clusters are kept.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from msgspec import structs
 
 from paddock.cache.environments import EnvSnapshot, MemberSnapshot
-from paddock.controllers.env.member_state import Case, Problem
+from paddock.controllers.env.member_run import MemberProblem, MemberRun
 from paddock.resources.kinds.env import (
     MemberState,
     ObservedCluster,
@@ -26,69 +26,71 @@ CONDITION_TEMPLATE = "TemplateConsistent"
 CONDITION_AUTOSCALING = "AutoscalingActive"
 CONDITION_ADMITTED = "Admitted"
 SNAPSHOT_SECONDS = 30.0
-"""A snapshot in which nothing changed is dated anew this often."""
+"""An unchanged snapshot gets a new time this often."""
 
 
-def headrooms(cases: Sequence[Case]) -> dict[str, int | None]:
-    """Say how many more each member may have; `None` is without bound, 0 where nobody scales it."""
+def headrooms(runs: Sequence[MemberRun]) -> dict[str, int | None]:
+    """Return how much each member may grow; `None` means unlimited, 0 if it does not scale."""
     sizes: dict[str, int] = {}
-    for case in cases:
-        group = case.member.config.scaling_group
-        sizes[group] = sizes.get(group, 0) + max(case.granted, case.running)
+    for run in runs:
+        group = run.member.config.scaling_group
+        sizes[group] = sizes.get(group, 0) + max(run.granted, run.running)
     found: dict[str, int | None] = {}
-    for case in cases:
-        if not case.is_scaled or case.group is None or case.problem is not None:
-            found[case.name] = 0
+    for run in runs:
+        if not run.is_scaled or run.group is None or run.problem is not None:
+            found[run.name] = 0
             continue
         rooms: list[int] = []
-        if case.member.config.max_replicas is not None:
-            rooms.append(case.member.config.max_replicas - case.granted)
-        if case.group.max_replicas is not None:
-            rooms.append(case.group.max_replicas - sizes[case.member.config.scaling_group])
-        found[case.name] = max(min(rooms), 0) if rooms else None
+        if run.member.config.max_replicas is not None:
+            rooms.append(run.member.config.max_replicas - run.granted)
+        if run.group.max_replicas is not None:
+            rooms.append(run.group.max_replicas - sizes[run.member.config.scaling_group])
+        found[run.name] = max(min(rooms), 0) if rooms else None
     return found
 
 
-def snapshot(env: SandboxEnv, cases: Sequence[Case], *, cluster: str, now: datetime) -> EnvSnapshot:
-    """Give what the router must know."""
-    rooms = headrooms(cases)
+def snapshot(
+    env: SandboxEnv, runs: Sequence[MemberRun], *, cluster: str, now: datetime
+) -> EnvSnapshot:
+    """Return the snapshot for the router."""
+    rooms = headrooms(runs)
     return EnvSnapshot(
         env=env.key,
         cluster=cluster,
         taken_at=now,
         members=tuple(
             MemberSnapshot(
-                name=case.name,
-                pool=case.key,
-                priority=case.member.config.priority,
-                scaling_group=case.member.config.scaling_group,
-                idle=case.idle,
-                pending=max(case.granted - case.running - case.idle, 0),
-                headroom=rooms[case.name],
-                saturated_until=case.state.saturated_until,
+                name=run.name,
+                pool=run.key,
+                priority=run.member.config.priority,
+                scaling_group=run.member.config.scaling_group,
+                idle=run.idle,
+                pending=max(run.granted - run.running - run.idle, 0),
+                headroom=rooms[run.name],
+                saturated_until=run.state.saturated_until,
             )
-            for case in cases
-            if case.pool is not None
+            for run in runs
+            if run.pool is not None
         ),
     )
 
 
 def aggregate(
     env: SandboxEnv,
-    cases: Sequence[Case],
+    runs: Sequence[MemberRun],
     *,
     cluster: str,
     waiting: int,
-    template_problem: Problem | None,
+    template_problem: MemberProblem | None,
     now: datetime,
 ) -> SandboxEnvStatus:
-    """Give the status as it should be."""
-    rooms = headrooms(cases)
+    """Return the status of the environment."""
+    rooms = headrooms(runs)
     local = ObservedCluster(
         cluster_id=cluster,
         is_local=True,
         last_snapshot_time=now,
-        observed_members=tuple(_observed(case, rooms[case.name], now) for case in cases),
+        observed_members=tuple(_observed(run, rooms[run.name], now) for run in runs),
     )
     before = next((item for item in env.status.clusters if item.cluster_id == cluster), None)
     if before is not None and _is_fresh(before, local, now):
@@ -96,7 +98,7 @@ def aggregate(
     clusters = (*(item for item in env.status.clusters if item.cluster_id != cluster), local)
     members = [member for item in clusters for member in item.observed_members]
     conditions = env.status.conditions
-    for new in _conditions(env, cases, template_problem):
+    for new in _conditions(env, runs, template_problem):
         conditions = set_condition(conditions, new, now=now)
     return SandboxEnvStatus(
         observed_generation=env.metadata.generation,
@@ -113,7 +115,7 @@ def aggregate(
 
 
 def is_only_counts(old: SandboxEnvStatus, new: SandboxEnvStatus) -> bool:
-    """Say whether nothing changed but numbers, which can wait a moment."""
+    """Whether only counts changed, whose write can be delayed."""
     return (
         old.conditions == new.conditions
         and old.observed_generation == new.observed_generation
@@ -137,39 +139,39 @@ def _is_fresh(before: ObservedCluster, now_seen: ObservedCluster, now: datetime)
     return same and dated is not None and now - dated < timedelta(seconds=SNAPSHOT_SECONDS)
 
 
-def _observed(case: Case, headroom: int | None, now: datetime) -> ObservedMember:
-    pool = case.pool
+def _observed(run: MemberRun, headroom: int | None, now: datetime) -> ObservedMember:
+    pool = run.pool
     made_of = pool.spec.template if pool is not None else None
-    until = case.state.saturated_until
-    problem = case.problem or case.refusal
+    until = run.state.saturated_until
+    problem = run.problem or run.refusal
     return ObservedMember(
-        name=case.name,
-        pool=case.key.name if pool is not None else "",
-        state=_state(case, headroom, now),
-        idle=case.idle,
-        running=case.running,
-        pending=case.pending,
-        desired=case.granted,
-        current=case.idle + case.running + case.pending,
+        name=run.name,
+        pool=run.key.name if pool is not None else "",
+        state=_state(run, headroom, now),
+        idle=run.idle,
+        running=run.running,
+        pending=run.pending,
+        desired=run.granted,
+        current=run.idle + run.running + run.pending,
         saturated_until=until if until is not None and until > now else None,
         scale_up_headroom=headroom,
-        scaling_group=case.member.config.scaling_group,
-        autoscaling_enabled=case.is_scaled,
-        priority=case.member.config.priority,
+        scaling_group=run.member.config.scaling_group,
+        autoscaling_enabled=run.is_scaled,
+        priority=run.member.config.priority,
         effective_resources=made_of.resources if made_of is not None else Resources(),
         revision=pool.status.revision if pool is not None else "",
         updated=pool.status.updated if pool is not None else 0,
-        message=problem.message if problem is not None else case.state.message,
+        message=problem.message if problem is not None else run.state.message,
     )
 
 
-def _state(case: Case, headroom: int | None, now: datetime) -> MemberState:
-    if case.problem is not None:
+def _state(run: MemberRun, headroom: int | None, now: datetime) -> MemberState:
+    if run.problem is not None:
         return MemberState.INCONSISTENT
-    if case.pool is None:
+    if run.pool is None:
         return MemberState.MISSING
-    until = case.state.saturated_until
-    is_full = headroom == 0 and not case.idle and not case.pending and case.granted > 0
+    until = run.state.saturated_until
+    is_full = headroom == 0 and not run.idle and not run.pending and run.granted > 0
     if is_full or (until is not None and until > now):
         return MemberState.SATURATED
     return MemberState.ACTIVE
@@ -192,16 +194,18 @@ def _groups(local: ObservedCluster) -> tuple[ObservedGroup, ...]:
 
 
 def _conditions(
-    env: SandboxEnv, cases: Sequence[Case], template_problem: Problem | None
+    env: SandboxEnv, runs: Sequence[MemberRun], template_problem: MemberProblem | None
 ) -> tuple[Condition, ...]:
-    problems = [(case.name, case.problem) for case in cases if case.problem is not None]
-    refusals = [(case.name, case.refusal) for case in cases if case.refusal is not None]
-    missing = [case.name for case in cases if case.pool is None and case.problem is None]
-    scaled = [case.name for case in cases if case.is_scaled]
-    ready = _first(problems) or (Problem("PoolMissing", ", ".join(missing)) if missing else None)
-    if all(case.member.spec is not None and case.member.spec.template for case in cases) and cases:
+    problems = [(run.name, run.problem) for run in runs if run.problem is not None]
+    refusals = [(run.name, run.refusal) for run in runs if run.refusal is not None]
+    missing = [run.name for run in runs if run.pool is None and run.problem is None]
+    scaled = [run.name for run in runs if run.is_scaled]
+    ready = _first(problems) or (
+        MemberProblem("PoolMissing", ", ".join(missing)) if missing else None
+    )
+    if all(run.member.spec is not None and run.member.spec.template for run in runs) and runs:
         template_problem = None
-    active = None if scaled else Problem("NothingScales", "no member is in an enabled group")
+    active = None if scaled else MemberProblem("NothingScales", "no member is in an enabled group")
     return (
         _condition(env, CONDITION_READY, ready, "MembersReady"),
         _condition(env, CONDITION_TEMPLATE, template_problem, "TemplateFound"),
@@ -210,15 +214,15 @@ def _conditions(
     )
 
 
-def _first(found: list[tuple[str, Problem]]) -> Problem | None:
-    """Take several problems as one: the first's reason, everybody's words."""
+def _first(found: list[tuple[str, MemberProblem]]) -> MemberProblem | None:
+    """Merge problems: the reason of the first, the messages of all."""
     if not found:
         return None
     words = "; ".join(f"{name}: {problem.message}" for name, problem in found)
-    return Problem(found[0][1].reason, words)
+    return MemberProblem(found[0][1].reason, words)
 
 
-def _condition(env: SandboxEnv, kind: str, problem: Problem | None, good: str) -> Condition:
+def _condition(env: SandboxEnv, kind: str, problem: MemberProblem | None, good: str) -> Condition:
     return Condition(
         type=kind,
         status=ConditionStatus.TRUE if problem is None else ConditionStatus.FALSE,

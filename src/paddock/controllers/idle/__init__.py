@@ -1,1 +1,1 @@
-"""Pausing sandboxes in which nothing happens, where they asked for it."""
+"""Pauses idle sandboxes whose spec has `idlePause`."""

@@ -1,1 +1,1 @@
-"""Warm sandboxes: `plan` decides how many and which, `controller` acts."""
+"""Reconciles pools of warm sandboxes: `plan` decides how many, `controller` acts."""

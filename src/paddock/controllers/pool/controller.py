@@ -1,8 +1,8 @@
-"""Performs what `plan` decides for one pool.
+"""Performs the plan of one pool.
 
-Children are made with the pool as controller and let go by a delete that names the version it
-read: a child that was claimed meanwhile has another version, and stays. So no scale-down can
-take what is being claimed.
+Members are created with the pool as their controller, and deleted with the resource version that
+was read. A member that was claimed in the meantime has another version and stays, so a scale-down
+never deletes a sandbox that is being claimed.
 """
 
 import asyncio
@@ -30,21 +30,21 @@ from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Key
 
-BREATH_SECONDS = 0.05
-"""How long changes of a pool's members are gathered before it is looked at."""
-CALM_SECONDS = 0.5
-"""The same for one that lets claims come first, while it is at least half full."""
+GATHER_SECONDS = 0.05
+"""Changes of a pool's members within this time lead to one reconcile."""
+RELAXED_GATHER_SECONDS = 0.5
+"""The same for a pool that defers to claims, while it is at least half full."""
 Supply = Callable[[Key], int]
-"""How many sandboxes batches and waiting claims ask of a pool beyond its buffer."""
+"""Returns how many sandboxes batches and waiting claims need beyond the buffer."""
 
 
 def no_supply(_pool: Key) -> int:
-    """Ask for nothing beyond the buffer."""
+    """Return 0: nothing is needed beyond the buffer."""
     return 0
 
 
 class PoolController:
-    """Keeps each pool as full as its spec asks."""
+    """Keeps each pool at the size of its spec."""
 
     def __init__(
         self,
@@ -64,17 +64,17 @@ class PoolController:
         self._clock = clock
         self._recorder = recorder
         self._supply = supply
-        self._claims: dict[Key, tuple[int, float]] = {}
-        """How many each pool had handed out when that last changed, and when that was."""
-        self._enough: dict[Key, int] = {}
-        """Of pools that let claims come first: with so many in stock there is no hurry."""
+        self._claims_seen: dict[Key, tuple[int, float]] = {}
+        """Number of claims of each pool, and the time when that last changed."""
+        self._relaxed_above: dict[Key, int] = {}
+        """For pools that defer to claims: above this stock a reconcile is not urgent."""
 
     async def reconcile(self, key: Key) -> Result:
-        """Bring one pool a step nearer to what is wanted."""
+        """Perform the plan of one pool."""
         pool = self._pools.get(key)
         if pool is None or pool.is_deleting:
-            self._claims.pop(key, None)
-            self._enough.pop(key, None)
+            self._claims_seen.pop(key, None)
+            self._relaxed_above.pop(key, None)
             return Done()
         try:
             template = self._template(pool)
@@ -89,7 +89,7 @@ class PoolController:
             return Done(error.message)
         current = revision(template)
         members = self._pool_members.members(key)
-        status = await self._bury(pool, members, current)
+        status = await self._reap(pool, members, current)
         tried = structs.replace(pool, status=status)
         counts = self._count(pool, members, current)
         decision = plan(
@@ -100,24 +100,24 @@ class PoolController:
             since_claim_seconds=self._since_claim(key, members),
             now=self._clock.now(),
         )
-        self._enough.pop(key, None)
-        if decision.yields:
-            self._enough[key] = band(followed, counts.allocated).buffer_min // 2
+        self._relaxed_above.pop(key, None)
+        if decision.defers:
+            self._relaxed_above[key] = band(followed, counts.allocated).buffer_min // 2
         await self._act(tried, template, current, decision)
         await self._report(pool, status, current, decision)
-        return self._again(pool, key, decision)
+        return self._requeue(pool, key, decision)
 
-    def breath(self, key: Key) -> float:
-        """Say how soon a pool whose members changed is to be looked at."""
-        enough = self._enough.get(key)
-        is_calm = enough is not None and len(self._pool_members.members(key).available) > enough
-        return CALM_SECONDS if is_calm else BREATH_SECONDS
+    def requeue_delay(self, key: Key) -> float:
+        """Return after how many seconds to reconcile a pool whose members changed."""
+        enough = self._relaxed_above.get(key)
+        is_relaxed = enough is not None and len(self._pool_members.members(key).available) > enough
+        return RELAXED_GATHER_SECONDS if is_relaxed else GATHER_SECONDS
 
     def _template(self, pool: SandboxPool) -> SandboxTemplateSpec:
         if pool.spec.template is not None:
             return pool.spec.template
         if pool.spec.template_ref is None:
-            raise NotFoundError(f"pool {pool.key} names no template")
+            raise NotFoundError(f"pool {pool.key} has neither a template nor a templateRef")
         return resolve(self._templates, pool.spec.template_ref, pool.metadata.namespace)
 
     def _count(self, pool: SandboxPool, members: Members, current: str) -> Counts:
@@ -144,14 +144,14 @@ class PoolController:
 
     def _since_claim(self, key: Key, members: Members) -> float:
         now = self._clock.monotonic()
-        count, at = self._claims.get(key, (0, -math.inf))
+        count, at = self._claims_seen.get(key, (0, -math.inf))
         if count != members.allocated_total:
             at = now
-            self._claims[key] = (members.allocated_total, at)
+            self._claims_seen[key] = (members.allocated_total, at)
         return now - at
 
-    async def _bury(self, pool: SandboxPool, members: Members, current: str) -> SandboxPoolStatus:
-        """Let go of what failed or is on its way out; count failed starts in a row."""
+    async def _reap(self, pool: SandboxPool, members: Members, current: str) -> SandboxPoolStatus:
+        """Delete failed and leaving members; count consecutive failed starts."""
         leaving = [
             item
             for item in members.leaving.values()
@@ -161,11 +161,11 @@ class PoolController:
         if failed:
             self._recorder.warning(pool, "SandboxFailed", failed[-1].status.message)
         ready, now = members.available.values(), self._clock.now()
-        status = start_backoff.told(pool.status, failed, ready, revision=current, now=now)
-        await self._let_go(leaving)
+        status = start_backoff.count_starts(pool.status, failed, ready, revision=current, now=now)
+        await self._delete(leaving)
         return status
 
-    # ---- acting --------------------------------------------------------------------------
+    # ---- writes --------------------------------------------------------------------------
 
     async def _act(
         self, pool: SandboxPool, template: SandboxTemplateSpec, current: str, decision: PoolPlan
@@ -179,7 +179,7 @@ class PoolController:
         if decision.replace_creating:
             old = (item for item in members.creating.values() if revision_of(item) != current)
             victims.extend(islice(old, decision.replace_creating))
-        await self._let_go(victims)
+        await self._delete(victims)
         if decision.create:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(decision.create):
@@ -188,8 +188,8 @@ class PoolController:
                         name=f"create a sandbox of {pool.key}",
                     )
 
-    async def _let_go(self, victims: Iterable[Sandbox]) -> None:
-        # Locked first, all at once: a batch must not be given what is about to go.
+    async def _delete(self, victims: Iterable[Sandbox]) -> None:
+        # Lock all first: a batch must not be given a member that is about to be deleted.
         locked = [
             victim for victim in tuple(victims) if self._pool_members.reserve_exact(victim.key)
         ]
@@ -198,7 +198,7 @@ class PoolController:
                 version = victim.metadata.resource_version
                 await self._write.delete(victim, resource_version=version)
             except (ConflictError, NotFoundError):
-                # Claimed, changed or gone meanwhile: its event brings the pool back here.
+                # Claimed, changed or deleted in the meantime: its event enqueues the pool again.
                 self._pool_members.unreserve(victim.key)
             except BaseException:
                 for left in locked:
@@ -219,7 +219,7 @@ class PoolController:
             self._recorder.warning(pool, reason, message)
             await self._write.update_status(structs.replace(pool, status=status))
 
-    def _again(self, pool: SandboxPool, key: Key, decision: PoolPlan) -> Result:
+    def _requeue(self, pool: SandboxPool, key: Key, decision: PoolPlan) -> Result:
         if decision.wait_seconds is not None:
             return After(max(decision.wait_seconds, 0.05), decision.reason)
         age = pool.spec.max_idle_age_seconds
@@ -233,11 +233,14 @@ class PoolController:
         if oldest is None:
             return Done()
         due = oldest + timedelta(seconds=age)
-        return After(max((due - self._clock.now()).total_seconds(), 1.0), "the oldest ages")
+        return After(
+            max((due - self._clock.now()).total_seconds(), 1.0),
+            "the oldest member reaches maxIdleAgeSeconds",
+        )
 
 
 def _oldest_revision_first(items: dict[Key, Sandbox], current: str, count: int) -> list[Sandbox]:
     if count <= 0:
-        return []  # The usual case, at every change of the pool: nobody is looked at.
+        return []  # The usual case, on every change of the pool: no member is inspected.
     newest_first = list(reversed(items.values()))
     return sorted(newest_first, key=lambda item: revision_of(item) == current)[:count]

@@ -1,4 +1,4 @@
-"""What a pool makes: its sandboxes, and the revision that tells one make from another."""
+"""Builds the sandboxes of a pool, and the hash of their template (revision)."""
 
 import hashlib
 
@@ -21,18 +21,18 @@ from paddock.resources.meta import ObjectMeta, owner_reference
 
 
 def revision(template: SandboxTemplateSpec) -> str:
-    """Hash what sandboxes are made of; names, descriptions and visibility do not count."""
+    """Hash a template. Aliases, description, visibility and probe do not count."""
     relevant = structs.replace(template, aliases=(), public=True, description="", probe=None)
     data = msgspec.json.encode(msgspec.to_builtins(relevant), order="sorted")
     return hashlib.sha256(data).hexdigest()[:10]
 
 
 def child(pool: SandboxPool, template: SandboxTemplateSpec, current: str) -> Sandbox:
-    """Make a sandbox of this pool; what it is made of is frozen into it."""
+    """Return a new sandbox of this pool, with its template inlined."""
     name = pool.metadata.name
     reference = pool.spec.template_ref
     after = pool.status.failures
-    told = {ANNOTATION_AFTER_FAILURES: str(after)} if after else {}
+    annotations = {ANNOTATION_AFTER_FAILURES: str(after)} if after else {}
     return Sandbox(
         metadata=ObjectMeta(
             generate_name=f"{name}-",
@@ -44,7 +44,7 @@ def child(pool: SandboxPool, template: SandboxTemplateSpec, current: str) -> San
                 LABEL_REVISION: current,
                 LABEL_CLAIMED: "false",
             },
-            annotations={**pool.spec.annotations, **told},
+            annotations={**pool.spec.annotations, **annotations},
             finalizers=(FINALIZER_SANDBOX,),
             owner_references=(owner_reference(pool),),
         ),

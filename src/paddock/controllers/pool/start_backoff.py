@@ -1,8 +1,8 @@
-"""Failed starts in a row: what counts as one, and how long a pool waits after it. Pure.
+"""Counts consecutive failed starts of a pool and computes the backoff. Pure.
 
-Those that were tried together fail together and count once; each bears the number of failures that
-it was tried after, so that nobody's clock is held against another's. One that ran for a while has
-started well: when a machine goes down with everything on it, its pools are filled again at once.
+Sandboxes that were created together fail together and count once: each carries the number of
+failures before its creation, so no clocks are compared. A sandbox that ran for a while started
+well: when a machine goes down, its pools are refilled at once.
 """
 
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ from paddock.resources.kinds.pool import SandboxPoolStatus
 from paddock.resources.kinds.sandbox import ANNOTATION_AFTER_FAILURES, Sandbox
 
 BACKOFF = Backoff(base_seconds=1.0, cap_seconds=300.0, jitter=0.0)
-STEADY = timedelta(seconds=60)
-"""Who ran so long has started well."""
+STABLE = timedelta(seconds=60)
+"""A sandbox that ran this long counts as a successful start."""
 
 
-def told(
+def count_starts(
     status: SandboxPoolStatus,
     failed: Iterable[Sandbox],
     ready: Iterable[Sandbox],
@@ -28,7 +28,7 @@ def told(
     revision: str,
     now: datetime,
 ) -> SandboxPoolStatus:
-    """Count what failed, or begin anew where a start went well or the template is another."""
+    """Return the status with failures counted, or reset by a good start or a new template."""
     if status.failures and status.revision != revision:
         status = structs.replace(status, failures=0, backoff_until=None)
     if any(_counts(item, revision, status.failures, now) for item in failed):
@@ -47,13 +47,13 @@ def _tried_after(sandbox: Sandbox) -> int:
 
 def _counts(sandbox: Sandbox, revision: str, failures: int, now: datetime) -> bool:
     started = sandbox.status.started_at
-    if revision_of(sandbox) != revision or (started is not None and now - started >= STEADY):
+    if revision_of(sandbox) != revision or (started is not None and now - started >= STABLE):
         return False
     return _tried_after(sandbox) >= failures
 
 
 def _is_up_after(sandbox: Sandbox, status: SandboxPoolStatus) -> bool:
-    """Say whether it was tried after the last failure, or came up after it all the same."""
+    """Whether it was created after the last failure, or became ready after it."""
     if status.backoff_until is None or _tried_after(sandbox) >= status.failures:
         return True
     failed_at = status.backoff_until - timedelta(seconds=BACKOFF.delay(status.failures))

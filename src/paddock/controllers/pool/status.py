@@ -1,4 +1,4 @@
-"""What is told of a pool: its counts and conditions, as pure functions."""
+"""The status of a pool: counts and conditions. Pure."""
 
 from datetime import datetime
 
@@ -23,7 +23,7 @@ def computed(
     revision: str,
     now: datetime,
 ) -> SandboxPoolStatus:
-    """Give the status that says what is there and what was decided."""
+    """Return the status from the counts and the plan."""
     idle = counts.creating + counts.available
     stocked = _condition(pool, CONDITION_AVAILABLE, "Stocked" if counts.available else "Empty")
     loops = status.failures > 0
@@ -53,7 +53,7 @@ def computed(
 
 
 def degraded(pool: SandboxPool, reason: str, message: str, *, now: datetime) -> SandboxPoolStatus:
-    """Give the status of a pool that cannot be looked after."""
+    """Return the status of a pool that cannot be reconciled."""
     new = _condition(pool, CONDITION_DEGRADED, reason, message)
     conditions = set_condition(pool.status.conditions, new, now=now)
     return structs.replace(pool.status, conditions=conditions)

@@ -1,7 +1,7 @@
-"""What a pool does with evicted and with outdated sandboxes: interfaces, choices, defaults. Pure.
+"""Strategies for evicted and outdated sandboxes of a pool: protocols, defaults, lookup. Pure.
 
-Each is chosen by name, by a field of the pool or by a label on it; a name that nobody knows is an
-error that the pool's status shows. To add one: implement the protocol, enter it in the table.
+A strategy is selected by name, with a field or a label of the pool. An unknown name is an error in
+the pool's status. To add one, implement the protocol and add it to the table.
 """
 
 from collections.abc import Mapping
@@ -19,30 +19,29 @@ T = TypeVar("T")
 
 
 class EvictionHandler(Protocol):
-    """Decides what becomes of idle sandboxes that bear the label `paddock.dev/evict`.
+    """Decides whether idle sandboxes with the label `paddock.dev/evict` are deleted.
 
-    They are out of stock in any case, and those in somebody's hands are left alone until they
-    are given back.
+    They are out of stock in any case. Claimed ones are left alone until they are released.
     """
 
     def ends(self, sandbox: Sandbox) -> bool:
-        """Say whether an evicted sandbox is deleted now."""
+        """Whether an evicted sandbox is deleted now."""
         ...
 
 
 class DeleteEvicted:
-    """Deletes them at once; the pool makes others."""
+    """Deletes evicted sandboxes at once; the pool creates others."""
 
     def ends(self, sandbox: Sandbox) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
 
 class KeepEvicted:
-    """Keeps them out of stock, for somebody to look at; deleting them is up to that somebody."""
+    """Keeps evicted sandboxes for inspection; an operator deletes them."""
 
     def ends(self, sandbox: Sandbox) -> bool:
-        """Say no."""
+        """Return False."""
         return False
 
 
@@ -50,7 +49,7 @@ class PoolUpdate(Protocol):
     """Decides how a pool follows a changed template."""
 
     def applied(self, spec: SandboxPoolSpec) -> SandboxPoolSpec:
-        """Give the spec by which the pool is planned."""
+        """Return the spec to plan with."""
         ...
 
 
@@ -58,15 +57,15 @@ class Recreate:
     """Replaces idle sandboxes of an earlier revision, within `maxUnavailable`."""
 
     def applied(self, spec: SandboxPoolSpec) -> SandboxPoolSpec:
-        """Plan as the spec says."""
+        """Return the spec unchanged."""
         return spec
 
 
 class OnDelete:
-    """Leaves idle sandboxes as they are: new ones follow the template, old ones are used up."""
+    """Leaves idle sandboxes as they are; only new ones use the new template."""
 
     def applied(self, spec: SandboxPoolSpec) -> SandboxPoolSpec:
-        """Plan without replacing anything."""
+        """Return the spec with updates paused."""
         return structs.replace(
             spec, update_strategy=structs.replace(spec.update_strategy, paused=True)
         )
@@ -80,13 +79,13 @@ UPDATE_STRATEGIES: Mapping[str, PoolUpdate] = {"recreate": Recreate(), "onDelete
 
 
 def eviction_handler(pool: SandboxPool) -> EvictionHandler:
-    """Find the handler that a pool's label or field names."""
+    """Return the handler that the pool's label or field names."""
     name = pool.metadata.labels.get(LABEL_EVICTION_HANDLER) or pool.spec.eviction_handler
     return _named(EVICTION_HANDLERS, name, "eviction handler")
 
 
 def update_strategy(pool: SandboxPool) -> PoolUpdate:
-    """Find the strategy that a pool's label names."""
+    """Return the strategy that the pool's label names."""
     name = pool.metadata.labels.get(LABEL_UPDATE_STRATEGY, "recreate")
     return _named(UPDATE_STRATEGIES, name, "update strategy")
 
@@ -94,11 +93,11 @@ def update_strategy(pool: SandboxPool) -> PoolUpdate:
 def _named(table: Mapping[str, T], name: str, what: str) -> T:
     if (found := table.get(name)) is None:
         known = ", ".join(sorted(table))
-        raise NotFoundError(f"there is no {what} {name!r}: use one of {known}")
+        raise NotFoundError(f"unknown {what} {name!r}: use one of {known}")
     return found
 
 
 def ends(pool: SandboxPool, sandbox: Sandbox) -> bool:
-    """Say whether a sandbox that is on its way out is deleted now."""
+    """Whether a leaving sandbox is deleted now."""
     is_evicted = LABEL_EVICT in sandbox.metadata.labels
     return not is_evicted or eviction_handler(pool).ends(sandbox)

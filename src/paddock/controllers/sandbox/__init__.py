@@ -1,1 +1,1 @@
-"""The life of one sandbox: `lifecycle` holds the transitions, `plan` decides, `controller` acts."""
+"""Reconciles sandboxes: `lifecycle` holds the transitions, `plan` decides, `controller` acts."""

@@ -1,7 +1,7 @@
-"""Performs what `plan` decides for one sandbox, through the runtime and the store.
+"""Performs the step that `plan` decides for one sandbox, through the runtime and the store.
 
-Status is written once per transition. Deadlines are timers: the reconcile asks to be called
-again at the next one, and after a downtime finds out by itself what has become due.
+The status is written once per transition. Deadlines are timers: the reconcile is requeued for the
+next one. After a downtime the next reconcile finds all deadlines that have passed.
 """
 
 import logging
@@ -12,11 +12,11 @@ from msgspec import structs
 
 from paddock.cache.checks import REASON_PAUSE_FAILED, REASON_PAUSE_UNSUPPORTED
 from paddock.cache.writes import Writer
-from paddock.controllers.retry_budget import Patience
+from paddock.controllers.retry_budget import RetryBudget
 from paddock.controllers.sandbox import plan as steps
 from paddock.controllers.sandbox.lifecycle import Trigger, move
-from paddock.controllers.sandbox.live_config import Applying
-from paddock.controllers.sandbox.runtime_events import News
+from paddock.controllers.sandbox.live_config import LiveConfig
+from paddock.controllers.sandbox.runtime_events import RuntimeEvents
 from paddock.controllers.sandbox.status import moved, with_condition
 from paddock.controllers.sandbox.templates import TemplateSource
 from paddock.engine.controller import After, Done, Gone, Result
@@ -54,13 +54,13 @@ from paddock.runtime.port import Instance, Runtime
 log = logging.getLogger(__name__)
 
 REASON_IMAGE = "ImageUpdating"
-"""On the condition Ready (False): it is started anew from another image."""
+"""Reason of the condition Ready (False) while the sandbox restarts with another image."""
 REASON_IMAGE_KEPT = "ImageUpdateRefused"
 _TRANSIENT = (UnavailableError, ConflictError)
 
 
 class SandboxController:
-    """Keeps each sandbox's world as its spec asks."""
+    """Brings each sandbox to the state of its spec."""
 
     def __init__(
         self,
@@ -80,18 +80,18 @@ class SandboxController:
         self._seed = seed
         self._clock = clock
         self._recorder = recorder
-        self._patience = Patience(clock)
-        self._applying = Applying(templates, runtime, seed, clock)
-        self._emptied: set[str] = set()
-        """Those that are being reset and whose used life is destroyed, by uid."""
-        self.news = News(sandboxes, runtime, clock)
-        """What the runtime says unasked; to be subscribed to the Sandbox informer and run."""
+        self._retry_budget = RetryBudget(clock)
+        self._live_config = LiveConfig(templates, runtime, seed, clock)
+        self._destroyed: set[str] = set()
+        """Uids of sandboxes in a reset whose used instance is already destroyed."""
+        self.runtime_events = RuntimeEvents(sandboxes, runtime, clock)
+        """Must be subscribed to the Sandbox informer and run."""
         self._perform: dict[
             type[steps.Step], Callable[[Any, Any, Instance | None], Awaitable[Result]]
         ]
         self._perform = {
-            steps.Rest: self._rest,
-            steps.Protect: self._protect,
+            steps.Wait: self._wait,
+            steps.AddFinalizer: self._add_finalizer,
             steps.Create: self._create,
             steps.Pause: self._pause,
             steps.Resume: self._resume,
@@ -105,38 +105,40 @@ class SandboxController:
         }
 
     async def reconcile(self, key: Key) -> Result:
-        """Bring one sandbox a step nearer to what is wanted."""
+        """Perform the next step for one sandbox."""
         sandbox = self._sandboxes.get(key)
         if sandbox is None:
             return Gone()
         uid = sandbox.metadata.uid
-        assumed = self.news.assumed(sandbox)
+        assumed = self.runtime_events.assumed_instance(sandbox)
         if assumed is not None:
             step = steps.plan(sandbox, assumed, now=self._clock.now())
-            if isinstance(step, steps.Rest):
-                return await self._rest(sandbox, step, assumed)
-        self.news.asked(uid)
-        # What is to go goes, whatever it does now.
+            if isinstance(step, steps.Wait):
+                return await self._wait(sandbox, step, assumed)
+        self.runtime_events.mark_inspected(uid)
+        # A deleted sandbox is destroyed whatever its state, so it is not inspected.
         instance = None if sandbox.is_deleting else await self._runtime.inspect(uid)
         step = steps.plan(sandbox, instance, now=self._clock.now())
         return await self._perform[type(step)](sandbox, step, instance)
 
     # ---- steps ---------------------------------------------------------------------------
 
-    async def _rest(self, sandbox: Sandbox, step: steps.Rest, _instance: Instance | None) -> Result:
-        await self._applying.apply(sandbox)
+    async def _wait(self, sandbox: Sandbox, step: steps.Wait, _instance: Instance | None) -> Result:
+        await self._live_config.apply(sandbox)
         if step.until is None:
             return Done()
-        return After(max((step.until - self._clock.now()).total_seconds(), 0.001), step.because)
+        return After(max((step.until - self._clock.now()).total_seconds(), 0.001), step.reason)
 
-    async def _protect(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
+    async def _add_finalizer(
+        self, sandbox: Sandbox, _step: steps.Step, _: Instance | None
+    ) -> Result:
         finalizers = (*sandbox.metadata.finalizers, FINALIZER_SANDBOX)
         await self._write.update(with_meta(sandbox, finalizers=finalizers))
         return Done()
 
     async def _create(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
         try:
-            template = await self._templates.surely_of(sandbox)
+            template = await self._templates.latest_of(sandbox)
             wanted = blueprint(
                 sandbox, template, self._seed, checkpoint_id=self._templates.checkpoint_of(sandbox)
             )
@@ -167,10 +169,14 @@ class SandboxController:
     ) -> Result:
         if not (await self._runtime.capabilities()).can_update_image:
             self._recorder.warning(
-                sandbox, REASON_IMAGE_KEPT, f"it cannot be given image {step.image} as it runs here"
+                sandbox,
+                REASON_IMAGE_KEPT,
+                f"image {step.image} cannot be applied: this runtime cannot update images in place",
             )
-            return await self._rest(sandbox, steps.Rest(None, "it keeps its image"), instance)
-        current = await self._not_ready(sandbox, REASON_IMAGE, f"image {step.image} is started")
+            return await self._wait(
+                sandbox, steps.Wait(None, "the image cannot be updated"), instance
+            )
+        current = await self._not_ready(sandbox, REASON_IMAGE, f"starting image {step.image}")
         try:
             instance = await self._runtime.update_image(sandbox.metadata.uid, step.image)
         except _TRANSIENT:
@@ -179,10 +185,10 @@ class SandboxController:
             return await self._fail(current, steps.Fail(error.message), None)
         status = self._moved(current, None, instance)
         await self._write.update_status(structs.replace(current, status=status))
-        return After(0.001, "runs its new image")
+        return After(0.001, "started the new image")
 
     async def _not_ready(self, sandbox: Sandbox, reason: str, text: str) -> Sandbox:
-        """Show that it answers nobody for a while."""
+        """Set the condition Ready to False for the duration of a restart."""
         if not is_true(sandbox.status.conditions, CONDITION_READY):
             return sandbox
         conditions = self._with_condition(
@@ -208,24 +214,24 @@ class SandboxController:
         except (ConflictError, NotFoundError):
             raise
         except PaddockError as error:
-            if not self._patience.is_over(uid):
+            if not self._retry_budget.is_spent(uid):
                 raise
             return await self._refuse_pause(current, error)
-        self._patience.forget(uid)
+        self._retry_budget.reset(uid)
         status = self._moved(current, Trigger.PAUSED, instance)
         status = structs.replace(status, pause_strategy=strategy, paused_at=self._clock.now())
         await self._write.update_status(structs.replace(current, status=status))
         return After(0.001, f"paused: {strategy}")
 
     async def _refuse_pause(self, sandbox: Sandbox, error: PaddockError) -> Result:
-        """Run on where this machine cannot pause so: the flag goes back, a condition says why."""
-        is_hopeless = isinstance(error, UnsupportedError)
-        reason = REASON_PAUSE_UNSUPPORTED if is_hopeless else REASON_PAUSE_FAILED
+        """Keep the sandbox running, clear `spec.paused`, and report the reason in a condition."""
+        is_unsupported = isinstance(error, UnsupportedError)
+        reason = REASON_PAUSE_UNSUPPORTED if is_unsupported else REASON_PAUSE_FAILED
         self._recorder.warning(sandbox, reason, error.message)
         conditions = self._with_condition(
             sandbox, CONDITION_PAUSED, holds=False, reason=reason, text=error.message
         )
-        # The condition goes first: whoever waits for the pause learns why it failed.
+        # The condition is written first: a client that waits for the pause then sees the reason.
         status = structs.replace(
             sandbox.status,
             phase=move(sandbox.status.phase, Trigger.PAUSE_FAILED),
@@ -233,18 +239,18 @@ class SandboxController:
             conditions=conditions,
         )
         written = await self._write.update_status(structs.replace(sandbox, status=status))
-        self._patience.forget(sandbox.metadata.uid)
+        self._retry_budget.reset(sandbox.metadata.uid)
         spec = written.spec
         running = structs.replace(spec, paused=False)
         if spec.claim is not None and spec.claim.timeout_seconds is not None:
-            # The pause took its deadline away; it gets another, so that it does end one day.
+            # The pause cleared the deadline. Set a new one, so that the sandbox still expires.
             seconds = max(spec.claim.timeout_seconds, deadlines.MIN_WAKE_SECONDS)
             running = deadlines.resumed(spec, now=self._clock.now(), seconds=seconds)
         await self._write.update(structs.replace(written, spec=running))
-        return Done("cannot be paused that way")
+        return Done("pause refused")
 
     async def _announce(self, sandbox: Sandbox, phase: Phase, trigger: Trigger) -> Sandbox:
-        """Show that a slow transition has begun."""
+        """Write the phase of a slow transition when it begins."""
         if sandbox.status.phase is not phase:
             return sandbox
         status = structs.replace(sandbox.status, phase=move(phase, trigger))
@@ -261,14 +267,14 @@ class SandboxController:
                 instance = await self._runtime.restore(uid)
         except NotFoundError as error:
             return await self._fail(current, steps.Fail(error.message), None)
-        current = await self._in_time(current)
+        current = await self._with_time_left(current)
         paused = current.status.phase in (Phase.PAUSED, Phase.RESUMING)
         status = self._moved(current, Trigger.RESUMED if paused else None, instance)
         await self._write.update_status(structs.replace(current, status=status))
         return After(0.001, "resumed")
 
-    async def _in_time(self, sandbox: Sandbox) -> Sandbox:
-        """Give one whose resuming took longer than its timeout another: that is for running."""
+    async def _with_time_left(self, sandbox: Sandbox) -> Sandbox:
+        """Extend the deadline of a sandbox whose resume took longer than its timeout."""
         spec, now = sandbox.spec, self._clock.now()
         if not deadlines.is_over(spec, now=now):
             return sandbox
@@ -297,35 +303,35 @@ class SandboxController:
         memory = claim is None or claim.auto_pause_memory
         spec = structs.replace(spec, pause_strategy=strategy_for(spec, memory=memory))
         await self._write.update(structs.replace(sandbox, spec=spec))
-        return Done("pause time has come")
+        return Done("pauseTime is over")
 
     async def _expire(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
-        # The version makes this safe against an extension that was written meanwhile.
+        # With the version, an extension written in the meantime wins over this delete.
         version = sandbox.metadata.resource_version
         await self._write.delete(sandbox, resource_version=version)
-        return Done("shutdown time has come")
+        return Done("shutdownTime is over")
 
     async def _recycle(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
-        # Only a fresh life is a proven reset: what was used is destroyed and made anew in place.
+        # Only a new instance is a proven reset: the used one is destroyed and created again.
         uid = sandbox.metadata.uid
         current = await self._announce(sandbox, Phase.RUNNING, Trigger.RECYCLE_BEGAN)
-        if uid not in self._emptied:
-            # Once: what is made anew may take longer than one attempt, and must not go with it.
-            self._applying.forget(uid)
+        if uid not in self._destroyed:
+            # Only once: creating may take several attempts, none of which may undo another.
+            self._live_config.forget(uid)
             await self._runtime.destroy(uid)
-            self._emptied.add(uid)
+            self._destroyed.add(uid)
         template = self._templates.of(current)
         wanted = blueprint(current, template, self._seed, checkpoint_id=None)
         try:
             await self._runtime.create(wanted)
             instance = await self._runtime.start(uid)
         except (*_TRANSIENT, NotFoundError):
-            # The former life went while it was looked at: the next attempt finds its place free.
+            # The old instance disappeared during the attempt; the next attempt creates the new one.
             raise
         except PaddockError as error:
-            self._emptied.discard(uid)
+            self._destroyed.discard(uid)
             return await self._fail(current, steps.Fail(error.message), None)
-        self._emptied.discard(uid)
+        self._destroyed.discard(uid)
         status = self._moved(current, Trigger.RECYCLED, instance)
         status = structs.replace(status, recycled_count=status.recycled_count + 1)
         written = await self._write.update_status(structs.replace(current, status=status))
@@ -334,8 +340,8 @@ class SandboxController:
         return Done("recycled")
 
     async def _destroy(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
-        self._applying.forget(sandbox.metadata.uid)
-        self._emptied.discard(sandbox.metadata.uid)
+        self._live_config.forget(sandbox.metadata.uid)
+        self._destroyed.discard(sandbox.metadata.uid)
         await self._runtime.destroy(sandbox.metadata.uid)
         left = tuple(name for name in sandbox.metadata.finalizers if name != FINALIZER_SANDBOX)
         await self._write.update(with_meta(sandbox, finalizers=left))

@@ -1,8 +1,8 @@
-"""Health of idle sandboxes: probed as their template asks.
+"""Probes the health of idle sandboxes, as their template defines.
 
-One that has not been well so many times in a row is marked with the condition `Healthy` false;
-its pool lets go of it and makes another. One whose template asks for a probe is handed to nobody
-before its first. Sandboxes in somebody's hands are theirs, and not probed.
+A sandbox that fails `failureThreshold` probes in a row gets the condition `Healthy` False; its pool
+deletes and replaces it. A sandbox whose template has a probe is not claimable before its first
+successful probe. Claimed sandboxes are not probed.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from paddock.resources.meta import Condition, ConditionStatus, Key, condition, s
 
 log = logging.getLogger(__name__)
 
-SHORTEST_SECONDS = 0.2
-"""Between two looks, however many are due."""
-_AT_ONCE = 8
+MIN_WAIT_SECONDS = 0.2
+"""Minimum time between two rounds of probes."""
+_CONCURRENCY = 8
 
 
 class Prober(Protocol):
-    """Looks into sandboxes."""
+    """Probes sandboxes."""
 
     async def __call__(self, sandbox: Sandbox, probe: Probe) -> str | None:
-        """Say what is wrong; `None` where it is well."""
+        """Return the problem, or `None` if the sandbox is healthy."""
         ...
 
 
@@ -44,15 +44,15 @@ class _Watched(Struct):
 
 
 def probe_of(sandbox: Sandbox) -> Probe | None:
-    """Give how a sandbox is to be probed; `None` where it is not."""
+    """Return a sandbox's probe, or `None` if it is not probed."""
     template = sandbox.spec.template
     idle = sandbox.spec.claim is None and sandbox.metadata.owner_references
     running = sandbox.status.phase is Phase.RUNNING and not sandbox.is_deleting
     return template.probe if template is not None and idle and running else None
 
 
-class Probing:
-    """Probes idle sandboxes when their time has come."""
+class HealthProbes:
+    """Probes idle sandboxes when they are due."""
 
     def __init__(self, prober: Prober, write: Writer, clock: Clock, recorder: Recorder) -> None:
         self._prober = prober
@@ -60,10 +60,10 @@ class Probing:
         self._clock = clock
         self._recorder = recorder
         self._watched: dict[Key, _Watched] = {}
-        self._news = asyncio.Event()
+        self._added = asyncio.Event()
 
     def observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
-        """Take in one event of the Sandbox informer."""
+        """Add, update or remove one sandbox; subscribed to the Sandbox informer."""
         sandbox = new or old
         if sandbox is None:
             return
@@ -75,23 +75,23 @@ class Probing:
             known.sandbox, known.probe = new, probe
         else:
             self._watched[new.key] = _Watched(new, probe, self._clock.monotonic())
-            self._news.set()
+            self._added.set()
 
     async def run(self) -> None:
         """Probe until cancelled."""
-        gate = asyncio.Semaphore(_AT_ONCE)
+        gate = asyncio.Semaphore(_CONCURRENCY)
         while True:
-            self._news.clear()
+            self._added.clear()
             now = self._clock.monotonic()
             due = [item for item in self._watched.values() if item.due <= now]
-            await asyncio.gather(*(self._one(item, gate) for item in due))
+            await asyncio.gather(*(self._probe(item, gate) for item in due))
             following = min((item.due for item in self._watched.values()), default=None)
             wait = None if following is None else following - self._clock.monotonic()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait if wait is None else max(wait, SHORTEST_SECONDS)):
-                    await self._news.wait()
+                async with asyncio.timeout(wait if wait is None else max(wait, MIN_WAIT_SECONDS)):
+                    await self._added.wait()
 
-    async def _one(self, item: _Watched, gate: asyncio.Semaphore) -> None:
+    async def _probe(self, item: _Watched, gate: asyncio.Semaphore) -> None:
         async with gate:
             try:
                 async with asyncio.timeout(item.probe.timeout_seconds):
@@ -125,7 +125,10 @@ class Probing:
         try:
             await self._write.update_status(structs.replace(sandbox, status=changed))
         except (ConflictError, NotFoundError):
-            # It changed meanwhile, perhaps into somebody's: looked at again soon, if it is ours.
+            # It changed in the meantime, perhaps by a claim: probe again soon if it is still idle.
             item.due = self._clock.monotonic()
         except PaddockError as error:
-            log.warning("health was not noted", extra=fields(sandbox=sandbox.key, error=error))
+            log.warning(
+                "cannot write the health of a sandbox",
+                extra=fields(sandbox=sandbox.key, error=error),
+            )

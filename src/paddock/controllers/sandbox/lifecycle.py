@@ -1,6 +1,6 @@
-"""The transitions of a sandbox's life, in one table. Everything that moves a phase is here.
+"""The transitions between sandbox phases, in one table. All phase changes use `move`.
 
-`docs/lifecycle.md` is drawn from `TRANSITIONS`; `move` refuses what the table does not have.
+`docs/lifecycle.md` is generated from `TRANSITIONS`; `move` rejects transitions that are not in it.
 """
 
 from enum import StrEnum
@@ -9,7 +9,7 @@ from paddock.resources.kinds.sandbox import Phase
 
 
 class Trigger(StrEnum):
-    """What moves a sandbox from one phase to the next."""
+    """Causes of a transition."""
 
     STARTED = "the runtime made it and envd answers"
     PAUSE_BEGAN = "spec.paused is set and storing takes a while"
@@ -52,7 +52,7 @@ TRANSITIONS: dict[tuple[Phase, Trigger], Phase] = {
 
 
 def move(phase: Phase, trigger: Trigger) -> Phase:
-    """Give the phase that follows; a transition that the table does not have is a bug."""
+    """Return the next phase. A transition that is not in the table is a bug."""
     following = TRANSITIONS.get((phase, trigger))
     if following is None:
         raise ValueError(f"a {phase} sandbox does not move when {trigger.value}")

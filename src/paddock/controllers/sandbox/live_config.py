@@ -1,4 +1,4 @@
-"""What a running sandbox is told besides its blueprint: rules for its traffic, and its claim."""
+"""Applies to a running sandbox what its blueprint lacks: egress rules and the claim."""
 
 from paddock.controllers.sandbox.templates import TemplateSource
 from paddock.kit.clock import Clock
@@ -9,8 +9,11 @@ from paddock.runtime.blueprint import agent_config, egress
 from paddock.runtime.port import Runtime
 
 
-class Applying:
-    """Applies what changed; knows in memory what it applied last, and applies it again else."""
+class LiveConfig:
+    """Applies changes to running sandboxes.
+
+    What was applied last is kept in memory only; after a restart it is applied again.
+    """
 
     def __init__(
         self, templates: TemplateSource, runtime: Runtime, seed: TokenSeed, clock: Clock
@@ -20,37 +23,36 @@ class Applying:
         self._seed = seed
         self._started = clock.now()
         self._networks: dict[str, NetworkPolicy] = {}
-        """The egress policy last put into force, by uid."""
+        """The egress policy that was applied last, by uid."""
         self._configured: dict[str, str] = {}
-        """The lock of the claim that envd was last configured for, by uid."""
+        """The lock of the claim that envd was configured for last, by uid."""
 
     async def apply(self, sandbox: Sandbox) -> None:
-        """Bring a running sandbox up to its spec."""
+        """Apply the spec of a running sandbox."""
         if sandbox.status.phase is Phase.RUNNING:
             await self._apply_network(sandbox)
             await self._apply_claim(sandbox)
 
     def forget(self, uid: str) -> None:
-        """Drop what is known of a sandbox whose life ends."""
+        """Drop the state of a sandbox whose instance ends."""
         self._networks.pop(uid, None)
         self._configured.pop(uid, None)
 
     async def _apply_network(self, sandbox: Sandbox) -> None:
-        """Put a changed egress policy into force."""
         uid = sandbox.metadata.uid
         policy = sandbox.spec.network
         if policy is None and uid in self._networks:
-            # It was somebody's with rules of their own, and is its pool's again.
+            # The claim's own rules ended with the claim: apply the template's again.
             policy = self._templates.of(sandbox).network
         if policy is not None and self._networks.get(uid) != policy:
             await self._runtime.set_egress(uid, egress(policy))
             self._networks[uid] = policy
 
     async def _apply_claim(self, sandbox: Sandbox) -> None:
-        """Give envd its token and environment where nobody else does.
+        """Configure envd with the claim's token and environment, unless the API does.
 
-        The API's claims (they have a key) configure envd themselves, before they answer; those
-        from before this process began may have been cut off between the two.
+        Claims of the API (they have a key) configure envd themselves before they reply. Claims from
+        before this process started are configured again: a crash may have come in between.
         """
         claim = sandbox.spec.claim
         uid = sandbox.metadata.uid

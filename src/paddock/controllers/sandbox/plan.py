@@ -1,14 +1,13 @@
-"""What to do next with one sandbox: a pure decision over what is wanted and what is.
+"""Decides the next step for one sandbox from its spec and its instance. Pure.
 
-The controller performs the step and comes back; each step is safe to perform again after a
-crash, because the runtime is idempotent by uid and every store write names its version.
+The controller performs the step and plans again. Each step can be repeated after a crash: the
+runtime is idempotent by uid, and every store write carries a resource version.
 """
 
 from datetime import datetime
 
-from msgspec import Struct
-
 from paddock.cache.states import is_resuming
+from paddock.controllers.steps import AddFinalizer, Expire, Fail, Step, Wait
 from paddock.resources.kinds.sandbox import CONDITION_READY, FINALIZER_SANDBOX, Phase, Sandbox
 from paddock.resources.kinds.template import PauseStrategy
 from paddock.resources.meta import is_true
@@ -16,92 +15,67 @@ from paddock.resources.transitions import deadlines
 from paddock.runtime.port import Instance, InstanceState
 
 
-class Step(Struct, frozen=True, tag=True):
-    """Base of what can be done."""
-
-
-class Rest(Step, frozen=True):
-    """Nothing to do until `until` (or for good)."""
-
-    until: datetime | None
-    because: str
-
-
-class Protect(Step, frozen=True):
-    """Add the finalizer, so that nothing the runtime makes can be forgotten."""
-
-
 class Create(Step, frozen=True):
-    """Make it."""
+    """Create and start the instance."""
 
 
 class Pause(Step, frozen=True):
-    """Stop it in this manner."""
+    """Pause the instance with this strategy."""
 
     strategy: PauseStrategy
 
 
 class Resume(Step, frozen=True):
-    """Let it go on."""
+    """Resume the instance."""
 
     strategy: PauseStrategy
 
 
 class UpdateImage(Step, frozen=True):
-    """Start it anew from another image, in place."""
+    """Restart the sandbox in place with another image."""
 
     image: str
 
 
 class RecordRunning(Step, frozen=True):
-    """It runs; say so."""
-
-
-class Fail(Step, frozen=True):
-    """It is over without having been asked to."""
-
-    message: str
+    """Write to the status that the instance runs."""
 
 
 class AutoPause(Step, frozen=True):
-    """Its pauseTime has come: set the flag."""
-
-
-class Expire(Step, frozen=True):
-    """Its shutdownTime has come: delete it."""
+    """Set `spec.paused`: pauseTime is over."""
 
 
 class Recycle(Step, frozen=True):
-    """Reset it for its pool."""
+    """Reset the sandbox for its pool."""
 
 
 class Destroy(Step, frozen=True):
-    """Remove every trace, then the finalizer."""
+    """Destroy the instance, then remove the finalizer."""
 
 
-_OVER = (Phase.SUCCEEDED, Phase.FAILED)
+_FINISHED = (Phase.SUCCEEDED, Phase.FAILED)
 
 
 def plan(sandbox: Sandbox, instance: Instance | None, *, now: datetime) -> Step:
-    """Decide the next step."""
+    """Return the next step."""
     if sandbox.is_deleting:
         held = FINALIZER_SANDBOX in sandbox.metadata.finalizers
-        return Destroy() if held else Rest(None, "deletion waits for others")
+        return Destroy() if held else Wait(None, "deletion waits for other finalizers")
     if deadlines.is_over(sandbox.spec, now=now) and not is_resuming(sandbox):
         return Expire()
-    if sandbox.status.phase in _OVER:
-        return Rest(deadlines.next_instant(sandbox.spec), f"it is {sandbox.status.phase}")
+    if sandbox.status.phase in _FINISHED:
+        return Wait(deadlines.next_instant(sandbox.spec), f"the sandbox is {sandbox.status.phase}")
     if FINALIZER_SANDBOX not in sandbox.metadata.finalizers:
-        return Protect()
+        return AddFinalizer()
     return _advance(sandbox, instance, now)
 
 
 def _advance(sandbox: Sandbox, instance: Instance | None, now: datetime) -> Step:
     if sandbox.spec.recycle and sandbox.status.phase is Phase.RECYCLING:
-        # Between its two lives the runtime knows nothing of it, or of an end that we asked for.
+        # Between destroy and create there is no instance, or one that we stopped: not a failure.
         return Recycle()
     if instance is not None and instance.state is InstanceState.FAILED:
-        return Fail(instance.reason or "the runtime gave no reason")
+        return Fail(instance.reason or "the instance failed; the runtime reported no reason")
     if sandbox.status.phase is Phase.PENDING:
         return Create()
     if instance is None:
@@ -117,11 +91,11 @@ def _advance(sandbox: Sandbox, instance: Instance | None, now: datetime) -> Step
 
 def _towards_paused(sandbox: Sandbox, instance: Instance) -> Step:
     strategy = pause_strategy(sandbox)
-    if sandbox.status.phase is Phase.PAUSED and instance.state is _RESTING[strategy]:
-        return Rest(deadlines.next_instant(sandbox.spec), "it is paused")
-    if sandbox.status.phase is Phase.PAUSED and instance.state in _RESTING.values():
-        # Paused in another manner than is now asked for: it stays as it is until it runs again.
-        return Rest(deadlines.next_instant(sandbox.spec), "it is paused")
+    if sandbox.status.phase is Phase.PAUSED and instance.state is _PAUSED_STATES[strategy]:
+        return Wait(deadlines.next_instant(sandbox.spec), "the sandbox is paused")
+    if sandbox.status.phase is Phase.PAUSED and instance.state in _PAUSED_STATES.values():
+        # Paused with another strategy than the spec has now: keep it until it is resumed.
+        return Wait(deadlines.next_instant(sandbox.spec), "the sandbox is paused")
     return Pause(strategy)
 
 
@@ -129,22 +103,22 @@ def _towards_running(sandbox: Sandbox, instance: Instance) -> Step:
     wanted = sandbox.spec.image
     if sandbox.status.phase is Phase.RUNNING and wanted is not None:
         is_there = instance.state is InstanceState.RUNNING and instance.image == wanted
-        # The status says when it was ready: a pod has its new image before that runs.
+        # Compare the status too: a pod has its new image before that image runs.
         if not is_there or sandbox.status.image != wanted:
             return UpdateImage(wanted)
     if instance.state is InstanceState.RUNNING:
         ready = is_true(sandbox.status.conditions, CONDITION_READY)
         current = sandbox.status.incarnation == instance.incarnation
         if sandbox.status.phase is Phase.RUNNING and ready and current:
-            return Rest(deadlines.next_instant(sandbox.spec), "it runs")
+            return Wait(deadlines.next_instant(sandbox.spec), "the sandbox runs")
         return RecordRunning()
-    for strategy, state in _RESTING.items():
+    for strategy, state in _PAUSED_STATES.items():
         if instance.state is state:
             return Resume(strategy)
     return Create()
 
 
-_RESTING = {
+_PAUSED_STATES = {
     PauseStrategy.FREEZE: InstanceState.FROZEN,
     PauseStrategy.HIBERNATE: InstanceState.HIBERNATED,
     PauseStrategy.STOP: InstanceState.STOPPED,
@@ -152,7 +126,7 @@ _RESTING = {
 
 
 def pause_strategy(sandbox: Sandbox) -> PauseStrategy:
-    """Say how this sandbox is to be paused; the template's wish is resolved into the spec early."""
+    """Return the strategy to pause this sandbox with; the spec's, the template's, else FREEZE."""
     if sandbox.spec.pause_strategy is not None:
         return sandbox.spec.pause_strategy
     if sandbox.spec.template is not None:

@@ -1,7 +1,7 @@
-"""What the runtime says of sandboxes unasked, and when its word makes asking needless.
+"""Enqueues sandboxes on runtime events, and skips needless inspections.
 
-Asking costs a round trip for each sandbox: for a moment after a start or a claim it is assumed
-to run, because the runtime says so by itself when it does not.
+An inspection costs one round trip per sandbox. For a short time after a start or a claim the
+instance is assumed to run, because the runtime reports by an event if it does not.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from paddock.runtime.port import Instance, InstanceState, Runtime, RuntimeEvent
 log = logging.getLogger(__name__)
 
 _FRESH = timedelta(seconds=5)
-"""For so long after a start or a claim the runtime is not asked whether it runs."""
+"""After a start or a claim the instance is not inspected for this long."""
 
 
-class News:
-    """Follows the runtime's events."""
+class RuntimeEvents:
+    """Watches the runtime's events."""
 
     def __init__(self, sandboxes: Informer[Sandbox], runtime: Runtime, clock: Clock) -> None:
         self._sandboxes = sandboxes
@@ -34,21 +34,21 @@ class News:
         self._clock = clock
         self._started = clock.now()
         self._keys: dict[str, Key] = {}
-        self._doubtful: set[str] = set()
-        """Those of which the runtime said that something happened since it was last asked."""
+        self._stale: set[str] = set()
+        """Uids with an event since their last inspection."""
 
     def observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
-        """Remember which uid is which sandbox; subscribed to the Sandbox informer."""
+        """Update the index of uids; subscribed to the Sandbox informer."""
         if new is not None:
             self._keys[new.metadata.uid] = new.key
         elif old is not None:
             self._keys.pop(old.metadata.uid, None)
-            self._doubtful.discard(old.metadata.uid)
+            self._stale.discard(old.metadata.uid)
 
-    def assumed(self, sandbox: Sandbox) -> Instance | None:
-        """Give what runs for sure without asking; `None` where the runtime is to be asked."""
+    def assumed_instance(self, sandbox: Sandbox) -> Instance | None:
+        """Return the instance that surely runs, or `None` if it must be inspected."""
         uid = sandbox.metadata.uid
-        if uid in self._doubtful or not self._is_fresh(sandbox):
+        if uid in self._stale or not self._is_fresh(sandbox):
             return None
         return Instance(
             uid=uid,
@@ -57,20 +57,20 @@ class News:
             image=sandbox.status.image,
         )
 
-    def asked(self, uid: str) -> None:
-        """Forget a doubt: the runtime is about to be asked."""
-        self._doubtful.discard(uid)
+    def mark_inspected(self, uid: str) -> None:
+        """Clear a uid's event mark, just before its inspection."""
+        self._stale.discard(uid)
 
     def _is_fresh(self, sandbox: Sandbox) -> bool:
-        """Say whether the runtime just spoke of it: it started it, or handed it over."""
+        """Whether the runtime started or handed over the instance a moment ago."""
         if sandbox.status.phase is not Phase.RUNNING:
             return False
         claim, started = sandbox.spec.claim, sandbox.status.started_at
         newest = max(claim.claim_time if claim else self._started, started or self._started)
         return self._started < newest > self._clock.now() - _FRESH
 
-    async def follow(self, queue: WorkQueue[Key]) -> None:
-        """Look again at every sandbox of which the runtime says that it changed unasked."""
+    async def run(self, queue: WorkQueue[Key]) -> None:
+        """Enqueue every sandbox that the runtime reports as changed."""
         while True:
             try:
                 stream = cast("Any", self._runtime.watch())
@@ -78,14 +78,14 @@ class News:
                     async for event in events:
                         self._enqueue(queue, event)
             except PaddockError as error:
-                log.warning("runtime events were cut off", extra=fields(error=error.message))
+                log.warning("watch of runtime events ended", extra=fields(error=error.message))
             await asyncio.sleep(1)
-            # What happened while nobody listened is found by looking at everything once.
+            # Events in between were missed: enqueue all sandboxes once.
             for sandbox in self._sandboxes.all():
-                self._doubtful.add(sandbox.metadata.uid)
+                self._stale.add(sandbox.metadata.uid)
                 queue.add(sandbox.key)
 
     def _enqueue(self, queue: WorkQueue[Key], event: RuntimeEvent) -> None:
         if (key := self._keys.get(event.uid)) is not None:
-            self._doubtful.add(event.uid)
+            self._stale.add(event.uid)
             queue.add(key)

@@ -1,4 +1,4 @@
-"""What is told of a sandbox after a transition, as pure functions."""
+"""The status of a sandbox after a transition. Pure."""
 
 from datetime import datetime
 
@@ -25,7 +25,7 @@ def moved(
     runtime: str,
     now: datetime,
 ) -> SandboxStatus:
-    """Give the status after a transition, if any, to what the runtime says of it."""
+    """Return the status after a transition, if any, with the facts of the instance."""
     old = sandbox.status
     phase = move(old.phase, trigger) if trigger is not None else old.phase
     runs, paused = phase is Phase.RUNNING, phase is Phase.PAUSED
@@ -54,7 +54,7 @@ def moved(
 def with_condition(
     sandbox: Sandbox, kind: str, *, holds: bool, reason: str, text: str = "", now: datetime
 ) -> tuple[Condition, ...]:
-    """Give the sandbox's conditions with one of them set."""
+    """Return the sandbox's conditions with one of them set."""
     new = _condition(sandbox, kind, holds=holds, reason=reason, text=text)
     return set_condition(sandbox.status.conditions, new, now=now)
 

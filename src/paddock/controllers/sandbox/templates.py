@@ -1,4 +1,4 @@
-"""What a sandbox is made of: its own template, the one it names, or its checkpoint's."""
+"""Finds the template of a sandbox: inline, by reference, or of its checkpoint."""
 
 from typing import Protocol
 
@@ -12,25 +12,25 @@ from paddock.resources.meta import Key
 
 
 class TemplateSource(Protocol):
-    """Finds what sandboxes are made of."""
+    """Finds templates of sandboxes."""
 
     def of(self, sandbox: Sandbox) -> SandboxTemplateSpec:
-        """Give the template; `NotFoundError` where it is gone."""
+        """Return the template. `NotFoundError` if it does not exist."""
         ...
 
-    async def surely_of(self, sandbox: Sandbox) -> SandboxTemplateSpec:
-        """Give the template, though it was made a moment ago; `NotFoundError` where it is gone."""
+    async def latest_of(self, sandbox: Sandbox) -> SandboxTemplateSpec:
+        """Like `of`, but read a template from the store that is not in the cache yet."""
         ...
 
     def checkpoint_of(self, sandbox: Sandbox) -> str | None:
-        """Give the runtime's id of the stored state to start from."""
+        """Return the runtime's id of the checkpoint to start from, or `None`."""
         ...
 
 
 def resolve(
     templates: Informer[SandboxTemplate], reference: TemplateRef, namespace: str
 ) -> SandboxTemplateSpec:
-    """Find a template by reference; another namespace's must be public."""
+    """Return a referenced template. One of another namespace must be public."""
     home = reference.namespace or namespace
     found = templates.get(_key(reference, namespace))
     if found is None or (home != namespace and not found.spec.public):
@@ -46,7 +46,7 @@ def _key(reference: TemplateRef, namespace: str) -> Key:
 
 
 class CachedTemplates:
-    """Finds them in informers."""
+    """Finds templates in informers."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class CachedTemplates:
         self._write = write
 
     def of(self, sandbox: Sandbox) -> SandboxTemplateSpec:
-        """Give the template; `NotFoundError` where it is gone."""
+        """Return the template. `NotFoundError` if it does not exist."""
         if sandbox.spec.template is not None:
             return sandbox.spec.template
         if sandbox.spec.template_ref is not None:
@@ -69,17 +69,19 @@ class CachedTemplates:
             stored = self._stored(sandbox.spec.restore_from)
             if stored.status.template is not None:
                 return stored.status.template
-        raise NotFoundError(f"sandbox {sandbox.key} names nothing that it could be made of")
+        raise NotFoundError(
+            f"sandbox {sandbox.key} has neither a template, a templateRef, nor a restoreFrom"
+        )
 
-    async def surely_of(self, sandbox: Sandbox) -> SandboxTemplateSpec:
-        """Give the template, though it was made a moment ago; `NotFoundError` where it is gone."""
+    async def latest_of(self, sandbox: Sandbox) -> SandboxTemplateSpec:
+        """Like `of`, but read a template from the store that is not in the cache yet."""
         reference = sandbox.spec.template_ref
         try:
             return self.of(sandbox)
         except NotFoundError:
             if sandbox.spec.template is not None or reference is None:
                 raise
-        # Both may have been applied together, and sandboxes' watch be ahead of templates'.
+        # Both may have been applied together, and the watch of templates may lag behind.
         try:
             await self._write.look(SandboxTemplate, _key(reference, sandbox.metadata.namespace))
         except DeadlineExceededError as error:
@@ -87,7 +89,7 @@ class CachedTemplates:
         return self.of(sandbox)
 
     def checkpoint_of(self, sandbox: Sandbox) -> str | None:
-        """Give the runtime's id of the stored state to start from."""
+        """Return the runtime's id of the checkpoint to start from, or `None`."""
         if sandbox.spec.restore_from is None:
             return None
         return self._stored(sandbox.spec.restore_from).metadata.uid

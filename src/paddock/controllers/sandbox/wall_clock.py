@@ -1,7 +1,7 @@
-"""Minding the wall clock: deadlines are moments of it, timers count seconds.
+"""Detects jumps of the wall clock: deadlines are wall-clock times, timers count seconds.
 
-A clock that is set, or a machine that slept, leaves every timer wrong. Whoever notices that the
-two have come apart has every sandbox with a deadline looked at again, at once.
+A clock that was set, or a machine that slept, makes every timer wrong. When wall clock and
+monotonic clock diverge, all sandboxes with a deadline are enqueued at once.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from paddock.resources.transitions import deadlines
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0
+CHECK_SECONDS = 5.0
 TOLERATED_SECONDS = 1.0
-"""Clocks that are steered drift by less than this between two looks."""
+"""NTP slewing drifts by less than this between two checks."""
 
 
-async def follow_clock(clock: Clock, sandboxes: Informer[Sandbox], queue: WorkQueue[Key]) -> None:
-    """Look at the clocks now and then, until cancelled."""
+async def watch_clock(clock: Clock, sandboxes: Informer[Sandbox], queue: WorkQueue[Key]) -> None:
+    """Compare the clocks periodically until cancelled."""
     wall, steady = clock.now(), clock.monotonic()
     while True:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(CHECK_SECONDS)
         now, counted = clock.now(), clock.monotonic()
         jumped = (now - wall).total_seconds() - (counted - steady)
         wall, steady = now, counted

@@ -1,1 +1,1 @@
-"""Allocation: which pool serves a batch and how many of its sandboxes each batch gets."""
+"""Selects the pool of each batch and divides its sandboxes among batches."""

@@ -1,9 +1,9 @@
-"""Gives each pool's ready sandboxes to the batches that wait for them.
+"""Allocates each pool's ready sandboxes to the batches that wait for them.
 
-Event-driven, by pool: whenever its stock or one of its batches changes, `allocation` decides and
-one status write per served batch records all of its grants. The batch's status is the truth: it
-is what `PoolMembers` reads, now and after a restart. Sandboxes are reserved there before
-the write, so nobody in this process can claim them meanwhile, and put back if it fails.
+Event-driven, by pool: when its stock or one of its batches changes, `plan` decides, and one status
+write per batch records all of its grants. The batch's status is the source of truth, also after a
+restart. Sandboxes are taken out of stock before the write, so that nothing in this process claims
+them meanwhile, and put back if the write fails.
 """
 
 import logging
@@ -16,8 +16,8 @@ from msgspec import structs
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.controllers.batch import shards
-from paddock.controllers.batch.allocation.plan import Allotment, Stock, Waiting, allot
-from paddock.controllers.batch.allocation.pool_finalizer import Parting
+from paddock.controllers.batch.allocation.plan import AllocationPlan, BatchDemand, PoolStock, plan
+from paddock.controllers.batch.allocation.pool_finalizer import PoolFinalizer
 from paddock.controllers.batch.status import CONDITION_QUARANTINED, as_allocated
 from paddock.engine.controller import After, Done, Result
 from paddock.engine.recorder import Recorder
@@ -35,17 +35,17 @@ from paddock.resources.transitions.recycling import is_overdue
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 5.0
-"""Those who wait are looked at again, because waiting makes them more urgent."""
+"""Waiting batches are planned again, because their urgency grows with time."""
 RESET_LOOK_SECONDS = 1.0
 
 
 Growth = Callable[[SandboxPool, datetime], int | None]
-"""How much larger a pool may be made by whoever sizes it; `None` is without bound."""
+"""Returns how much a pool may still grow by autoscaling; `None` means unlimited."""
 UNBOUNDED = 1 << 31
 
 
 class Allocator:
-    """Serves batches from pools."""
+    """Allocates sandboxes of pools to batches."""
 
     def __init__(
         self,
@@ -55,110 +55,110 @@ class Allocator:
         clock: Clock,
         recorder: Recorder,
         growth: Growth,
-        parting: Parting | None,
+        pool_finalizer: PoolFinalizer | None,
     ) -> None:
-        """Serve from `pool_members`; `parting` is needless where claims are always written."""
+        """Without `pool_finalizer` (None), claims are always written at once."""
         self._provider = provider
         self._pool_members = pool_members
         self._clock = clock
         self._recorder = recorder
         self._unmet: dict[Key, int] = {}
         self._growth = growth
-        self._parting = parting
+        self._pool_finalizer = pool_finalizer
         self._on_demand: list[Callable[[Key], None]] = []
-        self._doubts: list[tuple[Key, list[Sandbox]]] = []
-        self._told: set[Key] = set()
-        """Batches that were told that they can never be served."""
-        self._seen: dict[Key, tuple[str, Waiting | None]] = {}
-        """What each batch waits for, as of which version: counting shards costs a moment."""
+        self._uncertain: list[tuple[Key, list[Sandbox]]] = []
+        self._reported: set[Key] = set()
+        """Unsatisfiable batches that were reported by an event."""
+        self._demands: dict[Key, tuple[str, BatchDemand | None]] = {}
+        """Demand of each batch by resource version: counting shards is costly."""
 
     def supply(self, pool: Key) -> int:
-        """Say how many sandboxes a pool should make beyond its buffer, for batches that wait."""
+        """Return how many sandboxes a pool should create beyond its buffer for batches."""
         return self._unmet.get(pool, 0)
 
     def on_demand(self, listener: Callable[[Key], None]) -> None:
-        """Call with a pool's key whenever what is asked of it changes."""
+        """Call `listener` with a pool's key whenever the demand for it changes."""
         self._on_demand.append(listener)
 
     async def reconcile(self, key: Key) -> Result:
-        """Give out what one pool has."""
+        """Allocate the stock of one pool."""
         pool = self._provider.get(SandboxPool, key)
         if pool is None or pool.is_deleting:
-            self._ask(key, 0)
-            return await self._part(pool) if pool is not None else Done()
-        await self._resolve_doubts()
-        await self._end_overdue_resets(key)
+            self._set_unmet(key, 0)
+            return await self._finalize(pool) if pool is not None else Done()
+        await self._resolve_uncertain()
+        await self._delete_overdue_resets(key)
         decision = self._decide(pool)
-        self._ask(key, decision.unmet)
-        self._tell_hopeless(pool, decision)
-        if self._parting is not None:
-            await self._parting.hold(pool, is_giving=bool(decision.grants))
+        self._set_unmet(key, decision.unmet)
+        self._report_unsatisfiable(pool, decision)
+        if self._pool_finalizer is not None:
+            await self._pool_finalizer.add(pool, is_serving=bool(decision.grants))
         served = 0
         for batch_key, count in decision.grants.items():
             served += await self._grant(pool, batch_key, count)
-        if decision.unmet or any(item.spec.recycle for item in self._resets(key)):
+        if decision.unmet or any(item.spec.recycle for item in self._recycling(key)):
             seconds = AGAIN_SECONDS if decision.unmet else RESET_LOOK_SECONDS
-            return After(seconds, f"{served} given out, {decision.unmet} are waited for")
-        return Done(f"{served} given out" if served else "")
+            return After(seconds, f"{served} allocated, {decision.unmet} unmet")
+        return Done(f"{served} allocated" if served else "")
 
-    async def _part(self, pool: SandboxPool) -> Result:
-        if self._parting is None:
+    async def _finalize(self, pool: SandboxPool) -> Result:
+        if self._pool_finalizer is None:
             return Done()
-        await self._resolve_doubts()
-        untied = await self._parting.let_go(pool)
-        return Done(f"{untied} stay with their batches" if untied else "")
+        await self._resolve_uncertain()
+        detached = await self._pool_finalizer.release(pool)
+        return Done(f"{detached} detached for their batches" if detached else "")
 
-    def waiting(self, pool: Key) -> tuple[Waiting, ...]:
-        """Give the batches that want sandboxes of a pool."""
-        found = (self._wish(batch) for batch in self._provider.batches_of_pool(pool))
+    def waiting(self, pool: Key) -> tuple[BatchDemand, ...]:
+        """Return the demand for a pool, by batch."""
+        found = (self._demand_of(batch) for batch in self._provider.batches_of_pool(pool))
         return tuple(item for item in found if item is not None)
 
-    def _wish(self, batch: BatchSandbox) -> Waiting | None:
+    def _demand_of(self, batch: BatchSandbox) -> BatchDemand | None:
         version = batch.metadata.resource_version
-        known = self._seen.get(batch.key)
+        known = self._demands.get(batch.key)
         if known is None or known[0] != version:
             known = (version, _waiting(batch))
-            self._seen[batch.key] = known
+            self._demands[batch.key] = known
         return known[1]
 
     def forget(self, batch: Key) -> None:
-        """Drop what is remembered of a batch that is gone."""
-        self._seen.pop(batch, None)
-        self._told.discard(batch)
+        """Forget a batch that is gone."""
+        self._demands.pop(batch, None)
+        self._reported.discard(batch)
 
-    def _decide(self, pool: SandboxPool) -> Allotment:
+    def _decide(self, pool: SandboxPool) -> AllocationPlan:
         members = self._pool_members.members(pool.key)
         held: Counter[str] = Counter()
         for batch in self._provider.batches_of_pool(pool.key):
             held[owner_of(batch)] += batch.status.allocated
         capacity = pool.spec.capacity
-        stock = Stock(
+        stock = PoolStock(
             ready=len(members.available),
             allocated=len(members.allocated),
             ceiling=capacity.pool_max if capacity is not None else UNBOUNDED,
-            limit=UNBOUNDED if (most := self.most(pool)) is None else most,
+            limit=UNBOUNDED if (max_size := self.max_size(pool)) is None else max_size,
             held_by_tenant=held,
         )
-        return allot(
+        return plan(
             self.waiting(pool.key), stock, algorithm=pool.spec.algorithm, now=self._clock.now()
         )
 
-    def most(self, pool: SandboxPool) -> int | None:
-        """Say how many sandboxes a pool may ever have; `None` where nothing bounds it."""
+    def max_size(self, pool: SandboxPool) -> int | None:
+        """Return the maximum size of a pool; `None` means unlimited."""
         if pool.spec.capacity is None:
             return None
         growth = self._growth(pool, self._clock.now())
         return None if growth is None else pool.spec.capacity.pool_max + growth
 
-    def _tell_hopeless(self, pool: SandboxPool, decision: Allotment) -> None:
-        for key in decision.hopeless - self._told:
+    def _report_unsatisfiable(self, pool: SandboxPool, decision: AllocationPlan) -> None:
+        for key in decision.unsatisfiable - self._reported:
             if (batch := self._provider.get(BatchSandbox, key)) is not None:
-                most = self.most(pool)
-                text = f"it wants more at once than pool {pool.key.name} may ever have ({most})"
+                max_size = self.max_size(pool)
+                text = f"it needs more at once than pool {pool.key.name} can ever have ({max_size})"
                 self._recorder.warning(batch, "Unsatisfiable", text)
-        self._told |= decision.hopeless
+        self._reported |= decision.unsatisfiable
 
-    def _ask(self, pool: Key, unmet: int) -> None:
+    def _set_unmet(self, pool: Key, unmet: int) -> None:
         if self._unmet.get(pool, 0) == unmet:
             return
         if unmet:
@@ -183,17 +183,19 @@ class Allocator:
         allocations = shards.granted(batch, granted)
         new = structs.replace(batch.status, allocations=allocations, pool=_pool_name(batch, pool))
         served = structs.replace(batch, status=new)
-        wanted = as_allocated(served, self._provider, self._clock, most=self.most(pool))
+        wanted = as_allocated(served, self._provider, self._clock, max_size=self.max_size(pool))
         try:
             await self._provider.write.update_status(wanted)
         except (ConflictError, NotFoundError) as error:
-            # Nothing was written; the batch's event brings the pool back here.
-            log.debug("batch changed meanwhile", extra=fields(batch=key, error=error.message))
+            # Nothing was written; the event of the batch enqueues the pool again.
+            log.debug(
+                "batch changed before it was served", extra=fields(batch=key, error=error.message)
+            )
             self._give_back(taken)
             return 0
         except Exception:
-            # Nobody knows whether it was written: they stay out of stock until somebody does.
-            self._doubts.append((key, taken))
+            # It is unknown whether the write succeeded: they stay out of stock until it is known.
+            self._uncertain.append((key, taken))
             raise
         self._recorder.normal(batch, "Allocated", f"{len(granted)} sandboxes of {pool.key.name}")
         return len(granted)
@@ -211,29 +213,29 @@ class Allocator:
         for sandbox in taken:
             self._pool_members.unreserve(sandbox.key)
 
-    async def _resolve_doubts(self) -> None:
-        """Find out what became of writes whose replies were lost."""
-        while self._doubts:
-            key, taken = self._doubts[0]
+    async def _resolve_uncertain(self) -> None:
+        """Read batches whose status write had no reply."""
+        while self._uncertain:
+            key, taken = self._uncertain[0]
             try:
                 batch = await self._provider.live.get(BatchSandbox, key)
-                # What it holds is allocated from here on, for everybody in this process.
+                # What it holds counts as allocated in this process from here on.
                 self._provider.informer(BatchSandbox).observe(batch)
             except NotFoundError:
                 log.debug("batch is gone", extra=fields(batch=key))
-            self._doubts.pop(0)
+            self._uncertain.pop(0)
             self._give_back(taken)
 
-    # ---- resets --------------------------------------------------------------------------
+    # ---- recycling --------------------------------------------------------------------------
 
-    def _resets(self, pool: Key) -> list[Sandbox]:
+    def _recycling(self, pool: Key) -> list[Sandbox]:
         return [
             item for item in self._pool_members.members(pool).creating.values() if item.spec.recycle
         ]
 
-    async def _end_overdue_resets(self, pool: Key) -> None:
+    async def _delete_overdue_resets(self, pool: Key) -> None:
         now = self._clock.now()
-        for sandbox in self._resets(pool):
+        for sandbox in self._recycling(pool):
             if is_overdue(sandbox, now):
                 log.warning("reset took too long", extra=fields(sandbox=sandbox.key))
                 try:
@@ -242,10 +244,10 @@ class Allocator:
                     continue
 
 
-def _waiting(batch: BatchSandbox) -> Waiting | None:
+def _waiting(batch: BatchSandbox) -> BatchDemand | None:
     created = batch.metadata.creation_timestamp
     if FINALIZER_BATCH not in batch.metadata.finalizers or created is None:
-        # Without it the batch could vanish and leave what it used to the next one.
+        # Without the finalizer the batch could be deleted and its used sandboxes reused.
         return None
     if is_true(batch.status.conditions, CONDITION_QUARANTINED):
         return None
@@ -254,7 +256,7 @@ def _waiting(batch: BatchSandbox) -> Waiting | None:
         return None
     held = sum(1 for item in batch.status.allocations if item.sandbox)
     floor = min(batch.spec.min_available or 0, batch.spec.replicas)
-    return Waiting(
+    return BatchDemand(
         key=batch.key,
         tenant=owner_of(batch),
         since=created,

@@ -1,9 +1,9 @@
-"""Who gets how many of a pool's ready sandboxes: a pure decision.
+"""Decides how many of a pool's ready sandboxes each batch gets. Pure.
 
-Order: priority, which grows with waiting, so that nobody waits for ever; then the tenant who has
-least, so that one namespace cannot crowd out another; then age. A batch that wants `minAvailable`
-at once gets all of it or nothing, and while it is its turn nobody behind it is served: else small
-batches would keep it waiting for ever. One that can never be served is passed over and told so.
+Order: priority, which grows with waiting time, so that no batch starves; then the tenant that holds
+least, so that one namespace cannot crowd out another; then age. A batch with `minAvailable` gets
+all of it or nothing, and while it is first, no batch behind it is served: otherwise small batches
+would starve it. A batch that can never be served is skipped and reported.
 """
 
 from collections import defaultdict
@@ -16,11 +16,11 @@ from paddock.kit.errors import NotFoundError
 from paddock.resources.meta import Key
 
 AGEING_SECONDS = 60.0
-"""Waiting so long counts as much as one step of priority."""
+"""Waiting this long counts as one step of priority."""
 
 
-class Waiting(Struct, frozen=True, kw_only=True):
-    """A batch that wants sandboxes of this pool."""
+class BatchDemand(Struct, frozen=True, kw_only=True):
+    """A batch that needs sandboxes of this pool."""
 
     key: Key
     tenant: str
@@ -28,66 +28,66 @@ class Waiting(Struct, frozen=True, kw_only=True):
     missing: int
     """Shards without a sandbox."""
     held: int = 0
-    """Sandboxes it has already."""
+    """Sandboxes that it already holds."""
     priority: int = 0
     at_once: int = 0
-    """So many together or none; 0 where any number will do."""
+    """All of these at once or none; 0 if any number is useful."""
 
 
-class Stock(Struct, frozen=True, kw_only=True):
-    """What a pool can give."""
+class PoolStock(Struct, frozen=True, kw_only=True):
+    """The stock of a pool."""
 
     ready: int
     allocated: int = 0
     ceiling: int = 1 << 31
-    """`poolMax`: more than this are never in somebody's hands."""
+    """`poolMax`: never more than this are allocated."""
     limit: int | None = None
-    """What the ceiling may become, where somebody raises it on demand; `None`: it stays."""
+    """The ceiling after autoscaling; `None` if it is fixed."""
     held_by_tenant: Mapping[str, int] = {}
 
     @property
     def grantable(self) -> int:
-        """How many can be given out now."""
+        """Number of sandboxes that can be allocated now."""
         return max(min(self.ready, self.ceiling - self.allocated), 0)
 
 
-class Allotment(Struct, frozen=True, kw_only=True):
-    """What was decided."""
+class AllocationPlan(Struct, frozen=True, kw_only=True):
+    """The result of planning."""
 
     grants: Mapping[Key, int] = {}
     unmet: int = 0
-    """Sandboxes that the pool should still make for those who wait."""
-    hopeless: frozenset[Key] = frozenset()
-    """Want more at once than the pool may ever have."""
+    """Sandboxes that the pool should still create for waiting batches."""
+    unsatisfiable: frozenset[Key] = frozenset()
+    """Batches that need more at once than the pool can ever have."""
 
 
-Algorithm = Callable[[tuple[Waiting, ...], Stock], dict[Key, int]]
+Algorithm = Callable[[tuple[BatchDemand, ...], PoolStock], dict[Key, int]]
 
 
-def allot(
-    waiting: tuple[Waiting, ...], stock: Stock, *, algorithm: str, now: datetime
-) -> Allotment:
-    """Decide who gets how many."""
+def plan(
+    waiting: tuple[BatchDemand, ...], stock: PoolStock, *, algorithm: str, now: datetime
+) -> AllocationPlan:
+    """Return how many sandboxes each batch gets."""
     most = stock.ceiling if stock.limit is None else max(stock.limit, stock.ceiling)
-    hopeless = frozenset(
+    unsatisfiable = frozenset(
         item.key for item in waiting if item.at_once and item.held + item.at_once > most
     )
-    able = tuple(item for item in waiting if item.missing > 0 and item.key not in hopeless)
+    able = tuple(item for item in waiting if item.missing > 0 and item.key not in unsatisfiable)
     ordered = in_order(able, stock.held_by_tenant, now=now)
     grants = algorithm_named(algorithm)(ordered, stock)
     unmet = sum(item.missing for item in able) - sum(grants.values())
-    return Allotment(grants=grants, unmet=unmet, hopeless=hopeless)
+    return AllocationPlan(grants=grants, unmet=unmet, unsatisfiable=unsatisfiable)
 
 
 def in_order(
-    waiting: tuple[Waiting, ...], held_by_tenant: Mapping[str, int], *, now: datetime
-) -> tuple[Waiting, ...]:
-    """Put those who wait into the order in which they are served."""
-    queues: dict[tuple[int, str], list[Waiting]] = defaultdict(list)
+    waiting: tuple[BatchDemand, ...], held_by_tenant: Mapping[str, int], *, now: datetime
+) -> tuple[BatchDemand, ...]:
+    """Return the waiting batches in the order of service."""
+    queues: dict[tuple[int, str], list[BatchDemand]] = defaultdict(list)
     for item in sorted(waiting, key=lambda item: (item.since, item.key), reverse=True):
         queues[-_urgency(item, now), item.tenant].append(item)
     held = dict(held_by_tenant)
-    ordered: list[Waiting] = []
+    ordered: list[BatchDemand] = []
     for level in sorted({level for level, _ in queues}):
         own = {tenant: queue for (at, tenant), queue in queues.items() if at == level}
         while own:
@@ -100,19 +100,19 @@ def in_order(
     return tuple(ordered)
 
 
-def _urgency(item: Waiting, now: datetime) -> int:
+def _urgency(item: BatchDemand, now: datetime) -> int:
     waited = max((now - item.since).total_seconds(), 0.0)
     return item.priority + int(waited / AGEING_SECONDS)
 
 
-def packed(waiting: tuple[Waiting, ...], stock: Stock) -> dict[Key, int]:
-    """Give the first all it needs, then the next."""
+def packed(waiting: tuple[BatchDemand, ...], stock: PoolStock) -> dict[Key, int]:
+    """Serve the first batch completely, then the next."""
     left = stock.grantable
     grants: dict[Key, int] = {}
     for item in waiting:
         count = min(item.missing, left)
         if count < item.at_once:
-            # Its turn, but not enough yet: what there is is kept for it.
+            # First in order, but not enough stock yet: what there is stays reserved for it.
             break
         if count:
             grants[item.key] = count
@@ -120,11 +120,11 @@ def packed(waiting: tuple[Waiting, ...], stock: Stock) -> dict[Key, int]:
     return grants
 
 
-def spread(waiting: tuple[Waiting, ...], stock: Stock) -> dict[Key, int]:
-    """Give everybody one, then everybody a second one, and so on."""
+def spread(waiting: tuple[BatchDemand, ...], stock: PoolStock) -> dict[Key, int]:
+    """Give every batch one, then every batch a second one, and so on."""
     left = stock.grantable
     grants: dict[Key, int] = {}
-    served: list[Waiting] = []
+    served: list[BatchDemand] = []
     for item in waiting:
         if left < max(item.at_once, 1):
             break
@@ -143,8 +143,8 @@ ALGORITHMS: dict[str, Algorithm] = {"packed": packed, "spread": spread}
 
 
 def algorithm_named(name: str) -> Algorithm:
-    """Find an algorithm by the name that a pool gives."""
+    """Return the algorithm of a name."""
     if (found := ALGORITHMS.get(name)) is None:
         known = ", ".join(sorted(ALGORITHMS))
-        raise NotFoundError(f"there is no algorithm {name!r}", hint=f"use one of {known}")
+        raise NotFoundError(f"unknown algorithm {name!r}", hint=f"use one of {known}")
     return found

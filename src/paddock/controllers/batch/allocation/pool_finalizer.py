@@ -1,8 +1,9 @@
-"""Letting a pool go without what batches hold of it.
+"""Keeps sandboxes that batches hold when their pool is deleted.
 
-A batch owns by its status, so the sandboxes that it holds still bear their pool's ownership and
-would be collected with it. A pool that serves batches gets a finalizer; when it is deleted, the
-batches' claims are written to what they hold, which unties it, and only then the pool goes.
+A batch owns sandboxes by its status, so they still have the pool as owner and would be garbage
+collected with it. A pool that serves batches gets a finalizer. When it is deleted, the batches'
+claims are written to their sandboxes, which removes the owner, and only then is the finalizer
+removed.
 """
 
 import logging
@@ -21,8 +22,8 @@ from paddock.resources.transitions.batch_claim import stamped
 log = logging.getLogger(__name__)
 
 
-class Parting:
-    """Keeps a pool until nothing that a batch holds goes with it."""
+class PoolFinalizer:
+    """Holds a deleted pool back until batches' sandboxes are detached from it."""
 
     def __init__(
         self, provider: Provider, pool_members: PoolMembers, seed: TokenSeed, clock: Clock
@@ -32,12 +33,12 @@ class Parting:
         self._seed = seed
         self._clock = clock
 
-    async def hold(self, pool: SandboxPool, *, is_giving: bool) -> None:
-        """Keep a pool that gives or gave to batches from vanishing at once; before it gives."""
+    async def add(self, pool: SandboxPool, *, is_serving: bool) -> None:
+        """Add the finalizer to a pool that serves batches, before it serves the first."""
         if FINALIZER_POOL in pool.metadata.finalizers:
             return
         held = self._pool_members.members(pool.key).allocated.values()
-        if not is_giving and all(item.spec.claim is not None for item in held):
+        if not is_serving and all(item.spec.claim is not None for item in held):
             return
 
         def change(newest: SandboxPool) -> SandboxPool | None:
@@ -47,16 +48,16 @@ class Parting:
 
         await self._provider.write.mutate(SandboxPool, pool.key, change, uid=pool.metadata.uid)
 
-    async def let_go(self, pool: SandboxPool) -> int:
-        """Untie what batches hold, then let the pool go; gives how many were untied."""
+    async def release(self, pool: SandboxPool) -> int:
+        """Detach what batches hold, then remove the finalizer; return the number detached."""
         if FINALIZER_POOL not in pool.metadata.finalizers:
             return 0
         held = tuple(self._pool_members.members(pool.key).allocated.values())
-        untied = 0
+        detached = 0
         for sandbox in held:
-            found = self._shard(sandbox)
+            found = self._allocation(sandbox)
             if found is not None and sandbox.spec.claim is None:
-                untied += await self._untie(sandbox.key, sandbox.metadata.uid, *found)
+                detached += await self._detach(sandbox.key, sandbox.metadata.uid, *found)
 
         def change(newest: SandboxPool) -> SandboxPool:
             left = tuple(name for name in newest.metadata.finalizers if name != FINALIZER_POOL)
@@ -65,10 +66,10 @@ class Parting:
         try:
             await self._provider.write.mutate(SandboxPool, pool.key, change, uid=pool.metadata.uid)
         except NotFoundError:
-            log.debug("pool is gone already")
-        return untied
+            log.debug("pool is already deleted")
+        return detached
 
-    def _shard(self, sandbox: Sandbox) -> tuple[BatchSandbox, Allocation] | None:
+    def _allocation(self, sandbox: Sandbox) -> tuple[BatchSandbox, Allocation] | None:
         holder = self._pool_members.holder(sandbox.key)
         batch = self._provider.get(BatchSandbox, holder) if holder is not None else None
         if batch is None or batch.is_deleting:
@@ -78,7 +79,7 @@ class Parting:
                 return batch, item
         return None
 
-    async def _untie(self, key: Key, uid: str, batch: BatchSandbox, item: Allocation) -> int:
+    async def _detach(self, key: Key, uid: str, batch: BatchSandbox, item: Allocation) -> int:
         def change(newest: Sandbox) -> Sandbox | None:
             if newest.spec.claim is not None or newest.is_deleting:
                 return None

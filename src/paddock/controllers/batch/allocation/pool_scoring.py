@@ -1,7 +1,7 @@
-"""Choosing a pool for a batch that takes any (`poolRef: "*"`): predicates, then scores. Pure.
+"""Selects a pool for a batch that takes any (`poolRef: "*"`): predicates, then scores. Pure.
 
-A profile names the predicates that must all hold and the scores whose weighted sum decides; of
-equals the smaller name wins. Which profiles there are is configuration; `default` always is.
+A profile names the predicates that must all hold and the scores whose weighted sum decides; ties go
+to the smaller name. Profiles are configuration; `default` always exists.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ from paddock.resources.kinds.template import Resources, SandboxTemplateSpec
 from paddock.resources.meta import Key
 
 
-class Candidate(Struct, frozen=True, kw_only=True):
-    """A pool that might serve."""
+class PoolCandidate(Struct, frozen=True, kw_only=True):
+    """A pool that may serve a batch."""
 
     pool: SandboxPool
     template: SandboxTemplateSpec
@@ -27,19 +27,19 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> Key:
-        """Where the pool is."""
+        """Key of the pool."""
         return self.pool.key
 
 
 class Score(Struct, frozen=True, kw_only=True):
-    """A score with what it counts for."""
+    """A score and its weight."""
 
     name: str
     weight: int = 100
 
 
 class Profile(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How a pool is chosen."""
+    """How a pool is selected."""
 
     name: str = "default"
     predicates: tuple[str, ...] = ("image", "resource", "nodeselector", "capacity")
@@ -52,24 +52,24 @@ DEFAULT_PROFILES: Mapping[str, Profile] = {
     "default": Profile(),
     "packed": Profile(name="packed", scores=(Score(name="MostAllocated"),)),
 }
-Predicate = Callable[[BatchSandbox, Candidate, Profile], str]
-"""Says why a pool will not do; empty where it will."""
+Predicate = Callable[[BatchSandbox, PoolCandidate, Profile], str]
+"""Returns why a pool does not fit; empty if it does."""
 
 
-def _image(batch: BatchSandbox, candidate: Candidate, _profile: Profile) -> str:
+def _image(batch: BatchSandbox, candidate: PoolCandidate, _profile: Profile) -> str:
     wanted = batch.spec.template
     if wanted is None or wanted.image in ("", candidate.template.image):
         return ""
     return f"its image is {candidate.template.image!r}, not {wanted.image!r}"
 
 
-def _resource(batch: BatchSandbox, candidate: Candidate, _profile: Profile) -> str:
+def _resource(batch: BatchSandbox, candidate: PoolCandidate, _profile: Profile) -> str:
     if batch.spec.template is None:
         return ""
     wanted, offered = batch.spec.template.resources, candidate.template.resources
     for name in ("cpu", "memory", "disk"):
         if _less(offered, wanted, name):
-            return f"it offers less {name} than is wanted"
+            return f"it offers less {name} than requested"
     return ""
 
 
@@ -81,19 +81,19 @@ def _less(offered: Resources, wanted: Resources, name: str) -> bool:
     return read(given, name) < read(asked, name)
 
 
-def _nodeselector(batch: BatchSandbox, candidate: Candidate, _profile: Profile) -> str:
+def _nodeselector(batch: BatchSandbox, candidate: PoolCandidate, _profile: Profile) -> str:
     asked, given = _node_labels(batch.spec.template), _node_labels(candidate.template)
     for key, value in asked.items():
         if given.get(key) != value:
             return f"its sandboxes do not run on nodes with {key}={value}"
     terms = _node_terms(batch.spec.template)
     if terms and not any(all(_matches(item, given) for item in term) for term in terms):
-        return "its sandboxes do not run on nodes that the wanted affinity allows"
+        return "its sandboxes do not run on nodes that the requested affinity allows"
     return ""
 
 
 def _inside(template: SandboxTemplateSpec | None, *path: str) -> Any:
-    """Look into a pod template; `None` where it has no such thing."""
+    """Return a value from a pod template; `None` if it is absent."""
     found: Any = {} if template is None else template.pod_template
     for name in ("spec", *path):
         found = cast("Mapping[str, Any]", found).get(name) if isinstance(found, Mapping) else None
@@ -106,7 +106,7 @@ def _node_labels(template: SandboxTemplateSpec | None) -> Mapping[str, Any]:
 
 
 def _node_terms(template: SandboxTemplateSpec | None) -> list[list[Mapping[str, Any]]]:
-    """Give what is required of nodes: one of these, each of which is all of its parts."""
+    """Return the required node terms: any term must match, with all of its expressions."""
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     terms = _inside(template, "affinity", "nodeAffinity", required, "nodeSelectorTerms") or ()
     return [list(term.get("matchExpressions") or ()) for term in terms]
@@ -124,7 +124,7 @@ def _matches(expression: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
     return verdicts.get(str(expression.get("operator")), False)
 
 
-def _labelselector(batch: BatchSandbox, candidate: Candidate, profile: Profile) -> str:
+def _labelselector(batch: BatchSandbox, candidate: PoolCandidate, profile: Profile) -> str:
     own, theirs = batch.metadata.labels, candidate.pool.metadata.labels
     for key in profile.label_keys:
         if own.get(key) != theirs.get(key):
@@ -132,7 +132,7 @@ def _labelselector(batch: BatchSandbox, candidate: Candidate, profile: Profile) 
     return ""
 
 
-def _capacity(batch: BatchSandbox, candidate: Candidate, _profile: Profile) -> str:
+def _capacity(batch: BatchSandbox, candidate: PoolCandidate, _profile: Profile) -> str:
     capacity = candidate.pool.spec.capacity
     if capacity is None or capacity.pool_max - candidate.allocated >= batch.spec.replicas:
         return ""
@@ -148,36 +148,36 @@ PREDICATES: dict[str, Predicate] = {
 }
 
 
-def _least_allocated(candidate: Candidate) -> float:
+def _least_allocated(candidate: PoolCandidate) -> float:
     return 1 - candidate.allocated / candidate.total if candidate.total else 0.0
 
 
-def _most_allocated(candidate: Candidate) -> float:
+def _most_allocated(candidate: PoolCandidate) -> float:
     return candidate.allocated / candidate.total if candidate.total else 0.0
 
 
-SCORES: dict[str, Callable[[Candidate], float]] = {
+SCORES: dict[str, Callable[[PoolCandidate], float]] = {
     "LeastAllocated": _least_allocated,
     "MostAllocated": _most_allocated,
 }
 
 
-class Refusal(Struct, frozen=True):
-    """No pool will do; why, for people."""
+class NoPoolFits(Struct, frozen=True):
+    """No pool fits, and why."""
 
     why: str
 
 
 def choose(
     batch: BatchSandbox,
-    candidates: tuple[Candidate, ...],
+    candidates: tuple[PoolCandidate, ...],
     profiles: Mapping[str, Profile] = DEFAULT_PROFILES,
-) -> Key | Refusal:
-    """Choose the pool that serves a batch, or say why none does."""
+) -> Key | NoPoolFits:
+    """Return the pool that fits best, or why none fits."""
     profile = profiles.get(batch.spec.assign_profile)
     if profile is None:
-        return Refusal(f"there is no profile {batch.spec.assign_profile!r}")
-    fitting: list[Candidate] = []
+        return NoPoolFits(f"unknown profile {batch.spec.assign_profile!r}")
+    fitting: list[PoolCandidate] = []
     reasons: list[str] = []
     for candidate in candidates:
         if reason := _objection(batch, candidate, profile):
@@ -185,26 +185,26 @@ def choose(
         else:
             fitting.append(candidate)
     if not fitting:
-        return Refusal("no pool fits: " + ("; ".join(sorted(reasons)) or "there is none here"))
+        return NoPoolFits("no pool fits: " + ("; ".join(sorted(reasons)) or "there are no pools"))
     return min(fitting, key=lambda item: (-_sum(item, profile), item.key)).key
 
 
-def _objection(batch: BatchSandbox, candidate: Candidate, profile: Profile) -> str:
+def _objection(batch: BatchSandbox, candidate: PoolCandidate, profile: Profile) -> str:
     for name in profile.predicates:
         predicate = PREDICATES.get(name)
         if predicate is None:
             known = ", ".join(sorted(PREDICATES))
-            raise NotFoundError(f"there is no predicate {name!r}", hint=f"use one of {known}")
+            raise NotFoundError(f"unknown predicate {name!r}", hint=f"use one of {known}")
         if reason := predicate(batch, candidate, profile):
             return reason
     return ""
 
 
-def _sum(candidate: Candidate, profile: Profile) -> float:
+def _sum(candidate: PoolCandidate, profile: Profile) -> float:
     total = 0.0
     for score in profile.scores:
         if score.name not in SCORES:
             known = ", ".join(sorted(SCORES))
-            raise NotFoundError(f"there is no score {score.name!r}", hint=f"use one of {known}")
+            raise NotFoundError(f"unknown score {score.name!r}", hint=f"use one of {known}")
         total += score.weight * SCORES[score.name](candidate)
     return total

@@ -1,4 +1,4 @@
-"""Finding the pool that serves a batch: the one it names, or with `*` whichever fits best."""
+"""Selects the pool that serves a batch: by name, or the best fit for `*`."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,7 +6,12 @@ from msgspec import structs
 
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
-from paddock.controllers.batch.allocation.pool_scoring import Candidate, Profile, Refusal, choose
+from paddock.controllers.batch.allocation.pool_scoring import (
+    NoPoolFits,
+    PoolCandidate,
+    Profile,
+    choose,
+)
 from paddock.controllers.batch.shards import missing_shards
 from paddock.controllers.batch.status import CONDITION_ASSIGNED, with_condition
 from paddock.kit.clock import Clock
@@ -16,12 +21,12 @@ from paddock.resources.kinds.template import SandboxTemplateSpec
 from paddock.resources.meta import ConditionStatus, Key, condition
 
 SHARED_NAMESPACE = "default"
-"""Pools here serve every namespace."""
+"""Pools of this namespace serve every namespace."""
 ANY = "*"
 
 
-class Assignment:
-    """Looks pools up and weighs them."""
+class PoolSelector:
+    """Selects pools for batches."""
 
     def __init__(
         self,
@@ -32,34 +37,32 @@ class Assignment:
         *,
         of_environment: Callable[[Key, int, int], Key | None],
     ) -> None:
-        """Look in one cache.
-
-        `of_environment` chooses an environment's pool, if there is such, for so many sandboxes, of
-        which so many are wanted at once.
-        """
+        """`of_environment(key, replicas, at_once)` selects an environment's pool, if any."""
         self._provider = provider
         self._pool_members = pool_members
         self._clock = clock
         self._profiles = profiles
         self._of_environment = of_environment
 
-    def assigned(self, batch: BatchSandbox) -> tuple[BatchSandbox, bool]:
-        """Give the batch with its pool, and whether it has one (or needs none)."""
+    def select(self, batch: BatchSandbox) -> tuple[BatchSandbox, bool]:
+        """Return the batch with its pool, and whether it has one (or needs none)."""
         if not batch.spec.pool_ref:
             return batch, True
         if batch.status.pool and (self.pool_of(batch) is not None or not missing_shards(batch)):
-            return self._set_right(batch), True
+            return self._clear_error(batch), True
         if batch.spec.pool_ref != ANY:
-            return self._named(batch)
+            return self._by_name(batch)
         decision = choose(batch, self._candidates(batch), self._profiles)
-        if isinstance(decision, Refusal):
-            return self._said(batch, holds=False, reason="NoPoolFits", text=decision.why), False
-        chosen = structs.replace(batch.status, pool=_written(batch, decision))
+        if isinstance(decision, NoPoolFits):
+            return self._with_condition(
+                batch, holds=False, reason="NoPoolFits", text=decision.why
+            ), False
+        chosen = structs.replace(batch.status, pool=_reference(batch, decision))
         batch = structs.replace(batch, status=chosen)
         text = f"pool {decision} was chosen"
-        return self._said(batch, holds=True, reason="PoolChosen", text=text), True
+        return self._with_condition(batch, holds=True, reason="PoolChosen", text=text), True
 
-    def _named(self, batch: BatchSandbox) -> tuple[BatchSandbox, bool]:
+    def _by_name(self, batch: BatchSandbox) -> tuple[BatchSandbox, bool]:
         name, wanted = batch.spec.pool_ref, batch.spec.replicas
         at_once = batch.spec.min_available or 0
         for namespace in (batch.metadata.namespace, SHARED_NAMESPACE):
@@ -68,26 +71,28 @@ class Assignment:
             pool = self._provider.get(SandboxPool, key)
             if pool is None or pool.is_deleting:
                 continue
-            status = structs.replace(batch.status, pool=_written(batch, pool.key))
-            return self._set_right(structs.replace(batch, status=status)), True
+            status = structs.replace(batch.status, pool=_reference(batch, pool.key))
+            return self._clear_error(structs.replace(batch, status=status)), True
         places = " or ".join(dict.fromkeys((batch.metadata.namespace, SHARED_NAMESPACE)))
-        text = f"there is no pool or environment {name!r} in {places}"
-        return self._said(batch, holds=False, reason="PoolNotFound", text=text), False
+        text = f"no pool or environment {name!r} exists in {places}"
+        return self._with_condition(batch, holds=False, reason="PoolNotFound", text=text), False
 
     def pool_of(self, batch: BatchSandbox) -> SandboxPool | None:
-        """Give the pool that serves a batch; `None` where there is none (any more)."""
+        """Return the pool that serves a batch; `None` if it does not exist (any more)."""
         namespace, _, name = batch.status.pool.rpartition("/")
         pool = self._provider.get(SandboxPool, Key(namespace or batch.metadata.namespace, name))
         return None if pool is None or pool.is_deleting else pool
 
-    def _set_right(self, batch: BatchSandbox) -> BatchSandbox:
-        """Take back what was said while there was no pool."""
+    def _clear_error(self, batch: BatchSandbox) -> BatchSandbox:
+        """Clear the condition that reports a missing pool."""
         told = condition(batch.status.conditions, CONDITION_ASSIGNED)
         if told is None or told.status is ConditionStatus.TRUE:
             return batch
-        return self._said(batch, holds=True, reason="PoolFound", text="")
+        return self._with_condition(batch, holds=True, reason="PoolFound", text="")
 
-    def _said(self, batch: BatchSandbox, *, holds: bool, reason: str, text: str) -> BatchSandbox:
+    def _with_condition(
+        self, batch: BatchSandbox, *, holds: bool, reason: str, text: str
+    ) -> BatchSandbox:
         conditions = with_condition(
             batch, batch.status.conditions, CONDITION_ASSIGNED, holds=holds, reason=reason,
             text=text, clock=self._clock,
@@ -95,9 +100,9 @@ class Assignment:
         status = structs.replace(batch.status, conditions=conditions, message="" if holds else text)
         return structs.replace(batch, status=status)
 
-    def _candidates(self, batch: BatchSandbox) -> tuple[Candidate, ...]:
+    def _candidates(self, batch: BatchSandbox) -> tuple[PoolCandidate, ...]:
         namespaces = dict.fromkeys((batch.metadata.namespace, SHARED_NAMESPACE))
-        found: list[Candidate] = []
+        found: list[PoolCandidate] = []
         for namespace in namespaces:
             for pool in self._provider.pools(namespace=namespace):
                 template = self._template(pool)
@@ -107,7 +112,7 @@ class Assignment:
                 allocated = len(members.allocated)
                 idle = len(members.available) + len(members.creating) + len(members.reserved)
                 found.append(
-                    Candidate(
+                    PoolCandidate(
                         pool=pool, template=template, allocated=allocated, total=allocated + idle
                     )
                 )
@@ -122,5 +127,5 @@ class Assignment:
         return None if template is None else template.spec
 
 
-def _written(batch: BatchSandbox, pool: Key) -> str:
+def _reference(batch: BatchSandbox, pool: Key) -> str:
     return pool.name if pool.namespace == batch.metadata.namespace else str(pool)

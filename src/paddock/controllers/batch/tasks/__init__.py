@@ -1,1 +1,1 @@
-"""Tasks of batches: which shard runs what, and how results come back."""
+"""Tasks of batches: which shard runs what, and how results are collected."""

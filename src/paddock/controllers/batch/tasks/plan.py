@@ -1,11 +1,11 @@
-"""Which task each shard runs and what its status says of it: pure decisions."""
+"""Decides which task each shard runs, and its status. Pure."""
 
 from collections.abc import Mapping
 
 from msgspec import structs
 
 from paddock.controllers.batch.shards import OVER, results
-from paddock.controllers.batch.tasks.runner import Order, Report
+from paddock.controllers.batch.tasks.runner import TaskOrder, TaskReport
 from paddock.resources.kinds.batch import (
     BatchSandbox,
     EnvVar,
@@ -17,19 +17,19 @@ from paddock.resources.kinds.batch import (
 from paddock.resources.strategic_merge import merged
 
 OUTPUT_BYTES = 2048
-"""So much of a task's output is shown at either end, at most."""
+"""Maximum output in the status at either end, per task."""
 OUTPUT_BUDGET_BYTES = 256 << 10
-"""So much output one batch's status holds in all."""
+"""Maximum output in the status of one batch."""
 REASON_LOST = "ShardLost"
 
 
 def task_name(batch: BatchSandbox, shard: int) -> str:
-    """Name a shard's task; a namesake of the batch has other tasks."""
+    """Return the name of a shard's task; it contains the batch's uid."""
     return f"{batch.metadata.name}-{shard}-{batch.metadata.uid[:8]}"
 
 
 def task_of(batch: BatchSandbox, shard: int) -> TaskSpec | None:
-    """Give the task of one shard; `InvalidError` where its patch cannot be merged."""
+    """Return the task of one shard. `InvalidError` if its patch cannot be merged."""
     template = batch.spec.task_template
     if template is None:
         return None
@@ -44,14 +44,14 @@ def task_of(batch: BatchSandbox, shard: int) -> TaskSpec | None:
 
 
 def check(batch: BatchSandbox) -> None:
-    """Raise what is wrong with a batch's task patches."""
+    """Raise `InvalidError` if a task patch cannot be merged."""
     for shard, patch in enumerate(batch.spec.shard_task_patches):
         if patch:
             task_of(batch, shard)
 
 
-def order_for(batch: BatchSandbox, shard: int) -> Order | None:
-    """Give what a shard's sandbox should run; `None` where its task is over."""
+def order_for(batch: BatchSandbox, shard: int) -> TaskOrder | None:
+    """Return the task that a shard's sandbox should run; `None` if it has ended."""
     result = results(batch).get(shard)
     if result is not None and result.state in OVER:
         return None
@@ -63,12 +63,12 @@ def order_for(batch: BatchSandbox, shard: int) -> Order | None:
         attempt = result.attempt + 1
     elif result is not None:
         attempt = result.attempt
-    known = _with_place(spec, batch, shard)
-    return Order(name=task_name(batch, shard), spec=known, first_attempt=attempt)
+    known = _with_shard_env(spec, batch, shard)
+    return TaskOrder(name=task_name(batch, shard), spec=known, first_attempt=attempt)
 
 
-def _with_place(spec: TaskSpec, batch: BatchSandbox, shard: int) -> TaskSpec:
-    """Tell a task which of how many it is; variables of its own win."""
+def _with_shard_env(spec: TaskSpec, batch: BatchSandbox, shard: int) -> TaskSpec:
+    """Add the shard's variables to the environment; the task's own variables win."""
     told = {
         "PADDOCK_BATCH": batch.metadata.name,
         "PADDOCK_SHARD": str(shard),
@@ -79,7 +79,7 @@ def _with_place(spec: TaskSpec, batch: BatchSandbox, shard: int) -> TaskSpec:
 
 
 def after_loss(batch: BatchSandbox, shard: int) -> TaskResult | None:
-    """Say what becomes of the task of a shard that lost its sandbox; `None`: nothing changes."""
+    """Return the task result of a shard that lost its sandbox; `None` if unchanged."""
     result = results(batch).get(shard)
     spec = task_of(batch, shard)
     if spec is None or result is None or result.state in OVER:
@@ -91,7 +91,7 @@ def after_loss(batch: BatchSandbox, shard: int) -> TaskResult | None:
             result,
             state=TaskState.WAITING,
             reason=REASON_LOST,
-            message="its sandbox was lost; it runs again in another one",
+            message="its sandbox was lost; the task is retried in another",
         )
     return structs.replace(
         result,
@@ -102,9 +102,9 @@ def after_loss(batch: BatchSandbox, shard: int) -> TaskResult | None:
 
 
 def with_reports(
-    batch: BatchSandbox, reports: Mapping[int, Report], wanted: frozenset[int]
+    batch: BatchSandbox, reports: Mapping[int, TaskReport], wanted: frozenset[int]
 ) -> tuple[TaskResult, ...]:
-    """Give task results with what sandboxes reported; ends are final."""
+    """Return task results with new reports merged; ended tasks do not change."""
     known = {shard: item for shard, item in results(batch).items() if shard in wanted}
     budget = min(OUTPUT_BYTES, OUTPUT_BUDGET_BYTES // max(2 * batch.spec.replicas, 1))
     for shard, report in reports.items():
@@ -114,10 +114,10 @@ def with_reports(
     return tuple(known[shard] for shard in sorted(known))
 
 
-def _result(shard: int, report: Report, budget: int) -> TaskResult:
+def _result(shard: int, report: TaskReport, budget: int) -> TaskResult:
     state = report.state
     if state is TaskState.FAILED and not report.is_final:
-        # It is tried again by and by.
+        # It will be retried.
         state = TaskState.WAITING
     tail = report.output_tail[-budget:] if budget else ""
     return TaskResult(

@@ -1,9 +1,9 @@
-"""The TaskRunner port: how tasks get into a sandbox and how their results come back.
+"""The TaskRunner port: starts tasks in a sandbox and reports their results.
 
-`assign` says what a sandbox should run: a task it does not know is begun, one it knows is left as
-it is (so nothing runs twice however often this is called), and others are stopped: TERM, grace,
-KILL for the whole process group. `follow` gives what is known of all tasks at once and again
-whenever that changes; it ends or raises when the connection does.
+`assign` sets the tasks of a sandbox: new ones are started, known ones are left alone (so nothing
+runs twice, however often it is called), and others are stopped: TERM, grace period, KILL for the
+whole process group. `watch` yields the reports of all tasks at once and again on every change; it
+ends or raises when the connection does.
 """
 
 from collections.abc import AsyncIterator
@@ -16,17 +16,17 @@ from paddock.resources.kinds.batch import TaskSpec, TaskState
 from paddock.resources.kinds.sandbox import Sandbox
 
 
-class Order(Struct, frozen=True, kw_only=True):
-    """One task as a sandbox is told of it."""
+class TaskOrder(Struct, frozen=True, kw_only=True):
+    """One task to run in a sandbox."""
 
     name: str
     spec: TaskSpec
     first_attempt: int = 1
-    """Attempts before this one were made elsewhere."""
+    """Earlier attempts ran in other sandboxes."""
 
 
-class Report(Struct, frozen=True, kw_only=True):
-    """What a sandbox says of one task."""
+class TaskReport(Struct, frozen=True, kw_only=True):
+    """The state of one task, as its sandbox reports it."""
 
     name: str
     state: TaskState
@@ -39,18 +39,18 @@ class Report(Struct, frozen=True, kw_only=True):
     output_head: str = ""
     output_tail: str = ""
     is_final: bool = False
-    """No further attempt follows."""
+    """No attempt follows."""
 
 
 class TaskRunner(Protocol):
     """Runs tasks in sandboxes."""
 
     async def assign(
-        self, sandbox: Sandbox, sandbox_id: str, orders: tuple[Order, ...]
-    ) -> tuple[Report, ...]:
-        """Say what a sandbox should run; gives what it says of its tasks."""
+        self, sandbox: Sandbox, sandbox_id: str, orders: tuple[TaskOrder, ...]
+    ) -> tuple[TaskReport, ...]:
+        """Set the tasks of a sandbox; return their reports."""
         ...
 
-    def follow(self, sandbox: Sandbox, sandbox_id: str) -> AsyncIterator[tuple[Report, ...]]:
-        """Give reports as they change."""
+    def watch(self, sandbox: Sandbox, sandbox_id: str) -> AsyncIterator[tuple[TaskReport, ...]]:
+        """Yield the reports of all tasks whenever they change."""
         ...

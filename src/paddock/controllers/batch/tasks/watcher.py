@@ -1,8 +1,8 @@
-"""Follows the tasks of every shard: tells sandboxes what to run and gathers what they report.
+"""Assigns tasks to the sandboxes of shards and watches their reports.
 
-One watch is held open per shard with a task under way; results are pushed through it. Where a
-sandbox cannot be watched it is asked again and again, ever less often. Nothing here is truth: the
-batch's status is, and after a restart everything is asked for anew.
+One watch per shard with a running task is kept open. A sandbox that cannot be watched is retried
+with backoff. The batch's status is the source of truth: after a restart everything is assigned and
+watched again.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from paddock.controllers.batch.tasks.runner import Order, Report, TaskRunner
+from paddock.controllers.batch.tasks.runner import TaskOrder, TaskReport, TaskRunner
 from paddock.kit.backoff import Backoff
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
@@ -23,40 +23,40 @@ from paddock.resources.meta import Key
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 64
+CONCURRENCY = 64
 STOP_SECONDS = 20.0
 _BACKOFF = Backoff(base_seconds=0.1, cap_seconds=5.0)
 FAILURES = (PaddockError, OSError, TimeoutError)
 
 
-class Job(Struct, frozen=True, kw_only=True):
-    """A shard with a task under way."""
+class WatchedTask(Struct, frozen=True, kw_only=True):
+    """A task to run and watch in a shard."""
 
     sandbox: Sandbox
     sandbox_id: str
-    order: Order
+    order: TaskOrder
 
 
-class _Batch:
-    """What is followed of one batch."""
+class _BatchWatches:
+    """Watches and latest reports of one batch."""
 
     def __init__(self) -> None:
         self.watches: dict[int, tuple[str, asyncio.Task[None]]] = {}
-        self.reports: dict[int, Report] = {}
+        self.reports: dict[int, TaskReport] = {}
 
 
-class Follower:
-    """Keeps a watch on every shard that runs a task."""
+class TaskWatcher:
+    """Watches every shard that runs a task."""
 
-    def __init__(self, runner: TaskRunner, on_change: Callable[[Key], None]) -> None:
+    def __init__(self, runner: TaskRunner) -> None:
         self._runner = runner
-        self._on_change = on_change
-        self._batches: dict[Key, _Batch] = {}
-        self._gate = asyncio.Semaphore(AT_ONCE)
+        self._listeners: list[Callable[[Key], None]] = []
+        self._batches: dict[Key, _BatchWatches] = {}
+        self._semaphore = asyncio.Semaphore(CONCURRENCY)
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Be there for watches until cancelled."""
+        """Run the watches until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -65,109 +65,130 @@ class Follower:
             self._tasks = None
             self._batches.clear()
 
-    def reports(self, batch: Key) -> Mapping[int, Report]:
-        """Give what was heard last of each shard's task."""
+    def on_change(self, listener: Callable[[Key], None]) -> None:
+        """Call `listener` with a batch's key whenever one of its tasks' reports changes."""
+        self._listeners.append(listener)
+
+    def _notify(self, batch: Key) -> None:
+        for listener in self._listeners:
+            listener(batch)
+
+    def reports(self, batch: Key) -> Mapping[int, TaskReport]:
+        """Return the latest report of each shard's task."""
         found = self._batches.get(batch)
         return {} if found is None else found.reports
 
-    def ensure(self, batch: Key, jobs: Mapping[int, Job]) -> None:
-        """Follow these shards and no others."""
+    def watch(self, batch: Key, tasks: Mapping[int, WatchedTask]) -> None:
+        """Watch exactly these shards."""
         found = self._batches.get(batch)
         if found is None:
-            if not jobs:
+            if not tasks:
                 return
-            found = self._batches.setdefault(batch, _Batch())
-        for shard in [shard for shard in found.watches if shard not in jobs]:
+            found = self._batches.setdefault(batch, _BatchWatches())
+        for shard in [shard for shard in found.watches if shard not in tasks]:
             self._drop(found, shard)
         if self._tasks is None:
             return
-        for shard, job in jobs.items():
+        for shard, task in tasks.items():
             known = found.watches.get(shard)
-            if known is not None and known[0] == job.sandbox.metadata.uid:
+            if known is not None and known[0] == task.sandbox.metadata.uid:
                 continue
             if known is not None:
                 self._drop(found, shard)
             watch = self._tasks.create_task(
-                self._watch(batch, found, shard, job), name=f"tasks of {batch} shard {shard}"
+                self._watch(batch, found, shard, task), name=f"tasks of {batch} shard {shard}"
             )
-            found.watches[shard] = (job.sandbox.metadata.uid, watch)
+            found.watches[shard] = (task.sandbox.metadata.uid, watch)
 
     def forget(self, batch: Key) -> None:
-        """Follow nothing of a batch any more."""
+        """Stop all watches of a batch."""
         found = self._batches.pop(batch, None)
         if found is not None:
             for shard in tuple(found.watches):
                 self._drop(found, shard)
 
-    def _drop(self, found: _Batch, shard: int) -> None:
+    def _drop(self, found: _BatchWatches, shard: int) -> None:
         found.watches.pop(shard)[1].cancel()
         found.reports.pop(shard, None)
 
     async def stop(self, sandbox: Sandbox, sandbox_id: str, *, seconds: float) -> bool:
-        """End everything that runs in a sandbox; says whether it is known to have ended."""
+        """Stop all tasks of a sandbox; return whether they are known to have ended."""
         try:
-            async with asyncio.timeout(STOP_SECONDS + seconds), self._gate:
+            async with asyncio.timeout(STOP_SECONDS + seconds), self._semaphore:
                 left = await self._runner.assign(sandbox, sandbox_id, ())
                 if not left:
                     return True
-                stream = cast("Any", self._runner.follow(sandbox, sandbox_id))
-                async with aclosing(stream) as news:
-                    async for reports in news:
+                stream = cast("Any", self._runner.watch(sandbox, sandbox_id))
+                async with aclosing(stream) as updates:
+                    async for reports in updates:
                         if not reports:
                             return True
         except FAILURES as error:
             log.info(
-                "tasks were not stopped",
+                "cannot stop the tasks of a sandbox",
                 extra=fields(sandbox=sandbox.key, error=str(error) or type(error).__name__),
             )
         return False
 
-    async def _watch(self, batch: Key, found: _Batch, shard: int, job: Job) -> None:
+    async def _watch(self, batch: Key, found: _BatchWatches, shard: int, task: WatchedTask) -> None:
         failures = 0
         while True:
             try:
-                async with self._gate:
-                    reports = await self._runner.assign(job.sandbox, job.sandbox_id, (job.order,))
+                async with self._semaphore:
+                    reports = await self._runner.assign(
+                        task.sandbox, task.sandbox_id, (task.order,)
+                    )
                 failures = 0
-                if self._heard(batch, found, shard, job, reports):
+                if self._receive(batch, found, shard, task, reports):
                     return
-                stream = cast("Any", self._runner.follow(job.sandbox, job.sandbox_id))
-                async with aclosing(stream) as news:
-                    async for reports in news:
-                        if self._heard(batch, found, shard, job, reports):
+                stream = cast("Any", self._runner.watch(task.sandbox, task.sandbox_id))
+                async with aclosing(stream) as updates:
+                    async for reports in updates:
+                        if self._receive(batch, found, shard, task, reports):
                             return
             except FAILURES as error:
                 failures += 1
-                self._unreachable(batch, found, shard, job, failures, error)
+                self._unreachable(batch, found, shard, task, failures, error)
             failures = max(failures, 1)
             await asyncio.sleep(_BACKOFF.delay(failures))
 
-    def _heard(
-        self, batch: Key, found: _Batch, shard: int, job: Job, reports: tuple[Report, ...]
+    def _receive(
+        self,
+        batch: Key,
+        found: _BatchWatches,
+        shard: int,
+        task: WatchedTask,
+        reports: tuple[TaskReport, ...],
     ) -> bool:
-        report = next((item for item in reports if item.name == job.order.name), None)
+        report = next((item for item in reports if item.name == task.order.name), None)
         if report is None:
             return False
         if found.reports.get(shard) != report:
             found.reports[shard] = report
-            self._on_change(batch)
+            self._notify(batch)
         return report.is_final
 
     def _unreachable(
-        self, batch: Key, found: _Batch, shard: int, job: Job, failures: int, error: Exception
+        self,
+        batch: Key,
+        found: _BatchWatches,
+        shard: int,
+        task: WatchedTask,
+        failures: int,
+        error: Exception,
     ) -> None:
         message = str(error) or type(error).__name__
-        log.debug("shard did not answer", extra=fields(batch=batch, shard=shard, error=message))
+        log.debug("shard did not respond", extra=fields(batch=batch, shard=shard, error=message))
         last = found.reports.get(shard)
         if failures < 8 or (last is not None and last.state is TaskState.UNKNOWN):
             return
-        attempt = last.attempt if last else job.order.first_attempt
-        found.reports[shard] = Report(
-            name=job.order.name,
+        attempt = last.attempt if last else task.order.first_attempt
+        found.reports[shard] = TaskReport(
+            name=task.order.name,
             state=TaskState.UNKNOWN,
             attempt=attempt,
             reason="Unreachable",
-            message=f"its sandbox does not answer: {message}",
+            message=f"its sandbox does not respond: {message}",
             started_at=last.started_at if last else None,
         )
-        self._on_change(batch)
+        self._notify(batch)

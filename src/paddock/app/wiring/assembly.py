@@ -10,7 +10,7 @@ import asyncio
 from msgspec import Struct
 
 from paddock.app.wiring import federation
-from paddock.app.wiring.batches import Batches, default_tasks, load_profiles
+from paddock.app.wiring.batches import BatchControllers, default_tasks, load_profiles
 from paddock.app.wiring.controllers import Controllers
 from paddock.app.wiring.environments import Environments
 from paddock.app.wiring.federation import FederationParts
@@ -86,9 +86,9 @@ class Assembly(Struct, frozen=True, kw_only=True):
 
     def build_batches(
         self, runtime: Runtime, recorder: Recorder, tasks: TaskRunner | None = None
-    ) -> Batches:
+    ) -> BatchControllers:
         """Wire the controllers of batches; by default with the task runner of the runtime."""
-        return Batches(
+        return BatchControllers(
             provider=self.provider,
             pool_members=self.pool_members,
             seed=self.seed,
@@ -101,7 +101,7 @@ class Assembly(Struct, frozen=True, kw_only=True):
         )
 
     def build_controllers(
-        self, runtime: Runtime, agent: Agent, recorder: Recorder, batches: Batches
+        self, runtime: Runtime, agent: Agent, recorder: Recorder, batches: BatchControllers
     ) -> Controllers:
         """Wire all controllers."""
         return Controllers(

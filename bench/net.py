@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from paddock.runtime.local.net import links, netns
-from paddock.runtime.local.net.fabric_state import Core
+from paddock.runtime.local.net.fabric_state import FabricState
 from paddock.runtime.local.net.settings import FabricSettings
 from paddock.runtime.port import EgressPolicy
 from reporting import Report
@@ -90,11 +90,11 @@ def connect(space: int) -> None:
         one.connect((WEB, PORT))
 
 
-def attach_ours(core: Core, made: list[int]) -> tuple[list[float], list[float]]:
+def attach_ours(state: FabricState, made: list[int]) -> tuple[list[float], list[float]]:
     attach: list[float] = []
     first: list[float] = []
     for number, space in enumerate(made):
-        attach.append(timed(lambda n=number, s=space: core.attach(f"b-{n}", s, None, POLICIES[1])))
+        attach.append(timed(lambda n=number, s=space: state.attach(f"b-{n}", s, None, POLICIES[1])))
         first.append(timed(lambda s=space: connect(s)))
     return attach, first
 
@@ -126,9 +126,10 @@ def attach_by_ip(host: int, made: list[int]) -> tuple[list[float], list[float]]:
     return attach, first
 
 
-def policy_ours(core: Core) -> list[float]:
+def policy_ours(state: FabricState) -> list[float]:
     return [
-        timed(lambda n=number: core.set_policy("b-0", POLICIES[n % 2])) for number in range(SAMPLES)
+        timed(lambda n=number: state.set_policy("b-0", POLICIES[n % 2]))
+        for number in range(SAMPLES)
     ]
 
 
@@ -141,31 +142,31 @@ def policy_by_nft(host: int, table: str) -> list[float]:
     return samples
 
 
-def detach_ours(core: Core, count: int) -> tuple[list[float], float]:
+def detach_ours(state: FabricState, count: int) -> tuple[list[float], float]:
     single: list[float] = []
     for number in range(20):
         uids = [f"b-{number}"]
 
         def work(uids: list[str] = uids) -> None:
-            doomed = core.begin_detach(uids)
-            with links_channel(core) as channel:
-                links.delete_links(channel, doomed, group=core.plan.group)
-            core.finish_detach(uids, keep_address=False)
+            doomed = state.begin_detach(uids)
+            with links_channel(state) as channel:
+                links.delete_links(channel, doomed, group=state.plan.group)
+            state.finish_detach(uids, keep_address=False)
 
         single.append(timed(work))
     rest = [f"b-{number}" for number in range(20, count)]
 
     def together() -> None:
-        doomed = core.begin_detach(rest)
-        with links_channel(core) as channel:
-            links.delete_links(channel, doomed, group=core.plan.group)
-        core.finish_detach(rest, keep_address=False)
+        doomed = state.begin_detach(rest)
+        with links_channel(state) as channel:
+            links.delete_links(channel, doomed, group=state.plan.group)
+        state.finish_detach(rest, keep_address=False)
 
     return single, timed(together) / len(rest)
 
 
-def links_channel(core: Core) -> links.nl.Channel:
-    return links.nl.Channel(core._netns_fd)
+def links_channel(state: FabricState) -> links.nl.Channel:
+    return links.nl.Channel(state._netns_fd)
 
 
 def main() -> None:
@@ -173,19 +174,19 @@ def main() -> None:
     with spaces(2) as (host, internet), tempfile.TemporaryDirectory() as directory:
         build(host, internet)
         with accepting(internet):
-            core = Core(FabricSettings(state_directory=directory), host)
-            core.open()
+            state = FabricState(FabricSettings(state_directory=directory), host)
+            state.open()
             with spaces(SAMPLES) as made:
-                ours, first = attach_ours(core, made)
+                ours, first = attach_ours(state, made)
                 born = [
                     timed(lambda: netns.socket_in(made[0], socket.AF_INET).close())
                     for _ in range(SAMPLES)
                 ]
-                changed = policy_ours(core)
-                by_nft = policy_by_nft(host, core.settings.table)
-                single, together = detach_ours(core, SAMPLES)
-            core.purge()
-            core.close()
+                changed = policy_ours(state)
+                by_nft = policy_by_nft(host, state.settings.table)
+                single, together = detach_ours(state, SAMPLES)
+            state.purge()
+            state.close()
             run(
                 host,
                 "sysctl -qw net.ipv4.ip_forward=1; ip link add br0 type bridge\n"

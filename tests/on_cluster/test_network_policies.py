@@ -9,7 +9,7 @@ from paddock.kit.clock import ManualClock
 from paddock.resources.kinds.pods import NetworkPolicyManifest, Pod
 from paddock.resources.meta import Key, ObjectMeta
 from paddock.runtime.kubernetes import names
-from paddock.runtime.kubernetes.network.policies import IDLE_SECONDS, Policies
+from paddock.runtime.kubernetes.network.policies import IDLE_SECONDS, NetworkPolicies
 from paddock.runtime.port import EgressPolicy
 from paddock.store.kubernetes import KubernetesStore, load_kubeconfig
 from tests.cluster.info import ClusterInfo
@@ -33,7 +33,7 @@ async def test_a_policy_is_made_once_and_goes_with_its_last_pod(
     access = load_kubeconfig([Path(kube_cluster.kubeconfig)], context="admin")
     store, clock, picture = KubernetesStore.open(access), ManualClock(), ObjectIndex()
     pictured: Any = picture
-    policies = Policies(
+    policies = NetworkPolicies(
         store, pictured, system_namespace="paddock-system", clock=clock, namespace=kube_namespace
     )
 

@@ -18,7 +18,7 @@ from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.kinds.template import NetworkPolicy, Resources, SandboxTemplateSpec
 from paddock.resources.tokens import TokenSeed, control_token
 from paddock.runtime.blueprint import agent_config, limits
-from paddock.runtime.kubernetes.envd_client import Envds, read_usage
+from paddock.runtime.kubernetes.envd_client import PodEnvdClient, read_usage
 from paddock.runtime.kubernetes.pods.resize import Resizer
 from paddock.settings import Settings
 from paddock.store.kubernetes.backend import KubernetesStore
@@ -27,8 +27,10 @@ from paddock.store.kubernetes.backend import KubernetesStore
 class PodAgent:
     """Calls the envds of pods."""
 
-    def __init__(self, envds: Envds, resizer: Resizer, seed: TokenSeed, clock: Clock) -> None:
-        self._envds = envds
+    def __init__(
+        self, envd_client: PodEnvdClient, resizer: Resizer, seed: TokenSeed, clock: Clock
+    ) -> None:
+        self._envd_client = envd_client
         self._resizer = resizer
         self._seed = seed
         self._clock = clock
@@ -36,11 +38,11 @@ class PodAgent:
     async def configure(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
         """Send envd the token, environment and identity of a claim."""
         config = agent_config(sandbox, template, self._seed)
-        await self._envds.configure(sandbox.metadata.uid, _ip(sandbox), config)
+        await self._envd_client.configure(sandbox.metadata.uid, _ip(sandbox), config)
 
     def can_resize(self, now: Resources, wanted: Resources) -> bool:
         """Whether the cluster can resize a running pod to this size."""
-        return self._resizer.can(limits(now), limits(wanted))
+        return self._resizer.can_resize(limits(now), limits(wanted))
 
     async def resize(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
         """Resize a sandbox's pod to the size in its claim."""
@@ -63,7 +65,7 @@ class PodAgent:
         self, sandbox: Sandbox, *, start: datetime | None, end: datetime | None
     ) -> tuple[Sample, ...]:
         """Return the current usage only: a cluster keeps the history itself."""
-        found = await self._envds.metrics(sandbox.metadata.uid, _ip(sandbox))
+        found = await self._envd_client.metrics(sandbox.metadata.uid, _ip(sandbox))
         usage = read_usage(found, self._clock.now())
         # The sandbox may have been resized since envd was configured.
         size = sandbox.spec.resources
@@ -95,7 +97,7 @@ class PodAgent:
                 hint="connect to it first",
             )
         uid = sandbox.metadata.uid
-        lines = await self._envds.logs(uid, _ip(sandbox), since=since, limit=limit)
+        lines = await self._envd_client.logs(uid, _ip(sandbox), since=since, limit=limit)
         return tuple(
             LogEntry(at=line.at, level=line.level, message=line.message, fields=line.fields)
             for line in lines
@@ -106,10 +108,10 @@ async def open_pod_agent(
     settings: Settings, store: KubernetesStore, seed: TokenSeed, clock: Clock
 ) -> tuple[PodAgent, Callable[[], Awaitable[None]]]:
     """Return an agent that knows the features of this cluster, and the function that closes it."""
-    envds = Envds(lambda uid: control_token(seed, uid))
+    envd_client = PodEnvdClient(lambda uid: control_token(seed, uid))
     resizer = Resizer(store.client, has_pod_limits=settings.pod_limits)
-    await resizer.look()
-    return PodAgent(envds, resizer, seed, clock), envds.close
+    await resizer.detect()
+    return PodAgent(envd_client, resizer, seed, clock), envd_client.close
 
 
 def _ip(sandbox: Sandbox) -> str:

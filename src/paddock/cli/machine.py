@@ -165,7 +165,7 @@ def doctor(place: Place, output: Output, as_json: bool) -> None:
     from paddock.runtime.local.doctor import report as doctors  # probes what others never need
 
     state = place.settings.state
-    report = doctors.probe(state if state.exists() else Path("/tmp"))  # noqa: S108 - any place will do
+    report = doctors.diagnose(state if state.exists() else Path("/tmp"))  # noqa: S108 - any place will do
     if as_json or output.is_json:
         output.data(report)
     else:

@@ -1,4 +1,4 @@
-"""Where a sidecar finds what its sandbox uses, as containers see cgroups of either version."""
+"""The sidecar finds the cgroups of its sandbox, with cgroup v1 and v2."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ def grow(root, *files):
 
 
 def seen(root, own):
-    """Give what the meter would read, by kind: a file of each directory."""
+    """Return the directories that the meter would read, relative to the root."""
     (root.parent / "own").write_text(own)
     found = own_cgroups(root=root, own=root.parent / "own")
     names = {}
@@ -31,17 +31,17 @@ def root(tmp_path):
     return tmp_path / "cgroup"
 
 
-def test_a_container_with_a_view_of_its_own_finds_itself_at_the_top(root):
+def test_with_a_cgroup_namespace_the_own_cgroup_is_the_root(root):
     grow(root, "memory.current", "cpu.stat")
     assert seen(root, "0::/\n") == {"cgroup": "."}
 
 
-def test_one_that_sees_the_whole_machine_follows_its_path(root):
+def test_without_a_cgroup_namespace_the_path_is_followed(root):
     grow(root, "cpu.stat", "kubepods/pod1/c/memory.current", "kubepods/pod1/c/cpu.stat")
     assert seen(root, "0::/kubepods/pod1/c\n") == {"cgroup": "kubepods/pod1/c"}
 
 
-def test_the_first_version_has_a_directory_for_each_kind(root):
+def test_version_1_has_a_directory_per_controller(root):
     grow(root, "memory/x", "cpu,cpuacct/x", "unified/cgroup.procs")
     own = "4:memory:/kubepods/pod1/c\n3:cpu,cpuacct:/kubepods/pod1/c\n0::/\n"
     assert seen(root, own) == {"cgroup_memory": "memory", "cgroup_cpu": "cpu,cpuacct"}
@@ -49,5 +49,5 @@ def test_the_first_version_has_a_directory_for_each_kind(root):
     assert seen(root, own)["cgroup_memory"] == "memory/kubepods/pod1/c"
 
 
-def test_where_nothing_counts_nothing_is_found(root):
+def test_without_accounting_nothing_is_found(root):
     assert seen(root, "0::/\n1:freezer:/a\n") == {}

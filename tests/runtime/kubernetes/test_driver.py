@@ -1,4 +1,4 @@
-"""The driver's promises, on a cluster in memory whose kubelet starts everything at once."""
+"""The Kubernetes driver on an in-memory cluster whose kubelet starts every pod at once."""
 
 import asyncio
 import itertools
@@ -33,7 +33,7 @@ from paddock.resources.meta import Key, ObjectMeta, OwnerReference, with_meta
 from paddock.runtime.kubernetes import names
 from paddock.runtime.kubernetes.driver import KubernetesRuntime
 from paddock.runtime.kubernetes.network.policies import IDLE_SECONDS
-from paddock.runtime.kubernetes.node_agents import Nodes
+from paddock.runtime.kubernetes.node_agents import NodeAgents
 from paddock.runtime.kubernetes.pods.render import PodSettings
 from paddock.runtime.kubernetes.pods.watch import CREATE_SECONDS
 from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, InstanceState, LogLine
@@ -44,7 +44,7 @@ VOLUME = {"metadata": {"name": "home"}, "spec": {"accessModes": ["ReadWriteOnce"
 
 
 class FakeCluster:
-    """Objects by kind and key; pods run as soon as they are made."""
+    """Objects by kind and key; pods run as soon as they are created."""
 
     def __init__(self):
         self.objects = {}
@@ -119,8 +119,8 @@ class FakeCluster:
             handler(old, new)
 
 
-class ObjectIndex:
-    """What an informer would show."""
+class FakeInformer:
+    """A view of the cluster's objects of one kind."""
 
     def __init__(self, cluster, kind):
         self._cluster = cluster
@@ -141,59 +141,61 @@ class ObjectIndex:
         return lambda: None
 
     def observe(self, obj):
-        """Show what is newest of it."""
+        """Notify handlers of the newest version."""
         newest = self.get(obj.key)
         if newest is not None and self._kind is Pod:
             self._cluster.tell(None, newest)
 
 
-class FakeEnvds:
-    """Every sandbox is ready unless said otherwise; remembers what it was told."""
+class FakeEnvdClient:
+    """Every sandbox is ready unless `busy_with` is set; records configurations."""
 
     def __init__(self):
-        self.told = {}
+        self.configured = {}
         self.busy_with = None
         self.main = "life-1"
 
-    async def main_of(self, ip):
+    async def main_container_id(self, ip):
         return self.main
 
     async def wait_ready(self, uid, ip, *, seconds, former=""):
-        return self.busy_with or ("it is in the former one" if former == self.main else None)
+        return self.busy_with or (
+            "envd is in the former container" if former == self.main else None
+        )
 
     async def configure(self, uid, ip, agent):
-        self.told[uid] = (ip, agent)
+        self.configured[uid] = (ip, agent)
 
     async def logs(self, uid, ip, *, since, limit):
         return tuple(LogLine(at=NOW, level="info", message=ip) for _ in range(limit))
 
 
-class FakeNodes(Nodes):
-    """Agents that obey, or are not there right now."""
+class FakeNodeAgents(NodeAgents):
+    """Agents that record requests, or are unavailable."""
 
     def __init__(self):
         super().__init__(None, lambda: "t")
-        self.orders = []
-        self.are_away = False
+        self.requests = []
+        self.are_unavailable = False
 
     async def freeze(self, pod, *, frozen):
-        if self.are_away:
+        if self.are_unavailable:
             raise UnavailableError("the node has no agent right now")
-        self.orders.append((pod.metadata.name, frozen))
+        self.requests.append((pod.metadata.name, frozen))
 
 
 class World:
-    def __init__(self, server=None, nodes=None):
+    def __init__(self, server=None, node_agents=None):
         self.clock = ManualClock()
         self.cluster = FakeCluster()
-        self.envds = FakeEnvds()
+        self.envd_client = FakeEnvdClient()
         self.blueprints = {}
         self.driver = KubernetesRuntime(
             cluster=self.cluster,
-            pods=ObjectIndex(self.cluster, Pod),
-            claims=ObjectIndex(self.cluster, VolumeClaim),
-            envds=self.envds,
-            nodes=nodes or Nodes(None, lambda: "t"),
+            pods=FakeInformer(self.cluster, Pod),
+            claims=FakeInformer(self.cluster, VolumeClaim),
+            envd_client=self.envd_client,
+            node_agents=node_agents or NodeAgents(None, lambda: "t"),
             settings=PodSettings(agent_image="paddock"),
             control_token=lambda uid: f"token of {uid}",
             blueprint_of=self.blueprints.get,
@@ -216,7 +218,7 @@ def world():
     return World()
 
 
-async def test_a_sandbox_is_made_once_however_often_it_is_asked_for(world):
+async def test_creating_a_sandbox_is_idempotent(world):
     made = await world.make()
     again = await world.make()
     assert made.state is InstanceState.RUNNING
@@ -225,7 +227,7 @@ async def test_a_sandbox_is_made_once_however_often_it_is_asked_for(world):
     assert world.cluster.writes.count(("create", "Pod")) == 1
 
 
-async def test_a_new_driver_adopts_what_an_earlier_one_made(world):
+async def test_a_new_driver_adopts_existing_pods(world):
     await world.make()
     later = World()
     later.cluster.objects = world.cluster.objects
@@ -234,7 +236,7 @@ async def test_a_new_driver_adopts_what_an_earlier_one_made(world):
     assert ("create", "Pod") not in later.cluster.writes
 
 
-async def test_a_pod_of_another_sandbox_is_not_taken(world):
+async def test_a_pod_of_another_sandbox_is_not_adopted(world):
     other = OwnerReference(api_version="v", kind="Sandbox", name="x", uid="u9", controller=True)
     meta = ObjectMeta(name="box-u1", namespace="team", uid="p", owner_references=(other,))
     world.cluster.objects["Pod", meta_key(meta)] = Pod(metadata=meta)
@@ -248,55 +250,55 @@ def meta_key(meta):
 
 
 @pytest.mark.parametrize("kind", [Pod, VolumeClaim])
-async def test_what_stood_in_the_way_and_goes_at_that_moment_is_no_loss(world, kind):
+async def test_a_conflicting_object_that_is_deleted_in_between_causes_a_retry(world, kind):
     name = "box-u1" if kind is Pod else "home-box-u1"
     key = Key("team", name)
     world.cluster.objects[kind.KIND, key] = kind(metadata=ObjectMeta(name=name, namespace="team"))
-    look = world.cluster.get
+    get = world.cluster.get
 
     async def too_late(wanted, where):
         if where == key:
             world.cluster.objects.pop((kind.KIND, key), None)
-        return await look(wanted, where)
+        return await get(wanted, where)
 
     world.cluster.get = too_late
     blueprint = world.blueprint(volume_claim_templates=(VOLUME,))
-    with pytest.raises(UnavailableError, match="has just gone") as told:
+    with pytest.raises(UnavailableError, match="was just deleted") as raised:
         await world.driver.create(blueprint)
-    assert told.value.retry_after_seconds, "the queue comes back to it"
+    assert raised.value.retry_after_seconds, "it is requeued"
     assert (await world.driver.create(blueprint)).state is InstanceState.RUNNING
 
 
-async def test_a_label_alone_makes_no_pod_ours(world):
+async def test_a_label_alone_does_not_make_a_pod_owned(world):
     meta = ObjectMeta(name="x", namespace="team", uid="p", labels={names.LABEL_UID: "u1"})
     world.cluster.tell(None, Pod(metadata=meta))
     assert await world.driver.inspect("u1") is None
 
 
-async def test_the_agent_is_told_again_after_every_start(world):
+async def test_envd_is_configured_again_after_every_start(world):
     agent = AgentConfig(access_token="secret")
     await world.make(agent=agent, volume_claim_templates=(VOLUME,))
-    world.envds.told.clear()
+    world.envd_client.configured.clear()
     await world.driver.stop("u1")
     await world.driver.restore("u1")
-    assert world.envds.told["u1"] == ("10.0.0.9", agent)
+    assert world.envd_client.configured["u1"] == ("10.0.0.9", agent)
 
 
-async def test_a_running_container_is_not_ready_until_its_envd_says_so(world):
+async def test_a_running_container_is_not_ready_until_its_envd_is(world):
     await world.driver.create(world.blueprint(ready_timeout_seconds=60))
-    world.envds.busy_with = "its ready command has not succeeded yet"
+    world.envd_client.busy_with = "its ready command has not succeeded yet"
     with pytest.raises(UnavailableError, match="ready command") as waits:
         await world.driver.start("u1")
-    assert waits.value.retry_after_seconds, "the queue comes back to it"
-    assert world.envds.told == {}, "nothing is told to what is not ready"
+    assert waits.value.retry_after_seconds, "it is requeued"
+    assert world.envd_client.configured == {}, "it is not configured before it is ready"
     world.clock.advance(60 + CREATE_SECONDS)
-    with pytest.raises(DeadlineExceededError, match="it had 60 s to get ready"):
+    with pytest.raises(DeadlineExceededError, match="it was not ready within 60 s"):
         await world.driver.start("u1")
-    world.envds.busy_with = None
+    world.envd_client.busy_with = None
     assert (await world.driver.start("u1")).state is InstanceState.RUNNING
 
 
-async def test_stopping_keeps_the_volume_and_counts_lives(world):
+async def test_stopping_keeps_the_volume_and_counts_incarnations(world):
     await world.make(volume_claim_templates=(VOLUME,))
     stopped = await world.driver.stop("u1")
     assert stopped.state is InstanceState.STOPPED
@@ -308,24 +310,24 @@ async def test_stopping_keeps_the_volume_and_counts_lives(world):
     assert not [kind for kind, _ in world.cluster.objects if kind != "NetworkPolicy"]
 
 
-async def test_the_frozen_are_thawed_to_end_because_a_kill_may_not_reach_them():
-    nodes = FakeNodes()
-    world = World(nodes=nodes)
+async def test_frozen_pods_are_thawed_on_deletion_because_cgroup_v1_blocks_kills():
+    node_agents = FakeNodeAgents()
+    world = World(node_agents=node_agents)
     for uid in ("u1", "u2", "u3"):
         await world.make(uid)
     await world.driver.freeze("u1")
     await world.driver.freeze("u2")
     await world.driver.destroy("u1")
     await world.driver.destroy("u3")
-    assert nodes.orders == [("box-u1", True), ("box-u2", True), ("box-u1", False)]
-    nodes.are_away = True
+    assert node_agents.requests == [("box-u1", True), ("box-u2", True), ("box-u1", False)]
+    node_agents.are_unavailable = True
     with pytest.raises(UnavailableError, match="no agent right now"):
         await world.driver.destroy("u2")
 
 
-async def test_what_would_lose_files_or_memory_is_refused(world):
+async def test_operations_that_would_lose_files_or_memory_are_refused(world):
     await world.make()
-    with pytest.raises(UnsupportedError, match="would lose its files"):
+    with pytest.raises(UnsupportedError, match="its files would be lost"):
         await world.driver.stop("u1")
     with pytest.raises(UnsupportedError, match="node DaemonSet is not installed"):
         await world.driver.freeze("u1")
@@ -336,7 +338,7 @@ async def test_what_would_lose_files_or_memory_is_refused(world):
     assert "DaemonSet" in able.reasons["can_freeze"]
 
 
-async def test_sandboxes_of_one_policy_share_a_networkpolicy_and_change_it_by_a_label(world):
+async def test_sandboxes_share_a_networkpolicy_per_policy_and_switch_by_label(world):
     for number in range(5):
         await world.make(f"u{number}")
     assert world.cluster.writes.count(("create", "NetworkPolicy")) == 1
@@ -349,7 +351,7 @@ async def test_sandboxes_of_one_policy_share_a_networkpolicy_and_change_it_by_a_
     assert len(policy.spec["egress"]) == 1, "name servers only"
 
 
-async def test_many_that_need_a_policy_at_once_ask_for_it_once(world):
+async def test_concurrent_callers_create_a_policy_once(world):
     create, asked = world.cluster.create, []
 
     async def slowly(obj):
@@ -367,7 +369,7 @@ def policies_of(world):
     return {key.name for kind, key in world.cluster.objects if kind == "NetworkPolicy"}
 
 
-async def test_a_policy_goes_when_no_pod_was_under_it_for_long(world):
+async def test_an_unused_policy_is_deleted_after_the_idle_time(world):
     closed = EgressPolicy(allow_internet=False)
     await world.make("u1")
     await world.make("u2", egress=closed)
@@ -376,23 +378,23 @@ async def test_a_policy_goes_when_no_pod_was_under_it_for_long(world):
     assert await world.driver.policies.sweep() == (), "it may be needed again at once"
     world.clock.advance(IDLE_SECONDS + 1)
     assert await world.driver.policies.sweep() == (Key("team", closed_name),)
-    assert policies_of(world) == {open_name}, "what is in use stays, however old"
+    assert policies_of(world) == {open_name}, "a policy in use is kept"
     await world.make("u3", egress=closed)
     assert policies_of(world) == {open_name, closed_name}
 
 
-async def test_a_policy_that_was_needed_meanwhile_stays(world):
+async def test_a_policy_that_was_needed_in_between_is_kept(world):
     await world.make("u1")
     await world.driver.destroy("u1")
     await world.driver.policies.sweep()
     world.clock.advance(IDLE_SECONDS + 1)
-    # Its pod is about to be made: a moment later the picture shows it.
+    # Its pod is about to be created and not yet in the cache.
     await world.driver.policies.ensure(EgressPolicy(), "team")
     assert await world.driver.policies.sweep() == ()
     assert policies_of(world)
 
 
-async def test_policies_of_others_are_never_collected(world):
+async def test_foreign_policies_are_never_deleted(world):
     labels = {names.LABEL_MANAGED: names.MANAGER}
     for name, selected in (("paddock-api", "paddock-api"), ("paddock-0123456789ab", "other")):
         selector = {"matchLabels": {names.LABEL_EGRESS: selected}}
@@ -407,7 +409,7 @@ async def test_policies_of_others_are_never_collected(world):
         world.clock.advance(IDLE_SECONDS + 1)
 
 
-async def test_a_pod_that_goes_by_itself_is_told_of(world):
+async def test_a_deleted_pod_causes_an_event(world):
     await world.make()
     events = world.driver.watch()
     waiting = anext(events)
@@ -428,7 +430,7 @@ async def first(waiting, act):
     return await task
 
 
-async def test_logs_are_asked_of_the_sidecar_and_not_of_a_frozen_one(world):
+async def test_logs_are_read_from_the_sidecar_unless_it_is_frozen(world):
     await world.make()
     assert [line.message for line in await world.driver.logs("u1", limit=1)] == ["10.0.0.9"]
     pod = world.cluster.objects["Pod", ("team", "box-u1")]
@@ -440,7 +442,7 @@ async def test_logs_are_asked_of_the_sidecar_and_not_of_a_frozen_one(world):
         await world.driver.logs("never")
 
 
-async def test_destroying_twice_or_what_never_was_is_fine(world):
+async def test_destroying_is_idempotent(world):
     await world.make()
     await world.driver.destroy("u1")
     await world.driver.destroy("u1")

@@ -26,23 +26,23 @@ from tests.ports import free_ports
         "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{scored}.slice",
     ],
 )
-def test_a_pods_cgroup_is_found_however_the_kubelet_names_it(tmp_path: Path, name: str) -> None:
+def test_the_cgroup_of_a_pod_is_found_with_every_naming_scheme(tmp_path: Path, name: str) -> None:
     uid = str(uuid.uuid4())
     place = tmp_path / name.format(dashed=uid, scored=uid.replace("-", "_"))
     place.mkdir(parents=True)
     (tmp_path / "cgroup.controllers").touch()
     assert find_cgroup(uid, root=tmp_path) == place
-    with pytest.raises(NotFoundError, match="no cgroup of pod"):
+    with pytest.raises(NotFoundError, match="has no cgroup on this node"):
         find_cgroup(str(uuid.uuid4()), root=tmp_path)
 
 
-def test_a_node_without_cgroups_is_told_apart_from_a_missing_pod(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="no cgroups"):
+def test_a_node_without_freezer_cgroups_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="no freezer cgroups"):
         find_cgroup("u", root=tmp_path)
 
 
 class Fleeting(type(Path())):  # type: ignore[misc]
-    """A tree of cgroups of which some end just before they are looked into."""
+    """A cgroup tree in which some cgroups are removed just before they are listed."""
 
     def iterdir(self) -> Iterator[Path]:
         if self.name.startswith("ending"):
@@ -50,7 +50,7 @@ class Fleeting(type(Path())):  # type: ignore[misc]
         return super().iterdir()
 
 
-async def test_cgroups_that_end_meanwhile_are_in_nobodys_way(tmp_path: Path) -> None:
+async def test_cgroups_that_are_removed_in_between_are_ignored(tmp_path: Path) -> None:
     uid = str(uuid.uuid4())
     base = tmp_path / "freezer" / "kubepods"
     for name in ("../ending-before", f"pod{uid}/ending-inside", f"pod{uid}/main"):
@@ -58,12 +58,12 @@ async def test_cgroups_that_end_meanwhile_are_in_nobodys_way(tmp_path: Path) -> 
     await freeze(uid, frozen=True, root=Fleeting(tmp_path))
     states = [base / f"pod{uid}" / name / "freezer.state" for name in (".", "main")]
     assert [state.read_text() for state in states] == ["FROZEN"] * 2
-    assert not list(tmp_path.rglob("ending-*")), "they were looked into"
+    assert not list(tmp_path.rglob("ending-*")), "they were listed"
 
 
 @pytest.fixture
 def pod() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A process in a cgroup as a kubelet would have made it."""
+    """A process in a cgroup as a kubelet creates it."""
     version_2 = (CGROUPS / "cgroup.controllers").exists()
     base = CGROUPS if version_2 else CGROUPS / "freezer"
     uid = str(uuid.uuid4())
@@ -96,7 +96,7 @@ def _waits_for(pid: int) -> str:
 
 
 @pytest.mark.sandbox
-async def test_processes_of_a_frozen_pod_stand_still_until_it_is_thawed(
+async def test_processes_of_a_frozen_pod_are_stopped_until_it_is_thawed(
     pod: tuple[str, subprocess.Popen[bytes]],
 ) -> None:
     uid, process = pod
@@ -110,7 +110,7 @@ async def test_processes_of_a_frozen_pod_stand_still_until_it_is_thawed(
 
 
 @pytest.mark.sandbox
-async def test_the_agent_obeys_only_who_has_the_token(
+async def test_the_agent_requires_the_token(
     pod: tuple[str, subprocess.Popen[bytes]],
 ) -> None:
     uid, _ = pod

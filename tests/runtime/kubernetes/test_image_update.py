@@ -1,4 +1,4 @@
-"""Another image for a pod that runs: what is asked of the cluster, and what counts as done."""
+"""Updating the image of a running pod: the patch, and when the update is complete."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from paddock.resources.kinds.pods import (
 )
 from paddock.resources.meta import Key, with_meta
 from paddock.runtime.kubernetes import names
-from paddock.runtime.kubernetes.pods.image_update import complaint
+from paddock.runtime.kubernetes.pods.image_update import failure_message
 from paddock.runtime.port import InstanceState
 from tests.runtime.kubernetes.test_driver import World
 
@@ -33,7 +33,7 @@ PULL = 'Failed to pull image "j": no such image'
 
 
 class Server:
-    """An API server's way for patches and events; a kubelet obeys when it is told to."""
+    """An API server that takes patches and serves events; its kubelet can be paused."""
 
     def __init__(self):
         self.patches = []
@@ -62,7 +62,7 @@ class Server:
         return codec.encode(self.cluster.objects["Pod", KEY])
 
     def obey(self, image):
-        """Let the kubelet show the new container."""
+        """Report the new container as the kubelet does."""
         pod = self.cluster.objects["Pod", KEY]
         self.show(self.cluster.running(pod.metadata, image, "c-2").status)
 
@@ -81,14 +81,14 @@ def world():
 
 
 def follow(world):
-    """Let the sidecar be in the new container from now on."""
-    world.envds.main = "life-2"
+    """Move the sidecar into the new container."""
+    world.envd_client.main = "life-2"
 
 
-async def test_the_main_container_alone_is_replaced_and_its_life_counted(world):
+async def test_only_the_main_container_is_replaced_and_the_incarnation_counts_up(world):
     before = await world.make()
     asyncio.get_running_loop().call_later(0.01, follow, world)
-    world.envds.wait_ready = until_followed(world)
+    world.envd_client.wait_ready = until_followed(world)
 
     after = await world.driver.update_image("u1", "j")
 
@@ -101,20 +101,22 @@ async def test_the_main_container_alone_is_replaced_and_its_life_counted(world):
     assert (before.image, after.image) == ("i", "j")
     assert (after.state, after.incarnation) == (InstanceState.RUNNING, 2)
     assert after.address == before.address
-    assert world.envds.told["u1"][1] == world.blueprints["u1"].agent, "the agent is told again"
+    assert world.envd_client.configured["u1"][1] == world.blueprints["u1"].agent, (
+        "envd is configured again"
+    )
     assert await world.driver.update_image("u1", "j") == after
     assert len(world.server.patches) == 1
 
 
 def until_followed(world):
     async def wait(uid, ip, *, seconds, former=""):
-        while world.envds.main == former:
+        while world.envd_client.main == former:
             await asyncio.sleep(0.001)
 
     return wait
 
 
-async def test_what_runs_until_then_is_not_taken_for_the_new(world):
+async def test_the_former_container_is_not_taken_for_the_new_one(world):
     await world.make()
     world.server.obeys = False
     updating = asyncio.create_task(world.driver.update_image("u1", "j"))
@@ -124,13 +126,13 @@ async def test_what_runs_until_then_is_not_taken_for_the_new(world):
     assert seen.state is InstanceState.CREATING
     assert "image j" in (seen.reason or "")
     world.server.obey("j")
-    with pytest.raises(UnavailableError, match="it is in the former one"):
+    with pytest.raises(UnavailableError, match="envd is in the former container"):
         await updating
     follow(world)
     assert (await world.driver.update_image("u1", "j")).image == "j"
 
 
-async def test_an_image_that_cannot_be_pulled_is_told_with_the_kubelets_reason(world):
+async def test_an_image_that_cannot_be_pulled_fails_with_the_kubelets_reason(world):
     await world.make()
     world.server.obeys = False
     world.server.events = [
@@ -146,16 +148,16 @@ async def test_an_image_that_cannot_be_pulled_is_told_with_the_kubelets_reason(w
         state=ContainerState(terminated=ContainerStateTerminated()),
     )
     world.server.show(PodStatus(phase="Succeeded", container_statuses=(over,)))
-    with pytest.raises(InvalidError, match="could not start it anew from image j") as failed:
+    with pytest.raises(InvalidError, match="could not restart it from image j") as failed:
         await updating
     assert failed.value.message.endswith(PULL)
     assert (await world.driver.inspect("u1")).state is InstanceState.FAILED
 
 
-async def test_a_cluster_that_refuses_and_a_sandbox_that_rests_keep_the_image(world):
+async def test_a_rejected_patch_and_a_frozen_sandbox_keep_the_image(world):
     await world.make()
     world.server.refusal = InvalidError("pod updates may not change fields")
-    with pytest.raises(UnsupportedError, match="refuses another image"):
+    with pytest.raises(UnsupportedError, match="rejects a new image"):
         await world.driver.update_image("u1", "j")
     pod = world.cluster.objects["Pod", KEY]
     frozen = with_meta(pod, annotations={names.ANNOTATION_FROZEN: "true"})
@@ -167,7 +169,7 @@ async def test_a_cluster_that_refuses_and_a_sandbox_that_rests_keep_the_image(wo
     assert (await world.driver.inspect("u1")).image == "i"
 
 
-async def test_without_a_way_to_write_pods_it_is_said_not_to_be_possible():
+async def test_without_api_access_image_updates_are_unsupported():
     world = World()
     await world.make()
     can = await world.driver.capabilities()
@@ -193,5 +195,5 @@ async def test_without_a_way_to_write_pods_it_is_said_not_to_be_possible():
         ),
     ],
 )
-def test_the_most_telling_complaint_is_given(events, said):
-    assert complaint(events) == said
+def test_the_most_specific_failure_is_returned(events, said):
+    assert failure_message(events) == said

@@ -1,4 +1,4 @@
-"""What a sandbox's pod looks like: `render` is a pure function of the blueprint."""
+"""Rendering of pods, volume claims and NetworkPolicies."""
 
 import json
 
@@ -28,7 +28,7 @@ def container(manifest, name):
     return next(c for c in (*spec["containers"], *spec["initContainers"]) if c["name"] == name)
 
 
-def test_it_belongs_to_its_sandbox_and_says_so():
+def test_a_pod_has_the_owner_and_labels_of_its_sandbox():
     made = pod(labels={"paddock.dev/pool": "base"})
     (owner,) = made.metadata.owner_references
     assert (owner.kind, owner.uid, owner.controller) == ("Sandbox", "u-1", True)
@@ -37,7 +37,7 @@ def test_it_belongs_to_its_sandbox_and_says_so():
     assert made.key == ("team", "box")
 
 
-def test_nothing_inside_is_root_or_holds_a_token():
+def test_the_main_container_is_not_root_and_has_no_token():
     made = pod()
     assert made.spec["automountServiceAccountToken"] is False
     assert made.spec["shareProcessNamespace"] is True
@@ -48,16 +48,16 @@ def test_nothing_inside_is_root_or_holds_a_token():
     assert security["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_the_sidecar_has_orders_without_secrets_and_answers_for_readiness():
+def test_the_sidecar_has_a_config_without_secrets_and_a_readiness_probe():
     made = pod(start_command="serve", ready_command="curl localhost", env={"A": "1"})
     envd = container(made, "envd")
-    orders = json.loads(envd["env"][0]["value"])
-    assert orders["start_command"] == "serve"
-    assert orders["ready_command"] == "curl localhost"
-    assert orders["control_hash"] == "h"
+    config = json.loads(envd["env"][0]["value"])
+    assert config["start_command"] == "serve"
+    assert config["ready_command"] == "curl localhost"
+    assert config["control_hash"] == "h"
     assert envd["readinessProbe"]["httpGet"]["path"] == "/ready"
     assert envd["restartPolicy"] == "Always"
-    assert "livenessProbe" not in envd, "a frozen pod must not be killed for being silent"
+    assert "livenessProbe" not in envd, "a frozen pod must not be killed by a probe"
 
 
 @pytest.mark.parametrize(
@@ -70,20 +70,20 @@ def test_the_sidecar_has_orders_without_secrets_and_answers_for_readiness():
         ),
     ],
 )
-def test_limits_hold_for_commands_which_are_envds_children(settings, where):
+def test_limits_apply_to_commands_which_are_children_of_envd(settings, where):
     limits = Limits(cpu_millis=1500, memory_bytes=512 << 20)
     found = where(pod(settings, limits=limits))
     assert found["limits"] == {"cpu": "1500m", "memory": str(512 << 20)}
     assert int(found["requests"]["memory"]) <= 512 << 20
 
 
-def test_variables_are_taken_literally():
+def test_dollar_signs_in_variables_are_escaped():
     made = pod(env={"A": "costs $(B)"})
     assert {"name": "A", "value": "costs $$(B)"} in container(made, "sandbox")["env"]
 
 
-def test_a_podtemplate_is_merged_over_it():
-    wishes = {
+def test_a_pod_template_is_merged_over_the_pod():
+    overlay = {
         "metadata": {"labels": {"cost": "r&d"}, "annotations": {"note": "x"}},
         "spec": {
             "nodeSelector": {"pool": "sandboxes"},
@@ -93,21 +93,21 @@ def test_a_podtemplate_is_merged_over_it():
             "containers": [{"name": "sandbox", "command": ["/app/run"]}, {"name": "proxy"}],
         },
     }
-    made = pod(pod_template=wishes)
+    made = pod(pod_template=overlay)
     assert made.spec["runtimeClassName"] == "gvisor"
     assert made.spec["nodeSelector"] == {"pool": "sandboxes"}
     assert made.spec["tolerations"][0]["key"] == "sandboxes"
     assert made.spec["imagePullSecrets"] == [{"name": "registry"}]
     main = container(made, "sandbox")
     assert main["command"] == ["/app/run"]
-    assert main["image"] == "python:3.13", "what the wishes leave out stays"
+    assert main["image"] == "python:3.13", "fields that the overlay does not set are kept"
     assert container(made, "proxy")
     assert made.metadata.labels["cost"] == "r&d"
 
 
-def test_identity_cannot_be_overridden():
-    wishes = {"metadata": {"labels": {names.LABEL_UID: "another", names.LABEL_EGRESS: "none"}}}
-    made = pod(pod_template=wishes)
+def test_a_pod_template_cannot_override_the_identity():
+    overlay = {"metadata": {"labels": {names.LABEL_UID: "another", names.LABEL_EGRESS: "none"}}}
+    made = pod(pod_template=overlay)
     assert made.metadata.labels[names.LABEL_UID] == "u-1"
     assert made.metadata.labels[names.LABEL_EGRESS].startswith("paddock-")
 
@@ -132,13 +132,13 @@ def test_identity_cannot_be_overridden():
         ({"initContainers": [{"name": "envd", "image": "mine"}]}, "spec.initContainers[0].image"),
     ],
 )
-def test_a_podtemplate_cannot_reach_beyond_the_pod(spec, path):
+def test_a_pod_template_cannot_access_the_node(spec, path):
     with pytest.raises(InvalidError) as refused:
         pod(pod_template={"spec": spec})
     assert [problem.path for problem in refused.value.problems] == [f"spec.podTemplate.{path}"]
 
 
-def test_an_operator_may_open_the_host():
+def test_an_operator_can_allow_access_to_the_node():
     settings = PodSettings(agent_image="i", allow_host=True)
     made = pod(
         settings,
@@ -151,7 +151,7 @@ def test_an_operator_may_open_the_host():
         pod(mounts=(Mount(source="/d", path="/m"),))
 
 
-def test_a_named_volume_is_a_claim():
+def test_a_named_volume_is_mounted_from_a_claim():
     made = pod(mounts=(Mount(source="volume:data", path="/data", read_only=True),))
     assert {
         "name": "volume-0",
@@ -188,7 +188,7 @@ def test_equal_egress_policies_share_one_networkpolicy():
     assert policy_name(one, "s") != policy_name(EgressPolicy(), "s")
 
 
-def test_an_egress_policy_denies_private_ranges_unless_told():
+def test_private_ranges_are_denied_by_default():
     made = network_policy(EgressPolicy(), "team", system_namespace="paddock-system")
     blocks = [to["ipBlock"] for to in made.spec["egress"][-1]["to"]]
     assert "10.0.0.0/8" in blocks[0]["except"]
@@ -199,13 +199,13 @@ def test_an_egress_policy_denies_private_ranges_unless_told():
     assert "except" not in open_one.spec["egress"][-1]["to"][0]["ipBlock"]
 
 
-def test_without_internet_only_what_is_named_can_be_reached():
+def test_without_internet_only_allowed_addresses_are_reachable():
     policy = EgressPolicy(allow_internet=False, allow_out=("8.8.8.8",))
     made = network_policy(policy, "team", system_namespace="s")
     assert made.spec["egress"][1:] == [{"to": [{"ipBlock": {"cidr": "8.8.8.8/32"}}]}]
 
 
-def test_a_host_name_is_refused_not_ignored():
+def test_a_host_name_is_rejected():
     policy = EgressPolicy(allow_internet=False, allow_out=("example.com",))
     with pytest.raises(UnsupportedError, match="addresses only"):
         network_policy(policy, "team", system_namespace="s")

@@ -1,4 +1,4 @@
-"""What a pod's status means for its sandbox."""
+"""The state of a sandbox as read from its pod's status."""
 
 from datetime import UTC, datetime
 
@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from paddock.resources.kinds.pods import Pod
-from paddock.runtime.kubernetes.pods import status as reading
+from paddock.runtime.kubernetes.pods import status as pod_status
 from paddock.runtime.port import InstanceState
 
 S = InstanceState
@@ -76,35 +76,35 @@ RUNNING = {"phase": "Running", "podIP": "10.0.0.1", **main(running={})}
         ),
     ],
 )
-def test_a_pod_shows_what_its_sandbox_does_and_why(status, state, reason):
-    found = reading.read(pod(status), "u").instance
+def test_the_state_and_reason_follow_from_the_status(status, state, reason):
+    found = pod_status.read(pod(status), "u").instance
     assert found.state is state
     assert (found.reason is None) if reason is None else reason in found.reason
 
 
-def test_a_pod_that_somebody_deletes_is_lost():
+def test_a_pod_that_is_being_deleted_has_failed():
     leaving = pod(RUNNING, deletionTimestamp=datetime(2026, 1, 1, tzinfo=UTC))
-    assert reading.read(leaving, "u").instance.state is S.FAILED
+    assert pod_status.read(leaving, "u").instance.state is S.FAILED
 
 
-def test_a_frozen_pod_says_so_and_keeps_its_address():
+def test_a_frozen_pod_keeps_its_address():
     frozen = pod(
         RUNNING, annotations={"paddock.dev/frozen": "true", "paddock.dev/incarnation": "3"}
     )
-    found = reading.read(frozen, "u").instance
+    found = pod_status.read(frozen, "u").instance
     assert (found.state, found.address.ip, found.incarnation) == (S.FROZEN, "10.0.0.1", 3)
 
 
-def test_only_an_owner_reference_makes_a_pod_ours():
-    assert reading.is_owned(pod({}), "u")
-    assert not reading.is_owned(pod({}), "another")
-    assert not reading.is_owned(pod({}, ownerReferences=[]), "u")
+def test_only_an_owner_reference_proves_ownership():
+    assert pod_status.is_owned(pod({}), "u")
+    assert not pod_status.is_owned(pod({}), "another")
+    assert not pod_status.is_owned(pod({}, ownerReferences=[]), "u")
 
 
-def test_a_daemon_that_ends_again_and_again_is_told_of():
+def test_a_crash_looping_envd_is_reported():
     waits = {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting failed container"}
     envd = {"name": "envd", "state": {"waiting": waits}}
-    assert reading.daemon_trouble(pod({**RUNNING, "initContainerStatuses": [envd]})) == (
+    assert pod_status.envd_wait_reason(pod({**RUNNING, "initContainerStatuses": [envd]})) == (
         "container envd waits: CrashLoopBackOff: back-off 40s restarting failed container"
     )
-    assert reading.daemon_trouble(pod(RUNNING)) == ""
+    assert pod_status.envd_wait_reason(pod(RUNNING)) == ""

@@ -1,19 +1,19 @@
-"""Waiting for a sandbox's pod, by several at once."""
+"""Several concurrent waiters for the pod of a sandbox."""
 
 import asyncio
 from types import SimpleNamespace
 
 from paddock.resources.meta import ObjectMeta, OwnerReference
 from paddock.runtime.kubernetes import names
-from paddock.runtime.kubernetes.pods.watch import Presence
+from paddock.runtime.kubernetes.pods.watch import PodWatch
 from paddock.runtime.port import InstanceState
 from tests.runtime.kubernetes.test_driver import FakeCluster
 
 
-async def test_a_waiter_that_gives_up_takes_nothing_from_the_others():
+async def test_a_cancelled_waiter_does_not_affect_the_others():
     cluster = FakeCluster()
-    presence = Presence(SimpleNamespace(subscribe=cluster.handlers.append))
-    first, second = (asyncio.create_task(presence.until_answering("u1")) for _ in range(2))
+    watch = PodWatch(SimpleNamespace(subscribe=cluster.handlers.append))
+    first, second = (asyncio.create_task(watch.wait_running("u1")) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.wait([first])

@@ -1,4 +1,4 @@
-"""Which sizes a running pod is given, and how a cluster is asked whether it can."""
+"""Resizing of running pods, and detection of whether the cluster supports it."""
 
 import json
 
@@ -10,7 +10,7 @@ from paddock.runtime.kubernetes.pods.resize import (
     GRANT_SECONDS,
     ResizedPod,
     Resizer,
-    missing,
+    pending_reason,
     resize_patch,
 )
 from paddock.runtime.port import Limits
@@ -26,7 +26,7 @@ def condition(kind, reason=""):
 
 
 class Server:
-    """An API server of some version."""
+    """An API server of a given version."""
 
     def __init__(self, minor="37", *, serves=True, refuses=False):
         self._minor = minor
@@ -34,7 +34,7 @@ class Server:
         self._refuses = refuses
         self.patches = {}
         self.statuses = [{"observedGeneration": 2}]
-        """What its node says of the pod, look by look; the last one for good."""
+        """Statuses of the pod, one per read; the last one repeats."""
 
     async def request(self, verb, path, *, resource="", body=None, content_type=""):
         if path == "/version":
@@ -54,7 +54,7 @@ class Server:
 
 async def resizer(server, *, has_pod_limits=True):
     made = Resizer(server, has_pod_limits=has_pod_limits)
-    await made.look()
+    await made.detect()
     return made
 
 
@@ -69,32 +69,32 @@ async def resizer(server, *, has_pod_limits=True):
         ("", False, True, False),
     ],
 )
-async def test_a_cluster_resizes_where_it_says_so(minor, serves, has_pod_limits, able):
+async def test_support_is_detected_from_version_and_discovery(minor, serves, has_pod_limits, able):
     made = await resizer(Server(minor, serves=serves), has_pod_limits=has_pod_limits)
-    assert made.is_able is able
-    assert made.can(BIG, SMALL) is able
+    assert made.is_supported is able
+    assert made.can_resize(BIG, SMALL) is able
 
 
 async def test_only_cpu_and_memory_that_have_a_limit_are_resized():
     made = await resizer(Server())
     for wanted in (SMALL, BIG, MORE, LESS):
-        assert made.can(BIG, wanted)
-        assert made.can(SMALL, wanted)
-    assert not made.can(BIG, Limits(cpu_millis=500, memory_bytes=1 << 30, disk_bytes=1))
-    assert not made.can(Limits(), SMALL), "what has no limit keeps none"
-    assert not made.can(BIG, Limits(cpu_millis=500)), "what has one keeps one"
+        assert made.can_resize(BIG, wanted)
+        assert made.can_resize(SMALL, wanted)
+    assert not made.can_resize(BIG, Limits(cpu_millis=500, memory_bytes=1 << 30, disk_bytes=1))
+    assert not made.can_resize(Limits(), SMALL), "a limit cannot be added"
+    assert not made.can_resize(BIG, Limits(cpu_millis=500)), "a limit cannot be removed"
 
 
-async def test_nodes_that_do_not_answer_are_asked_only_for_what_all_can_grant():
+async def test_without_observed_generation_only_less_cpu_is_possible():
     made = await resizer(Server("33"), has_pod_limits=False)
-    assert made.can(BIG, SMALL)
-    assert not made.can(SMALL, BIG)
-    assert not made.can(BIG, MORE)
-    assert not made.can(BIG, LESS)
+    assert made.can_resize(BIG, SMALL)
+    assert not made.can_resize(SMALL, BIG)
+    assert not made.can_resize(BIG, MORE)
+    assert not made.can_resize(BIG, LESS)
 
 
 @pytest.mark.looptime
-async def test_other_memory_is_there_when_the_node_says_so():
+async def test_a_memory_resize_waits_for_the_node():
     server = Server()
     server.statuses = [
         {"observedGeneration": 1},
@@ -104,12 +104,12 @@ async def test_other_memory_is_there_when_the_node_says_so():
     await (await resizer(server)).resize("team", "box", MORE, before=BIG)
     [patch] = server.patches.values()
     assert patch["spec"]["resources"]["limits"]["memory"] == str(MORE.memory_bytes)
-    assert len(server.statuses) == 1, "it was looked at until it was granted"
+    assert len(server.statuses) == 1, "it was read until it was granted"
 
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "message"),
     [
         (condition("PodResizePending", "Deferred"), "can not now grant that size: said so"),
         (condition("PodResizePending", "Infeasible"), "can never grant that size: said so"),
@@ -117,20 +117,20 @@ async def test_other_memory_is_there_when_the_node_says_so():
         (condition("PodResizeInProgress"), f"not resized within {GRANT_SECONDS:g} s: .*said so"),
     ],
 )
-async def test_a_node_that_does_not_grant_a_size_is_told_of(found, told):
+async def test_a_node_that_refuses_a_size_is_reported(found, message):
     server = Server()
     server.statuses = [{"observedGeneration": 2, "conditions": [found]}]
-    with pytest.raises(UnsupportedError, match=told):
+    with pytest.raises(UnsupportedError, match=message):
         await (await resizer(server)).resize("team", "box", MORE, before=BIG)
 
 
-def test_what_was_said_of_an_earlier_wish_does_not_count():
+def test_conditions_of_an_earlier_generation_are_ignored():
     old = condition("PodResizePending", "Infeasible") | {"observedGeneration": 1}
     pod = {"status": {"observedGeneration": 2, "conditions": [old]}}
-    assert missing(msgspec.convert(pod, ResizedPod), 2) is None
+    assert pending_reason(msgspec.convert(pod, ResizedPod), 2) is None
 
 
-async def test_a_pod_is_resized_as_a_whole_or_container_by_container():
+async def test_limits_of_the_pod_or_of_both_containers_are_patched():
     server = Server()
     await (await resizer(server)).resize("team", "box", SMALL, before=BIG)
     assert server.patches["/api/v1/namespaces/team/pods/box/resize"]["spec"]["resources"] == {
@@ -142,8 +142,8 @@ async def test_a_pod_is_resized_as_a_whole_or_container_by_container():
     assert [item["name"] for item in spec["initContainers"]] == ["envd"]
 
 
-async def test_a_refusal_says_what_to_do():
+async def test_a_rejection_has_a_hint():
     made = await resizer(Server(refuses=True))
-    with pytest.raises(UnsupportedError, match="refuses to resize pod team/box") as refused:
+    with pytest.raises(UnsupportedError, match="rejects the resize of pod team/box") as refused:
         await made.resize("team", "box", SMALL, before=BIG)
     assert "the template's own size" in (refused.value.hint or "")

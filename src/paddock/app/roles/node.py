@@ -13,7 +13,7 @@ from paddock.kit.errors import NotFoundError, PaddockError
 from paddock.resources.tokens import TokenSeed, node_token
 from paddock.runtime.kubernetes import names
 from paddock.runtime.kubernetes.freezer import freeze
-from paddock.runtime.kubernetes.node_agents import FreezeOrder
+from paddock.runtime.kubernetes.node_agents import FreezeRequest
 from paddock.settings import Settings
 
 
@@ -27,7 +27,7 @@ def create_app(token: str) -> web.Application:
         if not bearer.is_authorized(request.headers.get("Authorization", ""), token):
             return web.Response(status=401, text="only the controllers of Paddock may call this")
         try:
-            order = msgspec.json.decode(await request.read(), type=FreezeOrder)
+            order = msgspec.json.decode(await request.read(), type=FreezeRequest)
             await freeze(order.pod_uid, frozen=order.frozen)
         except (msgspec.DecodeError, RecursionError) as error:
             return web.Response(status=400, text=str(error))

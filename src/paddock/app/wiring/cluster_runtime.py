@@ -22,8 +22,8 @@ from paddock.resources.tokens import TokenSeed, control_token, node_token
 from paddock.runtime.blueprint import blueprint
 from paddock.runtime.kubernetes import names
 from paddock.runtime.kubernetes.driver import KubernetesRuntime
-from paddock.runtime.kubernetes.envd_client import Envds
-from paddock.runtime.kubernetes.node_agents import Nodes
+from paddock.runtime.kubernetes.envd_client import PodEnvdClient
+from paddock.runtime.kubernetes.node_agents import NodeAgents
 from paddock.runtime.kubernetes.pods.render import PodSettings
 from paddock.runtime.port import Blueprint
 from paddock.settings import Settings
@@ -63,14 +63,14 @@ class ClusterRuntime:
             provider.informer(SandboxTemplate), provider.informer(Checkpoint), provider.write
         )
         provider.informer(Sandbox).subscribe(self._observe)
-        self._envds = Envds(lambda uid: control_token(seed, uid))
-        self._nodes = Nodes(self._agents, lambda: node_token(seed))
+        self._envd_client = PodEnvdClient(lambda uid: control_token(seed, uid))
+        self._node_agents = NodeAgents(self._agents, lambda: node_token(seed))
         self.driver = KubernetesRuntime(
             cluster=store,
             pods=self._pods,
             claims=self._claims,
-            envds=self._envds,
-            nodes=self._nodes,
+            envd_client=self._envd_client,
+            node_agents=self._node_agents,
             settings=PodSettings(
                 agent_image=settings.agent_image,
                 system_namespace=settings.system_namespace,
@@ -89,8 +89,8 @@ class ClusterRuntime:
         """Run the informers beside the body, which starts when all are synced."""
         informers = (self._pods, self._claims, self._agents)
         async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(self._envds.close)
-            stack.push_async_callback(self._nodes.close)
+            stack.push_async_callback(self._envd_client.close)
+            stack.push_async_callback(self._node_agents.close)
             for informer in informers:
                 name = f"informer {informer.kind.KIND}"
                 await stack.enter_async_context(background(informer.run(), name=name))

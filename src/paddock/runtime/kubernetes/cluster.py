@@ -1,6 +1,6 @@
-"""What the driver needs of a cluster, handed in by `paddock.app`: a way to write, and pictures.
+"""The ports of the driver to a cluster: writes, raw API requests and caches.
 
-A Kubernetes store and its informers fit as they are; the driver knows neither.
+`paddock.app` passes in a Kubernetes store and its informers, which implement these protocols.
 """
 
 from collections.abc import Callable
@@ -14,43 +14,41 @@ from paddock.runtime.port import Blueprint
 R_co = TypeVar("R_co", bound=Resource, covariant=True)
 
 
-class Listed(Protocol[R_co]):
-    """What a list gives."""
+class ResourceList(Protocol[R_co]):
+    """The result of a list."""
 
     @property
-    def items(self) -> tuple[R_co, ...]:
-        """Give the objects."""
-        ...
+    def items(self) -> tuple[R_co, ...]: ...
 
 
 class Cluster(Protocol):
     """Writes to the API server."""
 
     async def get(self, kind: type[R], key: Key) -> R:
-        """Read one; `NotFoundError`."""
+        """Read an object. Raises `NotFoundError`."""
         ...
 
     async def list(
         self, kind: type[R], *, namespace: str | None = None, labels: LabelSelector | None = None
-    ) -> Listed[R]:
-        """Read all that have these labels; without a namespace, in every one."""
+    ) -> ResourceList[R]:
+        """List objects by label, in one namespace or in all."""
         ...
 
     async def create(self, obj: R) -> R:
-        """Make one; `AlreadyExistsError`."""
+        """Create an object. Raises `AlreadyExistsError`."""
         ...
 
     async def update(self, obj: R) -> R:
-        """Change one; `ConflictError`."""
+        """Update an object. Raises `ConflictError`."""
         ...
 
     async def delete(self, kind: type[R], key: Key, *, uid: str | None = None) -> Resource:
-        """Begin the deletion of one; `NotFoundError`, `ConflictError`."""
+        """Start the deletion of an object. Raises `NotFoundError` or `ConflictError`."""
         ...
 
 
-class Asking(Protocol):
-    """A way to ask the API server what a store has no words for."""
+class ApiClient(Protocol):
+    """Raw requests to the API server, for what a store does not offer."""
 
     async def request(
         self,
@@ -61,45 +59,39 @@ class Asking(Protocol):
         body: bytes | None = None,
         content_type: str = "application/json",
     ) -> bytes:
-        """Ask; a refusal is one of `kit.errors`."""
+        """Send a request. An error response is raised as one of `kit.errors`."""
         ...
 
 
-class Pods(Protocol):
-    """A picture of our pods, kept fresh by somebody else."""
+class PodCache(Protocol):
+    """A cache of Paddock's pods, kept up to date by an informer."""
 
-    def get(self, key: Key) -> Pod | None:
-        """Find one."""
-        ...
+    def get(self, key: Key) -> Pod | None: ...
 
-    def all(self) -> tuple[Pod, ...]:
-        """Give all."""
-        ...
+    def all(self) -> tuple[Pod, ...]: ...
 
     def subscribe(self, handler: Callable[[Pod | None, Pod | None], None]) -> Callable[[], None]:
-        """Hear of every change, as `(old, new)`, what is there already first."""
+        """Call the handler with `(old, new)` on every change, existing pods first."""
         ...
 
     def observe(self, obj: Pod) -> None:
-        """Take in the answer to a write."""
+        """Store the response to a write."""
         ...
 
 
-class Claims(Protocol):
-    """A picture of our volume claims."""
+class VolumeClaimCache(Protocol):
+    """A cache of Paddock's volume claims."""
 
-    def all(self) -> tuple[VolumeClaim, ...]:
-        """Give all."""
-        ...
+    def all(self) -> tuple[VolumeClaim, ...]: ...
 
     def by_index(self, name: str, value: str) -> tuple[VolumeClaim, ...]:
-        """Find those of a sandbox, by the index `uid`."""
+        """Return the claims of a sandbox, by the index `uid`."""
         ...
 
     def observe(self, obj: VolumeClaim) -> None:
-        """Take in the answer to a write."""
+        """Store the response to a write."""
         ...
 
 
-BlueprintOf = Callable[[str], Blueprint | None]
-"""Says anew what a sandbox is made of; `None` for one that is no more."""
+BlueprintLookup = Callable[[str], Blueprint | None]
+"""Returns the current blueprint of a sandbox, or `None` if the sandbox is gone."""

@@ -1,7 +1,7 @@
-"""The `kubernetes` driver: performs sandbox operations as writes to a cluster and orders to envd.
+"""The `kubernetes` driver: sandbox operations as writes to a cluster and requests to envd.
 
-It keeps nothing of its own: what is, is read from pods (`presence`) and volume claims; what should
-be, from the blueprint (`making`). So any process that leads can go on where another stopped.
+The driver is stateless. The current state is read from pods (`pods.watch`) and volume claims, the
+desired state from the blueprint. So a new leader continues where the previous one stopped.
 """
 
 import contextlib
@@ -20,15 +20,21 @@ from paddock.kit.errors import (
 from paddock.resources.kinds.pods import Pod, VolumeClaim
 from paddock.resources.meta import Resource, with_meta
 from paddock.runtime.kubernetes import names
-from paddock.runtime.kubernetes.cluster import Asking, BlueprintOf, Claims, Cluster, Pods
-from paddock.runtime.kubernetes.envd_client import Envds, read_usage
-from paddock.runtime.kubernetes.network.policies import Policies
-from paddock.runtime.kubernetes.node_agents import Nodes
+from paddock.runtime.kubernetes.cluster import (
+    ApiClient,
+    BlueprintLookup,
+    Cluster,
+    PodCache,
+    VolumeClaimCache,
+)
+from paddock.runtime.kubernetes.envd_client import PodEnvdClient, read_usage
+from paddock.runtime.kubernetes.network.policies import NetworkPolicies
+from paddock.runtime.kubernetes.node_agents import NodeAgents
 from paddock.runtime.kubernetes.pods import status
-from paddock.runtime.kubernetes.pods.factory import Making
-from paddock.runtime.kubernetes.pods.image_update import ImageUpdates
+from paddock.runtime.kubernetes.pods.factory import PodFactory
+from paddock.runtime.kubernetes.pods.image_update import ImageUpdater
 from paddock.runtime.kubernetes.pods.render import PodSettings
-from paddock.runtime.kubernetes.pods.watch import CREATE_SECONDS, Presence, instance_of
+from paddock.runtime.kubernetes.pods.watch import CREATE_SECONDS, PodWatch, instance_of
 from paddock.runtime.port import (
     AgentConfig,
     Blueprint,
@@ -43,9 +49,11 @@ from paddock.runtime.port import (
     Usage,
 )
 
-_NO_MEMORY = "pods cannot store their memory"
-_NO_UPDATE = "pods are not written to directly here"
-_NO_SNAPSHOT = "pods cannot store their files; pause with Stop and a volume claim keeps them"
+_NO_MEMORY = "the memory of a pod cannot be stored"
+_NO_UPDATE = "this process has no access to the API server"
+_NO_SNAPSHOT = (
+    "the files of a pod cannot be stored; a pause with Stop and a volume claim keeps them"
+)
 
 
 class KubernetesRuntime:
@@ -55,27 +63,27 @@ class KubernetesRuntime:
         self,
         *,
         cluster: Cluster,
-        pods: Pods,
-        claims: Claims,
-        envds: Envds,
-        nodes: Nodes,
+        pods: PodCache,
+        claims: VolumeClaimCache,
+        envd_client: PodEnvdClient,
+        node_agents: NodeAgents,
         settings: PodSettings,
         control_token: Callable[[str], str],
-        blueprint_of: BlueprintOf,
+        blueprint_of: BlueprintLookup,
         clock: Clock,
-        server: Asking | None = None,
+        server: ApiClient | None = None,
     ) -> None:
-        self._images = ImageUpdates(server) if server is not None else None
+        self._images = ImageUpdater(server) if server is not None else None
         self._cluster = cluster
-        self._picture = pods
+        self._pod_cache = pods
         self._claims = claims
-        self._envds = envds
-        self._nodes = nodes
+        self._envd_client = envd_client
+        self._node_agents = node_agents
         self._blueprint_of = blueprint_of
         self._clock = clock
-        self._presence = Presence(pods)
-        self._making = Making(cluster, pods, settings, control_token)
-        self.policies = Policies(
+        self._watch = PodWatch(pods)
+        self._factory = PodFactory(cluster, pods, settings, control_token)
+        self.policies = NetworkPolicies(
             cluster,
             pods,
             system_namespace=settings.system_namespace,
@@ -88,12 +96,12 @@ class KubernetesRuntime:
         return "kubernetes"
 
     async def capabilities(self) -> Capabilities:
-        can_freeze = self._nodes.are_installed
+        can_freeze = self._node_agents.are_installed
         reasons = {
             "can_checkpoint": _NO_MEMORY,
             "can_snapshot_files": _NO_SNAPSHOT,
-            "can_stop": "only sandboxes of templates with volumeClaimTemplates keep files",
-            "can_limit_pids": "the kubelet's own limit holds (podPidsLimit)",
+            "can_stop": "only sandboxes whose template has volumeClaimTemplates keep their files",
+            "can_limit_pids": "the kubelet's limit applies (podPidsLimit)",
             "can_filter_egress": "by address; the cluster's network must enforce NetworkPolicies",
         }
         if not can_freeze:
@@ -111,78 +119,80 @@ class KubernetesRuntime:
             reasons=reasons,
         )
 
-    # ---- making --------------------------------------------------------------------------
+    # ---- create --------------------------------------------------------------------------
 
     async def create(self, blueprint: Blueprint) -> Instance:
         if blueprint.checkpoint_id is not None:
             raise UnsupportedError(
-                f"sandbox {blueprint.name} starts from a checkpoint: {_NO_MEMORY}"
+                f"sandbox {blueprint.name} cannot start from a checkpoint: {_NO_MEMORY}"
             )
-        pod = self._presence.get(blueprint.uid)
+        pod = self._watch.get(blueprint.uid)
         if pod is None or pod.is_deleting:
             await self.policies.ensure(blueprint.egress, blueprint.namespace)
-            await self._making.claims(blueprint)
-            pod = await self._making.pod(blueprint, incarnation=1)
-        return await self._presence.until_answering(blueprint.uid)
+            await self._factory.create_claims(blueprint)
+            pod = await self._factory.create_pod(blueprint, incarnation=1)
+        return await self._watch.wait_running(blueprint.uid)
 
     async def start(self, uid: str) -> Instance:
-        """Wait for the ready command; the sidecar runs both commands by itself."""
-        pod = self._presence.pod(uid)
+        """Wait for the ready command. The sidecar runs the start and ready commands itself."""
+        pod = self._watch.require(uid)
         wanted = self._blueprint_of(uid)
         allowed = wanted.ready_timeout_seconds if wanted is not None else CREATE_SECONDS
-        # A long ready command must not hold a worker; the pod's age is what counts.
+        # A long ready command must not block a worker; the pod's age decides about the timeout.
         seconds = min(allowed, CREATE_SECONDS)
-        _, former = status.replaced(pod)
-        problem = await self._envds.wait_ready(
+        _, former = status.replaced_container(pod)
+        problem = await self._envd_client.wait_ready(
             uid, pod.status.pod_ip, seconds=seconds, former=former
         )
         if problem is not None:
-            if trouble := status.daemon_trouble(self._presence.get(uid) or pod):
+            if trouble := status.envd_wait_reason(self._watch.get(uid) or pod):
                 problem = f"{problem}; {trouble}"
-            began = status.began(pod) or self._clock.now()
-            if (self._clock.now() - began).total_seconds() >= allowed + CREATE_SECONDS:
-                raise DeadlineExceededError(f"{problem}; it had {allowed:g} s to get ready")
+            started_at = status.started_at(pod) or self._clock.now()
+            if (self._clock.now() - started_at).total_seconds() >= allowed + CREATE_SECONDS:
+                raise DeadlineExceededError(f"{problem}; it was not ready within {allowed:g} s")
             raise UnavailableError(problem, retry_after_seconds=1.0)
         if wanted is not None:
-            await self._envds.configure(uid, pod.status.pod_ip, wanted.agent)
-        return instance_of(uid, self._presence.pod(uid))
+            await self._envd_client.configure(uid, pod.status.pod_ip, wanted.agent)
+        return instance_of(uid, self._watch.require(uid))
 
     async def configure(self, uid: str, agent: AgentConfig) -> None:
-        await self._envds.configure(uid, self._presence.pod(uid).status.pod_ip, agent)
+        await self._envd_client.configure(uid, self._watch.require(uid).status.pod_ip, agent)
 
     async def update_image(self, uid: str, image: str) -> Instance:
         if self._images is None:
-            raise UnsupportedError(f"sandbox {uid} keeps its image: {_NO_UPDATE}")
-        pod = self._presence.pod(uid)
+            raise UnsupportedError(f"the image of sandbox {uid} cannot be updated: {_NO_UPDATE}")
+        pod = self._watch.require(uid)
         if status.image(pod) != image:
             if instance_of(uid, pod).state is not InstanceState.RUNNING:
-                raise ConflictError(f"sandbox {uid} does not run: its image stays for now")
-            main = await self._envds.main_of(pod.status.pod_ip)
+                raise ConflictError(
+                    f"sandbox {uid} is not running: its image cannot be updated now"
+                )
+            main = await self._envd_client.main_container_id(pod.status.pod_ip)
             pod = await self._images.begin(pod, image, main=main)
-            self._picture.observe(pod)
+            self._pod_cache.observe(pod)
         try:
-            await self._presence.until_answering(uid)
+            await self._watch.wait_running(uid)
         except InvalidError as error:
-            why = await self._images.why_not(pod)
+            why = await self._images.last_warning(pod)
             raise InvalidError(f"{error.message}: {why}" if why else error.message) from error
         return await self.start(uid)
 
-    # ---- pausing -------------------------------------------------------------------------
+    # ---- pause ---------------------------------------------------------------------------
 
     async def freeze(self, uid: str) -> Instance:
-        pod = self._presence.pod(uid)
-        await self._nodes.freeze(pod, frozen=True)
+        pod = self._watch.require(uid)
+        await self._node_agents.freeze(pod, frozen=True)
         return instance_of(uid, await self._mark_frozen(pod, frozen=True))
 
     async def thaw(self, uid: str) -> Instance:
-        pod = self._presence.pod(uid)
-        await self._nodes.freeze(pod, frozen=False)
+        pod = self._watch.require(uid)
+        await self._node_agents.freeze(pod, frozen=False)
         return instance_of(uid, await self._mark_frozen(pod, frozen=False))
 
     async def _mark_frozen(self, pod: Pod, *, frozen: bool) -> Pod:
         if (names.ANNOTATION_FROZEN in pod.metadata.annotations) is frozen:
             return pod
-        # A kubelet writes status at any time, so what the picture shows may be old.
+        # A kubelet writes status at any time, so the cached pod may be outdated.
         current = await self._current(pod)
         marks = {
             name: text
@@ -201,44 +211,46 @@ class KubernetesRuntime:
 
     async def _write(self, pod: Pod) -> Pod:
         written = await self._cluster.update(pod)
-        self._picture.observe(written)
+        self._pod_cache.observe(written)
         return written
 
     async def stop(self, uid: str) -> Instance:
         claims = self._claims.by_index("uid", uid)
         if not claims:
             raise UnsupportedError(
-                f"sandbox {uid} has no volume: stopping it would lose its files",
-                hint="give its template volumeClaimTemplates, or pause with Freeze",
+                f"sandbox {uid} has no volume claim: its files would be lost if it were stopped",
+                hint="add volumeClaimTemplates to its template, or pause with Freeze",
             )
-        pod = self._presence.get(uid)
-        life = status.incarnation(pod) if pod is not None else _stopped_life(claims) or 1
-        # The mark goes first: from here on a missing pod is a pause and not a loss.
+        pod = self._watch.get(uid)
+        incarnation = (
+            status.incarnation(pod) if pod is not None else _stopped_incarnation(claims) or 1
+        )
+        # The annotation is written first: from here on a missing pod means paused, not lost.
         for claim in claims:
-            if claim.metadata.annotations.get(names.ANNOTATION_STOPPED) != str(life):
+            if claim.metadata.annotations.get(names.ANNOTATION_STOPPED) != str(incarnation):
                 current = await self._cluster.get(VolumeClaim, claim.key)
-                marks = {**current.metadata.annotations, names.ANNOTATION_STOPPED: str(life)}
+                marks = {**current.metadata.annotations, names.ANNOTATION_STOPPED: str(incarnation)}
                 self._claims.observe(
                     await self._cluster.update(with_meta(current, annotations=marks))
                 )
         if pod is not None:
             await self._delete(pod)
-        return Instance(uid=uid, state=InstanceState.STOPPED, incarnation=life)
+        return Instance(uid=uid, state=InstanceState.STOPPED, incarnation=incarnation)
 
     async def restore(self, uid: str) -> Instance:
-        pod = self._presence.get(uid)
+        pod = self._watch.get(uid)
         if pod is not None and not pod.is_deleting:
             instance = instance_of(uid, pod)
             if instance.state is InstanceState.FROZEN:
                 raise ConflictError(f"sandbox {uid} is frozen: thaw it instead of restoring it")
         else:
-            life = _stopped_life(self._claims.by_index("uid", uid))
+            incarnation = _stopped_incarnation(self._claims.by_index("uid", uid))
             blueprint = self._blueprint_of(uid)
-            if life is None or blueprint is None:
-                raise NotFoundError(f"no stopped sandbox {uid} is known")
+            if incarnation is None or blueprint is None:
+                raise NotFoundError(f"there is no stopped sandbox {uid}")
             await self.policies.ensure(blueprint.egress, blueprint.namespace)
-            await self._making.pod(blueprint, incarnation=life + 1)
-        await self._presence.until_answering(uid)
+            await self._factory.create_pod(blueprint, incarnation=incarnation + 1)
+        await self._watch.wait_running(uid)
         return await self.start(uid)
 
     async def hibernate(self, uid: str) -> Instance:
@@ -253,21 +265,21 @@ class KubernetesRuntime:
         raise UnsupportedError(_NO_MEMORY)
 
     async def delete_checkpoint(self, checkpoint_id: str) -> None:
-        """There are none."""
+        """Do nothing: pods have no checkpoints."""
 
     async def checkpoints(self) -> tuple[StoredCheckpoint, ...]:
         return ()
 
-    # ---- ending --------------------------------------------------------------------------
+    # ---- destroy -------------------------------------------------------------------------
 
     async def destroy(self, uid: str) -> None:
-        if (pod := self._presence.get(uid)) is not None:
+        if (pod := self._watch.get(uid)) is not None:
             if not pod.is_deleting:
                 await self._delete(pod)
             if names.ANNOTATION_FROZEN in pod.metadata.annotations:
-                # Where cgroups are of the first version not even a kill reaches the frozen.
+                # With cgroup v1 not even SIGKILL ends a frozen process.
                 with contextlib.suppress(NotFoundError, UnsupportedError):
-                    await self._nodes.freeze(pod, frozen=False)
+                    await self._node_agents.freeze(pod, frozen=False)
         for claim in self._claims.by_index("uid", uid):
             if status.is_owned(claim, uid) and not claim.is_deleting:
                 await self._delete(claim)
@@ -276,33 +288,33 @@ class KubernetesRuntime:
         try:
             gone = await self._cluster.delete(type(obj), obj.key, uid=obj.metadata.uid)
         except (NotFoundError, ConflictError):
-            # Gone already, or another of that name, which is not ours to delete.
+            # Already gone, or replaced by another object of that name.
             return
         if isinstance(gone, Pod):
-            self._picture.observe(gone)
+            self._pod_cache.observe(gone)
 
-    # ---- looking -------------------------------------------------------------------------
+    # ---- read ----------------------------------------------------------------------------
 
     async def inspect(self, uid: str) -> Instance | None:
-        pod = self._presence.get(uid)
+        pod = self._watch.get(uid)
         if pod is not None and not pod.is_deleting:
             return instance_of(uid, pod)
-        life = _stopped_life(self._claims.by_index("uid", uid))
-        if life is not None:
-            return Instance(uid=uid, state=InstanceState.STOPPED, incarnation=life)
+        incarnation = _stopped_incarnation(self._claims.by_index("uid", uid))
+        if incarnation is not None:
+            return Instance(uid=uid, state=InstanceState.STOPPED, incarnation=incarnation)
         return None if pod is None else instance_of(uid, pod)
 
     async def instances(self) -> tuple[Instance, ...]:
-        found = {uid: instance_of(uid, pod) for uid, pod in self._presence.all().items()}
+        found = {uid: instance_of(uid, pod) for uid, pod in self._watch.all().items()}
         for claim in self._claims.all():
             uid = claim.metadata.labels.get(names.LABEL_UID, "")
-            life = _stopped_life((claim,))
-            if uid and life is not None and uid not in found and status.is_owned(claim, uid):
-                found[uid] = Instance(uid=uid, state=InstanceState.STOPPED, incarnation=life)
+            incarnation = _stopped_incarnation((claim,))
+            if uid and incarnation is not None and uid not in found and status.is_owned(claim, uid):
+                found[uid] = Instance(uid=uid, state=InstanceState.STOPPED, incarnation=incarnation)
         return tuple(found.values())
 
     async def set_egress(self, uid: str, policy: EgressPolicy) -> None:
-        pod = self._presence.pod(uid)
+        pod = self._watch.require(uid)
         await self.policies.ensure(policy, pod.metadata.namespace)
         wanted = self.policies.name(policy)
         if pod.metadata.labels.get(names.LABEL_EGRESS) != wanted:
@@ -311,23 +323,23 @@ class KubernetesRuntime:
             await self._write(with_meta(current, labels=labels))
 
     async def usage(self, uid: str) -> Usage:
-        pod = self._presence.pod(uid)
-        found = await self._envds.metrics(uid, pod.status.pod_ip)
+        pod = self._watch.require(uid)
+        found = await self._envd_client.metrics(uid, pod.status.pod_ip)
         return read_usage(found, self._clock.now())
 
     async def logs(
         self, uid: str, *, since: datetime | None = None, limit: int = 1000
     ) -> tuple[LogLine, ...]:
-        pod = self._presence.pod(uid)
+        pod = self._watch.require(uid)
         if names.ANNOTATION_FROZEN in pod.metadata.annotations:
-            raise ConflictError(f"sandbox {uid} is frozen, and its daemon with it: thaw it first")
-        return await self._envds.logs(uid, pod.status.pod_ip, since=since, limit=limit)
+            raise ConflictError(f"sandbox {uid} is frozen, including its envd: thaw it first")
+        return await self._envd_client.logs(uid, pod.status.pod_ip, since=since, limit=limit)
 
     def watch(self) -> AsyncIterator[RuntimeEvent]:
-        return self._presence.watch()
+        return self._watch.watch()
 
 
-def _stopped_life(claims: tuple[VolumeClaim, ...]) -> int | None:
+def _stopped_incarnation(claims: tuple[VolumeClaim, ...]) -> int | None:
     marks = [claim.metadata.annotations.get(names.ANNOTATION_STOPPED, "") for claim in claims]
     lives = [int(mark) for mark in marks if mark.isdigit()]
     return max(lives) if lives and len(lives) == len(claims) else None

@@ -1,7 +1,7 @@
-"""Orders to the daemons in pods: settings, readiness, usage, logs.
+"""Client of the envds in pods: configuration, readiness, usage, logs.
 
-Each order carries a token that follows from the seed; pods carry only its hash. Nothing is sent
-twice blindly: orders are idempotent, and a daemon that does not answer is `UnavailableError`.
+Each request carries a token derived from the seed; pods have only its hash. Requests are
+idempotent; an envd that does not answer raises `UnavailableError`.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from paddock.runtime.kubernetes import names
 from paddock.runtime.port import AgentConfig, LogLine, Usage
 
 _SECONDS = 5.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_FIRST_DELAY, _MAX_DELAY = 0.02, 0.5
 
 
-class Envds:
-    """Speaks to the sidecars of all pods."""
+class PodEnvdClient:
+    """Calls the sidecars of all pods."""
 
     def __init__(
         self, control_token: Callable[[str], str], *, control_port: int = names.CONTROL_PORT
@@ -35,7 +35,7 @@ class Envds:
         self._opened: aiohttp.ClientSession | None = None
 
     async def configure(self, uid: str, ip: str, agent: AgentConfig) -> None:
-        """Give a sandbox's envd its token and environment."""
+        """Send the token and environment to a sandbox's envd."""
         own = {"E2B_SANDBOX_ID": agent.sandbox_id, "E2B_TEMPLATE_ID": agent.template_id}
         settings = EnvdSettings(
             access_token=agent.access_token,
@@ -46,19 +46,19 @@ class Envds:
         body = envd_api.init_body(settings)
         await self._call("POST", uid, ip, envd_api.INIT_PATH, body)
 
-    async def main_of(self, ip: str) -> str:
-        """Ask a sandbox's envd which life of the main container it is in."""
+    async def main_container_id(self, ip: str) -> str:
+        """Return the id of the main container that a sandbox's envd has entered."""
         return await self._ready(ip, "")
 
     async def wait_ready(
         self, uid: str, ip: str, *, seconds: float, former: str = ""
     ) -> str | None:
-        """Wait until a sandbox says that it is ready; else give what it is busy with.
+        """Wait until a sandbox is ready; on timeout return what it is waiting for.
 
-        What is said from within the `former` main container does not count.
+        Responses from within the `former` main container are ignored.
         """
-        pause = _FIRST_PAUSE
-        said = "its daemon does not answer yet"
+        pause = _FIRST_DELAY
+        said = "its envd does not answer yet"
         try:
             async with asyncio.timeout(seconds):
                 while True:
@@ -69,26 +69,26 @@ class Envds:
                     else:
                         return None
                     await asyncio.sleep(pause)
-                    pause = min(pause * 1.5, _LONGEST_PAUSE)
+                    pause = min(pause * 1.5, _MAX_DELAY)
         except TimeoutError:
             return f"sandbox {uid}: {said}"
 
     async def _ready(self, ip: str, former: str) -> str:
         status, body, main = await self._exchange("GET", ip, "/ready", None, None)
         if former and main == former:
-            raise UnavailableError("its daemon is still in the container that is replaced")
+            raise UnavailableError("its envd is still in the container that is being replaced")
         if status != 204:
-            raise UnavailableError(body.decode(errors="replace")[:200] or f"it says {status}")
+            raise UnavailableError(body.decode(errors="replace")[:200] or f"envd returned {status}")
         return main
 
     async def metrics(self, uid: str, ip: str) -> Mapping[str, Any]:
-        """Read what a sandbox uses."""
+        """Return the usage of a sandbox as reported by envd."""
         return msgspec.json.decode(await self._call("GET", uid, ip, "/metrics", None))
 
     async def logs(
         self, uid: str, ip: str, *, since: datetime | None, limit: int
     ) -> tuple[LogLine, ...]:
-        """Read what a sandbox's start command said, oldest first."""
+        """Return the log of a sandbox's start command, oldest first."""
         asked = {"limit": str(limit)} | ({"since": since.isoformat()} if since else {})
         path = f"/logs?{urlencode(asked)}"
         return msgspec.json.decode(
@@ -104,7 +104,7 @@ class Envds:
     async def _exchange(
         self, method: str, ip: str, path: str, body: bytes | None, token: str | None
     ) -> tuple[int, bytes, str]:
-        """Give status, body, and the main container that whoever answered is in."""
+        """Return status, body, and the id of the main container that envd has entered."""
         host = f"[{ip}]" if ":" in ip else ip
         headers = {} if token is None else bearer.header(token)
         try:
@@ -115,26 +115,25 @@ class Envds:
                 return response.status, await response.read(), main
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise UnavailableError(
-                f"its daemon at {host} does not answer: {error!r}", retry_after_seconds=1.0
+                f"its envd at {host} does not answer: {error!r}", retry_after_seconds=1.0
             ) from error
 
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:
             self._opened = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=_SECONDS),
-                # Pods come and go; a connection kept to one that is gone would only mislead.
+                # Pods are short-lived: do not keep connections to deleted ones.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
             )
         return self._opened
 
     async def close(self) -> None:
-        """Hang up."""
         if self._opened is not None:
             await self._opened.close()
 
 
 def read_usage(found: Any, now: datetime) -> Usage:
-    """Read what envd says of its sandbox."""
+    """Convert envd's metrics to a `Usage`."""
     return Usage(
         at=now,
         cpu_count=found["cpu_count"],

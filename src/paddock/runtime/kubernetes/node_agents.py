@@ -1,6 +1,6 @@
-"""The node agents of a cluster, where they are installed: whoever freezes a pod's processes.
+"""Client of the node agents, which freeze the processes of pods.
 
-They are pods themselves, one per node, found by label; the driver asks the one on a sandbox's node.
+A node agent is a pod of the optional node DaemonSet. The agent on the sandbox's node is called.
 """
 
 from collections.abc import Callable
@@ -13,29 +13,29 @@ from paddock.kit import bearer
 from paddock.kit.errors import NotFoundError, UnavailableError, UnsupportedError
 from paddock.resources.kinds.pods import Pod
 from paddock.runtime.kubernetes import names
-from paddock.runtime.kubernetes.cluster import Pods
+from paddock.runtime.kubernetes.cluster import PodCache
 
 _SECONDS = 10.0
 
 
-class FreezeOrder(Struct, frozen=True):
-    """`POST /freeze`: stop, or let go on, every process of a pod, its envd included."""
+class FreezeRequest(Struct, frozen=True):
+    """Body of `POST /freeze`: freeze or thaw every process of a pod, including envd."""
 
     pod_uid: str
     frozen: bool
 
 
-class Nodes:
-    """Finds and asks node agents."""
+class NodeAgents:
+    """Finds and calls node agents."""
 
-    def __init__(self, pods: Pods | None, token: Callable[[], str]) -> None:
+    def __init__(self, pods: PodCache | None, token: Callable[[], str]) -> None:
         self._pods = pods
         self._token = token
         self._opened: aiohttp.ClientSession | None = None
 
     @property
     def are_installed(self) -> bool:
-        """Say whether there is any node agent."""
+        """Whether there is any node agent."""
         return bool(self._agents())
 
     def _agents(self) -> dict[str, str]:
@@ -48,7 +48,7 @@ class Nodes:
         }
 
     async def freeze(self, pod: Pod, *, frozen: bool) -> None:
-        """Stop a pod's processes where they are, or let them go on."""
+        """Freeze or thaw the processes of a pod."""
         agents = self._agents()
         if not agents:
             raise UnsupportedError(
@@ -60,7 +60,7 @@ class Nodes:
             raise UnavailableError(
                 f"node {pod.spec.node_name} has no agent right now", retry_after_seconds=2.0
             )
-        order = FreezeOrder(pod.metadata.uid, frozen)
+        order = FreezeRequest(pod.metadata.uid, frozen)
         host = f"[{ip}]" if ":" in ip else ip
         try:
             async with self._session().post(
@@ -78,7 +78,9 @@ class Nodes:
         if status == 404:
             raise NotFoundError(f"node {pod.spec.node_name} does not run that pod: {text}")
         if status != 204:
-            raise UnavailableError(f"the agent of node {pod.spec.node_name} says {status}: {text}")
+            raise UnavailableError(
+                f"the agent of node {pod.spec.node_name} returned {status}: {text}"
+            )
 
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:
@@ -86,6 +88,5 @@ class Nodes:
         return self._opened
 
     async def close(self) -> None:
-        """Hang up."""
         if self._opened is not None:
             await self._opened.close()

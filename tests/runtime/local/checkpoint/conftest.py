@@ -7,7 +7,7 @@ import pytest
 
 from paddock.runtime.local.checkpoint import find_criu
 from paddock.runtime.local.images import base_directory
-from paddock.runtime.local.storage import can_make_pool
+from paddock.runtime.local.storage import pool_unavailable_reason
 from tests.runtime.local.checkpoint.lab import Lab
 
 
@@ -16,15 +16,15 @@ def machine_can() -> None:
     program, reason = find_criu()
     if program is None:
         pytest.skip(f"no CRIU works on this machine ({reason}); run scripts/build-criu")
-    if reason := can_make_pool():
-        pytest.skip(f"this machine cannot make a btrfs image: {reason}")
+    if reason := pool_unavailable_reason():
+        pytest.skip(f"this machine cannot create a btrfs image: {reason}")
     if not base_directory().is_dir():
         pytest.skip("the base image is not built; run `paddock image build-base`")
 
 
 @pytest.fixture(scope="session")
 def init_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Init is compiled once for all tests."""
+    """The layer with init, compiled once for all tests."""
     return tmp_path_factory.mktemp("init")
 
 

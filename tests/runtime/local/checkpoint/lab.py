@@ -1,4 +1,4 @@
-"""Sandboxes made by the real launcher and init, without a node around them."""
+"""Sandboxes created by the real launcher and init, without a node."""
 
 import asyncio
 import os
@@ -14,9 +14,9 @@ from paddock.envd.process.init_protocol import ProcessRecord, SpawnFlags, SpawnR
 from paddock.runtime.local.checkpoint import (
     Checkpointer,
     Dump,
-    Ground,
     Restore,
     Restored,
+    RestoreMounts,
     find_criu,
 )
 from paddock.runtime.local.images import base_directory
@@ -46,7 +46,7 @@ class Guest:
     exits: list[ProcessRecord] = field(default_factory=list)
     runs: int = 0
     streams: list[int] = field(default_factory=list)
-    """Of commands that tests started and do not read."""
+    """Streams of commands that tests do not read."""
 
     def is_alive(self) -> bool:
         try:
@@ -74,7 +74,7 @@ class Guest:
         return record
 
     async def run(self, *argv: str) -> str:
-        """Run a command to its end and give its output."""
+        """Run a command; return its output."""
         self.runs += 1
         number = 1000 + self.runs
         record = await self.spawn(*argv, flags=SpawnFlags.MERGE_STDERR, number=number)
@@ -84,7 +84,7 @@ class Guest:
         return output
 
     async def write(self, path: str, text: str) -> None:
-        """Write as the sandbox's root: host root has no id in there."""
+        """Write a file as the sandbox's root: host root is not mapped inside."""
         await self.run("sh", "-c", 'printf %s "$2" > "$1"', "sh", path, text)
 
     def detach(self) -> None:
@@ -97,7 +97,7 @@ class Guest:
 
 
 class Lab:
-    """Everything needed to make, store and restore sandboxes."""
+    """Creates, dumps and restores sandboxes."""
 
     def __init__(self, directory: Path, init_layers: Path, *, backend: str = "btrfs") -> None:
         self.directory = directory
@@ -131,7 +131,7 @@ class Lab:
     async def start(
         self, uid: str, *, binds: dict[str, str] | None = None, locked: bool = False
     ) -> Guest:
-        """Make a sandbox with an empty box."""
+        """Create a sandbox with an empty box."""
         slot = self.slot()
         self.groups.create(f"s{slot}")
         box = self.storage.create(uid)
@@ -161,7 +161,7 @@ class Lab:
         images: Path,
         *,
         leave_running: bool,
-        at_rest: Callable[[], None] | None = None,
+        while_frozen: Callable[[], None] | None = None,
         durable: bool = False,
     ) -> None:
         guest.detach()
@@ -170,7 +170,7 @@ class Lab:
             images=images,
             leave_running=leave_running,
             group=self.groups.unified(f"s{guest.slot}"),
-            at_rest=at_rest,
+            while_frozen=while_frozen,
             durable=durable,
         )
         await asyncio.to_thread(self.checkpointer.dump, request)
@@ -183,9 +183,9 @@ class Lab:
         slot: int | None = None,
         binds: dict[str, str] | None = None,
         keep_connections: bool = False,
-        wire: Callable[[int], None] | None = None,
+        connect_network: Callable[[int], None] | None = None,
     ) -> Guest:
-        """Bring a sandbox back on the files of the box `uid`."""
+        """Restore a sandbox with the files of the box `uid`."""
         slot = slot or self.slot()
         self.groups.create(f"s{slot}")
         box = self.storage.find(uid)
@@ -194,18 +194,18 @@ class Lab:
         wanted = self.root_of(slot, box.path, binds)
         loop = asyncio.get_running_loop()
 
-        def ground() -> Ground:
+        def mount_root() -> RestoreMounts:
             mounting = self.launcher.mount_root(userns, wanted)
             root, *mounts = asyncio.run_coroutine_threadsafe(mounting, loop).result(30)
-            return Ground(root=root, binds=dict(zip(binds or {}, mounts, strict=True)))
+            return RestoreMounts(root=root, binds=dict(zip(binds or {}, mounts, strict=True)))
 
         request = Restore(
             images=images,
             id_base=self.base(slot),
-            ground=ground,
+            mount_root=mount_root,
             groups=(self.groups.unified(f"s{slot}"), *self.groups.joins(f"s{slot}")),
             keep_connections=keep_connections,
-            wire=wire,
+            connect_network=connect_network,
         )
         restored: Restored = await asyncio.to_thread(self.checkpointer.restore, request)
         guest = Guest(uid, slot, restored.pid, restored.pidfd)
@@ -213,7 +213,7 @@ class Lab:
         return guest
 
     def mounts(self) -> list[str]:
-        """The host's mounts that could be ours: others on the machine come and go."""
+        """Return the host's mounts that may belong to this lab."""
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
         marks = (str(self.directory), "/run/restore-", "/.criu", "overlay paddock")
         return [line for line in lines if any(mark in line for mark in marks)]
@@ -240,7 +240,7 @@ class Lab:
 
 
 async def poll(condition: Callable[[], object], *, seconds: float = 30.0) -> None:
-    """Wait for the kernel or a process to do what it must."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -248,7 +248,7 @@ async def poll(condition: Callable[[], object], *, seconds: float = 30.0) -> Non
 
 
 def _drain(guest: Guest, record: ProcessRecord) -> str:
-    """Read what a command writes until it has ended; init holds the pipe open itself."""
+    """Read the output of a command until it has ended; init keeps the pipe open itself."""
     os.set_blocking(record.fds[0], False)
     output, deadline = b"", time.monotonic() + 60
     while True:

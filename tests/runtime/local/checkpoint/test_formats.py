@@ -1,4 +1,4 @@
-"""What is read from the kernel and written for CRIU, without either."""
+"""Parsing of mountinfo and editing of CRIU images."""
 
 import struct
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(120)
 @given(
     st.integers(min_value=1, max_value=0xFFFF0000), st.integers(min_value=1, max_value=0xFFFFFFFF)
 )
-def test_the_range_of_ids_in_an_image_is_replaced(base: int, count: int):
+def test_the_id_range_in_an_image_is_replaced(base: int, count: int):
     extent = encode_message([(1, 0), (2, 100000), (3, 65536)])
     body = encode_message([(1, extent), (2, extent)])
     image = b"magicnum" + struct.pack("<I", len(body)) + body
@@ -39,7 +39,7 @@ INSIDE = """\
 """
 
 
-def test_mounts_from_outside_are_told_from_a_sandboxs_own():
+def test_external_mounts_are_found():
     externals = find_externals(parse_mountinfo(INSIDE), parse_mountinfo(HOST))
     assert [(one.point, one.source) for one in externals] == [
         ("/dev/null", "/dev/null"),
@@ -48,6 +48,6 @@ def test_mounts_from_outside_are_told_from_a_sandboxs_own():
     assert len({one.key for one in externals}) == 2
 
 
-def test_a_line_that_is_no_mount_is_refused():
-    with pytest.raises(ValueError, match="no line of mountinfo"):
+def test_an_invalid_line_is_rejected():
+    with pytest.raises(ValueError, match="not a line of mountinfo"):
         parse_mountinfo("something else")

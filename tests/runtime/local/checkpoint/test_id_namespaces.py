@@ -1,4 +1,4 @@
-"""User namespaces that only carry a map: made in a process with threads, and kept by a file."""
+"""User namespaces that only carry an id map."""
 
 import os
 import threading
@@ -22,7 +22,7 @@ def namespaces() -> Iterator[IdNamespaces]:
 
 @pytest.fixture
 def busy_threads() -> Iterator[None]:
-    """Threads that hold locks of the interpreter and of the allocator at any moment."""
+    """Threads that often hold locks of the interpreter and of the allocator."""
     over = threading.Event()
 
     def work() -> None:
@@ -39,10 +39,10 @@ def busy_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("busy_threads")
-def test_no_lock_of_another_thread_holds_one_up(namespaces: IdNamespaces):
+def test_locks_of_other_threads_do_not_block_creation(namespaces: IdNamespaces):
     found = {os.fstat(namespaces.get(BASE + at * COUNT, COUNT)).st_ino for at in range(16)}
     assert len(found) == 16
 
 
-def test_each_is_made_once(namespaces: IdNamespaces):
+def test_each_namespace_is_created_once(namespaces: IdNamespaces):
     assert namespaces.get(BASE, COUNT) == namespaces.get(BASE, COUNT)

@@ -1,4 +1,4 @@
-"""A node that is killed while it stores a sandbox harms neither the sandbox nor what is stored."""
+"""A node killed during a dump or restore damages neither the sandbox nor its stored memory."""
 
 import asyncio
 import functools
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paddock.runtime.local.checkpoint import is_whole
+from paddock.runtime.local.checkpoint import is_complete
 from paddock.runtime.local.kernel.pidfds import has_ended
 from tests.runtime.local.checkpoint.lab import Guest, Lab, poll
 from tests.runtime.local.checkpoint.test_sandboxes_come_back import COUNTER, counting, text
@@ -33,19 +33,19 @@ sys.stdin.readline()
 RESTORING_NODE = """
 import sys
 from pathlib import Path
-from paddock.runtime.local.checkpoint import Checkpointer, Ground, Restore
+from paddock.runtime.local.checkpoint import Checkpointer, RestoreMounts, Restore
 checkpointer = Checkpointer(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 checkpointer.restore(Restore(images=Path(sys.argv[2]), id_base=int(sys.argv[3]),
-                             ground=lambda: Ground(root=int(sys.argv[4])),
+                             mount_root=lambda: RestoreMounts(root=int(sys.argv[4])),
                              groups=sys.argv[5:]))
 sys.stdin.readline()
 """
 
 
 async def dump_and_kill(lab: Lab, guest: Guest, images: Path, how: str, after: float) -> None:
-    """Let another process store a sandbox, and kill that process some milliseconds later."""
+    """Dump a sandbox from another process, and kill that process some milliseconds later."""
     guest.detach()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", NODE, str(lab.checkpointer._criu.path), str(guest.pid), str(images),
@@ -57,9 +57,9 @@ async def dump_and_kill(lab: Lab, guest: Guest, images: Path, how: str, after: f
     assert await process.stdout.readline() == b"ready\n"
     process.stdin.write(b"go\n")
     await asyncio.sleep(after)
-    # Held first, so that nothing it has started escapes us: CRIU outlives it, and ends by itself.
+    # Stopped first, so that all its children are found: CRIU outlives it and ends by itself.
     os.kill(process.pid, signal.SIGSTOP)
-    await poll(lambda: stands_still(process.pid))
+    await poll(lambda: is_stopped(process.pid))
     runs = [os.pidfd_open(pid) for pid in children(process.pid)]
     process.kill()
     await process.wait()
@@ -68,22 +68,22 @@ async def dump_and_kill(lab: Lab, guest: Guest, images: Path, how: str, after: f
         os.close(run)
 
 
-def stands_still(pid: int) -> bool:
-    """Say whether every thread of a process has stopped, or ended."""
+def is_stopped(pid: int) -> bool:
+    """Whether every thread of a process has stopped or ended."""
     try:
         stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    except OSError:  # one ended while we looked
+    except OSError:  # one ended in between
         return False
     return all(stat.rpartition(") ")[2][0] in "TZX" for stat in stats)
 
 
 def children(pid: int) -> list[int]:
-    """Give the children of a process that stands still."""
+    """Return the children of a stopped process."""
     found = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
     return [int(child) for text in found for child in text.split()]
 
 
-async def test_a_sandbox_goes_on_when_its_node_is_killed_while_storing_it(lab: Lab):
+async def test_a_sandbox_continues_when_its_node_is_killed_during_a_dump(lab: Lab):
     guest = await lab.start("one")
     await guest.spawn("python3", "-c", COUNTER)
     await counting(guest)
@@ -95,13 +95,13 @@ async def test_a_sandbox_goes_on_when_its_node_is_killed_while_storing_it(lab: L
         assert before > 0, moments
         assert not lab.groups.is_frozen(lab.group_of(guest)), moments
     await lab.dump(
-        guest, images, leave_running=True, at_rest=lambda: lab.storage.snapshot("one", "cp")
+        guest, images, leave_running=True, while_frozen=lambda: lab.storage.snapshot("one", "cp")
     )
     lab.storage.clone("cp", "two")
     await counting(await lab.restore("two", images))
 
 
-async def test_a_sandbox_is_whole_when_its_node_is_killed_while_hibernating_it(lab: Lab):
+async def test_a_sandbox_is_intact_when_its_node_is_killed_during_hibernation(lab: Lab):
     for number in range(4):
         uid = f"box-{number}"
         guest = await lab.start(uid)
@@ -110,21 +110,21 @@ async def test_a_sandbox_is_whole_when_its_node_is_killed_while_hibernating_it(l
         images = lab.storage.box_memory(uid)
         moment = random.uniform(0.05, 0.3)
         await dump_and_kill(lab, guest, images, "end", moment)
-        await poll(functools.partial(is_over_or_goes_on, lab, guest, text(guest, "/tmp/count")))
+        await poll(functools.partial(has_ended_or_continues, lab, guest, text(guest, "/tmp/count")))
         if lab.groups.is_populated(lab.group_of(guest)):
-            # It was not stored in time, so it must run on.
+            # It was not stored in time, so it must continue.
             await counting(guest)
         else:
-            assert is_whole(images), moment
+            assert is_complete(images), moment
             await counting(await lab.restore(uid, images))
 
 
-def is_over_or_goes_on(lab: Lab, guest: Guest, counted: str) -> bool:
+def has_ended_or_continues(lab: Lab, guest: Guest, counted: str) -> bool:
     is_over = not lab.groups.is_populated(lab.group_of(guest))
     return is_over or text(guest, "/tmp/count") not in ("", counted)
 
 
-async def test_nothing_is_left_when_a_node_is_killed_while_restoring(lab: Lab):
+async def test_nothing_is_left_when_a_node_is_killed_during_a_restore(lab: Lab):
     guest = await lab.start("one")
     await guest.spawn("python3", "-c", COUNTER)
     await counting(guest)
@@ -153,7 +153,7 @@ async def test_nothing_is_left_when_a_node_is_killed_while_restoring(lab: Lab):
         await asyncio.sleep(random.uniform(0.0, 0.2))
         process.kill()
         await process.wait()
-        # What the next node does with a group it finds without a settled record.
+        # As the next node does with a group without a settled record.
         await poll(lambda s=slot: lab.groups.kill(f"s{s}") or lab.groups.remove(f"s{s}"))
     assert lab.mounts() == mounts
     await counting(await lab.restore("one", images))

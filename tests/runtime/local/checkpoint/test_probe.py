@@ -1,4 +1,4 @@
-"""A CRIU is believed only after it did its work."""
+"""The probe accepts only a CRIU that dumps and restores."""
 
 import os
 import subprocess
@@ -25,27 +25,27 @@ def fake(directory: Path, body: str) -> Path:
     return program
 
 
-def test_a_program_that_dumps_nothing_is_refused_with_its_words(tmp_path: Path):
+def test_a_program_that_fails_to_dump_is_rejected_with_its_error(tmp_path: Path):
     assert probe(fake(tmp_path, "echo no such luck >&2; exit 1")) == "dump failed: no such luck"
 
 
-def test_a_program_that_cannot_be_started_is_refused(tmp_path: Path):
+def test_a_program_that_cannot_be_started_is_rejected(tmp_path: Path):
     reason = probe(tmp_path / "nowhere")
     assert reason is not None
     assert "No such file" in reason
 
 
-def test_a_program_that_only_claims_to_work_is_refused(tmp_path: Path):
+def test_a_program_that_does_nothing_is_rejected(tmp_path: Path):
     assert probe(fake(tmp_path, "exit 0"), seconds=1) is not None
 
 
-def test_it_is_tried_in_a_network_where_nobody_else_can_take_its_ports(tmp_path: Path):
+def test_the_probe_runs_in_a_separate_network_namespace(tmp_path: Path):
     program, reason = find_criu()
     if program is None:
         pytest.skip(f"no CRIU works on this machine ({reason}); run scripts/build-criu")
     here = Path("/proc/self/ns/net").readlink()
-    look = f'readlink /proc/self/ns/net >> {tmp_path}/networks; exec {program} "$@"'
-    assert probe(fake(tmp_path, look)) is None
+    script = f'readlink /proc/self/ns/net >> {tmp_path}/networks; exec {program} "$@"'
+    assert probe(fake(tmp_path, script)) is None
     dumped, restored = (tmp_path / "networks").read_text().split()
     assert dumped == restored != str(here)
     assert Path("/proc/thread-self/ns/net").readlink() == here
@@ -61,7 +61,7 @@ def test_the_newest_build_is_tried_first(tmp_path: Path, monkeypatch: pytest.Mon
     assert candidates(tmp_path)[0] == tmp_path / "4.9" / "criu"
 
 
-def test_one_that_works_is_found_also_before_anything_is_installed():
+def test_the_probe_runs_without_paddock_installed():
     program, reason = find_criu()
     if program is None:
         pytest.skip(f"no CRIU works on this machine ({reason}); run scripts/build-criu")

@@ -1,4 +1,4 @@
-"""Real sandboxes, stored and restored."""
+"""Dump and restore of real sandboxes."""
 
 import asyncio
 import functools
@@ -13,7 +13,7 @@ import pytest
 
 from paddock.envd.process.init_protocol import SpawnFlags
 from paddock.kit.errors import UnavailableError
-from paddock.runtime.local.checkpoint import Checkpointer, Ground, Restore, mounts
+from paddock.runtime.local.checkpoint import Checkpointer, Restore, RestoreMounts, mounts
 from paddock.runtime.local.kernel import syscalls
 from tests import disks
 from tests.disks import small_disk
@@ -25,8 +25,7 @@ COUNTER = """
 import os, socket, time
 listener = socket.create_server(("127.0.0.1", 8080))
 secret = os.environ.get("SECRET", os.urandom(8).hex())
-# Always the same file of the same size: one that is restored again finds what it had open, however
-# far the one before it got.
+# Always the same file of the same size, so that a second restore finds the file it had open.
 file = os.open("/tmp/count", os.O_WRONLY | os.O_CREAT)
 count = 0
 while True:
@@ -68,7 +67,7 @@ while True:
     try:
         seen += len(os.read(watch, 4096)) > 0
     except BlockingIOError:
-        pass  # what was not yet read when all stood still is not stored
+        pass  # events that were unread at the dump are not stored
     with open("/tmp/seen.new", "w") as file:
         file.write(str(seen))
     os.rename("/tmp/seen.new", "/tmp/seen")
@@ -83,16 +82,16 @@ open("/tmp/followed", "w").close()
 watch = libc.inotify_init1(0)
 for place in ("/tmp/followed", *sys.argv[1:]):
     assert libc.inotify_add_watch(watch, place.encode(), 2) > 0, place
-open("/tmp/heard", "w").close()
+open("/tmp/events", "w").close()
 while event := os.read(watch, 4096):
     if event[0] == 1:  # what it follows was written to
-        with open("/tmp/heard", "a") as file:
+        with open("/tmp/events", "a") as file:
             file.write(".")
 """
 
 
 async def counting(guest: Guest) -> tuple[int, str]:
-    """Wait until the counter moves; give it with the process's secret."""
+    """Wait until the counter moves; return it with the process's secret."""
     first = await read_when_there(guest, "/tmp/count")
     await poll(lambda: text(guest, "/tmp/count") not in ("", first))
     count, secret = text(guest, "/tmp/count").split()
@@ -136,7 +135,7 @@ def confinement(guest: Guest) -> list[str]:
     return [line for line in lines if line.startswith(wanted)]
 
 
-async def test_a_hibernated_sandbox_goes_on_where_it_was(lab: Lab):
+async def test_a_hibernated_sandbox_continues_where_it_was(lab: Lab):
     guest = await lab.start("one")
     started = await guest.spawn("python3", "-c", COUNTER, flags=SpawnFlags.PTY)
     before, secret = await counting(guest)
@@ -144,7 +143,7 @@ async def test_a_hibernated_sandbox_goes_on_where_it_was(lab: Lab):
 
     await lab.dump(guest, lab.storage.box_memory("one"), leave_running=False)
     await poll(lambda: not lab.groups.is_populated(lab.group_of(guest)))
-    await poll(lambda: not guest.is_alive())  # somebody still has to reap it
+    await poll(lambda: not guest.is_alive())  # it still has to be reaped
 
     back = await lab.restore("one", lab.storage.box_memory("one"), slot=guest.slot)
     after, same_secret = await counting(back)
@@ -157,7 +156,7 @@ async def test_a_hibernated_sandbox_goes_on_where_it_was(lab: Lab):
     assert (await back.run("hostname")).strip() == "one"
 
 
-async def test_a_locked_sandbox_comes_back_locked(lab: Lab):
+async def test_a_locked_sandbox_is_restored_locked(lab: Lab):
     guest = await lab.start("one", locked=True)
     record = await guest.spawn("sleep", "1000", uid=1000)
     inside = f"grep -E 'NoNewPrivs|Seccomp:|CapEff|Uid' /proc/{record.pid}/status"
@@ -189,7 +188,7 @@ async def test_a_clone_has_its_own_ids_group_network_files_and_memory(lab: Lab):
     _, secret = await counting(guest)
     memory = lab.storage.checkpoint_memory("cp")
     await lab.dump(
-        guest, memory, leave_running=True, at_rest=lambda: lab.storage.snapshot("one", "cp")
+        guest, memory, leave_running=True, while_frozen=lambda: lab.storage.snapshot("one", "cp")
     )
     await guest.write("/tmp/later", "written by the source after the snapshot")
     lab.storage.clone("cp", "two")
@@ -215,13 +214,13 @@ async def test_a_clone_has_its_own_ids_group_network_files_and_memory(lab: Lab):
     )
 
 
-async def test_clones_are_made_side_by_side(lab: Lab):
+async def test_clones_are_created_concurrently(lab: Lab):
     guest = await lab.start("one")
     await guest.spawn("python3", "-c", COUNTER)
     await counting(guest)
     memory = lab.storage.checkpoint_memory("cp")
     await lab.dump(
-        guest, memory, leave_running=True, at_rest=lambda: lab.storage.snapshot("one", "cp")
+        guest, memory, leave_running=True, while_frozen=lambda: lab.storage.snapshot("one", "cp")
     )
 
     async def clone(uid: str) -> Guest:
@@ -237,14 +236,14 @@ async def test_clones_are_made_side_by_side(lab: Lab):
     assert [text(one, "/tmp/mine") for one in clones] == [one.uid for one in clones]
 
 
-async def test_what_watches_files_goes_on_watching_them(lab: Lab):
-    """As most servers for development do, and `tail -f`."""
+async def test_inotify_watches_survive(lab: Lab):
+    """Development servers and `tail -f` use them."""
     guest = await lab.start("one")
     await guest.spawn("python3", "-c", WATCHER)
     await poll(lambda: text(guest, "/tmp/seen") not in ("", "0"))
     memory = lab.storage.checkpoint_memory("cp")
     await lab.dump(
-        guest, memory, leave_running=True, at_rest=lambda: lab.storage.snapshot("one", "cp")
+        guest, memory, leave_running=True, while_frozen=lambda: lab.storage.snapshot("one", "cp")
     )
     lab.storage.clone("cp", "two")
 
@@ -255,15 +254,15 @@ async def test_what_watches_files_goes_on_watching_them(lab: Lab):
         await poll(lambda one=one, first=first: int(text(one, "/tmp/seen") or 0) > int(first) + 1)
 
 
-async def test_watched_may_be_single_files_and_what_belongs_to_the_system(lab: Lab):
-    """As by `tail -f`, browsers (/etc/resolv.conf, fonts) and those who wait for devices."""
+async def test_watches_on_single_files_and_system_directories_survive(lab: Lab):
+    """Used by `tail -f`, browsers (/etc/resolv.conf, fonts) and device monitors."""
     guest = await lab.start("one")
     places = ("/", "/etc/passwd", "/usr/lib", "/usr/bin/env", "/dev", "/dev/pts", "/proc", "/sys")
     await guest.spawn("python3", "-c", FOLLOWER, *places)
-    await poll(lambda: guest.path("/tmp/heard").exists())
+    await poll(lambda: guest.path("/tmp/events").exists())
     memory = lab.storage.checkpoint_memory("cp")
     await lab.dump(
-        guest, memory, leave_running=True, at_rest=lambda: lab.storage.snapshot("one", "cp")
+        guest, memory, leave_running=True, while_frozen=lambda: lab.storage.snapshot("one", "cp")
     )
     lab.storage.clone("cp", "two")
 
@@ -271,7 +270,7 @@ async def test_watched_may_be_single_files_and_what_belongs_to_the_system(lab: L
 
     for one in (guest, clone):
         one.path("/tmp/followed").write_text("something new")
-        await read_when_there(one, "/tmp/heard")
+        await read_when_there(one, "/tmp/events")
 
 
 async def test_connections_of_a_sandbox_to_itself_survive_its_own_restore(lab: Lab):
@@ -287,13 +286,13 @@ async def test_connections_of_a_sandbox_to_itself_survive_its_own_restore(lab: L
     assert text(back, "/tmp/talk").startswith("talking")
 
 
-async def test_connections_are_closed_in_a_clone_and_live_on_in_the_source(lab: Lab):
+async def test_connections_are_closed_in_a_clone_and_kept_in_the_source(lab: Lab):
     guest = await lab.start("one")
     await guest.spawn("python3", "-c", TALKER)
     await read_when_there(guest, "/tmp/talk")
     memory = lab.storage.checkpoint_memory("cp")
     await lab.dump(
-        guest, memory, leave_running=True, at_rest=lambda: lab.storage.snapshot("one", "cp")
+        guest, memory, leave_running=True, while_frozen=lambda: lab.storage.snapshot("one", "cp")
     )
     lab.storage.clone("cp", "two")
     clone = await lab.restore("two", memory, keep_connections=False)
@@ -311,7 +310,7 @@ async def test_a_frozen_sandbox_is_stored_and_stays_frozen(lab: Lab):
     await poll(lambda: lab.groups.is_frozen(lab.group_of(guest)))
     memory = lab.storage.checkpoint_memory("cp")
     await lab.dump(
-        guest, memory, leave_running=True, at_rest=lambda: lab.storage.snapshot("one", "cp")
+        guest, memory, leave_running=True, while_frozen=lambda: lab.storage.snapshot("one", "cp")
     )
     assert lab.groups.is_frozen(lab.group_of(guest))
     lab.storage.clone("cp", "two")
@@ -364,13 +363,13 @@ async def test_a_directory_of_the_host_is_mounted_again(lab: Lab, tmp_path: Path
     )
 
 
-async def test_the_network_is_wired_before_anything_runs(lab: Lab):
+async def test_the_network_is_connected_before_any_process_runs(lab: Lab):
     guest = await lab.start("one")
     await guest.spawn("python3", "-c", COUNTER)
     await counting(guest)
     memory = lab.storage.checkpoint_memory("cp")
     await lab.dump(
-        guest, memory, leave_running=True, at_rest=lambda: lab.storage.snapshot("one", "cp")
+        guest, memory, leave_running=True, while_frozen=lambda: lab.storage.snapshot("one", "cp")
     )
     lab.storage.clone("cp", "two")
     box = lab.storage.find("two")
@@ -378,15 +377,15 @@ async def test_the_network_is_wired_before_anything_runs(lab: Lab):
     stored = (box.upper / "tmp/count").read_text()
     seen: list[str] = []
 
-    def wire(pid: int) -> None:
+    def connect(pid: int) -> None:
         assert Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
         seen.append((box.upper / "tmp/count").read_text())
 
-    await counting(await lab.restore("two", memory, wire=wire))
+    await counting(await lab.restore("two", memory, connect_network=connect))
     assert seen == [stored]
 
 
-async def test_a_refused_snapshot_leaves_the_sandbox_running(lab: Lab):
+async def test_a_failed_snapshot_leaves_the_sandbox_running(lab: Lab):
     guest = await lab.start("one")
     await guest.spawn("python3", "-c", COUNTER)
     await counting(guest)
@@ -396,12 +395,12 @@ async def test_a_refused_snapshot_leaves_the_sandbox_running(lab: Lab):
 
     memory = lab.storage.checkpoint_memory("cp")
     with pytest.raises(UnavailableError, match="no room for the files"):
-        await lab.dump(guest, memory, leave_running=False, at_rest=refuse)
+        await lab.dump(guest, memory, leave_running=False, while_frozen=refuse)
     await counting(guest)
     assert not (memory / "paddock.json").exists()
 
 
-async def test_damaged_memory_is_refused_with_what_to_do(lab: Lab):
+async def test_damaged_memory_is_rejected_with_a_hint(lab: Lab):
     guest = await lab.start("one")
     memory = lab.storage.box_memory("one")
     await lab.dump(guest, memory, leave_running=False)
@@ -416,7 +415,7 @@ async def test_a_failed_restore_leaves_nothing_behind(lab: Lab):
     memory = lab.storage.box_memory("one")
     await lab.dump(guest, memory, leave_running=False)
     mounts_before = lab.mounts()
-    lab.checkpointer.id_namespace(lab.base(7))  # kept from here on
+    lab.checkpointer.id_namespace(lab.base(7))  # cached from here on
     gc.collect()
     fds_before = len(list(Path("/proc/self/fd").iterdir()))
 
@@ -424,7 +423,7 @@ async def test_a_failed_restore_leaves_nothing_behind(lab: Lab):
         raise UnavailableError(f"no address for {pid}")
 
     with pytest.raises(UnavailableError, match="no address"):
-        await lab.restore("one", memory, wire=refuse, slot=7)
+        await lab.restore("one", memory, connect_network=refuse, slot=7)
     await poll(lambda: not lab.groups.is_populated("s7"))
     assert lab.mounts() == mounts_before
     assert len(list(Path("/proc/self/fd").iterdir())) <= fds_before
@@ -434,7 +433,7 @@ async def test_a_failed_restore_leaves_nothing_behind(lab: Lab):
     assert lab.mounts() == mounts_before
 
 
-async def test_a_restored_sandbox_can_be_stored_again_and_again(lab: Lab):
+async def test_a_restored_sandbox_can_be_dumped_repeatedly(lab: Lab):
     guest = await lab.start("one")
     await guest.spawn("python3", "-c", COUNTER, flags=SpawnFlags.PTY)
     last, secret = await counting(guest)
@@ -446,7 +445,7 @@ async def test_a_restored_sandbox_can_be_stored_again_and_again(lab: Lab):
         last = count
 
 
-async def test_nobody_inside_reaches_into_init_before_or_after_a_restore(lab: Lab):
+async def test_init_is_inaccessible_from_inside_before_and_after_a_restore(lab: Lab):
     attempts = (
         "cat /proc/1/fd/101 /proc/1/maps /proc/1/mem /proc/1/environ /proc/1/syscall; "
         "ls /proc/1/root/ /proc/1/cwd/; cat /proc/1/exe; "
@@ -466,19 +465,17 @@ async def test_nobody_inside_reaches_into_init_before_or_after_a_restore(lab: La
         assert allowed == ["-1 1 -1 1"]
 
 
-async def test_the_host_can_unmount_what_was_mounted_when_the_first_dump_ran(
-    lab: Lab, tmp_path: Path
-):
+async def test_the_host_can_unmount_disks_mounted_at_the_first_dump(lab: Lab, tmp_path: Path):
     with small_disk(tmp_path / "disk", "1m") as disk:
         guest = await lab.start("one")
         await lab.dump(guest, lab.storage.box_memory("one"), leave_running=True)
-        namespace = f"/proc/self/fd/{lab.checkpointer._workplace._namespace}"
+        namespace = f"/proc/self/fd/{lab.checkpointer._mount_namespace._namespace}"
         seen = subprocess.run(
             ["nsenter", f"--mount={namespace}", "cat", "/proc/self/mountinfo"],
             capture_output=True,
             text=True,
             check=True,
-            pass_fds=[lab.checkpointer._workplace._namespace],
+            pass_fds=[lab.checkpointer._mount_namespace._namespace],
         ).stdout
         points = {line.split()[4] for line in seen.splitlines()}
         assert {"/", "/proc", "/dev", "/run", "/tmp"} <= points
@@ -486,7 +483,7 @@ async def test_the_host_can_unmount_what_was_mounted_when_the_first_dump_ran(
         assert str(lab.directory / "storage" / "pool") not in points
 
 
-async def test_a_mount_that_goes_while_the_first_dump_prepares_is_no_matter(
+async def test_a_mount_that_disappears_during_the_first_dump_is_ignored(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     guest = await lab.start("one")
@@ -495,7 +492,7 @@ async def test_a_mount_that_goes_while_the_first_dump_prepares_is_no_matter(
     disks.mount(disk, "1m")
     read = mounts.parse_mountinfo
 
-    def gone_when_read(text: str) -> list[mounts.Mounted]:
+    def gone_when_read(text: str) -> list[mounts.MountEntry]:
         found = read(text)
         if os.path.ismount(disk):
             assert str(disk) in [one.point for one in found]
@@ -508,7 +505,7 @@ async def test_a_mount_that_goes_while_the_first_dump_prepares_is_no_matter(
     assert not disk.exists()
 
 
-async def test_what_keeps_criu_from_working_is_said(lab: Lab):
+async def test_failures_of_criu_have_a_reason(lab: Lab):
     guest = await lab.start("one")
     memory = lab.storage.box_memory("one")
     with pytest.raises(UnavailableError, match="is gone"):
@@ -525,13 +522,13 @@ async def test_what_keeps_criu_from_working_is_said(lab: Lab):
         (root,) = await lab.launcher.mount_root(
             checkpointer.id_namespace(lab.base(9)), lab.root_of(9, box.path)
         )
-        ground = functools.partial(_copy_of, root)  # it may never be asked for
-        request = Restore(images=memory, id_base=lab.base(9), ground=ground, groups=groups)
+        mount_root = functools.partial(_copy_of, root)  # it may never be called
+        request = Restore(images=memory, id_base=lab.base(9), mount_root=mount_root, groups=groups)
         with pytest.raises(UnavailableError, match=said):
             await asyncio.to_thread(checkpointer.restore, request)
         os.close(root)
         checkpointer.close()
 
 
-def _copy_of(root: int) -> Ground:
-    return Ground(root=os.dup(root))
+def _copy_of(root: int) -> RestoreMounts:
+    return RestoreMounts(root=os.dup(root))

@@ -1,4 +1,4 @@
-"""The doctor tries things out, leaves nothing behind, and says what to do."""
+"""The doctor probes the machine, leaves nothing behind, and reports fixes."""
 
 import gc
 import os
@@ -9,34 +9,45 @@ import msgspec
 import pytest
 
 from paddock.kit.errors import UnsupportedError
-from paddock.runtime.local.doctor.probes import MissingError, Question, answer
-from paddock.runtime.local.doctor.report import Check, Need, Report, Status, probe, render
+from paddock.runtime.local.doctor.probes import MissingError, Probe, run_probe
+from paddock.runtime.local.doctor.report import (
+    Check,
+    CheckStatus,
+    DoctorReport,
+    Importance,
+    diagnose,
+    render,
+)
 
 
-def check(name: str, status: Status, need: Need = Need.REQUIRED, fix: str | None = None) -> Check:
+def check(
+    name: str, status: CheckStatus, need: Importance = Importance.REQUIRED, fix: str | None = None
+) -> Check:
     return Check(name=name, status=status, need=need, found="seen", gives="something", fix=fix)
 
 
-def report(*checks: Check, is_usable: bool = True) -> Report:
-    return Report(kernel="6.18", machine="x86_64", is_root=True, is_usable=is_usable, checks=checks)
+def report(*checks: Check, is_usable: bool = True) -> DoctorReport:
+    return DoctorReport(
+        kernel="6.18", machine="x86_64", is_root=True, is_usable=is_usable, checks=checks
+    )
 
 
 @pytest.mark.sandbox
 @pytest.mark.timeout(120)
-@pytest.mark.skipif(os.geteuid() != 0, reason="the machine's abilities are tried as root")
-def test_a_machine_that_runs_sandboxes_is_found_usable_and_left_as_it_was(tmp_path: Path):
+@pytest.mark.skipif(os.geteuid() != 0, reason="the probes need root")
+def test_a_machine_that_runs_sandboxes_is_usable_and_unchanged(tmp_path: Path):
     gc.collect()
     left, descriptors = left_by_doctors(), own_descriptors()
-    found = probe(tmp_path / "state" / "not" / "made")
+    found = diagnose(tmp_path / "state" / "not" / "made")
     assert own_descriptors() <= descriptors
-    # Another doctor may be at work on this machine, and takes its things away, too.
+    # Another doctor may run on this machine; it cleans up too.
     deadline = time.monotonic() + 20
     while more := left_by_doctors() - left:
         assert time.monotonic() < deadline, more
         time.sleep(0.05)
-    required = [one for one in found.checks if one.need is Need.REQUIRED]
+    required = [one for one in found.checks if one.need is Importance.REQUIRED]
     assert [
-        (one.name, one.status, one.found) for one in required if one.status is not Status.OK
+        (one.name, one.status, one.found) for one in required if one.status is not CheckStatus.OK
     ] == []
     assert found.is_usable
     assert {one.name for one in found.checks} >= {
@@ -61,16 +72,18 @@ def own_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_report_is_json_as_it_is():
-    found = report(check("CRIU", Status.MISSING, fix="scripts/build-criu"))
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Report) == found
+def test_a_report_survives_a_json_round_trip():
+    found = report(check("CRIU", CheckStatus.MISSING, fix="scripts/build-criu"))
+    assert msgspec.json.decode(msgspec.json.encode(found), type=DoctorReport) == found
 
 
-def test_what_is_missing_is_shown_with_the_command_that_installs_it():
+def test_a_missing_feature_is_shown_with_its_fix():
     shown = render(
         report(
-            check("overlay", Status.OK),
-            check("nftables", Status.MISSING, Need.RECOMMENDED, "apt-get install nftables"),
+            check("overlay", CheckStatus.OK),
+            check(
+                "nftables", CheckStatus.MISSING, Importance.RECOMMENDED, "apt-get install nftables"
+            ),
         )
     )
     assert "ok       overlay   seen\n" in shown
@@ -79,14 +92,14 @@ def test_what_is_missing_is_shown_with_the_command_that_installs_it():
     assert shown.endswith("Sandboxes run here, without nftables.\n")
 
 
-def test_a_machine_without_something_required_is_called_unusable():
-    shown = render(report(check("overlay", Status.MISSING), is_usable=False))
+def test_a_machine_without_a_required_feature_is_unusable():
+    shown = render(report(check("overlay", CheckStatus.MISSING), is_usable=False))
     assert shown.endswith("Sandboxes cannot run here: overlay missing.\n")
 
 
-def test_optional_things_do_not_spoil_the_verdict():
-    shown = render(report(check("KVM", Status.MISSING, Need.OPTIONAL)))
-    assert shown.endswith("Sandboxes run here with everything.\n")
+def test_optional_features_do_not_affect_the_verdict():
+    shown = render(report(check("KVM", CheckStatus.MISSING, Importance.OPTIONAL)))
+    assert shown.endswith("Sandboxes run here with all features.\n")
 
 
 @pytest.mark.parametrize(
@@ -97,18 +110,18 @@ def test_optional_things_do_not_spoil_the_verdict():
         (UnsupportedError("cannot"), "cannot", "install it"),
     ],
 )
-def test_a_refusal_of_the_machine_becomes_an_answer(problem: Exception, found: str, fix: str):
-    def ask() -> str:
+def test_an_error_becomes_a_failed_check(problem: Exception, found: str, fix: str):
+    def run() -> str:
         raise problem
 
-    got = answer(
-        Question(name="x", need=Need.REQUIRED, gives="something", ask=ask, fix="install it")
+    got = run_probe(
+        Probe(name="x", need=Importance.REQUIRED, gives="something", run=run, fix="install it")
     )
-    assert (got.status, got.found, got.fix) == (Status.MISSING, found, fix)
+    assert (got.status, got.found, got.fix) == (CheckStatus.MISSING, found, fix)
 
 
-def test_nothing_is_to_be_fixed_where_all_is_well():
-    got = answer(
-        Question(name="x", need=Need.REQUIRED, gives="something", ask=lambda: "here", fix="no")
+def test_a_passed_check_has_no_fix():
+    got = run_probe(
+        Probe(name="x", need=Importance.REQUIRED, gives="something", run=lambda: "here", fix="no")
     )
-    assert (got.status, got.found, got.fix) == (Status.OK, "here", None)
+    assert (got.status, got.found, got.fix) == (CheckStatus.OK, "here", None)

@@ -1,4 +1,4 @@
-"""Images as other tools write them, made in memory."""
+"""Builders of images in the formats of other tools."""
 
 import gzip
 import hashlib
@@ -95,14 +95,14 @@ def docker_save(target: Path, layers: Sequence[bytes], *, tags: Sequence[str]) -
     config = config_blob(layers)
     entries = [entry("config.json", config)]
     names: list[str] = []
-    seen: dict[bytes, str] = {}
+    first: dict[bytes, str] = {}
     for number, layer in enumerate(layers):
         name = f"{number:064d}/layer.tar"
         names.append(name)
-        if layer in seen:
-            entries.append(entry(name, kind=tarfile.SYMTYPE, link=f"../{seen[layer]}"))
+        if layer in first:
+            entries.append(entry(name, kind=tarfile.SYMTYPE, link=f"../{first[layer]}"))
         else:
-            seen[layer] = name
+            first[layer] = name
             entries.append(entry(name, layer))
     manifest = [{"Config": "config.json", "RepoTags": list(tags), "Layers": names}]
     entries.append(entry("manifest.json", json.dumps(manifest).encode()))

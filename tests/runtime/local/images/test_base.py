@@ -1,4 +1,4 @@
-"""The base image: built once from packages, whole or not there, with what sandboxes expect."""
+"""The base image: built once from packages, complete or absent."""
 
 import os
 import shutil
@@ -21,13 +21,13 @@ def rootfs() -> Path:
     return base_directory() / "rootfs"
 
 
-def test_what_is_built_is_used_again_at_once(rootfs: Path):
+def test_an_existing_build_is_reused(rootfs: Path):
     said: list[str] = []
     assert build_base(progress=said.append) == rootfs.parent
-    assert said == [f"base image is there: {rootfs.parent}"]
+    assert said == [f"base image exists: {rootfs.parent}"]
 
 
-def test_it_has_the_user_the_programs_and_no_devices(rootfs: Path):
+def test_the_image_has_the_user_and_programs_and_no_devices(rootfs: Path):
     accounts = (rootfs / "etc/passwd").read_text().splitlines()
     assert "user:x:1000:1000::/home/user:/bin/bash" in accounts
     assert (rootfs / "etc/sudoers.d/user").read_text().strip() == "user ALL=(ALL:ALL) NOPASSWD:ALL"
@@ -40,7 +40,7 @@ def test_it_has_the_user_the_programs_and_no_devices(rootfs: Path):
     assert list((rootfs / "var/lib/apt/lists").iterdir()) == []
 
 
-def test_every_store_finds_it_by_name(rootfs: Path, tmp_path: Path):
+def test_every_store_resolves_the_image(rootfs: Path, tmp_path: Path):
     image = ImageStore(tmp_path).resolve("base")
     assert image.layers == (rootfs,)
     assert (image.config.user, image.config.workdir) == ("user", "/home/user")
@@ -56,7 +56,7 @@ def test_another_recipe_is_another_image():
 
 @needs_root
 @pytest.mark.timeout(120)
-def test_a_build_that_fails_says_why_and_leaves_nothing(
+def test_a_failed_build_has_a_reason_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     if not shutil.which("debootstrap"):
@@ -65,13 +65,13 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(
     said: list[str] = []
     with pytest.raises(UnavailableError, match="debootstrap failed") as refused:
         build_base(tmp_path, progress=said.append)
-    assert refused.value.hint == "see whether the package mirror answers, then build again"
+    assert refused.value.hint == "check that the package mirror is reachable, then build again"
     assert list(tmp_path.iterdir()) == []
     assert len(said) > 1
 
 
 @needs_root
-def test_what_a_crash_left_half_built_is_not_taken_for_an_image(tmp_path: Path):
+def test_an_incomplete_build_is_not_an_image(tmp_path: Path):
     base_directory(tmp_path).mkdir(parents=True)
     assert not is_built(tmp_path)
     assert not ImageStore(tmp_path / "store", base_cache=tmp_path).has("base")
@@ -79,7 +79,7 @@ def test_what_a_crash_left_half_built_is_not_taken_for_an_image(tmp_path: Path):
     assert is_built(tmp_path)
 
 
-def test_mirror_and_suite_come_from_the_machine_or_the_operator(monkeypatch: pytest.MonkeyPatch):
+def test_mirror_and_suite_come_from_the_environment_or_the_machine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PADDOCK_DEBIAN_MIRROR", "http://127.0.0.1/debian")
     monkeypatch.setenv("PADDOCK_DEBIAN_SUITE", "trixie")
     assert (debian_mirror(), debian_suite()) == ("http://127.0.0.1/debian", "trixie")

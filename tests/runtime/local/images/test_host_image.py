@@ -1,4 +1,4 @@
-"""The machine's own software as an image, while it changes."""
+"""The host image, while files of the machine change."""
 
 import shutil
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 from paddock.runtime.local.images import host
 
 
-def test_software_may_go_while_it_is_looked_through(tmp_path: Path):
-    # given something closed, and an open directory that is removed once the former is found
+def test_files_may_be_removed_during_the_scan(tmp_path: Path):
+    # given closed files, and an open directory that is removed once one of them is found
     for name in ("closed", "other"):
         (tmp_path / name).touch(mode=0o600)
     (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o755)  # whatever is masked out where this runs
+    (tmp_path / "open").chmod(0o755)  # regardless of the umask
     (tmp_path / "open" / "closed").touch(mode=0o600)
 
     found = []
@@ -19,5 +19,5 @@ def test_software_may_go_while_it_is_looked_through(tmp_path: Path):
         found.append(path)
         shutil.rmtree(tmp_path / "open", ignore_errors=True)
 
-    # then what is left was still looked at
+    # then the rest was still scanned
     assert sorted(found) == [tmp_path / "closed", tmp_path / "other"]

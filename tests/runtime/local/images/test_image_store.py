@@ -1,4 +1,4 @@
-"""Images come in from other tools' archives, are found by name, and go away."""
+"""The image store: import from archives, lookup by name, and deletion."""
 
 import gzip
 import hashlib
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paddock.kit.errors import InvalidError, NotFoundError, PaddockError
-from paddock.runtime.local.checkpoint.threads import in_thread
+from paddock.runtime.local.checkpoint.threads import run_in_thread
 from paddock.runtime.local.images import ImageConfig, ImageStore, canonical_name
 from paddock.runtime.local.images.model import Manifest, decode_manifest
 from paddock.runtime.local.kernel import syscalls
@@ -46,9 +46,7 @@ def names_in(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("form", ["layout", "tar", "docker"])
-def test_an_image_of_every_form_becomes_layers_and_a_config(
-    store: ImageStore, tmp_path: Path, form: str
-):
+def test_every_archive_format_is_imported(store: ImageStore, tmp_path: Path, form: str):
     layout = oci_layout(tmp_path / "layout", [LOWER, UPPER])
     source = {
         "layout": lambda: layout,
@@ -81,7 +79,7 @@ def test_equal_layers_are_stored_once(store: ImageStore, tmp_path: Path):
     assert len(names_in(tmp_path / "images" / "layers")) == 2
 
 
-def test_a_damaged_layer_is_refused_and_leaves_nothing(store: ImageStore, tmp_path: Path):
+def test_a_damaged_layer_is_rejected_and_leaves_nothing(store: ImageStore, tmp_path: Path):
     archive = docker_save(tmp_path / "a.tar", [LOWER], tags=[])
     archive.write_bytes(archive.read_bytes().replace(b"etc/two", b"etc/TWO"))
     with pytest.raises(PaddockError):
@@ -91,7 +89,7 @@ def test_a_damaged_layer_is_refused_and_leaves_nothing(store: ImageStore, tmp_pa
         store.resolve("a")
 
 
-def test_a_directory_is_copied_or_used_where_it_is(store: ImageStore, tmp_path: Path):
+def test_a_directory_is_copied_or_used_in_place(store: ImageStore, tmp_path: Path):
     rootfs = tmp_path / "rootfs"
     (rootfs / "etc").mkdir(parents=True)
     (rootfs / "etc/name").write_text("mine")
@@ -103,7 +101,7 @@ def test_a_directory_is_copied_or_used_where_it_is(store: ImageStore, tmp_path: 
     assert store.resolve("copied:v1").config.user == "user"
 
 
-def test_whatever_a_path_holds_is_found_out(store: ImageStore, tmp_path: Path):
+def test_the_format_of_a_path_is_detected(store: ImageStore, tmp_path: Path):
     layout = oci_layout(tmp_path / "layout", [LOWER, UPPER])
     exported = tmp_path / "exported.tar.gz"
     exported.write_bytes(gzip.compress(tar(directory("./usr"), entry("./usr/one", b"1"))))
@@ -128,9 +126,7 @@ def test_a_tar_of_a_root_file_system_becomes_one_layer(store: ImageStore, tmp_pa
     assert [layer.name for layer in image.layers] == [f"sha256-{hashlib.sha256(LOWER).hexdigest()}"]
 
 
-def test_deleted_images_give_their_layers_back_unless_others_or_sandboxes_use_them(
-    store: ImageStore, tmp_path: Path
-):
+def test_unused_layers_of_deleted_images_are_collected(store: ImageStore, tmp_path: Path):
     store.add_archive(docker_save(tmp_path / "a.tar", [LOWER, UPPER], tags=[]), "a")
     store.add_archive(docker_save(tmp_path / "b.tar", [LOWER], tags=[]), "b")
     mounted = store.resolve("a").layers[1]
@@ -151,15 +147,15 @@ def test_images_are_listed_with_their_size(store: ImageStore, tmp_path: Path):
     assert all(info.size_bytes >= 100_000 for info in store.images())
 
 
-def test_an_unknown_image_says_how_to_get_it(store: ImageStore):
+def test_an_unknown_image_has_a_hint(store: ImageStore):
     with pytest.raises(NotFoundError) as refused:
         store.resolve("base")
-    assert refused.value.hint == "make it: paddock image build-base"
+    assert refused.value.hint == "build it: paddock image build-base"
     with pytest.raises(NotFoundError, match="there is no image python:3"):
         store.resolve("python:3")
 
 
-def test_an_archive_that_points_outside_of_itself_is_refused(store: ImageStore, tmp_path: Path):
+def test_an_archive_with_paths_outside_of_it_is_rejected(store: ImageStore, tmp_path: Path):
     (tmp_path / "secret").write_bytes(config_blob([LOWER]))
     evil = tmp_path / "evil.tar"
     manifest = b'[{"Config": "../secret", "RepoTags": null, "Layers": ["../secret"]}]'
@@ -169,27 +165,27 @@ def test_an_archive_that_points_outside_of_itself_is_refused(store: ImageStore, 
     layout = tmp_path / "layout"
     layout.mkdir()
     (layout / "index.json").write_text('{"manifests": [{"digest": "sha256:../../secret"}]}')
-    with pytest.raises(InvalidError, match="no checksum"):
+    with pytest.raises(InvalidError, match="not a checksum"):
         store.add_archive(layout, "evil")
 
 
-def test_what_is_no_image_is_refused(store: ImageStore, tmp_path: Path):
+def test_other_archives_are_rejected(store: ImageStore, tmp_path: Path):
     (tmp_path / "x.tar").write_bytes(tar(entry("hello", b"x")))
     (tmp_path / "y.tar").write_bytes(b"not a tar at all")
-    with pytest.raises(InvalidError, match="this is no image"):
+    with pytest.raises(InvalidError, match="not an image"):
         store.add_archive(tmp_path / "x.tar", "x")
-    with pytest.raises(InvalidError, match="no readable tar"):
+    with pytest.raises(InvalidError, match="not a readable tar"):
         store.add_archive(tmp_path / "y.tar", "y")
 
 
 @pytest.mark.parametrize("name", ["base", "python:3.12", "team/app:v1_2", "a.b-c/d"])
-def test_names_are_made_canonical(name: str):
+def test_names_are_canonicalized(name: str):
     assert canonical_name(name) == (name if ":" in name else f"{name}:latest")
 
 
 @UNHURRIED
 @given(st.text(max_size=60))
-def test_any_text_is_a_safe_name_or_refused(text: str):
+def test_any_text_is_a_safe_name_or_rejected(text: str):
     try:
         name = canonical_name(text)
     except InvalidError:
@@ -200,7 +196,7 @@ def test_any_text_is_a_safe_name_or_refused(text: str):
 
 @UNHURRIED
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_manifest_or_refused(data: bytes):
+def test_any_bytes_are_a_manifest_or_rejected(data: bytes):
     try:
         decode_manifest(data, origin="test")
     except InvalidError:
@@ -209,7 +205,7 @@ def test_any_bytes_are_a_manifest_or_refused(data: bytes):
 
 @UNHURRIED
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=4))
-def test_a_manifest_never_names_a_layer_that_could_change_mount_options(layers: list[str]):
+def test_a_layer_name_cannot_change_mount_options(layers: list[str]):
     data = msgspec.json.encode(Manifest(name="x:1", layers=tuple(layers)))
     try:
         manifest = decode_manifest(data, origin="test")
@@ -220,15 +216,15 @@ def test_a_manifest_never_names_a_layer_that_could_change_mount_options(layers: 
         assert ".." not in layer.split("/")
 
 
-def test_what_a_layer_deletes_is_gone_in_the_mounted_image(store: ImageStore, tmp_path: Path):
+def test_whiteouts_hide_files_in_the_mounted_image(store: ImageStore, tmp_path: Path):
     store.add_archive(docker_save(tmp_path / "a.tar", [LOWER, UPPER], tags=[]), "a")
     lower = ":".join(map(str, store.resolve("a").lowerdirs))
     (tmp_path / "root").mkdir()
 
-    def look() -> list[str]:
+    def list_mounted() -> list[str]:
         syscalls.unshare(syscalls.CLONE_NEWNS)
         syscalls.mount("", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
         syscalls.mount("overlay", str(tmp_path / "root"), "overlay", 0, f"lowerdir={lower}")
         return names_in(tmp_path / "root" / "etc")
 
-    assert in_thread(lambda _: look(), name="look") == ["three", "two"]
+    assert run_in_thread(lambda _: list_mounted(), name="list-mounted") == ["three", "two"]

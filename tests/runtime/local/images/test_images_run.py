@@ -1,4 +1,4 @@
-"""Images that other tools wrote become sandboxes, however little is in them."""
+"""Sandboxes run from images of other tools, even minimal ones."""
 
 import shutil
 import subprocess
@@ -26,7 +26,7 @@ int main(void) {
 
 @pytest.fixture(scope="module")
 def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One program and two users: no shell, no C library, no Python."""
+    """A root with one program and two users: no shell, no C library, no Python."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no compiler here")
@@ -43,7 +43,7 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def podman(rootfs: Path):
-    """podman with an image made of that root, in a storage of its own."""
+    """podman with an image of that root, in a separate storage."""
     if shutil.which("podman") is None:
         pytest.skip("podman is not installed on this machine")
     place = rootfs.parent
@@ -62,7 +62,7 @@ def podman(rootfs: Path):
 
 
 @pytest.mark.parametrize("form", ["docker-archive", "oci-archive", "oci-dir"])
-async def test_what_podman_saved_runs(node, podman, tmp_path: Path, form: str):
+async def test_an_image_saved_by_podman_runs(node, podman, tmp_path: Path, form: str):
     saved = tmp_path / "saved"
     podman("save", "--format", form, "-o", saved, "localhost/tiny:1")
     name = f"from-{form}:1"
@@ -75,7 +75,7 @@ async def test_what_podman_saved_runs(node, podman, tmp_path: Path, form: str):
     assert (outcome.status, outcome.out) == (0, "hello from /srv/work as 1000\n")
 
 
-async def test_a_directory_runs_without_any_of_our_programs_in_it(node, rootfs: Path):
+async def test_a_directory_runs_without_programs_of_paddock(node, rootfs: Path):
     ImageStore(node.state / "images").add(rootfs, "bare:1")
     blueprint = Blueprint(uid="i-bare", image="bare:1", env={"GREETING": "hi"}, workdir="/bin")
     instance = await node.runtime.create(blueprint)

@@ -1,4 +1,4 @@
-"""Fixtures of the network tests: a lab each, made of namespaces of its own."""
+"""Fixtures of the network tests: each test has a lab of separate network namespaces."""
 
 import os
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from tests.runtime.local.net.lab import Lab, running_lab
 @pytest.fixture
 def needs_root() -> None:
     if os.geteuid() != 0:
-        pytest.skip("making network namespaces and links needs root")
+        pytest.skip("creating network namespaces and links needs root")
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""A little internet inside this machine: a "host" and an "internet" in namespaces of their own.
+"""A small internet on this machine: a "host" and an "internet" network namespace.
 
-The fabric under test runs inside the host namespace; nothing outside the lab is touched. The
-internet end has public-looking addresses, some private ones behind it, and a name server.
+The fabric under test runs inside the host namespace; nothing outside the lab is changed. The
+internet namespace has public and private addresses, and a name server.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ PRIVATE_WEB = "10.50.0.1"
 CARRIER_WEB = "100.64.0.1"
 METADATA = "169.254.169.254"
 PORT = 8080
-PATIENCE = 30.0
-"""Seconds for what happens at once, unless the whole machine stands still."""
+TIMEOUT = 30.0
+"""Seconds for what happens at once, unless the machine is overloaded."""
 
 OPEN, CLOSED = EgressPolicy(), EgressPolicy(allow_internet=False)
 
@@ -51,20 +51,20 @@ class Sandbox:
     async def connect(self, address: str, port: int = PORT) -> socket.socket:
         return await connect(self.netns_fd, address, port)
 
-    async def outcome(self, address: str, port: int = PORT, *, seconds: float = PATIENCE) -> str:
-        """Say how a connection and one echo go: `open`, or the name of the error."""
+    async def outcome(self, address: str, port: int = PORT, *, seconds: float = TIMEOUT) -> str:
+        """Connect and echo once; return `open`, or the name of the error."""
         return await outcome(self.netns_fd, address, port, seconds=seconds)
 
-    async def ask(
+    async def resolve(
         self, name: str, *, server: str | None = None, kind: int = 1, by_tcp: bool = False
     ) -> "Reply":
-        return await ask(
+        return await resolve(
             self.netns_fd, name, server=server or self.attachment.gateway, kind=kind, by_tcp=by_tcp
         )
 
 
 class Lab:
-    """Host, internet, and the things running in them."""
+    """The host and internet namespaces, and the servers running in them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -92,7 +92,7 @@ class Lab:
         with netns.entered(self.host):
             pid_path = f"/proc/{os.getpid()}/fd/{self.internet}"
             subprocess.run(["ip", "link", "add", "up0", "type", "veth", "peer", "net0"], check=True)
-            # `ip` takes any file that stands for a namespace: our descriptor is one.
+            # `ip` accepts the path of any namespace file, such as our descriptor.
             subprocess.run(["ip", "link", "set", "net0", "netns", pid_path], check=True)
         internet = [WEB, OTHER_WEB, NAME_SERVER, SECOND_NAME_SERVER]
         internet += [PRIVATE_WEB, CARRIER_WEB, METADATA]
@@ -143,7 +143,7 @@ class Lab:
         return made
 
     async def echo_server(self, netns_fd: int, address: str, port: int = PORT) -> None:
-        """Echo by TCP and by UDP."""
+        """Start an echo server for TCP and UDP."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = netns.socket_in(netns_fd, family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -220,13 +220,13 @@ class Lab:
 
 
 class NameServer:
-    """Answers from a table, and remembers what it was asked."""
+    """A name server that answers from a table and records queries."""
 
     def __init__(self) -> None:
         self.addresses: dict[str, list[str]] = {}
         self.aliases: dict[str, str] = {}
         self.ttl = 60
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         self.is_silent = False
         self.truncates = False
 
@@ -235,7 +235,7 @@ class NameServer:
         name, end = read_name(data, 12)
         (kind,) = struct.unpack_from("!H", data, end)
         question = data[12 : end + 4]
-        self.asked.append(name)
+        self.queries.append(name)
         if self.is_silent:
             return None
         flags = 0x8180
@@ -257,7 +257,7 @@ class NameServer:
 
 
 class Reply:
-    """What a resolver said, read independently of the code under test."""
+    """A reply of a resolver, parsed independently of the code under test."""
 
     def __init__(self, data: bytes) -> None:
         self.identity, flags, _, count, _, self.extras = struct.unpack_from("!HHHHHH", data)
@@ -295,7 +295,7 @@ def question(name: str, kind: int = 1, identity: int = 0x1234) -> bytes:
     return head + write_name(name) + struct.pack("!HH", kind, 1)
 
 
-async def ask(
+async def resolve(
     netns_fd: int, name: str, *, server: str, kind: int = 1, by_tcp: bool = False
 ) -> Reply:
     loop = asyncio.get_running_loop()
@@ -303,7 +303,7 @@ async def ask(
     shape = socket.SOCK_STREAM if by_tcp else socket.SOCK_DGRAM
     with netns.socket_in(netns_fd, socket.AF_INET, shape) as one:
         one.setblocking(False)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await loop.sock_connect(one, (server, 53))
             if not by_tcp:
                 await loop.sock_sendall(one, data)
@@ -318,7 +318,7 @@ async def ask(
 
 
 async def connect(
-    netns_fd: int, address: str, port: int = PORT, *, seconds: float = PATIENCE
+    netns_fd: int, address: str, port: int = PORT, *, seconds: float = TIMEOUT
 ) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     one = netns.socket_in(netns_fd, family, socket.SOCK_STREAM)
@@ -334,15 +334,15 @@ async def connect(
 
 async def echo(one: socket.socket, data: bytes = b"hello") -> bytes:
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await loop.sock_sendall(one, data)
         return await loop.sock_recv(one, 4096)
 
 
 async def outcome(
-    netns_fd: int, address: str, port: int = PORT, *, seconds: float = PATIENCE
+    netns_fd: int, address: str, port: int = PORT, *, seconds: float = TIMEOUT
 ) -> str:
-    """Say how a connection and one echo go; who expects silence waits for less long."""
+    """Connect and echo once; return `open`, or the name of the error."""
     try:
         with await connect(netns_fd, address, port, seconds=seconds) as one:
             return "open" if await echo(one) == b"hello" else "silent"
@@ -361,7 +361,7 @@ async def udp_outcome(
     source_port: int = 0,
     seconds: float = 0.2,
 ) -> str:
-    """Say whether a datagram comes back in time; who expects it to waits longer."""
+    """Send a datagram; return whether it is echoed in time."""
     loop = asyncio.get_running_loop()
     with netns.socket_in(netns_fd, socket.AF_INET, socket.SOCK_DGRAM) as one:
         one.setblocking(False)
@@ -380,7 +380,7 @@ async def udp_outcome(
 
 
 async def eventually(wanted: Callable[[], object], *, seconds: float = 30) -> None:
-    """Wait until the kernel or a task has done what it was told."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while True:
             found = wanted()

@@ -1,4 +1,4 @@
-"""Where sandboxes may and may not connect to, by address."""
+"""Egress policies by address."""
 
 import asyncio
 import socket
@@ -15,8 +15,8 @@ from tests.runtime.local.net.lab import (
     METADATA,
     OPEN,
     OTHER_WEB,
-    PATIENCE,
     PRIVATE_WEB,
+    TIMEOUT,
     WEB,
     Lab,
     echo,
@@ -29,13 +29,13 @@ pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 PROHIBITED = "ECONNREFUSED"
 
 
-async def test_the_internet_is_open_by_default_and_sees_only_the_host(lab: Lab):
+async def test_the_internet_is_open_by_default_and_sees_only_the_hosts_address(lab: Lab):
     box = await lab.sandbox()
     seen: list[str] = []
     await lab.datagrams(lab.internet, WEB, 9999, lambda _, data, sender: seen.append(sender[0]))
 
     assert await box.outcome(WEB) == "open"
-    assert await udp_outcome(box.netns_fd, WEB, seconds=PATIENCE) == "open"
+    assert await udp_outcome(box.netns_fd, WEB, seconds=TIMEOUT) == "open"
     await udp_outcome(box.netns_fd, WEB, 9999)
 
     await eventually(lambda: seen)
@@ -52,7 +52,7 @@ async def test_private_carrier_and_metadata_addresses_are_denied(lab: Lab, addre
     assert await udp_outcome(box.netns_fd, address) != "open"
 
 
-async def test_an_operator_can_open_private_ranges_but_metadata_must_be_named(lab: Lab):
+async def test_private_ranges_can_be_allowed_but_metadata_must_be_named(lab: Lab):
     box = await lab.sandbox(EgressPolicy(allow_private=True))
     named = await lab.sandbox(EgressPolicy(allow_private=True, allow_out=(METADATA,)))
     broad = await lab.sandbox(EgressPolicy(allow_private=True, allow_out=("128.0.0.0/1",)))
@@ -65,7 +65,7 @@ async def test_an_operator_can_open_private_ranges_but_metadata_must_be_named(la
 
 
 @pytest.mark.parametrize("policy", [CLOSED, EgressPolicy(deny_out=("0.0.0.0/0",))])
-async def test_without_internet_nothing_leaves(lab: Lab, policy: EgressPolicy):
+async def test_without_internet_all_egress_is_denied(lab: Lab, policy: EgressPolicy):
     box = await lab.sandbox(policy)
 
     assert await box.outcome(WEB) == PROHIBITED
@@ -79,7 +79,7 @@ async def test_denied_networks_are_denied_and_others_are_not(lab: Lab):
     assert await box.outcome(OTHER_WEB) == PROHIBITED
 
 
-async def test_allow_beats_deny(lab: Lab):
+async def test_allow_takes_precedence_over_deny(lab: Lab):
     narrow = await lab.sandbox(EgressPolicy(deny_out=("198.51.100.0/24",), allow_out=(WEB,)))
     closed = await lab.sandbox(EgressPolicy(allow_internet=False, allow_out=("198.51.100.0/28",)))
 
@@ -135,7 +135,7 @@ async def test_a_change_cuts_a_stream_that_only_comes_in(lab: Lab):
         # the source port where it is free, and in the lab it is.
         for one, address in ((denied, WEB), (allowed, OTHER_WEB)):
             sources[address].sendto(b"news", (HOST_PUBLIC, one.getsockname()[1]))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             assert await loop.sock_recv(allowed, 100) == b"news"
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
@@ -152,12 +152,12 @@ async def test_a_bad_policy_changes_nothing(lab: Lab):
     assert await box.outcome(WEB) == PROHIBITED
 
 
-async def test_a_policy_for_nobody_is_an_error(lab: Lab):
+async def test_a_policy_for_an_unknown_sandbox_is_an_error(lab: Lab):
     with pytest.raises(NotFoundError):
         await lab.fabric.set_policy("nobody", OPEN)
 
 
-async def test_nested_and_shrinking_networks_replace_each_other_live(lab: Lab):
+async def test_nested_and_shrinking_networks_are_replaced_live(lab: Lab):
     box = await lab.sandbox(EgressPolicy(allow_internet=False, allow_out=("198.51.100.0/24",)))
     for allowed, expected in (
         (("198.51.100.0/28",), ("open", PROHIBITED)),
@@ -170,16 +170,16 @@ async def test_nested_and_shrinking_networks_replace_each_other_live(lab: Lab):
         assert (await box.outcome(WEB), await box.outcome(OTHER_WEB)) == expected, allowed
 
 
-async def test_one_sandbox_cannot_use_up_the_machines_connection_tracking(lab: Lab):
+async def test_one_sandbox_cannot_exhaust_connection_tracking(lab: Lab):
     await lab.fabric.close()
     await lab.open(max_flows=10)
     greedy, neighbour = await lab.sandbox(), await lab.sandbox()
 
     async def flow(number: int, seconds: float) -> str:
-        # From a port of its own: one that the kernel gave twice would be the same flow again.
+        # A fixed port each: a port that the kernel reused would be the same flow.
         return await udp_outcome(greedy.netns_fd, WEB, source_port=20_000 + number, seconds=seconds)
 
-    allowed = [await flow(number, PATIENCE) for number in range(10)]
+    allowed = [await flow(number, TIMEOUT) for number in range(10)]
     beyond = [await flow(number, 0.2) for number in range(10, 14)]
 
     assert allowed == ["open"] * 10

@@ -1,4 +1,4 @@
-"""Which of a machine's networks an installation takes: one that no other has, and keeps."""
+"""The choice of a numbered fabric: unused by others, and kept."""
 
 from ipaddress import IPv4Network
 from itertools import combinations
@@ -17,7 +17,7 @@ OWN = ("subnet", "link_prefix", "table", "dns_port")
 
 
 class Machine:
-    """What the kernel would say, and whose each fabric is."""
+    """A fake kernel, with the fabrics that are open."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open: dict[str, FabricSettings] = {}
@@ -33,41 +33,41 @@ class Machine:
         return settings
 
     def has_sandbox(self, settings: FabricSettings) -> None:
-        """Give a fabric a link, which outlives whoever opened it."""
+        """Add a link to a fabric; it outlives the node."""
         name = AddressPlan(settings.subnet, settings.link_prefix).slot(1).link
         self.links.append(links.Link(1, name, "", 1500, 2, True))
 
 
-async def test_ten_installations_have_nothing_of_their_networks_in_common(
+async def test_the_networks_of_ten_installations_do_not_overlap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(monkeypatch)
     for number in range(INSTALLATIONS):
-        await fabric_number.open_own(tmp_path / str(number))
+        await fabric_number.open_node_fabric(tmp_path / str(number))
     fabrics = list(machine.open.values())
     assert len(fabrics) == INSTALLATIONS
     for one, other in combinations(fabrics, 2):
         assert not IPv4Network(one.subnet).overlaps(IPv4Network(other.subnet))
-        # Nor is one name the beginning of another: links are told apart by how they begin.
+        # No prefix is a prefix of another: links are identified by their prefix.
         assert not one.link_prefix.startswith(other.link_prefix)
         assert not other.link_prefix.startswith(one.link_prefix)
         for field in OWN:
             assert structs.asdict(one)[field] != structs.asdict(other)[field]
     with pytest.raises(ConflictError):
-        await fabric_number.open_own(tmp_path / "one too many")
+        await fabric_number.open_node_fabric(tmp_path / "one too many")
 
 
-async def test_a_network_with_sandboxes_in_it_stays_whose_it_is(
+async def test_a_network_with_sandboxes_is_kept_by_its_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(monkeypatch)
     directories = [tmp_path / str(number) for number in range(INSTALLATIONS)]
     for directory in directories:
-        machine.has_sandbox(await fabric_number.open_own(directory))  # type: ignore[arg-type]
+        machine.has_sandbox(await fabric_number.open_node_fabric(directory))  # type: ignore[arg-type]
     taken = dict(machine.open)
     machine.open.clear()  # as if every node had been killed
     with pytest.raises(UnavailableError, match="all 10 networks"):
-        await fabric_number.open_own(tmp_path / "one too many")
+        await fabric_number.open_node_fabric(tmp_path / "one too many")
     for directory in reversed(directories):
-        fabric = await fabric_number.open_own(directory)
+        fabric = await fabric_number.open_node_fabric(directory)
         assert taken[fabric.subnet].state_directory == str(directory)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Batches of nftables commands: all or nothing, and clear words where they fail."""
+"""Batches of nftables commands: atomic, with clear errors."""
 
 import ctypes
 import os
@@ -40,11 +40,11 @@ def elements(firewall: nft.Firewall) -> list[object]:
     return sorted(found.get("elem", []))
 
 
-def test_a_batch_happens_whole_or_not_at_all(firewall: nft.Firewall):
+def test_a_batch_is_atomic(firewall: nft.Firewall):
     firewall.run(["add table inet t", "add set inet t s { type ipv4_addr; }"])
     firewall.run(["add element inet t s { 192.0.2.1 }", "add element inet t s { 192.0.2.2 }"])
 
-    with pytest.raises(nft.NftError, match="refused"):
+    with pytest.raises(nft.NftError, match="rejected"):
         firewall.run(["add element inet t s { 192.0.2.3 }", "delete element inet t s { 1.1.1.1 }"])
     with pytest.raises(nft.NftError, match="Error"):
         firewall.run(["add element inet t s { 192.0.2.4 }", "this is no command"])
@@ -65,7 +65,7 @@ def test_a_firewall_belongs_to_the_namespace_it_was_opened_in(firewall: nft.Fire
     os.close(space)
 
 
-def test_a_machine_without_nftables_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_without_nftables_the_hint_names_the_package(monkeypatch: pytest.MonkeyPatch):
     def missing(name: str) -> ctypes.CDLL:
         raise OSError(f"{name}: cannot open shared object file")
 
@@ -78,7 +78,7 @@ def test_a_machine_without_nftables_says_what_to_install(monkeypatch: pytest.Mon
     assert "apt-get install nftables" in (caught.value.hint or "")
 
 
-def test_without_the_library_the_program_serves(monkeypatch: pytest.MonkeyPatch, needs_root: None):
+def test_without_the_library_the_program_is_used(monkeypatch: pytest.MonkeyPatch, needs_root: None):
     def missing(name: str) -> ctypes.CDLL:
         raise OSError(f"{name}: cannot open shared object file")
 

@@ -1,4 +1,4 @@
-"""Sandboxes reach neither each other nor anything of the machine they are on."""
+"""Sandboxes reach neither each other nor services of their host."""
 
 import asyncio
 import socket
@@ -13,8 +13,8 @@ from tests.runtime.local.net.lab import (
     HOST_SECOND,
     HOST_V6,
     OTHER_WEB,
-    PATIENCE,
     PORT,
+    TIMEOUT,
     WEB,
     Lab,
     connect,
@@ -28,16 +28,16 @@ pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 EVERYTHING = EgressPolicy(allow_private=True, allow_out=("0.0.0.0/0",))
 
 
-async def test_sandboxes_do_not_reach_each_other_whatever_their_policy(lab: Lab):
+async def test_sandboxes_cannot_reach_each_other_with_any_policy(lab: Lab):
     one, two = await lab.sandbox(EVERYTHING), await lab.sandbox(EVERYTHING)
     await lab.echo_server(two.netns_fd, "0.0.0.0")
 
     assert await one.outcome(two.ip) == "ECONNREFUSED"
     assert await udp_outcome(one.netns_fd, two.ip) != "open"
-    assert await outcome(two.netns_fd, "127.0.0.1") == "open"  # It does listen.
+    assert await outcome(two.netns_fd, "127.0.0.1") == "open"  # The server is listening.
 
 
-async def test_an_address_of_no_sandbox_leads_nowhere(lab: Lab):
+async def test_an_unused_address_is_unreachable(lab: Lab):
     box = await lab.sandbox(EVERYTHING)
     leaked: list[bytes] = []
     lab.run(
@@ -65,7 +65,7 @@ async def test_services_of_the_host_are_unreachable_on_every_address(
         assert await udp_outcome(box.netns_fd, address) != "open", address
     for address in (HOST_PUBLIC, HOST_LAN, HOST_SECOND):
         assert await box.outcome(address, 53, seconds=2) != "open", address
-    # Sent to the wire with the host's loopback as destination, it must not be taken for local.
+    # A packet that arrives with the host's loopback as destination must not be accepted.
     lab.run(
         box.netns_fd,
         "sysctl -qw net.ipv4.conf.all.route_localnet=1; ip route flush table local\n"
@@ -74,7 +74,7 @@ async def test_services_of_the_host_are_unreachable_on_every_address(
     assert await box.outcome("127.0.0.1", seconds=2) != "open"
 
 
-async def test_a_published_port_of_the_host_is_the_host_too(lab: Lab):
+async def test_published_ports_of_the_host_are_unreachable(lab: Lab):
     box = await lab.sandbox(EVERYTHING)
     lab.run(
         lab.host,
@@ -88,14 +88,14 @@ async def test_a_published_port_of_the_host_is_the_host_too(lab: Lab):
     assert await box.outcome("10.213.0.1", 81) == "ECONNREFUSED"
 
 
-async def test_there_is_no_ipv6_to_get_around_the_rules(lab: Lab):
+async def test_ipv6_cannot_bypass_the_rules(lab: Lab):
     box = await lab.sandbox(EVERYTHING)
     await lab.echo_server(lab.host, "::")
     assert await outcome(lab.host, HOST_V6) == "open"
     assert "inet6" not in lab.run(box.netns_fd, "ip -6 addr show dev eth0")
     assert "inet6" not in lab.run(lab.host, f"ip -6 addr show dev {box.attachment.link}")
 
-    # Even a sandbox that could give itself addresses and routes gets nowhere.
+    # Not even with addresses and routes set inside the sandbox.
     lab.run(
         box.netns_fd,
         "ip -6 addr add 2001:db8:9::1/64 dev eth0 nodad\n"
@@ -105,7 +105,7 @@ async def test_there_is_no_ipv6_to_get_around_the_rules(lab: Lab):
     assert await box.outcome(HOST_V6, seconds=2) == "timeout"
 
 
-async def test_packets_from_addresses_that_are_not_theirs_are_dropped(lab: Lab):
+async def test_spoofed_packets_are_dropped(lab: Lab):
     box, neighbour = await lab.sandbox(), await lab.sandbox()
     seen: list[bytes] = []
     await lab.datagrams(lab.internet, WEB, 9999, lambda _, data, sender: seen.append(data))
@@ -119,10 +119,10 @@ async def test_packets_from_addresses_that_are_not_theirs_are_dropped(lab: Lab):
 
     assert seen == []
     assert await neighbour.outcome(WEB) == "open"
-    assert await udp_outcome(box.netns_fd, WEB, source=box.ip, seconds=PATIENCE) == "open"
+    assert await udp_outcome(box.netns_fd, WEB, source=box.ip, seconds=TIMEOUT) == "open"
 
 
-async def test_the_world_cannot_pose_as_a_sandbox_or_call_one(lab: Lab):
+async def test_other_machines_can_neither_spoof_nor_reach_a_sandbox(lab: Lab):
     box = await lab.sandbox(EVERYTHING)
     await lab.echo_server(box.netns_fd, "0.0.0.0")
     lab.run(lab.internet, "ip route add 10.213.0.0/16 via 203.0.113.2")
@@ -134,14 +134,14 @@ async def test_the_world_cannot_pose_as_a_sandbox_or_call_one(lab: Lab):
         (await connect(lab.internet, HOST_PUBLIC, 22, seconds=2)).close()
 
 
-async def test_the_host_itself_can_call_a_sandbox(lab: Lab):
+async def test_the_host_can_reach_a_sandbox(lab: Lab):
     box = await lab.sandbox(EgressPolicy(allow_internet=False))
     await lab.echo_server(box.netns_fd, "0.0.0.0")
 
     assert await outcome(lab.host, box.ip) == "open"
 
 
-async def test_flows_of_a_former_owner_of_an_address_reach_nobody(lab: Lab):
+async def test_flows_of_a_former_owner_of_an_address_are_dropped(lab: Lab):
     first = await lab.sandbox()
     source = await lab.datagrams(
         lab.internet, WEB, 7000, lambda back, data, sender: back.sendto(data, sender)

@@ -1,4 +1,4 @@
-"""Attaching, detaching, restarting, crashing: nothing is left behind, nothing is lost."""
+"""Attach, detach, restart and crash: nothing is leaked and nothing is lost."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def links(lab: Lab) -> set[str]:
 
 
 def elements(lab: Lab) -> int:
-    """Count what the sets hold for sandboxes, not what the kernel counts by itself."""
+    """Count the elements of sandboxes, without the kernel's dynamic sets."""
     listing = json.loads(lab.run(lab.host, "nft -j list table inet paddock"))["nftables"]
     counted = 0
     for entry in listing:
@@ -41,7 +41,7 @@ def elements(lab: Lab) -> int:
     return counted
 
 
-async def test_two_hundred_come_and_go_without_a_trace(lab: Lab):
+async def test_two_hundred_sandboxes_leave_no_trace(lab: Lab):
     before = links(lab), elements(lab)
     spaces = [netns.create() for _ in range(200)]
     policy = EgressPolicy(deny_out=("198.51.100.16/28", "192.0.2.0/24"))
@@ -51,7 +51,7 @@ async def test_two_hundred_come_and_go_without_a_trace(lab: Lab):
     ]
     assert len({place.ip for place in places}) == 200
     assert len(links(lab)) == len(before[0]) + 200
-    # Sandboxes with the same networks share them, so that changes stay cheap.
+    # Sandboxes with the same networks share set elements.
     assert lab.run(lab.host, "nft list set inet paddock denied").count("/") == 2
     assert await outcome(spaces[0], WEB) == await outcome(spaces[199], WEB) == "open"
 
@@ -65,7 +65,7 @@ async def test_two_hundred_come_and_go_without_a_trace(lab: Lab):
         os.close(space)
 
 
-async def test_attaching_twice_is_attaching_once(lab: Lab):
+async def test_attaching_is_idempotent(lab: Lab):
     box = await lab.sandbox(ONLY_WEB)
     before = links(lab), elements(lab)
 
@@ -90,7 +90,7 @@ async def test_attaching_again_with_another_namespace_moves_the_sandbox(lab: Lab
     assert "eth0" not in lab.run(box.netns_fd, "ip -br link")
 
 
-async def test_detaching_the_unknown_is_no_error_and_twice_is_once(lab: Lab):
+async def test_detaching_is_idempotent(lab: Lab):
     box = await lab.sandbox()
     await lab.fabric.detach("nobody")
     await asyncio.gather(lab.fabric.detach(box.uid), lab.fabric.detach(box.uid))
@@ -100,7 +100,7 @@ async def test_detaching_the_unknown_is_no_error_and_twice_is_once(lab: Lab):
     assert await box.outcome(WEB) == "ENETUNREACH"
 
 
-async def test_a_hibernated_sandbox_keeps_address_and_policy_also_over_a_restart(lab: Lab):
+async def test_a_hibernated_sandbox_keeps_address_and_policy_across_restarts(lab: Lab):
     box = await lab.sandbox(ONLY_WEB)
     empty = links(lab) - {box.attachment.link}
     await lab.fabric.detach(box.uid, keep_address=True)
@@ -118,7 +118,7 @@ async def test_a_hibernated_sandbox_keeps_address_and_policy_also_over_a_restart
     await lab.fabric.set_policy(box.uid, CLOSED)
 
 
-async def test_the_first_packet_to_a_new_sandbox_arrives_however_busy_the_kernel_is(lab: Lab):
+async def test_the_first_packet_to_a_new_sandbox_arrives_under_load(lab: Lab):
     stop = threading.Event()
 
     def churn() -> None:
@@ -142,7 +142,7 @@ async def test_the_first_packet_to_a_new_sandbox_arrives_however_busy_the_kernel
         thread.join()
 
 
-async def test_a_slot_can_be_asked_for_and_belongs_to_one(lab: Lab):
+async def test_a_slot_can_be_requested_and_belongs_to_one_sandbox(lab: Lab):
     first = await lab.fabric.attach("first", lab.stack.enter_context(Space()).fd, 77)
     assert (first.slot, first.ip) == (77, "10.213.0.79")
 
@@ -154,7 +154,7 @@ async def test_a_slot_can_be_asked_for_and_belongs_to_one(lab: Lab):
         await lab.fabric.attach("second", lab.host, 70000)
 
 
-async def test_a_failed_attachment_leaves_nothing(lab: Lab):
+async def test_a_failed_attach_leaves_nothing(lab: Lab):
     before = links(lab), elements(lab)
     with (
         Path("/dev/null").open() as not_a_namespace,
@@ -170,15 +170,15 @@ async def test_a_failed_attachment_leaves_nothing(lab: Lab):
     assert lab.fabric.attached() == ()
 
 
-async def test_a_restart_keeps_connections_policies_names_and_adopts_everything(lab: Lab):
+async def test_a_restart_adopts_sandboxes_and_keeps_connections_and_policies(lab: Lab):
     lab.names.addresses = {"example.com": [OTHER_WEB]}
     box = await lab.sandbox(ONLY_WEB)
     named = await lab.sandbox(EgressPolicy(allow_internet=False, allow_out=("example.com",)))
-    await named.ask("example.com")
+    await named.resolve("example.com")
     with await box.connect(WEB) as kept:
         await echo(kept)
         await lab.fabric.close()
-        assert await echo(kept) == b"hello"  # Without us the network goes on.
+        assert await echo(kept) == b"hello"  # The network works without the node.
         assert await box.outcome(OTHER_WEB) == "ECONNREFUSED"
 
         await lab.open()
@@ -188,13 +188,13 @@ async def test_a_restart_keeps_connections_policies_names_and_adopts_everything(
     assert await box.outcome(WEB) == "open"
     assert await box.outcome(OTHER_WEB) == "ECONNREFUSED"
     assert await named.outcome(OTHER_WEB) == "open"
-    assert (await named.ask("example.com")).addresses == [OTHER_WEB]
-    assert (await named.ask("example.org")).code == 5
+    assert (await named.resolve("example.com")).addresses == [OTHER_WEB]
+    assert (await named.resolve("example.org")).code == 5
     await lab.fabric.set_policy(named.uid, CLOSED)
     assert await named.outcome(OTHER_WEB) == "ECONNREFUSED"
 
 
-async def test_a_restart_mends_a_firewall_that_somebody_flushed(lab: Lab):
+async def test_a_restart_rebuilds_a_flushed_firewall(lab: Lab):
     box = await lab.sandbox(ONLY_WEB)
     await lab.fabric.close()
     lab.run(lab.host, "nft flush ruleset")
@@ -205,7 +205,7 @@ async def test_a_restart_mends_a_firewall_that_somebody_flushed(lab: Lab):
     assert await box.outcome(OTHER_WEB) == "ECONNREFUSED"
 
 
-async def test_a_change_mends_a_firewall_that_somebody_flushed(lab: Lab):
+async def test_a_policy_change_rebuilds_a_flushed_firewall(lab: Lab):
     box, neighbour = await lab.sandbox(), await lab.sandbox(CLOSED)
     lab.run(lab.host, "nft flush ruleset")
 
@@ -216,7 +216,7 @@ async def test_a_change_mends_a_firewall_that_somebody_flushed(lab: Lab):
     assert await neighbour.outcome(WEB) == "ECONNREFUSED"
 
 
-async def test_a_sandbox_whose_record_is_lost_or_broken_is_closed(lab: Lab):
+async def test_a_sandbox_with_a_lost_or_broken_record_has_no_egress(lab: Lab):
     lost, broken = await lab.sandbox(), await lab.sandbox()
     await lab.fabric.close()
     (lab.directory / "net" / f"{lost.uid}@1.json").unlink()
@@ -231,7 +231,7 @@ async def test_a_sandbox_whose_record_is_lost_or_broken_is_closed(lab: Lab):
         assert await box.outcome(WEB) == "open"
 
 
-async def test_the_reaper_keeps_the_known_and_removes_the_rest(lab: Lab):
+async def test_unknown_sandboxes_and_stray_links_are_removed(lab: Lab):
     before = links(lab)
     known, unknown = await lab.sandbox(), await lab.sandbox()
     lab.run(lab.host, "ip link add pd-fff type veth peer name stray0")
@@ -244,7 +244,7 @@ async def test_the_reaper_keeps_the_known_and_removes_the_rest(lab: Lab):
     assert await lab.fabric.release_all_unknown({known.uid}) == ()
 
 
-async def test_a_namespace_that_dies_by_itself_can_be_detached(lab: Lab):
+async def test_a_sandbox_whose_namespace_is_gone_can_be_detached(lab: Lab):
     before = links(lab), elements(lab)
     space = netns.create()
     await lab.fabric.attach("dying", space)
@@ -256,9 +256,7 @@ async def test_a_namespace_that_dies_by_itself_can_be_detached(lab: Lab):
     assert (links(lab), elements(lab)) == before
 
 
-async def test_without_the_library_the_nft_program_does_the_same(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-):
+async def test_the_fabric_works_with_the_nft_program(lab: Lab, monkeypatch: pytest.MonkeyPatch):
     await lab.fabric.close()
     program = shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin")
     assert program is not None
@@ -272,13 +270,13 @@ async def test_without_the_library_the_nft_program_does_the_same(
             box.uid, EgressPolicy(allow_internet=False, allow_out=("example.com",))
         )
         assert await box.outcome(WEB) == "ECONNREFUSED"
-        await box.ask("example.com")
+        await box.resolve("example.com")
         assert await box.outcome(OTHER_WEB) == "open"
         await lab.fabric.close()
     await lab.open()
 
 
-async def test_a_namespace_of_an_unprivileged_user_namespace_is_served_too(lab: Lab):
+async def test_a_namespace_owned_by_an_unprivileged_user_can_be_attached(lab: Lab):
     process = await asyncio.create_subprocess_exec("unshare", "-U", "-n", "sleep", "50")
     try:
         own = netns.current()
@@ -289,7 +287,7 @@ async def test_a_namespace_of_an_unprivileged_user_namespace_is_served_too(lab: 
             return (there.st_dev, there.st_ino) != netns.identity(own)
 
         await eventually(is_apart)
-        space = netns.open_of(process.pid)
+        space = netns.open_for_pid(process.pid)
         lab.stack.callback(os.close, space)
         await lab.fabric.attach("rootless-inside", space, policy=ONLY_WEB)
 
@@ -300,7 +298,7 @@ async def test_a_namespace_of_an_unprivileged_user_namespace_is_served_too(lab: 
         await process.wait()
 
 
-async def test_one_machine_has_one_fabric_of_a_name(lab: Lab):
+async def test_fabric_names_are_unique_on_a_machine(lab: Lab):
     with pytest.raises(ConflictError, match="another node"):
         await Fabric.open(lab.settings(), netns_fd=lab.host)
 
@@ -317,7 +315,7 @@ async def test_one_machine_has_one_fabric_of_a_name(lab: Lab):
     assert await box.outcome(WEB) == "open"
 
 
-async def test_a_range_the_machine_uses_is_refused(lab: Lab):
+async def test_a_subnet_in_use_is_rejected(lab: Lab):
     await lab.fabric.purge()
     await lab.fabric.close()
     lab.run(lab.host, "ip route add 10.213.128.0/20 dev up0")
@@ -329,21 +327,21 @@ async def test_a_range_the_machine_uses_is_refused(lab: Lab):
     await lab.open()
 
 
-async def test_who_comes_when_all_is_let_go_of_hears_it(lab: Lab):
+async def test_calls_after_close_are_rejected(lab: Lab):
     await lab.sandbox(ONLY_WEB)
     sweeping = asyncio.ensure_future(lab.fabric.release_all_unknown(()))
-    await asyncio.sleep(0)  # it has begun
+    await asyncio.sleep(0)  # it has started
 
     await lab.fabric.close()
 
     (outcome,) = await asyncio.gather(sweeping, return_exceptions=True)
     assert isinstance(outcome, (tuple, UnavailableError))
-    with pytest.raises(UnavailableError, match="let go of"):
+    with pytest.raises(UnavailableError, match="is closed"):
         await lab.fabric.release_all_unknown(())
     await lab.open()
 
 
-async def test_the_subnet_may_not_hold_the_machines_name_server(lab: Lab):
+async def test_a_subnet_with_the_machines_name_server_is_rejected(lab: Lab):
     await lab.fabric.close()
     file = lab.directory / "resolv.conf"
     usual = file.read_text()
@@ -361,9 +359,9 @@ async def test_purging_leaves_the_machine_as_it_was(needs_root: None, tmp_path: 
     state = "ip -j addr show dev lo; ip -j route; ip -br link; nft list ruleset"
     try:
         lab.build()
-        # A new namespace begins with what the machine has, which is not for us to assume.
+        # A new namespace inherits the machine's setting, which may be either.
         lab.run(lab.host, "sysctl -qw net.ipv4.ip_forward=0")
-        # A link that was told to come up says so when the kernel finds the time.
+        # The operational state of a link changes asynchronously.
         await eventually(lambda: " UP " in lab.run(lab.host, "ip -br link show up0"))
         before = lab.run(lab.host, state)
         await lab.open()
@@ -377,7 +375,7 @@ async def test_purging_leaves_the_machine_as_it_was(needs_root: None, tmp_path: 
         await lab.stop()
 
 
-async def test_docker_beside_us_keeps_its_rules_and_lets_us_pass(lab: Lab):
+async def test_docker_keeps_its_rules_and_accepts_our_packets(lab: Lab):
     await lab.fabric.purge()
     await lab.fabric.close()
     lab.run(
@@ -401,7 +399,9 @@ async def test_docker_beside_us_keeps_its_rules_and_lets_us_pass(lab: Lab):
     assert lab.run(lab.host, "nft list table ip filter") == docker
 
 
-async def test_another_firewall_in_the_way_is_reported(lab: Lab, caplog: pytest.LogCaptureFixture):
+async def test_another_firewall_that_drops_packets_is_reported(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+):
     await lab.fabric.close()
     lab.run(
         lab.host,
@@ -415,9 +415,7 @@ async def test_another_firewall_in_the_way_is_reported(lab: Lab, caplog: pytest.
 
 
 @pytest.mark.parametrize("moment_ms", [3, 8, 15, 25, 40, 60])
-async def test_a_crash_at_any_moment_leaves_nothing_the_reaper_does_not_find(
-    lab: Lab, moment_ms: int
-):
+async def test_everything_left_by_a_crash_is_removed(lab: Lab, moment_ms: int):
     survivor = await lab.sandbox(ONLY_WEB)
     before = links(lab), elements(lab)
     await lab.fabric.close()
@@ -445,8 +443,8 @@ async def test_a_crash_at_any_moment_leaves_nothing_the_reaper_does_not_find(
     assert await survivor.outcome(OTHER_WEB) == "ECONNREFUSED"
 
 
-async def test_without_root_the_answer_says_what_is_missing(needs_root: None, tmp_path: Path):
-    number = fabric_number()  # the machine's first may be a node's that runs beside us
+async def test_without_root_the_error_names_what_is_missing(needs_root: None, tmp_path: Path):
+    number = fabric_number()  # fabric 0 may belong to a node of this machine
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", ROOTLESS, str(number), str(tmp_path / "net")),
         stdout=subprocess.PIPE,
@@ -454,12 +452,12 @@ async def test_without_root_the_answer_says_what_is_missing(needs_root: None, tm
     said, _ = await process.communicate()
     release_fabric_number(number)
 
-    assert b"sandboxes cannot have a network here" in said
+    assert b"the network of sandboxes cannot be set up here" in said
     assert b"a rootless sandbox has loopback only" in said
 
 
 class Space:
-    """A namespace that a test's stack closes."""
+    """A network namespace as a context manager."""
 
     def __enter__(self) -> "Space":
         self.fd = netns.create()

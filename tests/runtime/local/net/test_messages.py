@@ -1,4 +1,4 @@
-"""DNS messages, netlink attributes and addresses: nothing that comes in can surprise us."""
+"""Parsing of DNS messages and netlink attributes, and address arithmetic."""
 
 import struct
 from ipaddress import IPv4Address
@@ -21,7 +21,7 @@ domains = st.lists(labels, min_size=1, max_size=5).map(".".join).filter(lambda n
 
 
 @given(domains, st.integers(0, 65535), st.integers(1, 250))
-def test_a_query_is_read_as_it_was_written(name: str, identity: int, kind: int):
+def test_a_query_survives_a_round_trip(name: str, identity: int, kind: int):
     query = wire.parse_query(question(name.upper(), kind, identity))
 
     assert (query.name, query.id, query.type) == (name, identity, kind)
@@ -71,7 +71,7 @@ def test_a_damaged_reply_never_yields_a_foreign_address(data: st.DataObject):
     assert all(address.packed in raw for address, _ in answer.addresses)
 
 
-def reply_with(query: wire.Query, *records: bytes, flags: int = 0x8180) -> bytes:
+def reply_with(query: wire.DnsQuery, *records: bytes, flags: int = 0x8180) -> bytes:
     return (
         struct.pack("!HHHHHH", 9, flags, 1, len(records), 0, 0) + query.question + b"".join(records)
     )
@@ -86,7 +86,7 @@ def alias_record(name: str, target: str) -> bytes:
     return write_name(name) + struct.pack("!HHIH", 5, 1, 60, len(raw)) + raw
 
 
-def test_addresses_count_only_for_the_name_asked_and_its_aliases_in_any_order():
+def test_only_addresses_of_the_queried_name_and_its_aliases_count():
     query = wire.parse_query(question("www.example.com"))
     data = reply_with(
         query,
@@ -102,7 +102,7 @@ def test_addresses_count_only_for_the_name_asked_and_its_aliases_in_any_order():
     assert answer.addresses == ((IPv4Address("198.51.100.3"), 60),)
 
 
-def test_replies_to_other_questions_or_numbers_are_not_taken():
+def test_replies_with_another_question_or_id_are_rejected():
     query = wire.parse_query(question("example.com"))
     other = wire.parse_query(question("example.org"))
     good = reply_with(query, address_record("example.com", "198.51.100.3"))
@@ -119,7 +119,7 @@ def test_a_dot_inside_a_label_is_not_a_separator():
     assert wire.parse_query(data).name == "example\\046com"
 
 
-def test_a_refusal_says_why_to_those_who_understand():
+def test_a_refusal_has_an_extended_error_for_edns_clients():
     extended = question("example.com")[:10] + b"\0\1" + question("example.com")[12:]
     extended += b"\0" + struct.pack("!HHIH", 41, 1232, 0, 0)
     plain, modern = wire.parse_query(question("example.com")), wire.parse_query(extended)
@@ -130,7 +130,7 @@ def test_a_refusal_says_why_to_those_who_understand():
         assert (b"policy" in data) is (query is modern)
 
 
-def test_other_operations_are_not_served():
+def test_other_opcodes_are_not_supported():
     data = bytearray(question("example.com"))
     data[2] |= 0x28  # An update.
     with pytest.raises(wire.UnsupportedQueryError):
@@ -138,11 +138,11 @@ def test_other_operations_are_not_served():
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_can_be_read_as_attributes(data: bytes):
+def test_any_bytes_can_be_parsed_as_attributes(data: bytes):
     assert sum(len(value) + 4 for _, value in attributes(data)) <= len(data) + 3
 
 
-def test_attributes_come_back_as_they_went():
+def test_attributes_survive_a_round_trip():
     packed = nested(18, text(1, "veth"), attribute(2, b"abc"))
     ((kind, inner),) = attributes(packed)
 
@@ -162,13 +162,13 @@ def test_everything_about_a_slot_follows_from_its_number(number: int):
     assert 2**30 <= slot.index < 2**31
 
 
-def test_links_of_others_are_not_ours():
+def test_foreign_links_have_no_slot():
     plan = AddressPlan("10.213.0.0/16", "pd-")
     for name in ("eth0", "pd-", "pd-xyz", "pd-0a", "pd-A", "pd-fffff", "pd--1", "pd- 1", "xpd-1"):
         assert plan.slot_of_link(name) is None, name
 
 
-def test_addresses_rest_before_they_are_used_again():
+def test_addresses_are_reused_round_robin():
     plan = AddressPlan("10.213.0.0/24", "pd-")
     assert plan.capacity == 253
     assert plan.free_slot({3, 4}, 2).number == 5
@@ -178,12 +178,12 @@ def test_addresses_rest_before_they_are_used_again():
 
 
 @pytest.mark.parametrize("subnet", ["8.8.8.0/24", "10.0.0.1/16", "10.0.0.0/30", "fd00::/64", "x"])
-def test_ranges_that_cannot_serve_are_refused(subnet: str):
+def test_invalid_subnets_are_rejected(subnet: str):
     with pytest.raises(InvalidError, match="subnet"):
         AddressPlan(subnet, "pd-")
 
 
-def test_numbered_fabrics_share_no_name_no_range_and_no_port() -> None:
+def test_numbered_fabrics_share_no_name_range_or_port() -> None:
     made = [FabricSettings.numbered(number, "/x") for number in range(100)]
     for field in ("subnet", "link_prefix", "table", "dns_port"):
         assert len({getattr(item, field) for item in made}) == 100

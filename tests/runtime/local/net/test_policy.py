@@ -1,4 +1,4 @@
-"""What policies mean, and which ones are refused; judged against an independent reading."""
+"""Compilation and validation of policies, against an independent model."""
 
 from ipaddress import IPv4Address, IPv4Network
 
@@ -27,7 +27,7 @@ def problems(policy: EgressPolicy, root: str = "") -> dict[str, str]:
 
 
 def allows(rules: EgressRules, address: IPv4Address) -> bool:
-    """Judge an address as the firewall's chain does, in the same order."""
+    """Evaluate an address in the order of the firewall's chain."""
     if any(address in network for network in NEVER):
         return False
     if any(address in network for network in PRIVATE) and not rules.reaches_private:
@@ -39,7 +39,7 @@ def allows(rules: EgressRules, address: IPv4Address) -> bool:
     return rules.is_open
 
 
-def test_the_default_is_the_open_internet():
+def test_the_default_policy_allows_the_internet():
     assert compile_policy(EgressPolicy()) == EgressRules(is_open=True)
 
 
@@ -47,17 +47,17 @@ def test_the_default_is_the_open_internet():
     "policy",
     [EgressPolicy(allow_internet=False), EgressPolicy(deny_out=("0.0.0.0/0", "::/0", "1.2.3.4"))],
 )
-def test_no_internet_and_denying_everything_are_the_same(policy: EgressPolicy):
+def test_denying_everything_equals_no_internet(policy: EgressPolicy):
     assert compile_policy(policy) == EgressRules(is_open=False)
 
 
-def test_halves_make_a_whole():
+def test_adjacent_networks_are_merged():
     assert not compile_policy(EgressPolicy(deny_out=("0.0.0.0/1", "128.0.0.0/1"))).is_open
     opened = EgressPolicy(allow_internet=False, allow_out=("0.0.0.0/1", "128.0.0.0/1"))
     assert compile_policy(opened) == EgressRules(is_open=True)
 
 
-def test_every_bad_field_is_named_at_once():
+def test_all_invalid_fields_are_reported_together():
     policy = EgressPolicy(
         allow_out=("1.2.3.4", "10.0.0.1/8", "exa mple.com", "2001:db8::/32", "1.2.3.4:443"),
         deny_out=("example.com", "300.1.1.1", "1.2.3.0/33", ""),
@@ -86,7 +86,7 @@ def test_domains_need_a_closed_internet():
      "a" * 64 + ".com",
      "http://a.com", "a.com/x", "a.com:443", "user@a.com", "1.2.3", "a.1", "\n", "a\0b.com"],
 )  # fmt: skip
-def test_what_is_no_domain_is_refused(name: str):
+def test_invalid_domains_are_rejected(name: str):
     assert set(problems(EgressPolicy(allow_internet=False, allow_out=(name,)))) == {"allow_out[0]"}
 
 
@@ -110,13 +110,13 @@ def test_names_match_exactly_or_below_a_wildcard():
     assert not any(rules.resolves(name) for name in refused)
 
 
-def test_too_many_entries_are_refused():
+def test_too_many_entries_are_rejected():
     many = tuple(f"192.0.{n >> 8}.{n & 255}" for n in range(1001))
     assert set(problems(EgressPolicy(deny_out=many))) == {"deny_out"}
     assert set(problems(EgressPolicy(dns_servers=("8.8.8.8",) * 9))) == {"dns_servers"}
 
 
-def test_private_name_servers_need_the_operators_leave():
+def test_private_name_servers_need_allow_private():
     assert compile_policy(EgressPolicy(dns_servers=("10.0.0.1",), allow_private=True))
     assert problems(EgressPolicy(dns_servers=("127.0.0.1",), allow_private=True))
     assert problems(EgressPolicy(dns_servers=("169.254.169.254",), allow_private=True))
@@ -132,7 +132,7 @@ addresses = st.builds(IPv4Address, st.integers(0, 2**32 - 1))
 
 @given(st.lists(networks, max_size=8), st.lists(networks, max_size=8), st.booleans(), st.booleans(),
        st.data())  # fmt: skip
-def test_compiled_rules_judge_like_the_policys_own_words(
+def test_compiled_rules_match_the_model(
     allowed: list[str], denied: list[str], internet: bool, private: bool, data: st.DataObject
 ):
     policy = EgressPolicy(
@@ -164,7 +164,7 @@ def test_compiled_rules_judge_like_the_policys_own_words(
 
 
 @given(st.lists(networks, max_size=12), st.booleans())
-def test_networks_of_one_kind_never_overlap(entries: list[str], internet: bool):
+def test_networks_of_one_list_never_overlap(entries: list[str], internet: bool):
     rules = compile_policy(
         EgressPolicy(
             allow_internet=internet, allow_out=tuple(entries), deny_out=tuple(reversed(entries))
@@ -192,6 +192,6 @@ def test_any_text_is_either_a_policy_or_an_error_with_paths(allowed: list[str], 
 
 
 @given(addresses)
-def test_no_answer_opens_an_address_that_is_private(address: IPv4Address):
+def test_private_addresses_are_never_admitted(address: IPv4Address):
     if is_admissible(address, reaches_private=False):
         assert not any(address in network for network in (*PRIVATE, *NEVER))

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from paddock.runtime.local.net.records import Record as NetworkRecord
-from paddock.runtime.local.net.records import Records
+from paddock.runtime.local.net.records import NetworkRecord, NetworkRecords
 from paddock.runtime.local.node.records import SandboxRecord, StateDirectory
 from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, InstanceState
 from tests.disks import small_disk
@@ -97,7 +96,7 @@ def test_a_record_that_does_not_fit_is_refused_and_the_last_one_stays(tmp_path):
 
 def test_a_network_record_that_did_not_fit_leaves_nothing_behind(tmp_path):
     with small_disk(tmp_path / "disk", "1m") as disk:
-        records = Records(str(disk / "net"))
+        records = NetworkRecords(str(disk / "net"))
         records.load()
         first = NetworkRecord(uid="one", slot=1, policy=EgressPolicy(), marks=(1,))
         records.save(first)
@@ -106,7 +105,7 @@ def test_a_network_record_that_did_not_fit_leaves_nothing_behind(tmp_path):
         with pytest.raises(OSError, match="No space left"):
             records.save(structs.replace(first, marks=(2,)))
 
-        assert Records(str(disk / "net")).load() == ({"one": first}, [])
+        assert NetworkRecords(str(disk / "net")).load() == ({"one": first}, [])
         (disk / "ballast").unlink()
         records.save(structs.replace(first, marks=(3,)))
         assert len(list((disk / "net").iterdir())) == 1
@@ -116,10 +115,10 @@ def test_a_network_record_that_did_not_fit_leaves_nothing_behind(tmp_path):
 
 def test_a_network_record_that_a_crash_cut_off_is_cleared_away(tmp_path):
     first = NetworkRecord(uid="one", slot=1, policy=EgressPolicy(), marks=(1,))
-    records = Records(str(tmp_path))
+    records = NetworkRecords(str(tmp_path))
     records.load()
     records.save(first)
     (tmp_path / "one@2.json.new").write_bytes(b'{"uid":')
 
-    assert Records(str(tmp_path)).load() == ({"one": first}, [])
+    assert NetworkRecords(str(tmp_path)).load() == ({"one": first}, [])
     assert [path.name for path in tmp_path.iterdir()] == ["one@1.json"]

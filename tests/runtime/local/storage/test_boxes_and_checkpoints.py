@@ -1,4 +1,4 @@
-"""The storage contract: the same promises on btrfs and on plain directories."""
+"""The storage contract, on btrfs and on plain directories."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paddock.kit.errors import InvalidError, NotFoundError
-from paddock.runtime.local.storage import Storage, can_make_pool, open_storage
+from paddock.runtime.local.storage import Storage, open_storage, pool_unavailable_reason
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
@@ -20,8 +20,8 @@ def opened(root: Path, backend: str) -> Storage:
 
 @pytest.fixture(params=["btrfs", "plain"])
 def backend(request: pytest.FixtureRequest) -> str:
-    if request.param == "btrfs" and (reason := can_make_pool()):
-        pytest.skip(f"this machine cannot make a btrfs image: {reason}")
+    if request.param == "btrfs" and (reason := pool_unavailable_reason()):
+        pytest.skip(f"this machine cannot create a btrfs image: {reason}")
     return request.param
 
 
@@ -39,7 +39,7 @@ def test_a_new_box_is_empty_and_owned_by_root(storage: Storage):
     assert (box.upper.stat().st_uid, box.upper.stat().st_mode & 0o777) == (0, 0o755)
 
 
-def test_creating_a_box_twice_gives_the_same_box_with_its_files(storage: Storage):
+def test_creating_a_box_is_idempotent_and_keeps_files(storage: Storage):
     first = storage.create("one")
     (first.upper / "file").write_text("kept")
     again = storage.create("one")
@@ -47,7 +47,7 @@ def test_creating_a_box_twice_gives_the_same_box_with_its_files(storage: Storage
     assert (again.upper / "file").read_text() == "kept"
 
 
-def test_a_clone_has_the_files_of_the_moment_of_the_snapshot(storage: Storage):
+def test_a_clone_has_the_files_at_the_time_of_the_snapshot(storage: Storage):
     box = storage.create("one")
     (box.upper / "file").write_text("before")
     os.mknod(box.upper / "gone", 0o20000, os.makedev(0, 0))  # an overlay whiteout
@@ -80,12 +80,12 @@ def test_a_clone_outlives_its_checkpoint_and_its_source(storage: Storage):
     clone = storage.clone("cp", "two")
     storage.delete("one")
     storage.delete_checkpoint("cp")
-    storage.settle()
+    storage.wait_deleted()
     assert (clone.upper / "file").read_text() == "kept"
     assert (storage.boxes(), storage.checkpoints()) == (("two",), ())
 
 
-def test_a_snapshot_under_a_taken_id_keeps_the_first(storage: Storage):
+def test_a_second_snapshot_with_the_same_id_keeps_the_first(storage: Storage):
     box = storage.create("one")
     (box.upper / "file").write_text("first")
     storage.snapshot("one", "cp")
@@ -94,7 +94,7 @@ def test_a_snapshot_under_a_taken_id_keeps_the_first(storage: Storage):
     assert (storage.clone("cp", "two").upper / "file").read_text() == "first"
 
 
-def test_deleting_what_is_not_there_is_no_error(storage: Storage):
+def test_deleting_unknown_names_is_ignored(storage: Storage):
     storage.delete("nobody")
     storage.delete_checkpoint("nothing")
     assert storage.boxes() == ()
@@ -110,19 +110,19 @@ def test_unknown_names_are_not_found(storage: Storage):
 
 
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "a\0b", "x" * 300, "-"])
-def test_names_that_could_leave_their_directory_are_refused(storage: Storage, name: str):
+def test_names_that_could_escape_their_directory_are_rejected(storage: Storage, name: str):
     with pytest.raises(InvalidError):
         storage.create(name)
     with pytest.raises(InvalidError):
         storage.delete_checkpoint(name)
 
 
-def test_deleted_boxes_take_their_memory_with_them(storage: Storage):
+def test_deleting_a_box_deletes_its_memory(storage: Storage):
     storage.create("one")
     storage.box_memory("one").mkdir()
     (storage.box_memory("one") / "pages-1.img").write_bytes(b"x" * 4096)
     storage.delete("one")
-    storage.settle()
+    storage.wait_deleted()
     assert not storage.box_memory("one").exists()
     assert storage.find("one") is None
 
@@ -147,7 +147,7 @@ def test_a_reopened_storage_finds_everything(tmp_path: Path, backend: str):
         storage.close(detach=True)
 
 
-def test_what_a_crash_left_half_made_is_swept(tmp_path: Path, backend: str):
+def test_incomplete_trees_are_removed_after_a_crash(tmp_path: Path, backend: str):
     storage = opened(tmp_path / "storage", backend)
     whole, half = storage.create("whole"), storage.create("half")
     storage.create("other")
@@ -161,18 +161,18 @@ def test_what_a_crash_left_half_made_is_swept(tmp_path: Path, backend: str):
     storage = opened(tmp_path / "storage", backend)
     try:
         swept = storage.sweep()
-        storage.settle()
+        storage.wait_deleted()
         assert whole.path.is_dir()
         assert not storage.box_memory("stray").exists()
         assert set(swept) == {"checkpoints/half-cp", "memory/boxes/stray"}
-        # An unreadable record means the box is not whole: making it again starts afresh.
+        # An unreadable record means the box is incomplete: it is created again, empty.
         (half.upper / "rest").write_text("of the first try")
         assert list(storage.create("half").upper.iterdir()) == []
     finally:
         storage.close(detach=True)
 
 
-def test_usage_grows_with_what_is_written_and_clones_inherit_it(storage: Storage):
+def test_usage_grows_with_writes_and_clones_inherit_it(storage: Storage):
     box = storage.create("one")
     (box.upper / "file").write_bytes(os.urandom(8 << 20))
     storage.flush("one")
@@ -186,14 +186,14 @@ def test_usage_grows_with_what_is_written_and_clones_inherit_it(storage: Storage
 class TestLimitsOnBtrfs:
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        if reason := can_make_pool():
-            pytest.skip(f"this machine cannot make a btrfs image: {reason}")
+        if reason := pool_unavailable_reason():
+            pytest.skip(f"this machine cannot create a btrfs image: {reason}")
         storage = opened(tmp_path / "storage", "btrfs")
-        assert storage.abilities.can_limit_disk
+        assert storage.capabilities.can_limit_disk
         yield storage
         storage.close(detach=True)
 
-    def test_data_beyond_the_limit_is_refused_and_neighbours_go_on(self, storage: Storage):
+    def test_writes_beyond_the_limit_fail_without_affecting_others(self, storage: Storage):
         box = storage.create("one", limit_bytes=16 << 20)
         neighbour = storage.create("two", limit_bytes=16 << 20)
         written, code = fill(box.upper / "file", 32 << 20)
@@ -201,20 +201,20 @@ class TestLimitsOnBtrfs:
         assert 8 << 20 <= written <= 16 << 20
         (neighbour.upper / "file").write_bytes(b"x" * (4 << 20))
 
-    def test_room_comes_back_when_files_are_deleted(self, storage: Storage):
+    def test_deleted_files_free_the_limit(self, storage: Storage):
         box = storage.create("one", limit_bytes=16 << 20)
         fill(box.upper / "file", 32 << 20)
         (box.upper / "file").unlink()
         storage.flush("one")
         assert fill(box.upper / "again", 8 << 20) == (8 << 20, 0)
 
-    def test_empty_files_are_bounded_too(self, storage: Storage):
+    def test_empty_files_count_towards_the_limit(self, storage: Storage):
         box = storage.create("one", limit_bytes=2 << 20)
         made, code = make_empty_files(box.upper, 50_000)
         assert code == errno.EDQUOT
         assert made < 10_000
 
-    def test_a_clone_may_use_what_the_checkpoint_left_of_its_limit(self, storage: Storage):
+    def test_data_shared_with_the_checkpoint_counts_towards_the_limit(self, storage: Storage):
         box = storage.create("one", limit_bytes=32 << 20)
         fill(box.upper / "file", 12 << 20)
         storage.flush("one")
@@ -224,19 +224,19 @@ class TestLimitsOnBtrfs:
         assert code == errno.EDQUOT
         assert written <= 12 << 20
 
-    def test_a_raised_limit_holds_at_once(self, storage: Storage):
+    def test_a_raised_limit_takes_effect_at_once(self, storage: Storage):
         box = storage.create("one", limit_bytes=8 << 20)
         fill(box.upper / "file", 16 << 20)
         storage.limit("one", 64 << 20)
         assert fill(box.upper / "more", 16 << 20) == (16 << 20, 0)
 
-    def test_quota_groups_of_deleted_boxes_are_forgotten(self, storage: Storage):
+    def test_quota_groups_of_deleted_boxes_are_removed(self, storage: Storage):
         for number in range(5):
             storage.create(f"box-{number}")
         keep = storage.create("keep")
         for number in range(5):
             storage.delete(f"box-{number}")
-        storage.settle()
+        storage.wait_deleted()
         storage.flush("keep")
         storage.sweep()
         assert keep.path.is_dir()
@@ -244,7 +244,7 @@ class TestLimitsOnBtrfs:
 
 
 def fill(path: Path, size: int) -> tuple[int, int]:
-    """Write until done or refused: bytes that reached the disk, and the error's number."""
+    """Write until done or failed; return the bytes on disk and the errno."""
     written = 0
     with path.open("wb", buffering=0) as file:
         try:
@@ -258,7 +258,7 @@ def fill(path: Path, size: int) -> tuple[int, int]:
 
 
 def make_empty_files(directory: Path, count: int) -> tuple[int, int]:
-    """Make files until done or refused: how many, and the error's number."""
+    """Create files until done or failed; return their number and the errno."""
     for number in range(count):
         try:
             os.close(os.open(directory / f"{number:0200}", os.O_CREAT | os.O_WRONLY))

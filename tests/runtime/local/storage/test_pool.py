@@ -1,4 +1,4 @@
-"""The btrfs image: made sparse, found again, grown while in use, never the death of its disk."""
+"""The btrfs image: sparse, reusable, growing while in use, and safe on a full disk."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paddock.kit.errors import InvalidError, UnavailableError
-from paddock.runtime.local.storage import btrfs_ioctl, can_make_pool, open_storage
+from paddock.runtime.local.storage import btrfs_ioctl, open_storage, pool_unavailable_reason
 from paddock.runtime.local.storage.opening import IMAGE, MOUNT
 from paddock.runtime.local.storage.pool import Pool
 from tests.disks import small_disk
@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
 @pytest.fixture(autouse=True)
 def machine_can() -> None:
-    if reason := can_make_pool():
-        pytest.skip(f"this machine cannot make a btrfs image: {reason}")
+    if reason := pool_unavailable_reason():
+        pytest.skip(f"this machine cannot create a btrfs image: {reason}")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_opening_again_finds_it_mounted(pool: Pool, tmp_path: Path):
     assert (pool.mount_point / "file").read_text() == "kept"
 
 
-def test_it_grows_while_files_are_open(pool: Pool):
+def test_the_image_grows_while_files_are_open(pool: Pool):
     before = free_bytes(pool.mount_point)
     with (pool.mount_point / "file").open("w") as file:
         pool.grow(1 << 30)
@@ -60,14 +60,14 @@ def test_it_grows_while_files_are_open(pool: Pool):
     assert pool.status().size_bytes == 1 << 30
 
 
-def test_it_grows_by_itself_when_nearly_full(pool: Pool):
+def test_the_image_grows_when_nearly_full(pool: Pool):
     with (pool.mount_point / "file").open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, int(free_bytes(pool.mount_point) * 0.95))
     pool.ensure_room()
     assert pool.status().size_bytes > 512 << 20
 
 
-def test_room_that_is_freed_goes_back_to_the_disk(pool: Pool):
+def test_freed_space_is_returned_to_the_disk(pool: Pool):
     with (pool.mount_point / "file").open("wb") as file:
         file.write(os.urandom(64 << 20))
         os.fsync(file.fileno())
@@ -75,13 +75,13 @@ def test_room_that_is_freed_goes_back_to_the_disk(pool: Pool):
     (pool.mount_point / "file").unlink()
     btrfs_ioctl.sync_tree(pool.mount_point)
     subprocess.run(["fstrim", pool.mount_point], check=True)
-    deadline = time.monotonic() + 60  # some of it goes back in the background
+    deadline = time.monotonic() + 60  # partly in the background
     while pool.status().allocated_bytes >= full - (48 << 20):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
-def test_a_half_made_image_is_made_anew(tmp_path: Path):
+def test_an_incomplete_image_is_created_again(tmp_path: Path):
     (tmp_path / "image.new").write_bytes(b"left by a crash")
     pool = Pool(tmp_path / "image", tmp_path / "mount")
     pool.open(512 << 20)
@@ -89,10 +89,10 @@ def test_a_half_made_image_is_made_anew(tmp_path: Path):
     assert not (tmp_path / "image.new").exists()
 
 
-def test_an_image_is_made_while_others_of_the_machine_come_and_go(
+def test_mkfs_is_retried_when_a_loop_device_disappears(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    # given a mkfs that asked a loop device which somebody has just unmounted
+    # given a mkfs that fails once because a loop device was just unmounted
     real = shutil.which("mkfs.btrfs")
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "mkfs.btrfs"
@@ -103,7 +103,7 @@ def test_an_image_is_made_while_others_of_the_machine_come_and_go(
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    # when a pool is made, then it is asked again
+    # when a pool is created, then mkfs is run again
     pool = Pool(tmp_path / "image", tmp_path / "mount")
     pool.open(512 << 20)
     try:
@@ -113,7 +113,7 @@ def test_an_image_is_made_while_others_of_the_machine_come_and_go(
         pool.unmount()
 
 
-def test_new_boxes_are_refused_before_the_disk_below_is_full(tmp_path: Path):
+def test_new_boxes_are_rejected_before_the_disk_is_full(tmp_path: Path):
     with small_disk(tmp_path / "disk", "400m") as disk:
         storage = open_storage(disk / "storage", backend="btrfs", pool_bytes=1 << 30)
         try:
@@ -130,7 +130,7 @@ def test_new_boxes_are_refused_before_the_disk_below_is_full(tmp_path: Path):
             storage.close(detach=True)
 
 
-def test_auto_prefers_btrfs_and_keeps_to_what_lies_there(tmp_path: Path):
+def test_auto_prefers_btrfs_and_keeps_an_existing_backend(tmp_path: Path):
     made = open_storage(tmp_path / "one", pool_bytes=512 << 20)
     assert made.backend_name == "btrfs"
     made.close(detach=True)
@@ -155,13 +155,13 @@ def test_a_state_directory_on_btrfs_is_used_as_it_is(pool: Pool):
     storage.close(detach=True)
 
 
-def test_a_plain_place_says_why_it_cannot_limit(tmp_path: Path):
+def test_plain_storage_reports_why_it_cannot_limit(tmp_path: Path):
     storage = open_storage(tmp_path / "plain", backend="plain")
-    if not storage.abilities.can_limit_disk:
-        assert "project quotas" in storage.abilities.reason
+    if not storage.capabilities.can_limit_disk:
+        assert "project quotas" in storage.capabilities.reason
     storage.close()
 
 
-def test_an_unknown_backend_is_refused(tmp_path: Path):
-    with pytest.raises(InvalidError, match="no storage backend"):
+def test_an_unknown_backend_is_rejected(tmp_path: Path):
+    with pytest.raises(InvalidError, match="not a storage backend"):
         open_storage(tmp_path, backend="zfs")

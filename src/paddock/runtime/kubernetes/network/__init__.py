@@ -1,1 +1,1 @@
-"""Egress policies of sandboxes as NetworkPolicies."""
+"""NetworkPolicies that enforce the egress policies of sandboxes."""

@@ -1,7 +1,7 @@
-"""The NetworkPolicies of sandboxes: made when a pod first needs one, collected when none does.
+"""Create NetworkPolicies when a pod first needs one, delete them when unused.
 
-A pod under a policy that is not there could reach everything, so a policy goes only after it was
-idle for long, and never while somebody is about to use it. What it says is `network`'s business.
+A pod whose policy is missing can reach everything. So a policy is deleted only after it was unused
+for `IDLE_SECONDS`, and never while `ensure` uses it. `policy_render` renders the policies.
 """
 
 import asyncio
@@ -22,24 +22,24 @@ from paddock.resources.kinds.pods import NetworkPolicyManifest
 from paddock.resources.meta import Key
 from paddock.resources.selectors import parse_labels
 from paddock.runtime.kubernetes import names
-from paddock.runtime.kubernetes.cluster import Cluster, Pods
+from paddock.runtime.kubernetes.cluster import Cluster, PodCache
 from paddock.runtime.kubernetes.network.policy_render import network_policy, policy_name
 from paddock.runtime.port import EgressPolicy
 
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 600.0
-"""So long must no pod have needed a policy; also how often somebody looks."""
+"""A policy is deleted after being unused this long; also the interval between sweeps."""
 _OURS = re.compile(r"^paddock-[0-9a-f]{12}$")
 
 
-class Policies:
-    """Makes and collects them; one process at a time leads and does."""
+class NetworkPolicies:
+    """Creates and garbage-collects NetworkPolicies; runs in the leader only."""
 
     def __init__(
         self,
         cluster: Cluster,
-        pods: Pods,
+        pods: PodCache,
         *,
         system_namespace: str,
         clock: Clock,
@@ -51,41 +51,40 @@ class Policies:
         self._system = system_namespace
         self._clock = clock
         self._needed: dict[Key, float] = {}
-        """Policies that are known to be there, and when each was last needed."""
+        """Policies known to exist, with the time each was last needed."""
         self._idle_since: dict[Key, float] = {}
         self._lock = asyncio.Lock()
 
     def name(self, policy: EgressPolicy) -> str:
-        """Give the name of a policy."""
         return policy_name(policy, self._system)
 
     async def ensure(self, policy: EgressPolicy, namespace: str) -> None:
-        """See to it that a policy is there before a pod is under it."""
+        """Create a policy unless it exists; call it before the pod is created."""
         key = Key(namespace, self.name(policy))
         if key not in self._needed:
             manifest = network_policy(policy, namespace, system_namespace=self._system)
-            # One that is being collected right now must be gone before it is made anew.
+            # A policy that is being deleted must be gone before it is created again.
             async with self._lock:
-                # Many wait here when a pool begins, and the first has made it for all.
+                # Many callers wait here when a pool starts; the first one creates it.
                 if key not in self._needed:
                     with contextlib.suppress(AlreadyExistsError):
                         await self._cluster.create(manifest)
         self._needed[key] = self._clock.monotonic()
 
     async def run(self) -> None:
-        """Collect now and then, until cancelled."""
+        """Sweep periodically until cancelled."""
         while True:
             await asyncio.sleep(IDLE_SECONDS)
             try:
                 await self.sweep()
             except PaddockError as error:
-                log.warning("policies were not collected", extra=fields(error=error.message))
+                log.warning("sweep of network policies failed", extra=fields(error=error.message))
 
     async def sweep(self) -> tuple[Key, ...]:
-        """Delete policies that no pod was under for long; give their keys."""
+        """Delete policies that no pod has used for `IDLE_SECONDS`; return their keys."""
         found = await self._cluster.list(
             NetworkPolicyManifest,
-            # Where pods are looked at, and nowhere else.
+            # Only where pods are watched.
             namespace=self._namespace,
             labels=parse_labels(f"{names.LABEL_MANAGED}={names.MANAGER}"),
         )
@@ -105,14 +104,14 @@ class Policies:
             needed = self._needed.get(key)
             if needed is not None and self._clock.monotonic() - needed < IDLE_SECONDS:
                 return False
-            # Whoever needs it from here on waits for the lock and makes it anew.
+            # From here on `ensure` waits for the lock and creates the policy again.
             self._needed.pop(key, None)
             self._idle_since.pop(key, None)
             try:
                 await self._cluster.delete(NetworkPolicyManifest, key, uid=policy.metadata.uid)
             except (NotFoundError, ConflictError):
                 return False
-        log.info("unused policy collected", extra=fields(policy=key))
+        log.info("unused network policy deleted", extra=fields(policy=key))
         return True
 
 

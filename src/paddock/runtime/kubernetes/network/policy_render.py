@@ -1,7 +1,7 @@
-"""Egress policies as NetworkPolicies: one per distinct policy, shared by all pods that have it.
+"""Render egress policies as NetworkPolicies: one per distinct policy, shared by all its pods.
 
-A pod says by label which one it is under, so that neither a new sandbox nor a changed policy costs
-more than a label. NetworkPolicies know addresses only; names are refused, not ignored.
+A label on the pod selects its policy, so a new sandbox or a changed policy costs only a label.
+NetworkPolicies support addresses only; host names are rejected, not ignored.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _PRIVATE = (
     "10.0.0.0/8",
     "100.64.0.0/10",
     "127.0.0.0/8",
-    "168.63.129.16/32",  # a public address by which a cloud's machines reach their host
+    "168.63.129.16/32",  # public address by which virtual machines of a cloud reach their host
     "169.254.0.0/16",
     "172.16.0.0/12",
     "192.168.0.0/16",
@@ -30,7 +30,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def policy_name(policy: EgressPolicy, system_namespace: str) -> str:
-    """Give the name that this policy has in every namespace."""
+    """Return the name of this policy; it is the same in every namespace."""
     text = msgspec.json.encode((policy, system_namespace))
     return "paddock-" + hashlib.sha256(text).hexdigest()[:12]
 
@@ -38,7 +38,7 @@ def policy_name(policy: EgressPolicy, system_namespace: str) -> str:
 def network_policy(
     policy: EgressPolicy, namespace: str, *, system_namespace: str
 ) -> NetworkPolicyManifest:
-    """Say in Kubernetes' words where pods of this policy may connect to, and who to them."""
+    """Render the NetworkPolicy: allowed egress, and ingress from the system namespace only."""
     name = policy_name(policy, system_namespace)
     return NetworkPolicyManifest(
         metadata=ObjectMeta(
@@ -47,7 +47,7 @@ def network_policy(
         spec={
             "podSelector": {"matchLabels": {names.LABEL_EGRESS: name}},
             "policyTypes": ["Ingress", "Egress"],
-            # Gateways, the API and controllers; nobody else speaks to a sandbox directly.
+            # Only gateways, the API and controllers connect to a sandbox directly.
             "ingress": [{"from": [_namespace(system_namespace)]}],
             "egress": _egress(policy),
         },
@@ -99,6 +99,6 @@ def _block(text: str) -> Network:
         if "/" in text:
             raise InvalidError(f"{text!r} is neither an address nor a CIDR: {error}") from error
         raise UnsupportedError(
-            f"the egress rule {text!r} names a host, and NetworkPolicies know addresses only",
+            f"the egress rule {text!r} names a host, but NetworkPolicies support addresses only",
             hint="use addresses or CIDRs on Kubernetes",
         ) from error

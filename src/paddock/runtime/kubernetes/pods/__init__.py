@@ -1,1 +1,1 @@
-"""Pods of sandboxes: rendered, created, watched, and changed while they run."""
+"""Pods of sandboxes: rendering, creation, watching, and changes to running pods."""

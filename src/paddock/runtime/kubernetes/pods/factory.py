@@ -1,4 +1,4 @@
-"""Pods and volume claims, made for a sandbox or found to be its own; never a stranger's."""
+"""Create the pod and volume claims of a sandbox, or adopt those it owns already."""
 
 from collections.abc import Callable
 
@@ -6,29 +6,29 @@ from paddock.kit.errors import AlreadyExistsError, InvalidError, NotFoundError, 
 from paddock.resources import tokens
 from paddock.resources.kinds.pods import Pod, VolumeClaim
 from paddock.resources.meta import Key, Resource
-from paddock.runtime.kubernetes.cluster import Cluster, Pods
+from paddock.runtime.kubernetes.cluster import Cluster, PodCache
 from paddock.runtime.kubernetes.pods import status
 from paddock.runtime.kubernetes.pods.render import PodSettings, render, volume_claims
 from paddock.runtime.port import Blueprint
 
 
-class Making:
-    """Makes what a sandbox consists of on a cluster."""
+class PodFactory:
+    """Creates pods and volume claims."""
 
     def __init__(
         self,
         cluster: Cluster,
-        pods: Pods,
+        pods: PodCache,
         settings: PodSettings,
         control_token: Callable[[str], str],
     ) -> None:
         self._cluster = cluster
-        self._picture = pods
+        self._pod_cache = pods
         self._settings = settings
         self._control_token = control_token
 
-    async def pod(self, blueprint: Blueprint, *, incarnation: int) -> Pod:
-        """Make a sandbox's pod, or take over the one that was made for it."""
+    async def create_pod(self, blueprint: Blueprint, *, incarnation: int) -> Pod:
+        """Create the pod of a sandbox, or adopt the existing one it owns."""
         manifest = render(
             blueprint,
             self._settings,
@@ -39,39 +39,39 @@ class Making:
             made = await self._cluster.create(manifest)
         except AlreadyExistsError:
             return await self._adopt(blueprint)
-        # What the server answered is shown until the watch has caught up.
+        # Store the response in the cache until the watch delivers the pod.
         pod = Pod(metadata=made.metadata)
-        self._picture.observe(pod)
+        self._pod_cache.observe(pod)
         return pod
 
     async def _adopt(self, blueprint: Blueprint) -> Pod:
-        """Take over a pod of this name if it was made for this very sandbox."""
+        """Return the existing pod of this name if the sandbox owns it."""
         try:
             pod = await self._cluster.get(Pod, Key(blueprint.namespace, blueprint.name))
         except NotFoundError as error:
-            # Not the sandbox is missing: what stood in its way is.
+            # The conflicting pod was deleted in between: retry.
             raise UnavailableError(
-                f"an earlier pod {blueprint.name} has just gone", retry_after_seconds=0.1
+                f"an earlier pod {blueprint.name} was just deleted", retry_after_seconds=0.1
             ) from error
         if not status.is_owned(pod, blueprint.uid):
             if pod.is_deleting:
                 raise UnavailableError(
-                    f"an earlier pod {blueprint.name} is still ending", retry_after_seconds=0.5
+                    f"an earlier pod {blueprint.name} is still terminating", retry_after_seconds=0.5
                 )
             raise InvalidError(
-                f"a pod named {blueprint.name} is there and does not belong to this sandbox",
+                f"a pod named {blueprint.name} exists and does not belong to this sandbox",
                 hint="delete that pod, or name the sandbox differently",
             )
         if pod.is_deleting:
             raise UnavailableError(
-                f"the former pod of sandbox {blueprint.name} is still ending",
+                f"the previous pod of sandbox {blueprint.name} is still terminating",
                 retry_after_seconds=0.5,
             )
-        self._picture.observe(pod)
+        self._pod_cache.observe(pod)
         return pod
 
-    async def claims(self, blueprint: Blueprint) -> None:
-        """Make a sandbox's volume claims, where they are not there yet."""
+    async def create_claims(self, blueprint: Blueprint) -> None:
+        """Create the volume claims of a sandbox unless they exist."""
         for manifest in volume_claims(blueprint):
             if await self._create_once(manifest):
                 continue
@@ -79,12 +79,12 @@ class Making:
                 claim = await self._cluster.get(VolumeClaim, manifest.key)
             except NotFoundError as error:
                 raise UnavailableError(
-                    f"an earlier volume claim {manifest.metadata.name} has just gone",
+                    f"an earlier volume claim {manifest.metadata.name} was just deleted",
                     retry_after_seconds=0.1,
                 ) from error
             if not status.is_owned(claim, blueprint.uid):
                 raise InvalidError(
-                    f"a volume claim named {manifest.metadata.name} is there and does not belong "
+                    f"a volume claim named {manifest.metadata.name} exists and does not belong "
                     f"to sandbox {blueprint.name}",
                     hint="delete that claim, or name the sandbox differently",
                 )

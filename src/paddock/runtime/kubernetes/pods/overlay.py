@@ -56,11 +56,11 @@ def _merge_named(base: list[Any], over: Sequence[Any], key: str) -> list[Any]:
     return merged
 
 
-def refuse_dangers(template: Mapping[str, Any], *, allow_host: bool) -> None:
+def validate_pod_template(template: Mapping[str, Any], *, allow_host: bool) -> None:
     """Raise an `InvalidError` that names every field that a template may not set."""
     problems = [
         FieldProblem(f"spec.podTemplate.{path}", fault)
-        for path, fault in _dangers(template, allow_host=allow_host)
+        for path, fault in _forbidden_fields(template, allow_host=allow_host)
     ]
     if problems:
         raise InvalidError(
@@ -70,7 +70,7 @@ def refuse_dangers(template: Mapping[str, Any], *, allow_host: bool) -> None:
         )
 
 
-def _dangers(template: Mapping[str, Any], *, allow_host: bool) -> list[tuple[str, str]]:
+def _forbidden_fields(template: Mapping[str, Any], *, allow_host: bool) -> list[tuple[str, str]]:
     found = [(name, "is not part of it") for name in template if name not in ("metadata", "spec")]
     spec = _mapping(template.get("spec"))
     found += [(f"spec.{name}", "is Paddock's own") for name in (*_OURS, *_OURS_TOO) if name in spec]
@@ -82,11 +82,11 @@ def _dangers(template: Mapping[str, Any], *, allow_host: bool) -> list[tuple[str
     for kind in ("containers", "initContainers"):
         for place, container in enumerate(_items(spec.get(kind))):
             path = f"spec.{kind}[{place}]"
-            found += _container_dangers(container, path, allow_host=allow_host)
+            found += _forbidden_container_fields(container, path, allow_host=allow_host)
     return found
 
 
-def _container_dangers(
+def _forbidden_container_fields(
     container: Mapping[str, Any], path: str, *, allow_host: bool
 ) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []

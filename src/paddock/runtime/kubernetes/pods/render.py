@@ -1,9 +1,9 @@
-"""What a sandbox's pod looks like: a pure function of its blueprint.
+"""Render the pod and volume claims of a sandbox: pure functions of its blueprint.
 
-The main container is the template's image and only holds still; it is not root, has no
-capabilities and no service-account token. envd is a sidecar that enters the main container's
-mount namespace, so that any image will do, and drops what it needed for that. Both count against
-one limit, the pod's, because commands are envd's children.
+The main container runs the template's image and only sleeps; it is not root and has neither
+capabilities nor a service-account token. envd is a sidecar that enters the main container's mount
+namespace, so that any image works, and then drops the capabilities needed for that. Commands are
+children of envd, so both containers share one limit, the pod's.
 """
 
 from collections.abc import Mapping
@@ -17,38 +17,38 @@ from paddock.resources.kinds.pods import PodManifest, VolumeClaimManifest
 from paddock.resources.meta import API_VERSION, ObjectMeta, OwnerReference
 from paddock.runtime.kubernetes import names
 from paddock.runtime.kubernetes.network.policy_render import policy_name
-from paddock.runtime.kubernetes.pods.overlay import merge, refuse_dangers
+from paddock.runtime.kubernetes.pods.overlay import merge, validate_pod_template
 from paddock.runtime.port import Blueprint, Limits
 
-_ENTERING = ("SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE")
-"""To join the main container; dropped for good once inside."""
-_SERVING = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
+_ENTRY_CAPABILITIES = ("SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE")
+"""Needed to enter the main container; dropped permanently afterwards."""
+_SERVING_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
 
 
 class PodSettings(Struct, frozen=True, kw_only=True):
-    """What an operator decides for all pods."""
+    """The operator's settings for all pods."""
 
     agent_image: str
     """The image with envd and its tools."""
     system_namespace: str = "paddock-system"
-    """From where sandboxes may be spoken to."""
+    """The namespace from which pods of sandboxes accept connections."""
     namespace: str = ""
-    """Where sandboxes are; empty: anywhere."""
+    """The namespace of sandboxes; empty means all namespaces."""
     image_pull_policy: str = "IfNotPresent"
     user_id: int = 1000
     has_pod_limits: bool = True
-    """Limit pods as a whole (Kubernetes 1.34 and newer); else both containers alike."""
+    """Set limits on the pod (Kubernetes 1.34 and newer) instead of on both containers."""
     allow_host: bool = False
-    """Let templates reach into the node: host paths, host network, privileged containers."""
+    """Allow templates to access the node: host paths, host network, privileged containers."""
     grace_seconds: int = 1
 
 
-class SidecarOrders(Struct, frozen=True, kw_only=True):
-    """What the sidecar is told at its start; nothing in it is secret."""
+class SidecarConfig(Struct, frozen=True, kw_only=True):
+    """The sidecar's configuration; contains no secrets."""
 
     uid: str
     control_hash: str
-    """Hash of the token that orders must carry."""
+    """Hash of the token that control requests must carry."""
     user: str = "user"
     user_id: int = 1000
     workdir: str | None = None
@@ -63,8 +63,8 @@ class SidecarOrders(Struct, frozen=True, kw_only=True):
     control_port: int = names.CONTROL_PORT
 
 
-def owner(blueprint: Blueprint) -> OwnerReference:
-    """Tie what is made to its Sandbox: it goes when that goes."""
+def owner_reference(blueprint: Blueprint) -> OwnerReference:
+    """Return the owner reference by which objects are deleted with their Sandbox."""
     return OwnerReference(
         api_version=API_VERSION,
         kind="Sandbox",
@@ -78,9 +78,9 @@ def owner(blueprint: Blueprint) -> OwnerReference:
 def render(
     blueprint: Blueprint, settings: PodSettings, *, control_hash: str, incarnation: int = 1
 ) -> PodManifest:
-    """Say what the pod of a sandbox looks like; `InvalidError` for what no pod can be."""
-    wishes = blueprint.pod_template or {}
-    refuse_dangers(wishes, allow_host=settings.allow_host)
+    """Render the pod of a sandbox. Raises `InvalidError` for a template that is not allowed."""
+    overlay = blueprint.pod_template or {}
+    validate_pod_template(overlay, allow_host=settings.allow_host)
     egress = policy_name(blueprint.egress, settings.system_namespace)
     own: dict[str, Any] = {
         "metadata": {
@@ -94,16 +94,16 @@ def render(
         },
         "spec": _spec(blueprint, settings, control_hash),
     }
-    merged = merge(own, wishes)
+    merged = merge(own, overlay)
     metadata = merged["metadata"]
     return PodManifest(
         metadata=ObjectMeta(
             name=blueprint.name,
             namespace=blueprint.namespace,
-            # Identity is not the template's to change.
+            # Templates must not change the identity.
             labels={**metadata.get("labels", {}), **own["metadata"]["labels"]},
             annotations={**metadata.get("annotations", {}), **own["metadata"]["annotations"]},
-            owner_references=(owner(blueprint),),
+            owner_references=(owner_reference(blueprint),),
         ),
         spec=merged["spec"],
     )
@@ -118,7 +118,7 @@ def _spec(blueprint: Blueprint, settings: PodSettings, control_hash: str) -> dic
         for name, claim in claims.items()
     ]
     if claims and not _mounts_any(blueprint.pod_template or {}, claims):
-        # Somebody who asks for one volume and says no more wants the files to be there.
+        # A claim that the template does not mount is mounted at the working directory.
         home = blueprint.workdir or f"/home/{blueprint.user}"
         mounts.append({"name": next(iter(claims)), "mountPath": home})
     main: dict[str, Any] = {
@@ -191,7 +191,7 @@ def _tools(settings: PodSettings) -> dict[str, Any]:
 
 def _envd(blueprint: Blueprint, settings: PodSettings, control_hash: str) -> dict[str, Any]:
     limits = blueprint.limits
-    orders = SidecarOrders(
+    config = SidecarConfig(
         uid=blueprint.uid,
         control_hash=control_hash,
         user=blueprint.user,
@@ -210,7 +210,7 @@ def _envd(blueprint: Blueprint, settings: PodSettings, control_hash: str) -> dic
         "imagePullPolicy": settings.image_pull_policy,
         "restartPolicy": "Always",
         "command": ["python", "-m", "paddock.runtime.kubernetes.sidecar"],
-        "env": [{"name": names.CONFIG, "value": msgspec.json.encode(orders).decode()}],
+        "env": [{"name": names.CONFIG, "value": msgspec.json.encode(config).decode()}],
         "ports": [
             {"name": "envd", "containerPort": names.ENVD_PORT},
             {"name": "control", "containerPort": names.CONTROL_PORT},
@@ -228,14 +228,17 @@ def _envd(blueprint: Blueprint, settings: PodSettings, control_hash: str) -> dic
             "runAsUser": 0,
             "runAsNonRoot": False,
             "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"], "add": [*_ENTERING, *_SERVING]},
+            "capabilities": {
+                "drop": ["ALL"],
+                "add": [*_ENTRY_CAPABILITIES, *_SERVING_CAPABILITIES],
+            },
         },
     }
 
 
 def requests_and_limits(limits: Limits) -> dict[str, dict[str, str]]:
-    """Say what a pod may use, and what it asks the scheduler for."""
-    # The scheduler places by requests: a sandbox mostly idles, so it asks for a tenth.
+    """Return the resource requests and limits of a pod."""
+    # The scheduler places by requests. A sandbox is mostly idle: it requests a tenth of its CPU.
     return {"requests": _requests(limits), "limits": _limits(limits)}
 
 
@@ -258,7 +261,7 @@ def _requests(limits: Limits) -> dict[str, str]:
 
 
 def _variables(env: Mapping[str, str]) -> list[dict[str, str]]:
-    # `$(NAME)` would be replaced by the kubelet; a dollar sign is written twice to stay one.
+    # The kubelet would expand `$(NAME)`; `$$(` escapes it.
     return [{"name": name, "value": text.replace("$(", "$$(")} for name, text in env.items()]
 
 
@@ -277,14 +280,14 @@ def _volumes(
         else:
             raise InvalidError(
                 f"spec.volumes: {mount.source} is a directory of the node",
-                hint="name a claim; an operator may allow host paths by settings",
+                hint="use a volume claim; an operator may allow host paths by settings",
             )
         mounts.append({"name": name, "mountPath": mount.path, "readOnly": mount.read_only})
     return volumes, mounts
 
 
 def claim_names(blueprint: Blueprint) -> dict[str, str]:
-    """Give the volume claims of a sandbox: its templates' names, and the claims' own."""
+    """Return the names of a sandbox's volume claims by the names of their templates."""
     found: dict[str, str] = {}
     for number, template in enumerate(blueprint.volume_claim_templates):
         metadata: Any = template.get("metadata") or {}
@@ -294,7 +297,7 @@ def claim_names(blueprint: Blueprint) -> dict[str, str]:
 
 
 def volume_claims(blueprint: Blueprint) -> tuple[VolumeClaimManifest, ...]:
-    """Say what volume claims a sandbox needs."""
+    """Render the volume claims of a sandbox."""
     made: list[VolumeClaimManifest] = []
     claims = claim_names(blueprint).values()
     for template, name in zip(blueprint.volume_claim_templates, claims, strict=True):
@@ -308,7 +311,7 @@ def volume_claims(blueprint: Blueprint) -> tuple[VolumeClaimManifest, ...]:
                     namespace=blueprint.namespace,
                     labels={**metadata.get("labels", {}), **own},
                     annotations=metadata.get("annotations", {}),
-                    owner_references=(owner(blueprint),),
+                    owner_references=(owner_reference(blueprint),),
                 ),
                 spec=spec,
             )

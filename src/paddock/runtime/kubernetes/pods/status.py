@@ -1,4 +1,4 @@
-"""What a pod's status means for its sandbox: pure, and in words that people understand."""
+"""Interpret the status of a pod: the state of its sandbox and the reason. Pure functions."""
 
 from datetime import datetime
 
@@ -9,7 +9,7 @@ from paddock.resources.meta import Resource
 from paddock.runtime.kubernetes import names
 from paddock.runtime.port import Address, Instance, InstanceState
 
-_HOPELESS = frozenset(
+_FATAL_WAIT_REASONS = frozenset(
     {
         "CreateContainerConfigError",
         "CreateContainerError",
@@ -19,30 +19,30 @@ _HOPELESS = frozenset(
         "RunContainerError",
     }
 )
-"""Reasons for waiting that waiting does not mend."""
+"""Waiting reasons that do not resolve by themselves."""
 
 
-class Reading(Struct, frozen=True):
-    """A sandbox as its pod shows it."""
+class PodState(Struct, frozen=True):
+    """The state of a sandbox, read from its pod."""
 
     instance: Instance
     is_answering: bool
-    """Its envd can be spoken to."""
+    """Whether its envd is reachable."""
 
 
 def is_owned(obj: Resource, uid: str) -> bool:
-    """Say whether something was made for this sandbox: only its owner reference proves it."""
+    """Whether the object belongs to this sandbox, by its owner reference."""
     return any(ref.uid == uid and ref.controller for ref in obj.metadata.owner_references)
 
 
 def incarnation(pod: Pod) -> int:
-    """Say in which life of its sandbox a pod was made."""
+    """Return the incarnation of its sandbox that a pod belongs to."""
     text = pod.metadata.annotations.get(names.ANNOTATION_INCARNATION, "")
     return int(text) if text.isdigit() else 1
 
 
 def image(pod: Pod) -> str:
-    """Say what the main container is to run."""
+    """Return the image of the main container as specified."""
     for container in pod.spec.containers:
         if container.name == names.MAIN:
             return container.image
@@ -50,36 +50,35 @@ def image(pod: Pod) -> str:
 
 
 def main_status(pod: Pod) -> ContainerStatus | None:
-    """Find what the kubelet says of the main container."""
+    """Return the kubelet's status of the main container."""
     for status in pod.status.container_statuses:
         if status.name == names.MAIN:
             return status
     return None
 
 
-def began(pod: Pod) -> datetime | None:
-    """Say since when the main container is there, or else the pod."""
+def started_at(pod: Pod) -> datetime | None:
+    """Return when the main container started, or else the pod."""
     status = main_status(pod)
     running = status.state.running if status is not None else None
     since = running.started_at if running is not None else None
     return since or pod.status.start_time or pod.metadata.creation_timestamp
 
 
-def replaced(pod: Pod) -> tuple[str, str]:
-    """Give the main container that is replaced by another, as kubelet and sidecar named it."""
+def replaced_container(pod: Pod) -> tuple[str, str]:
+    """Return the kubelet's id and the sidecar's id of the replaced main container."""
     container, _, main = pod.metadata.annotations.get(names.ANNOTATION_REPLACED, "").partition(" ")
     return container, main
 
 
 def is_replacing(pod: Pod) -> bool:
-    """Say whether the kubelet still shows the container that is to be replaced."""
+    """Whether the kubelet still reports the container that is being replaced."""
     status = main_status(pod)
-    former, _ = replaced(pod)
+    former, _ = replaced_container(pod)
     return bool(former) and status is not None and status.container_id == former
 
 
-def read(pod: Pod, uid: str) -> Reading:
-    """Say what a pod shows."""
+def read(pod: Pod, uid: str) -> PodState:
     state, reason = _state(pod)
     runs = state in (InstanceState.RUNNING, InstanceState.FROZEN)
     instance = Instance(
@@ -92,11 +91,11 @@ def read(pod: Pod, uid: str) -> Reading:
         node_name=pod.spec.node_name or None,
         incarnation=incarnation(pod),
     )
-    return Reading(instance, is_answering=_has_envd(pod))
+    return PodState(instance, is_answering=_has_envd(pod))
 
 
 def address(pod: Pod) -> Address:
-    """Say how a pod's sandbox is reached."""
+    """Return the addresses of a pod's sandbox."""
     ip = pod.status.pod_ip
     host = f"[{ip}]" if ":" in ip else ip
     return Address(ip=ip, envd=f"http://{host}:{names.ENVD_PORT}")
@@ -104,13 +103,13 @@ def address(pod: Pod) -> Address:
 
 def _state(pod: Pod) -> tuple[InstanceState, str | None]:
     if pod.metadata.deletion_timestamp is not None:
-        return InstanceState.FAILED, "its pod is being deleted, and not by us"
+        return InstanceState.FAILED, "its pod is being deleted, but not by Paddock"
     phase = pod.status.phase
     if phase in ("Failed", "Succeeded") and is_replacing(pod) and not pod.status.reason:
-        return InstanceState.FAILED, f"its node could not start it anew from image {image(pod)}"
+        return InstanceState.FAILED, f"its node could not restart it from image {image(pod)}"
     if phase in ("Failed", "Succeeded"):
-        return InstanceState.FAILED, _why_over(pod)
-    if (reason := _hopeless(pod)) is not None:
+        return InstanceState.FAILED, _end_reason(pod)
+    if (reason := _fatal_reason(pod)) is not None:
         return InstanceState.FAILED, reason
     if is_replacing(pod):
         return InstanceState.CREATING, f"waits for its node to start image {image(pod)}"
@@ -118,7 +117,7 @@ def _state(pod: Pod) -> tuple[InstanceState, str | None]:
         if names.ANNOTATION_FROZEN in pod.metadata.annotations:
             return InstanceState.FROZEN, None
         return InstanceState.RUNNING, None
-    return InstanceState.CREATING, _what_for(pod)
+    return InstanceState.CREATING, _pending_reason(pod)
 
 
 def _main_runs(pod: Pod) -> bool:
@@ -133,8 +132,8 @@ def _has_envd(pod: Pod) -> bool:
     )
 
 
-def daemon_trouble(pod: Pod) -> str:
-    """Say why the sidecar does not run, as its kubelet puts it; empty where it does."""
+def envd_wait_reason(pod: Pod) -> str:
+    """Return the kubelet's reason why the sidecar is not running, or an empty string."""
     for status in pod.status.init_container_statuses:
         if status.name == names.ENVD and (waiting := status.state.waiting) is not None:
             return f"container {status.name} waits: {_detailed(waiting.reason, waiting.message)}"
@@ -149,10 +148,10 @@ def _containers(pod: Pod) -> tuple[ContainerStatus, ...]:
     return (*pod.status.container_statuses, *pod.status.init_container_statuses)
 
 
-def _why_over(pod: Pod) -> str:
+def _end_reason(pod: Pod) -> str:
     status = pod.status
     if status.reason:
-        # Evicted, NodeLost, Shutdown, …: the kubelet speaks about the pod as a whole.
+        # Evicted, NodeLost, Shutdown, …: a reason for the pod as a whole.
         return f"its pod ended: {status.reason}" + (
             f" ({status.message})" if status.message else ""
         )
@@ -168,16 +167,16 @@ def _why_over(pod: Pod) -> str:
     return "its pod ended, and the kubelet gave no reason"
 
 
-def _hopeless(pod: Pod) -> str | None:
+def _fatal_reason(pod: Pod) -> str | None:
     for container in _containers(pod):
         waiting = container.state.waiting
-        if waiting is not None and waiting.reason in _HOPELESS:
+        if waiting is not None and waiting.reason in _FATAL_WAIT_REASONS:
             detail = f": {waiting.message}" if waiting.message else ""
             return f"container {container.name} cannot start: {waiting.reason}{detail}"
     return None
 
 
-def _what_for(pod: Pod) -> str:
+def _pending_reason(pod: Pod) -> str:
     for condition in pod.status.conditions:
         if condition.type == "PodScheduled" and condition.status == "False":
             return f"waits for a node: {condition.message or condition.reason}"

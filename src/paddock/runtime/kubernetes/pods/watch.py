@@ -1,6 +1,6 @@
-"""The pods of sandboxes as the watch shows them: by sandbox, waited for, and told of.
+"""The pods of sandboxes by sandbox uid, with waiting and event streams, from the pod cache.
 
-Nothing is asked of the cluster here. Whose pod is whose, `reading` knows.
+This module sends no requests to the cluster. `status` decides which pod belongs to which sandbox.
 """
 
 import asyncio
@@ -10,46 +10,46 @@ from collections.abc import AsyncIterator
 from paddock.kit.errors import InvalidError, NotFoundError, UnavailableError
 from paddock.resources.kinds.pods import Pod
 from paddock.runtime.kubernetes import names
-from paddock.runtime.kubernetes.cluster import Pods
+from paddock.runtime.kubernetes.cluster import PodCache
 from paddock.runtime.kubernetes.pods import status
 from paddock.runtime.port import Instance, InstanceState, RuntimeEvent
 
 CREATE_SECONDS = 20.0
-"""A worker waits so long for a pod; after that the queue comes back to it."""
+"""How long a worker waits for a pod before the key is requeued."""
 
 
 def instance_of(uid: str, pod: Pod) -> Instance:
-    """Give what a pod says of its sandbox."""
+    """Return the instance that a pod represents."""
     return status.read(pod, uid).instance
 
 
-class Presence:
-    """Which sandboxes have a pod, at this moment."""
+class PodWatch:
+    """The current pods of sandboxes."""
 
-    def __init__(self, pods: Pods) -> None:
+    def __init__(self, pods: PodCache) -> None:
         self._pods: dict[str, Pod] = {}
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
-        """One for each who waits: a waiter that gives up takes nothing from the others."""
+        """One event per waiter, so that a waiter that gives up does not affect the others."""
         self._watchers: set[asyncio.Queue[RuntimeEvent]] = set()
-        pods.subscribe(self._take)
+        pods.subscribe(self._on_change)
 
     def get(self, uid: str) -> Pod | None:
-        """Give a sandbox's pod, where it has one."""
+        """Return the pod of a sandbox, or `None`."""
         return self._pods.get(uid)
 
     def all(self) -> dict[str, Pod]:
-        """Give every pod, by its sandbox."""
+        """Return all pods by sandbox uid."""
         return dict(self._pods)
 
-    def pod(self, uid: str) -> Pod:
-        """Give a sandbox's pod; `NotFoundError`."""
+    def require(self, uid: str) -> Pod:
+        """Return the pod of a sandbox. Raises `NotFoundError`."""
         pod = self._pods.get(uid)
         if pod is None:
             raise NotFoundError(f"sandbox {uid} has no pod")
         return pod
 
-    async def until_answering(self, uid: str) -> Instance:
-        """Wait for the pod to run, as the watch tells; raise why it does not."""
+    async def wait_running(self, uid: str) -> Instance:
+        """Wait until the pod runs. Raises `InvalidError` if it failed, else `UnavailableError`."""
         reason = "its pod has not been seen yet"
         changed = asyncio.Event()
         self._waiting[uid].add(changed)
@@ -73,7 +73,7 @@ class Presence:
                 del self._waiting[uid]
 
     async def watch(self) -> AsyncIterator[RuntimeEvent]:
-        """Tell of sandboxes whose state changes, for as long as it is read."""
+        """Yield an event for every change of a sandbox's state."""
         events: asyncio.Queue[RuntimeEvent] = asyncio.Queue()
         self._watchers.add(events)
         try:
@@ -82,11 +82,10 @@ class Presence:
         finally:
             self._watchers.discard(events)
 
-    def _take(self, old: Pod | None, new: Pod | None) -> None:
-        """Take in a change of the picture."""
+    def _on_change(self, old: Pod | None, new: Pod | None) -> None:
         pod = new or old
         uid = pod.metadata.labels.get(names.LABEL_UID, "") if pod is not None else ""
-        # A label can be put on any pod; the owner reference says whose it is.
+        # Any pod can have the label; only the owner reference proves ownership.
         if pod is None or not uid or not status.is_owned(pod, uid):
             return
         before = self._pods.get(uid)
@@ -96,9 +95,9 @@ class Presence:
             del self._pods[uid]
         for changed in self._waiting.get(uid, ()):
             changed.set()
-        self._tell(uid, before, new)
+        self._notify(uid, before, new)
 
-    def _tell(self, uid: str, before: Pod | None, after: Pod | None) -> None:
+    def _notify(self, uid: str, before: Pod | None, after: Pod | None) -> None:
         was = instance_of(uid, before).state if before is not None else None
         now = instance_of(uid, after) if after is not None else None
         state = now.state if now is not None else InstanceState.FAILED

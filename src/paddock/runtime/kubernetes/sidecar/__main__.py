@@ -1,10 +1,11 @@
 """envd as a pod's sidecar: `python -m paddock.runtime.kubernetes.sidecar`.
 
-Orders come in the environment (`PADDOCK_SIDECAR`, JSON). It waits for the main container, enters
-it, serves clients on one port and Paddock on another, runs the start command, and says on
-`/ready` when the ready command agrees. What it was told later (token, environment) is kept in
-memory of the pod, so that a restarted sidecar is the same. It ends with the main container: when
-that is started anew, from another image, so is the sidecar, which has lost the right to enter.
+The configuration is in the environment (`PADDOCK_SIDECAR`, JSON). The sidecar waits for the main
+container, enters it, serves clients on one port and the control plane on another, runs the start
+command, and reports on `/ready` whether the ready command has succeeded. Later settings (token,
+environment) are kept in an in-memory volume of the pod and survive a restart of the sidecar. The
+sidecar exits with the main container: it has dropped the capabilities to enter another one, so it
+is restarted with it.
 """
 
 import asyncio
@@ -30,12 +31,12 @@ from paddock.envd.zygote import warmup
 from paddock.kit import bearer, clock
 from paddock.resources import tokens
 from paddock.runtime.kubernetes import names
-from paddock.runtime.kubernetes.pods.render import SidecarOrders
+from paddock.runtime.kubernetes.pods.render import SidecarConfig
 from paddock.runtime.kubernetes.sidecar import container_entry
 from paddock.runtime.kubernetes.sidecar.accounting import own_cgroups
 from paddock.runtime.kubernetes.sidecar.container_entry import MainContainer
-from paddock.runtime.kubernetes.sidecar.sidecar_state import Memory
-from paddock.runtime.kubernetes.sidecar.start_log import Follower, Lines
+from paddock.runtime.kubernetes.sidecar.sidecar_state import SidecarState
+from paddock.runtime.kubernetes.sidecar.start_log import LogBuffer, OutputReader
 
 log = logging.getLogger(__name__)
 
@@ -44,38 +45,38 @@ _COMMAND_SECONDS = 30.0
 
 
 class Sidecar:
-    """One sandbox's envd, its door for orders, and its start and ready commands."""
+    """The envd of one sandbox, its control port, and its start and ready commands."""
 
     def __init__(
         self,
-        orders: SidecarOrders,
-        config: Config,
-        memory: Memory,
+        config: SidecarConfig,
+        envd_config: Config,
+        state: SidecarState,
         main: MainContainer,
         cgroups: Mapping[str, int],
     ) -> None:
-        self._orders = orders
-        self._memory = memory
+        self._config = config
+        self._state = state
         self._main = main
-        self._envd = Envd(config, DirectSpawner(), cgroups)
+        self._envd = Envd(envd_config, DirectSpawner(), cgroups)
         self._control = HttpServer(self._serve)
-        self._lines = Lines(clock.system())
-        self._follower: Follower | None = None
+        self._log_buffer = LogBuffer(clock.system())
+        self._output_reader: OutputReader | None = None
         self._is_ready = False
 
     async def run(self, listener: socket.socket, control: socket.socket) -> None:
-        """Serve until the process is told to end."""
+        """Serve until the process ends."""
         await self._control.start(control)
         await self._envd.start(listener)
-        ending = asyncio.get_running_loop().create_task(container_entry.until_over(self._main))
-        ending.add_done_callback(_end_with_main)
-        is_first = self._memory.main != self._main.life
-        self._remember()
-        if self._orders.start_command and is_first:
-            process = self._begin(self._orders.start_command, output=subprocess.PIPE)
-            self._follower = Follower(process, self._lines)
-        if self._orders.ready_command:
-            while await self._status_of(self._orders.ready_command) != 0:  # noqa: ASYNC110
+        ending = asyncio.get_running_loop().create_task(container_entry.wait_exit(self._main))
+        ending.add_done_callback(_exit_with_main)
+        is_first = self._state.main != self._main.instance_id
+        self._save_state()
+        if self._config.start_command and is_first:
+            process = self._spawn(self._config.start_command, output=subprocess.PIPE)
+            self._output_reader = OutputReader(process, self._log_buffer)
+        if self._config.ready_command:
+            while await self._exit_code(self._config.ready_command) != 0:  # noqa: ASYNC110
                 await asyncio.sleep(_READY_PAUSE_SECONDS)
         self._is_ready = True
         log.info("sandbox is ready")
@@ -83,55 +84,55 @@ class Sidecar:
 
     async def _serve(self, request: HttpRequest) -> None:
         if request.path == "/ready":
-            # For the kubelet, which has no token; it learns nothing else.
+            # For the kubelet's probe, which has no token.
             if self._is_ready:
-                request.respond(204, headers=[(names.MAIN_HEADER, self._main.life)])
+                request.respond(204, headers=[(names.MAIN_HEADER, self._main.instance_id)])
             else:
-                respond_problem(request, 503, "its ready command has not succeeded yet")
+                respond_problem(request, 503, "the ready command has not succeeded yet")
             return
         token = bearer.token_of(request.headers.get("authorization", ""))
-        if token is None or not tokens.matches(token, self._orders.control_hash):
-            respond_problem(request, 401, "this door is for Paddock's control plane")
+        if token is None or not tokens.matches(token, self._config.control_hash):
+            respond_problem(request, 401, "this port is for Paddock's control plane")
             return
         if request.path == "/logs":
-            self._show_lines(request)
+            self._serve_logs(request)
             return
         before = self._envd.environment.settings
         await self._envd.serve_trusted(request)
         if self._envd.environment.settings != before:
-            self._remember()
+            self._save_state()
 
-    def _show_lines(self, request: HttpRequest) -> None:
+    def _serve_logs(self, request: HttpRequest) -> None:
         asked = request.query
         try:
             since = datetime.fromisoformat(asked["since"]) if asked.get("since") else None
             limit = int(asked.get("limit", "1000"))
         except ValueError as error:
-            respond_problem(request, 400, f"since is a time and limit a number: {error}")
+            respond_problem(request, 400, f"since must be a time and limit a number: {error}")
             return
-        respond_json(request, 200, self._lines.read(since=since, limit=limit))
+        respond_json(request, 200, self._log_buffer.read(since=since, limit=limit))
 
-    def _remember(self) -> None:
-        self._memory.write(self._main.life, self._envd.environment.settings)
+    def _save_state(self) -> None:
+        self._state.write(self._main.instance_id, self._envd.environment.settings)
 
-    def _begin(self, command: str, *, output: int | None = None) -> subprocess.Popen[bytes]:
-        user = self._envd.environment.user(self._orders.user)
+    def _spawn(self, command: str, *, output: int | None = None) -> subprocess.Popen[bytes]:
+        user = self._envd.environment.user(self._config.user)
         is_root = os.geteuid() == 0
         return subprocess.Popen(
             ["/bin/bash", "-l", "-c", command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**self._envd.environment.variables(user), **self._orders.env},
-            cwd=self._orders.workdir or user.home,
+            env={**self._envd.environment.variables(user), **self._config.env},
+            cwd=self._config.workdir or user.home,
             start_new_session=True,
             user=user.uid if is_root else None,
             group=user.gid if is_root else None,
             extra_groups=list(user.groups) if is_root else None,
         )
 
-    async def _status_of(self, command: str) -> int:
-        process = self._begin(command)
+    async def _exit_code(self, command: str) -> int:
+        process = self._spawn(command)
         deadline = asyncio.get_running_loop().time() + _COMMAND_SECONDS
         pause = 0.01
         while (status := process.poll()) is None:
@@ -151,42 +152,42 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _end_with_main(_ending: asyncio.Task[None]) -> None:
-    log.info("the main container ended")
+def _exit_with_main(_ending: asyncio.Task[None]) -> None:
+    log.info("main container ended, exiting")
     os._exit(0)
 
 
 def main() -> int:
     """Find the main container, enter it, serve."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    orders = msgspec.json.decode(os.environ[names.CONFIG], type=SidecarOrders)
-    tools = Path(os.environ.get("PADDOCK_TOOLS_DIR", names.TOOLS_DIRECTORY))
-    state = Path(os.environ.get("PADDOCK_STATE_DIR", names.STATE_DIRECTORY))
-    memory = Memory(state)
-    listener = _listen(orders.host, orders.port)
-    control = _listen(orders.host, orders.control_port)
+    config = msgspec.json.decode(os.environ[names.CONFIG], type=SidecarConfig)
+    tools_dir = Path(os.environ.get("PADDOCK_TOOLS_DIR", names.TOOLS_DIRECTORY))
+    state_dir = Path(os.environ.get("PADDOCK_STATE_DIR", names.STATE_DIRECTORY))
+    state = SidecarState(state_dir)
+    listener = _listen(config.host, config.port)
+    control = _listen(config.host, config.control_port)
     isolation.preload()
-    warmup.load(str(state))
-    container = container_entry.wait_for_main(orders.uid)
-    container_entry.write_users(container.pid, orders.user, orders.user_id, tools)
-    config = Config(
-        settings=memory.settings
+    warmup.load(str(state_dir))
+    container = container_entry.wait_for_main(config.uid)
+    container_entry.write_users(container.pid, config.user, config.user_id, tools_dir)
+    envd_config = Config(
+        settings=state.settings
         or EnvdSettings(
-            env_vars=orders.env, default_user=orders.user, default_workdir=orders.workdir
+            env_vars=config.env, default_user=config.user, default_workdir=config.workdir
         ),
         passwd_path=f"{names.TOOLS_DIRECTORY}/passwd",
         group_path=f"{names.TOOLS_DIRECTORY}/group",
         identity_dir=None,
-        cpu_count=orders.cpu_count,
-        memory_total_bytes=orders.memory_bytes,
-        disk_total_bytes=orders.disk_bytes,
+        cpu_count=config.cpu_count,
+        memory_total_bytes=config.memory_bytes,
+        disk_total_bytes=config.disk_bytes,
     )
     cgroups = own_cgroups()
     os.umask(0o022)
     container_entry.enter(container.pid)
-    sidecar = Sidecar(orders, config, memory, container, cgroups)
+    sidecar = Sidecar(config, envd_config, state, container, cgroups)
     loop = asyncio.new_event_loop()
-    # A sidecar is the first process of its container: without a handler TERM would be ignored.
+    # The sidecar is PID 1 of its container: without a handler SIGTERM would be ignored.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, os._exit, 0)
     loop.run_until_complete(sidecar.run(listener, control))

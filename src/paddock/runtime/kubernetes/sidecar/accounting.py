@@ -1,27 +1,27 @@
-"""Where the kernel counts what a sandbox in a pod uses: the sidecar's own cgroup.
+"""The cgroup that accounts for the usage of a sandbox in a pod: the sidecar's own.
 
-Commands are the sidecar's children, and the main container only holds still. A container sees its
-cgroup as the root of what is mounted; where it has no view of its own, its path leads there. The
-directories are opened before going inside, where they are not to be found.
+Commands are children of the sidecar; the main container only sleeps. With a cgroup namespace the
+sidecar's cgroup is the root of the mount, without one its path leads there. The directories are
+opened before the sidecar enters the main container, where they are not visible.
 """
 
 import os
 from pathlib import Path
 
 _KINDS = {"memory": "cgroup_memory", "cpuacct": "cgroup_cpu"}
-"""Version 1: what counts, and what the meter calls it."""
+"""Version 1: controllers and the meter's names for them."""
 
 
 def own_cgroups(
     *, root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> dict[str, int]:
-    """Open the directories that the meter reads; empty where there are none."""
+    """Open the cgroup directories that the meter reads; empty if there are none."""
     found: dict[str, int] = {}
     for line in own.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             place = _place(root, path)
-            # At the top of a machine nothing is counted, and hybrids count elsewhere.
+            # The root cgroup has no counters, and hybrid hierarchies count in version 1.
             if (place / "memory.current").exists() and (place / "cpu.stat").exists():
                 return {"cgroup": _open(place)}
             continue

@@ -1,8 +1,8 @@
-"""How the sidecar finds the main container and gets into it.
+"""Find the main container and enter it.
 
-With a shared process namespace every container's processes are in our /proc; those of the main
-container carry the sandbox's uid in their environment. Its users are read before entering: an
-image that lacks the template's user gets one, in a table of ours, without being changed.
+With a shared process namespace the sidecar's /proc shows the processes of every container. Those of
+the main container have the sandbox's uid in their environment. The image's users are read before
+entering: a missing template user is added to a copy of /etc/passwd; the image is not changed.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from paddock.envd import isolation
 from paddock.envd.users import Users
 from paddock.runtime.kubernetes import names
 
-PATIENCE_SECONDS = 300.0
+TIMEOUT_SECONDS = 300.0
 _PAUSE_SECONDS = 0.05
 _OVER_SECONDS = 0.5
 _STARTED = 19
-"""Which of the numbers in a process's `stat` says when it began."""
+"""Index of the start time in the fields of `/proc/<pid>/stat` after the name."""
 
 
 class NoMainContainerError(Exception):
-    """The main container did not come up."""
+    """The main container did not start."""
 
 
 def find_main(uid: str, *, proc: Path = Path("/proc")) -> int | None:
-    """Give the eldest process of the main container."""
+    """Return the pid of the first process of the main container."""
     mark = f"{names.MARK}={uid}".encode()
     found: list[int] = []
     for entry in proc.iterdir():
@@ -37,36 +37,36 @@ def find_main(uid: str, *, proc: Path = Path("/proc")) -> int | None:
         try:
             variables = (entry / "environ").read_bytes().split(b"\0")
         except OSError:
-            continue  # ended meanwhile
+            continue  # ended in between
         if mark in variables:
             found.append(int(entry.name))
     return min(found, default=None)
 
 
 class MainContainer(NamedTuple):
-    """The main container, by its first process."""
+    """The main container, identified by its first process."""
 
     pid: int
     handle: int | None
-    """Of that very process: can be read from once it has ended. Some kernels give none."""
-    life: str
+    """A pidfd of that process, readable when it has ended; `None` if the kernel has no pidfds."""
+    instance_id: str
 
 
-def wait_for_main(uid: str, *, seconds: float = PATIENCE_SECONDS) -> MainContainer:
+def wait_for_main(uid: str, *, seconds: float = TIMEOUT_SECONDS) -> MainContainer:
     """Wait for the main container's first process."""
     deadline = time.monotonic() + seconds
     while True:
         if (pid := find_main(uid)) is not None:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
-                return MainContainer(pid, _handle(pid), life_of(pid))
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended in between
+                return MainContainer(pid, _handle(pid), instance_id_of(pid))
         if time.monotonic() > deadline:
             raise NoMainContainerError(f"no process of sandbox {uid} appeared in {seconds:g} s")
         time.sleep(_PAUSE_SECONDS)
 
 
-def life_of(pid: int, *, proc: Path = Path("/proc")) -> str:
-    """Name the main container's life: another first process, or a later one, is another life."""
-    # The name of a program may have spaces and brackets in it; what follows it has none.
+def instance_id_of(pid: int, *, proc: Path = Path("/proc")) -> str:
+    """Return an id of this run of the main container: pid and start time."""
+    # The program name may contain spaces and parentheses; the fields after it do not.
     numbers = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return f"{pid}-{numbers[_STARTED]}"
 
@@ -80,8 +80,8 @@ def _handle(pid: int) -> int | None:
         return None
 
 
-async def until_over(main: MainContainer) -> None:
-    """Wait for the main container's end."""
+async def wait_exit(main: MainContainer) -> None:
+    """Wait until the main container ends."""
     if main.handle is not None:
         over = asyncio.Event()
         asyncio.get_running_loop().add_reader(main.handle, over.set)
@@ -89,13 +89,13 @@ async def until_over(main: MainContainer) -> None:
         return
     with contextlib.suppress(ProcessLookupError):
         while True:
-            with contextlib.suppress(PermissionError):  # it is there, and another's
+            with contextlib.suppress(PermissionError):  # it exists and has another owner
                 os.kill(main.pid, 0)
             await asyncio.sleep(_OVER_SECONDS)
 
 
 def write_users(pid: int, user: str, user_id: int, directory: Path) -> None:
-    """Leave tables of the image's users, and the template's, where the main container sees them."""
+    """Write passwd and group files with the image's users and the template's user."""
     root = Path(f"/proc/{pid}/root")
     known = Users(f"{root}/etc/passwd", f"{root}/etc/group")
     for name in ("passwd", "group"):
@@ -114,8 +114,8 @@ def write_users(pid: int, user: str, user_id: int, directory: Path) -> None:
         (directory / name).write_text(text, errors="surrogateescape")
 
 
-def permitted() -> frozenset[int]:
-    """Give the capabilities that this process has."""
+def permitted_capabilities() -> frozenset[int]:
+    """Return the permitted capabilities of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapPrm:"):
             mask = int(line.split()[1], 16)
@@ -124,8 +124,8 @@ def permitted() -> frozenset[int]:
 
 
 def enter(pid: int) -> None:
-    """Join the main container's mount namespace and keep only what serving needs."""
-    kept = permitted() & (isolation.FILE_CAPABILITIES | isolation.FORK_CAPABILITIES)
+    """Enter the main container's mount namespace and keep only the capabilities to serve."""
+    kept = permitted_capabilities() & (isolation.FILE_CAPABILITIES | isolation.FORK_CAPABILITIES)
     namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     try:
         isolation.enter({"mntns": namespace})

@@ -1,4 +1,7 @@
-"""What a sidecar keeps over its restarts, in the pod's own memory: opened before it goes inside."""
+"""State of the sidecar that survives its restarts, in a file on an in-memory volume of the pod.
+
+The file is opened before the sidecar enters the main container.
+"""
 
 import os
 from pathlib import Path
@@ -14,23 +17,22 @@ class _Kept(Struct, frozen=True):
     settings: EnvdSettings
 
 
-class Memory:
-    """Read once, written whole."""
+class SidecarState:
+    """The state file; read at start, rewritten on every change."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._file = os.open(directory / "settings.json", flags, 0o600)
         self.main = ""
-        """The main container whose start command was run last."""
+        """Id of the main container whose start command was run last."""
         self.settings: EnvdSettings | None = None
-        """What clients' calls go by; none before the first life."""
+        """Settings of envd; `None` before the first start."""
         if data := os.pread(self._file, 1 << 20, 0):
             kept = msgspec.json.decode(data, type=_Kept)
             self.main, self.settings = kept.main, kept.settings
 
     def write(self, main: str, settings: EnvdSettings) -> None:
-        """Keep this."""
         self.main, self.settings = main, settings
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, msgspec.json.encode(_Kept(main, settings)), 0)

@@ -1,7 +1,7 @@
-"""What a sandbox's start command says, kept by its sidecar: the latest lines, within bounds.
+"""The output of a sandbox's start command: the latest lines, kept by the sidecar.
 
-The lines are in the sidecar's memory: they go with the pod, and with a sidecar that is started
-anew. What a cluster's own log collectors want is written to the sidecar's standard error too.
+The lines are in the sidecar's memory and are lost when the pod ends or the sidecar restarts. They
+are also written to the sidecar's standard error, for the cluster's log collectors.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from paddock.runtime.port import LogLine
 
 MAX_LINES = 10_000
 MAX_BYTES = 1 << 20
-"""Of all lines together."""
+"""Limit for all lines together."""
 _MAX_LINE = 8192
 _READ = 65536
 
 
-class Lines:
-    """The latest lines."""
+class LogBuffer:
+    """A bounded buffer of log lines."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class Lines:
         self._bytes = 0
 
     def add(self, message: str, *, level: str = "info", **facts: str) -> None:
-        """Keep a line; the oldest go where there are too many."""
+        """Append a line; drop the oldest ones above the limits."""
         line = LogLine(at=self._clock.now(), level=level, message=message[:_MAX_LINE], fields=facts)
         self._lines.append(line)
         self._bytes += len(line.message)
@@ -40,15 +40,15 @@ class Lines:
             self._bytes -= len(self._lines.popleft().message)
 
     def read(self, *, since: datetime | None, limit: int) -> tuple[LogLine, ...]:
-        """Give the last lines, oldest first."""
+        """Return the last `limit` lines, oldest first."""
         wanted = [line for line in self._lines if since is None or line.at >= since]
         return tuple(wanted[-limit:]) if limit > 0 else ()
 
 
-class Follower:
-    """Reads one process's output as it comes, and says how it ended."""
+class OutputReader:
+    """Reads the output of a process into a log buffer and records its exit code."""
 
-    def __init__(self, process: subprocess.Popen[bytes], lines: Lines) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], lines: LogBuffer) -> None:
         self._process = process
         self._lines = lines
         self._loop = asyncio.get_running_loop()
@@ -60,14 +60,14 @@ class Follower:
         try:
             self._pidfd = os.pidfd_open(process.pid)
         except OSError:
-            # Not every kernel of a sandbox knows this call; its streams tell of the end then.
+            # Not every kernel has pidfds; then the end of the streams counts.
             self._pidfd = None
             self._close_one()
         else:
             self._loop.add_reader(self._pidfd, self._ended)
 
     async def finished(self) -> None:
-        """Wait for the end of the process and of everything that writes to its streams."""
+        """Wait until the process has ended and its output streams are closed."""
         await self._finished.wait()
 
     def _close_one(self) -> None:

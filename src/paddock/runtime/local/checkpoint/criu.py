@@ -1,9 +1,9 @@
 """One run of CRIU, driven over its RPC socket (`criu swrk`).
 
-Requests and answers are small protobuf messages. While CRIU works it stops at a few moments and
-asks: at `post-dump` the processes still stand, at `setup-namespaces` a restored tree has its
-namespaces and nothing in them, at `post-setup-namespaces` it has mounts but no files and sockets.
-What is to be done then is handed in as functions by moment.
+Requests and responses are small protobuf messages. CRIU sends notifications and waits for a reply:
+at `post-dump` the processes are still frozen, at `setup-namespaces` a restored tree has empty
+namespaces, at `post-setup-namespaces` it has mounts but neither files nor sockets. The caller
+passes handlers by notification name.
 """
 
 import os
@@ -25,7 +25,7 @@ from paddock.wire.protobuf import (
 
 POST_DUMP = "post-dump"
 SETUP_NAMESPACES = "setup-namespaces"
-NAMESPACES_ARE_SET_UP = "post-setup-namespaces"
+POST_SETUP_NAMESPACES = "post-setup-namespaces"
 
 _DUMP, _RESTORE, _NOTIFY = 1, 2, 6
 _IGNORE_CGROUPS = 0
@@ -35,25 +35,25 @@ _GHOST_LIMIT = 1 << 30
 _LOG_WARNINGS = 2
 _MAX_ANSWER = 64 * 1024
 _MAX_REASON = 1000
-_PATIENCE_MS = 5000
+_EXIT_TIMEOUT_MS = 5000
 _HARMLESS = ("RLIMIT_NOFILE for self", "cgroupd: recv req error", "Restoring FAILED")
-"""Where CRIU may not raise its own limits, or ends after something else failed."""
+"""Log lines that are not the cause: CRIU may not raise its own limits, or fails afterwards."""
 _NO_GROUP = 96
 
-Moment = Callable[[int], None]
-"""Called with the pid of the restored root, or 0 where CRIU does not say."""
+NotifyHandler = Callable[[int], None]
+"""Called with the pid of the restored root, or 0 if CRIU does not report it."""
 
 
 class CriuError(UnavailableError):
-    """CRIU gave up."""
+    """CRIU failed."""
 
     def __init__(self, verb: str, reason: str) -> None:
         super().__init__(f"CRIU could not {verb} the sandbox: {reason}")
         self.verb = verb
 
 
-class Options:
-    """The options of a request, by what they mean."""
+class CriuOptions:
+    """The `criu_opts` message of a request."""
 
     def __init__(self, *, images: int, log: str, seconds: int) -> None:
         self._fields: list[tuple[int, int | bytes | str]] = [
@@ -70,66 +70,67 @@ class Options:
         ]
 
     def work_directory(self, fd: int) -> None:
-        """Where the log goes."""
+        """Set the directory of the log."""
         self._fields.append((17, fd))
 
     def root_process(self, pid: int) -> None:
-        """What to dump."""
+        """Set the root of the process tree to dump."""
         self._fields += [(2, pid), (5, 1), (18, 1), (46, 1)]
 
-    def look_for_watched(self, directories: Iterable[str]) -> None:
-        """Where to search for what is watched by inotify: an overlay does not tell its names."""
+    def search_watched(self, directories: Iterable[str]) -> None:
+        """Set the directories to search for inotify watches: overlayfs reports no paths."""
         self._fields += [(36, directory) for directory in directories]
 
     def leave_running(self) -> None:
-        """Let the dumped processes live."""
+        """Keep the dumped processes running."""
         self._fields.append((3, 1))
 
     def freeze_group(self, path: str) -> None:
-        """Stop processes by their group (and leave it as it was)."""
+        """Freeze the processes by their control group, and restore its state afterwards."""
         self._fields.append((44, path))
 
     def new_root(self, path: str) -> None:
-        """What a restored tree sees as `/`."""
+        """Set the root directory of a restored tree."""
         self._fields.append((13, path))
 
     def keep_connections(self, *, keep: bool) -> None:
-        """Whether established TCP connections come back or are closed."""
+        """Restore established TCP connections, or close them."""
         self._fields.append((5, 1) if keep else (52, 1))
 
     def external_mounts(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """On dump (mount point, key), on restore (key, path)."""
+        """Add external mounts: on dump (mount point, key), on restore (key, path)."""
         self._fields += [(37, f"mnt[{one}]:{other}") for one, other in pairs]
 
     def encoded(self) -> bytes:
-        """The `criu_opts` message."""
         return encode_message(self._fields)
 
 
 class Criu:
-    """A CRIU binary that works."""
+    """A CRIU binary."""
 
     def __init__(self, path: Path, launcher: Path) -> None:
-        """The launcher's program (see `launch/launcher.c`) also starts others in groups."""
+        """`launcher` starts programs in control groups (see `launch/native`)."""
         self.path = path
         self._launcher = launcher
 
-    def dump(self, options: Options, moments: Mapping[str, Moment], *, seconds: float) -> None:
-        """Dump; raises with CRIU's own words, and then everything runs as before."""
+    def dump(
+        self, options: CriuOptions, handlers: Mapping[str, NotifyHandler], *, seconds: float
+    ) -> None:
+        """Dump a process tree. Raises `CriuError`; then the processes continue as before."""
         with self.start() as run:
-            run.talk(_DUMP, options, moments, seconds)
+            run.request(_DUMP, options, handlers, seconds)
 
-    def start(self, groups: Sequence[str] = ()) -> "Run":
-        """Start CRIU in groups: what it restores is born where it is itself.
+    def start(self, groups: Sequence[str] = ()) -> "CriuRun":
+        """Start CRIU in control groups; restored processes start in the same groups.
 
-        The first group is the unified hierarchy's, into which it is born itself: moving there would
-        wait for all processors, some ten milliseconds.
+        The first group is that of the unified hierarchy, in which CRIU is started directly: moving
+        a process there waits for all CPUs, some ten milliseconds.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [str(self.path), "swrk", str(theirs.fileno())]
         if groups:
-            # In a control group namespace rooted in the sandbox's own group: CRIU leaves groups
-            # alone, so what it restores would otherwise see the host's.
+            # In a cgroup namespace rooted in the sandbox's group: CRIU does not manage cgroups
+            # here, so restored processes would otherwise see the host's.
             command = [str(self._launcher), "run", *groups, "--", *command]
         with theirs:
             try:
@@ -145,49 +146,51 @@ class Criu:
             except OSError as error:
                 ours.close()
                 raise UnavailableError(f"CRIU could not be started: {error}") from error
-        return Run(ours, process)
+        return CriuRun(ours, process)
 
 
-class Run:
-    """A CRIU that was started, for one request; it ends with the block."""
+class CriuRun:
+    """A CRIU process for one request; a context manager that ends it."""
 
     def __init__(self, channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
         self._channel = channel
         self._process = process
 
-    def __enter__(self) -> "Run":
+    def __enter__(self) -> "CriuRun":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._channel.close()
         _end(self._process)
 
-    def restore(self, options: Options, moments: Mapping[str, Moment], *, seconds: float) -> int:
-        """Restore; give the pid of the root of the tree."""
-        answer = self.talk(_RESTORE, options, moments, seconds)
+    def restore(
+        self, options: CriuOptions, handlers: Mapping[str, NotifyHandler], *, seconds: float
+    ) -> int:
+        """Restore; return the pid of the root of the tree."""
+        answer = self.request(_RESTORE, options, handlers, seconds)
         return get_int(decode_message(get_bytes(answer, 4)), 1)
 
-    def talk(
-        self, kind: int, options: Options, moments: Mapping[str, Moment], seconds: float
+    def request(
+        self, kind: int, options: CriuOptions, handlers: Mapping[str, NotifyHandler], seconds: float
     ) -> Message:
-        """Make the request and do what is to be done at its moments; give the answer."""
+        """Send the request, call the handlers on notifications, return the response."""
         channel = self._channel
         channel.settimeout(seconds)
         try:
             channel.send(encode_message([(1, kind), (2, options.encoded())]))
-            return self._until_done(channel, kind, moments)
+            return self._until_done(channel, kind, handlers)
         except (EOFError, ConnectionError) as error:
             channel.close()
-            raise CriuError(_VERBS[kind], _why_it_ended(_end(self._process))) from error
+            raise CriuError(_VERBS[kind], _exit_reason(_end(self._process))) from error
         except TimeoutError as error:
             raise DeadlineExceededError(f"CRIU did not finish within {seconds} s") from error
         except OSError as error:
-            raise UnavailableError(f"CRIU could not be talked to: {error}") from error
+            raise UnavailableError(f"communication with CRIU failed: {error}") from error
         except ProtobufError as error:
             raise CriuError(_VERBS[kind], f"its answer is malformed: {error}") from error
 
     def _until_done(
-        self, channel: socket.socket, kind: int, moments: Mapping[str, Moment]
+        self, channel: socket.socket, kind: int, handlers: Mapping[str, NotifyHandler]
     ) -> Message:
         problem: Exception | None = None
         while True:
@@ -199,8 +202,8 @@ class Run:
                 break
             notice = decode_message(get_bytes(answer, 5))
             try:
-                _at_moment(notice, moments)
-            except Exception as error:  # noqa: BLE001 - CRIU must undo first, then it is raised
+                _handle_notify(notice, handlers)
+            except Exception as error:  # noqa: BLE001 - raised after CRIU has rolled back
                 problem = error
             channel.send(encode_message([(1, _NOTIFY), (3, int(problem is None))]))
         if problem is not None:
@@ -216,29 +219,29 @@ class Run:
 _VERBS = {_DUMP: "store", _RESTORE: "restore"}
 
 
-def _at_moment(notice: Message, moments: Mapping[str, Moment]) -> None:
+def _handle_notify(notice: Message, handlers: Mapping[str, NotifyHandler]) -> None:
     name = get_bytes(notice, 1).decode()
-    if (act := moments.get(name)) is not None:
+    if (act := handlers.get(name)) is not None:
         act(get_int(notice, 2))
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Wait for its end, which comes by itself once nobody talks to it any more."""
+    """Wait for the process, which ends when its socket is closed; kill it on timeout."""
     if (status := process.poll()) is not None:
         return status
-    # Not `wait` with a timeout: that looks again after ever longer sleeps.
+    # `wait` with a timeout would poll with growing sleeps.
     pidfd = os.pidfd_open(process.pid)
     try:
         watch = select.poll()
         watch.register(pidfd, select.POLLIN)
-        if not watch.poll(_PATIENCE_MS):
+        if not watch.poll(_EXIT_TIMEOUT_MS):
             process.kill()
     finally:
         os.close(pidfd)
     return process.wait()
 
 
-def _why_it_ended(status: int) -> str:
+def _exit_reason(status: int) -> str:
     if status == _NO_GROUP:
         return "the control groups of the sandbox could not be joined"
     if status < 0:
@@ -246,8 +249,8 @@ def _why_it_ended(status: int) -> str:
     return f"it ended with status {status} and without an answer"
 
 
-def explain(log: Path) -> str:
-    """Pick the lines of a log that say what went wrong."""
+def errors_in_log(log: Path) -> str:
+    """Return the relevant error lines of a CRIU log."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:

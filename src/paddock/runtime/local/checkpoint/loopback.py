@@ -1,6 +1,6 @@
-"""Raising `lo` in the network namespace of a process that does not run yet.
+"""Bring up `lo` in the network namespace of a process that is being restored.
 
-CRIU makes the namespace empty, and connections of a sandbox to itself can only be restored over a
+CRIU creates the namespace empty, and connections of a sandbox to itself can only be restored over a
 working loopback.
 """
 
@@ -15,10 +15,10 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _REQUEST = struct.Struct("16sh14x")
 
 
-def raise_loopback(pid: int) -> None:
-    """Set `lo` up where `pid` lives. Only the calling thread goes there, and it comes back."""
+def bring_up_loopback(pid: int) -> None:
+    """Bring up `lo` in the namespace of `pid`; the calling thread enters it and returns."""
     flags = os.O_RDONLY | os.O_CLOEXEC
-    home = os.open("/proc/thread-self/ns/net", flags)
+    caller = os.open("/proc/thread-self/ns/net", flags)
     try:
         there = os.open(f"/proc/{pid}/ns/net", flags)
         try:
@@ -31,6 +31,6 @@ def raise_loopback(pid: int) -> None:
                 _, current = _REQUEST.unpack(asked)
                 fcntl.ioctl(probe, _SIOCSIFFLAGS, _REQUEST.pack(b"lo", current | _IFF_UP))
         finally:
-            syscalls.setns(home, syscalls.CLONE_NEWNET)
+            syscalls.setns(caller, syscalls.CLONE_NEWNET)
     finally:
-        os.close(home)
+        os.close(caller)

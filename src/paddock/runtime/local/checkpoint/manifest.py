@@ -1,8 +1,7 @@
-"""What we keep beside CRIU's images, and the one image we edit.
+"""The manifest next to CRIU's images, and edits of the `userns` image.
 
-`paddock.json` is written last: images without it are those of a dump that was cut off. It lists
-every file with its size, so that one damaged by a crash of the machine is noticed before CRIU
-trips over it.
+`paddock.json` is written last: images without it belong to an incomplete dump. It lists every file
+with its size, so that damage by a crash of the machine is detected before a restore.
 """
 
 import os
@@ -24,11 +23,11 @@ _LENGTH = struct.Struct("<I")
 
 
 class StoredMemory(Struct, frozen=True, kw_only=True):
-    """What must be known to restore."""
+    """The manifest: what a restore needs to know."""
 
     version: int = _VERSION
     id_base: int
-    """First host id of the range the processes had."""
+    """First host id of the range at the time of the dump."""
     id_count: int
     devices: Mapping[str, str] = {}
     """Host paths of device nodes by CRIU's key for their mounts."""
@@ -43,25 +42,25 @@ _decoder = msgspec.json.Decoder(StoredMemory)
 
 
 def write(directory: Path, memory: StoredMemory) -> StoredMemory:
-    """Seal a finished dump."""
+    """Write the manifest of a finished dump; return it with the file sizes."""
     files: dict[str, int] = {}
     with os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.endswith(".img"):
                 files[entry.name] = entry.stat().st_size
-                # Some images are read by the first steps of restored processes, which are not
-                # root outside any more. Who may get here is decided by the directories above.
+                # Restored processes read some images when they are not root on the host any
+                # more. The directories above restrict access.
                 os.chmod(entry.path, 0o644)
     directory.chmod(0o711)
-    sealed = msgspec.structs.replace(memory, files=files)
+    stored = msgspec.structs.replace(memory, files=files)
     fresh = directory / f".{FILE}"
-    fresh.write_bytes(msgspec.json.encode(sealed))
+    fresh.write_bytes(msgspec.json.encode(stored))
     fresh.rename(directory / FILE)
-    return sealed
+    return stored
 
 
 def sync(directory: Path) -> None:
-    """Wait until everything in a directory, and the directory, is on the disk."""
+    """Sync a directory and its files to disk."""
     with os.scandir(directory) as entries:
         paths = [entry.path for entry in entries if entry.is_file(follow_symlinks=False)]
     for path in (*paths, str(directory), str(directory.parent)):
@@ -72,19 +71,19 @@ def sync(directory: Path) -> None:
             os.close(fd)
 
 
-def is_whole(directory: Path) -> bool:
-    """Whether a dump into this directory was finished."""
+def is_complete(directory: Path) -> bool:
+    """Whether a dump into this directory has finished."""
     return (directory / FILE).is_file()
 
 
 def read(directory: Path) -> StoredMemory:
-    """Read what is stored, refusing what is not whole."""
+    """Read the manifest. Raises `UnavailableError` for an incomplete or damaged dump."""
     start_over = "start the sandbox from its files instead"
     try:
         memory = _decoder.decode((directory / FILE).read_bytes())
     except FileNotFoundError as error:
         raise UnavailableError(
-            f"no memory is stored in {directory}, or storing it was cut off", hint=start_over
+            f"{directory} contains no complete memory dump", hint=start_over
         ) from error
     except msgspec.DecodeError as error:
         raise UnavailableError(
@@ -110,14 +109,14 @@ def read(directory: Path) -> StoredMemory:
 
 
 def with_id_range(image: bytes, base: int, count: int) -> bytes:
-    """Give a `userns` image another range: inside 0 is `base` outside."""
+    """Return a `userns` image with another range: id 0 inside is `base` on the host."""
     extent = encode_message([(1, 0), (2, base), (3, count)])
     body = encode_message([(1, extent), (2, extent)])
     return image[:_HEADER_SIZE] + _LENGTH.pack(len(body)) + body
 
 
 def id_range(image: bytes) -> tuple[int, int]:
-    """Read base and count of the range in a `userns` image."""
+    """Return base and count of the range in a `userns` image."""
     (length,) = _LENGTH.unpack_from(image, _HEADER_SIZE)
     start = _HEADER_SIZE + _LENGTH.size
     entry = decode_message(image[start : start + length])

@@ -1,9 +1,9 @@
-"""Mounts as CRIU must be told of them, and the mount namespace it works in.
+"""External mounts of a sandbox, and the mount namespace in which CRIU runs.
 
-Which mounts of a sandbox come from outside is read from the kernel: those whose file system is
-also mounted on the host. CRIU itself runs in a private mount namespace with a tmpfs on /run: there
-it keeps what it learnt about the kernel (else it learns it anew each time, which costs tens of
-milliseconds), and there a root is attached for it that the host never sees.
+A mount of a sandbox is external if its file system is also mounted on the host. CRIU runs in a
+private mount namespace with a tmpfs on /run: there it caches what it detected about the kernel
+(detection takes tens of milliseconds), and there the root of a restore is attached, invisible to
+the host.
 """
 
 import errno
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from paddock.runtime.local.checkpoint.threads import Home, in_thread
+from paddock.runtime.local.checkpoint.threads import CallerThread, run_in_thread
 from paddock.runtime.local.kernel import syscalls
 
 T = TypeVar("T")
@@ -23,11 +23,11 @@ RUN = "/run"
 TEMPORARY = "/tmp"  # noqa: S108 - a private one is mounted there
 _CLONE_FS = 0x00000200
 _KEPT = ("/proc", "/sys", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc")
-"""What CRIU needs to see. Other mounts are let go, so that the host can still unmount them."""
+"""Mounts that CRIU needs. Others are unmounted, so that the host can still unmount them."""
 
 
-class Mounted(Struct, frozen=True, kw_only=True):
-    """One line of mountinfo."""
+class MountEntry(Struct, frozen=True, kw_only=True):
+    """One line of `mountinfo`."""
 
     device: str
     root: str
@@ -35,25 +35,25 @@ class Mounted(Struct, frozen=True, kw_only=True):
     kind: str
 
 
-class External(Struct, frozen=True, kw_only=True):
-    """A mount that came from outside the sandbox."""
+class ExternalMount(Struct, frozen=True, kw_only=True):
+    """A mount from outside the sandbox."""
 
     key: str
     point: str
     source: str | None
-    """The host's device node, or `None` for anything that must be given again on restore."""
+    """The host's device node, or `None` for a mount that must be passed again on restore."""
 
 
-def parse_mountinfo(text: str) -> tuple[Mounted, ...]:
-    """Read /proc/<pid>/mountinfo."""
-    found: list[Mounted] = []
+def parse_mountinfo(text: str) -> tuple[MountEntry, ...]:
+    """Parse /proc/<pid>/mountinfo."""
+    found: list[MountEntry] = []
     for line in text.splitlines():
         before, separator, after = line.partition(" - ")
         parts = before.split(" ")
         if not separator or len(parts) < 6:
-            raise ValueError(f"this is no line of mountinfo: {line!r}")
+            raise ValueError(f"not a line of mountinfo: {line!r}")
         found.append(
-            Mounted(
+            MountEntry(
                 device=parts[2],
                 root=_unescape(parts[3]),
                 point=_unescape(parts[4]),
@@ -63,74 +63,75 @@ def parse_mountinfo(text: str) -> tuple[Mounted, ...]:
     return tuple(found)
 
 
-def find_externals(inside: tuple[Mounted, ...], host: tuple[Mounted, ...]) -> tuple[External, ...]:
-    """Pick the mounts of a sandbox that lie on file systems of the host."""
+def find_externals(
+    inside: tuple[MountEntry, ...], host: tuple[MountEntry, ...]
+) -> tuple[ExternalMount, ...]:
+    """Return the mounts of a sandbox whose file system is mounted on the host."""
     host_devices = {mount.device for mount in host}
-    externals: list[External] = []
+    externals: list[ExternalMount] = []
     for number, mount in enumerate(inside):
         if mount.point == "/" or mount.device not in host_devices:
             continue
         source = f"/dev{mount.root}" if mount.kind == "devtmpfs" else None
-        externals.append(External(key=f"mount-{number}", point=mount.point, source=source))
+        externals.append(ExternalMount(key=f"mount-{number}", point=mount.point, source=source))
     return tuple(externals)
 
 
-class Workplace:
-    """The private mount namespace, made once and copied for each run."""
+class CriuMountNamespace:
+    """The private mount namespace of CRIU, created once and copied for each run."""
 
     def __init__(self, *programs: str) -> None:
-        """`programs` are those that are run here, wherever they lie."""
+        """Keep the mounts of `programs`, which run in this namespace."""
         self._programs = programs
         self._namespace = -1
         self._lock = threading.Lock()
 
-    def run(self, work: Callable[[Home], T], *, name: str) -> T:
-        """Do something in a thread of its own that has its own copy of the namespace.
+    def run(self, work: Callable[[CallerThread], T], *, name: str) -> T:
+        """Run `work` in a new thread that has its own copy of the namespace.
 
-        A thread, because a namespace is joined by the calling thread alone and children are born
-        where their parent thread is; of its own, because it cannot come back. What must see the
-        host's mounts on the way is given to `Home.run`.
+        `setns` affects only the calling thread, child processes start in the namespace of the
+        thread, and the thread cannot return. Steps that need the host's mounts are run with
+        `CallerThread.run`.
         """
         with self._lock:
             if self._namespace < 0:
-                self._namespace = in_thread(lambda _: self._make(), name="criu-workplace")
+                self._namespace = run_in_thread(lambda _: self._make(), name="criu-workplace")
         namespace = self._namespace
 
-        def inside(home: Home) -> T:
+        def inside(caller: CallerThread) -> T:
             syscalls.unshare(_CLONE_FS)
             syscalls.setns(namespace, syscalls.CLONE_NEWNS)
             syscalls.unshare(syscalls.CLONE_NEWNS)
-            return work(home)
+            return work(caller)
 
-        return in_thread(inside, name=name)
+        return run_in_thread(inside, name=name)
 
     def _make(self) -> int:
         syscalls.unshare(syscalls.CLONE_NEWNS)
         syscalls.mount("", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
         with open("/proc/thread-self/mountinfo") as mountinfo:
-            mounted = parse_mountinfo(mountinfo.read())
-        for mount in reversed(mounted):
+            entries = parse_mountinfo(mountinfo.read())
+        for mount in reversed(entries):
             needed = (*_KEPT, *self._programs)
             if not any(
                 _is_below(path, mount.point) or _is_below(mount.point, path) for path in needed
             ):
-                _let_go(mount.point)
+                _detach(mount.point)
         syscalls.mount("tmpfs", RUN, "tmpfs", syscalls.MS_NODEV | syscalls.MS_NOSUID, "mode=711")
         if not any(_is_below(program, TEMPORARY) for program in self._programs):
-            # Where CRIU builds mount trees: what a killed one leaves there is not the host's.
+            # CRIU builds mount trees in /tmp; a killed CRIU must leave nothing on the host.
             syscalls.mount("tmpfs", TEMPORARY, "tmpfs", syscalls.MS_NOSUID, "mode=1777")
         return os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Let the namespace go."""
         with self._lock:
             if self._namespace >= 0:
                 os.close(self._namespace)
                 self._namespace = -1
 
 
-def _let_go(point: str) -> None:
-    """Unmount here; a copy of a mount also goes when the host removes the directory below it."""
+def _detach(point: str) -> None:
+    """Unmount; a mount whose mount point the host removed in between is gone already."""
     try:
         syscalls.umount(point, syscalls.MNT_DETACH)
     except OSError as problem:
@@ -143,7 +144,7 @@ def _is_below(path: str, above: str) -> bool:
 
 
 def _unescape(text: str) -> str:
-    """Undo the kernel's octal escapes for spaces and the like."""
+    """Decode the kernel's octal escapes."""
     out, at = bytearray(), 0
     data = os.fsencode(text)
     while at < len(data):

@@ -1,9 +1,9 @@
-"""Whether a CRIU works on this kernel, found out by using it.
+"""Test whether a CRIU binary works on this kernel.
 
-A version says too little: CRIU 4.1 passes its own `check` on kernels where it fails at the first
+The version is not enough: CRIU 4.1 passes its own `check` on kernels where it fails at the first
 TCP socket. So a small process with a listening socket, an established connection and a timer is
-dumped and restored, and must go on counting. That happens in a network of its own: between the two
-the ports of a connection are nobody's, and whoever else connects on the machine could get them.
+dumped and restored, and must continue counting. This happens in a separate network namespace:
+between dump and restore another process of the machine could take the ports of the connection.
 
 Standard library only, so that it also runs before Paddock is installed:
 
@@ -52,7 +52,7 @@ while True:
 
 
 def candidates(cache: Path = DEFAULT_CACHE) -> list[Path]:
-    """List the CRIUs worth trying, best first: named, built by `scripts/build-criu`, installed."""
+    """List CRIU binaries, best first: configured, built by `scripts/build-criu`, installed."""
     found: list[Path] = []
     if named := os.environ.get(PATH_VARIABLE):
         found.append(Path(named))
@@ -64,7 +64,7 @@ def candidates(cache: Path = DEFAULT_CACHE) -> list[Path]:
 
 
 def find_criu(cache: Path = DEFAULT_CACHE) -> tuple[Path | None, str]:
-    """Give the first CRIU that works, or the reason why none does."""
+    """Return the first CRIU that works, or `None` and the reason."""
     if os.geteuid() != 0:
         return None, "checkpoints need root"
     reasons: list[str] = []
@@ -77,17 +77,17 @@ def find_criu(cache: Path = DEFAULT_CACHE) -> tuple[Path | None, str]:
 
 
 def probe(criu: Path, *, seconds: float = 20.0) -> str | None:
-    """Dump and restore a process that talks TCP to itself; give what went wrong, if anything."""
-    # In a thread, as it does not come back from there: it and what it starts are in that network.
+    """Dump and restore a process with a TCP connection to itself; return the error, if any."""
+    # In a thread: it and its children stay in the new network namespace.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="criu-probe") as apart:
-        return apart.submit(_probe_apart, criu, seconds).result()
+        return apart.submit(_probe_in_netns, criu, seconds).result()
 
 
-def _probe_apart(criu: Path, seconds: float) -> str | None:
+def _probe_in_netns(criu: Path, seconds: float) -> str | None:
     try:
-        _leave_network()
+        _enter_new_netns()
     except OSError as error:
-        return f"no network to try it in: {error}"
+        return f"cannot create a network namespace for the probe: {error}"
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="paddock-criu-probe-") as name:
         work = Path(name)
@@ -118,8 +118,8 @@ def _probe_apart(criu: Path, seconds: float) -> str | None:
                 subject.wait(timeout=5)
 
 
-def _leave_network() -> None:
-    """Take the calling thread to a new network, where there is nothing but loopback."""
+def _enter_new_netns() -> None:
+    """Move the calling thread to a new network namespace and bring up loopback."""
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -128,7 +128,7 @@ def _leave_network() -> None:
 
 
 def _start_subject(work: Path, deadline: float) -> subprocess.Popen[bytes] | None:
-    # Its own session and no file outside: what CRIU asks of the root of a tree.
+    # CRIU requires that the root of a tree is a session leader without files outside.
     subject = subprocess.Popen(
         [sys.executable or "python3", "-I", "-S", "-c", _SUBJECT],
         cwd=work,
@@ -202,7 +202,7 @@ def _wait_for_progress(work: Path, before: int, deadline: float) -> str | None:
         if _count(work) > before + 2:
             return None
         time.sleep(0.005)
-    return "the restored process does not go on"
+    return "the restored process does not continue"
 
 
 def _version_of(path: Path) -> tuple[int, ...]:
@@ -211,7 +211,7 @@ def _version_of(path: Path) -> tuple[int, ...]:
 
 
 def main(arguments: list[str]) -> int:
-    """Probe the CRIU named, or find one."""
+    """Probe the given CRIU, or find one."""
     if arguments:
         reason = probe(Path(arguments[0]))
         sys.stdout.write(f"{reason or 'ok'}\n")

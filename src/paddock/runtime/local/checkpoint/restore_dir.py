@@ -1,7 +1,7 @@
-"""A directory prepared for one restore: the new root, bind mounts, and images with another range.
+"""The directory of one restore: the new root, bind mounts, and images with the new id range.
 
-Everything is attached below a directory of the workplace's tmpfs, in a copy of its mount namespace
-that ends with the thread, so that nothing of it is ever seen by the host or left behind.
+Everything is mounted below a directory on the tmpfs of CRIU's mount namespace, in a copy of that
+namespace that ends with the thread. So the host never sees it, and nothing is left behind.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from paddock.runtime.local.kernel import syscalls
 LOG = "restore.log"
 
 
-class Ingredients(Struct, frozen=True, kw_only=True):
-    """Detached mounts, opened where their sources are visible."""
+class RestoreSources(Struct, frozen=True, kw_only=True):
+    """Detached mounts to attach, opened in the host's mount namespace."""
 
     images: int
     root: int
@@ -30,34 +30,34 @@ class Ingredients(Struct, frozen=True, kw_only=True):
     """By mount point inside."""
 
 
-class Place:
-    """The directory, while it is there. Use it inside `Workplace.run`."""
+class RestoreDir:
+    """The directory, as a context manager. Use it inside `CriuMountNamespace.run`."""
 
-    def __init__(self, ingredients: Ingredients, memory: StoredMemory, id_base: int) -> None:
-        self._ingredients = ingredients
+    def __init__(self, sources: RestoreSources, memory: StoredMemory, id_base: int) -> None:
+        self._sources = sources
         self._memory = memory
         self._id_base = id_base
         self._cleanup = contextlib.ExitStack()
         self._path = Path()
         self.externals: list[tuple[str, str]] = []
-        """CRIU's keys of external mounts, and where they are now."""
+        """CRIU's keys of external mounts, and their paths."""
         self.images_fd = -1
         self.work_fd = -1
 
-    def __enter__(self) -> "Place":
+    def __enter__(self) -> "RestoreDir":
         with contextlib.ExitStack() as cleanup:
             self._path = Path(tempfile.mkdtemp(prefix="restore-", dir=RUN))
             cleanup.callback(shutil.rmtree, self._path, ignore_errors=True)
-            # Bind mounts are looked up by restored processes, which are not root outside.
+            # Restored processes, which are not root on the host, look up bind mounts.
             self._path.chmod(0o711)
-            self._attach(cleanup, "root", self._ingredients.root)
-            images = self._attach(cleanup, "images", self._ingredients.images)
-            self._change_range(cleanup, images)
+            self._attach(cleanup, "root", self._sources.root)
+            images = self._attach(cleanup, "images", self._sources.images)
+            self._remap_ids(cleanup, images)
             self.externals = list(self._memory.devices.items())
             for number, (point, key) in enumerate(self._memory.externals.items()):
-                path = self._attach(cleanup, f"bind-{number}", self._ingredients.binds[point])
+                path = self._attach(cleanup, f"bind-{number}", self._sources.binds[point])
                 self.externals.append((key, str(path)))
-            # Opened last and by path, so that what was mounted over is what is seen.
+            # Opened last and by path, so that the mounts on top are visible.
             self.images_fd = _open(cleanup, images)
             self.work_fd = _open(cleanup, self._path)
             self._cleanup = cleanup.pop_all()
@@ -68,12 +68,12 @@ class Place:
 
     @property
     def root(self) -> str:
-        """Where the new root is attached."""
+        """Path of the new root."""
         return str(self._path / "root")
 
     @property
     def log(self) -> Path:
-        """What CRIU wrote."""
+        """Path of CRIU's log."""
         return self._path / LOG
 
     def _attach(self, cleanup: contextlib.ExitStack, name: str, mount: int) -> Path:
@@ -83,8 +83,8 @@ class Place:
         cleanup.callback(syscalls.umount, str(path), syscalls.MNT_DETACH)
         return path
 
-    def _change_range(self, cleanup: contextlib.ExitStack, images: Path) -> None:
-        """Lay a changed copy of the map over the stored one: no image is touched or copied."""
+    def _remap_ids(self, cleanup: contextlib.ExitStack, images: Path) -> None:
+        """Mount an edited copy over the stored `userns` image; no image is changed."""
         if self._memory.id_base == self._id_base:
             return
         for name in self._memory.files:

@@ -1,8 +1,7 @@
-"""Work in a thread that may join namespaces, and the way back to whoever waits for it.
+"""Run work in a thread that may enter namespaces, with calls back to the caller's thread.
 
-A thread that has joined a namespace is of no use for anything else, so each piece of work gets its
-own. On the way it may need something done where its caller is: the caller, who waits anyway, does
-it.
+A thread that has entered a namespace cannot be reused, so each piece of work gets its own. Calls
+that must run outside the namespace are executed by the caller's thread, which waits for the work.
 """
 
 import queue
@@ -13,46 +12,46 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Home:
-    """The caller's thread, as seen from the work's."""
+class CallerThread:
+    """Runs functions in the caller's thread, on behalf of the worker thread."""
 
     def __init__(self) -> None:
-        self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
-    def run(self, errand: Callable[[], T]) -> T:
-        """Have something done in the caller's thread; its result, or what it raised, comes back."""
-        return self.begin(errand)()
+    def run(self, call: Callable[[], T]) -> T:
+        """Run a function in the caller's thread; return its result or raise its exception."""
+        return self.submit(call)()
 
-    def begin(self, errand: Callable[[], T]) -> Callable[[], T]:
-        """Have something done in the caller's thread meanwhile; call what you get to wait."""
+    def submit(self, call: Callable[[], T]) -> Callable[[], T]:
+        """Start a function in the caller's thread; return a function that waits for its result."""
         outcome: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
-        self._errands.put(lambda: outcome.put(_attempt(errand)))
+        self._calls.put(lambda: outcome.put(_attempt(call)))
         return lambda: _unpack(outcome.get())
 
     def serve(self) -> None:
-        """Do errands until there will be no more."""
-        while (errand := self._errands.get()) is not None:
-            errand()
+        """Execute calls until `leave`."""
+        while (call := self._calls.get()) is not None:
+            call()
 
     def leave(self) -> None:
-        """Say that there will be no more."""
-        self._errands.put(None)
+        """End `serve`."""
+        self._calls.put(None)
 
 
-def in_thread(work: Callable[[Home], T], *, name: str) -> T:
-    """Run work in a thread that ends with it, doing its errands meanwhile."""
-    home = Home()
+def run_in_thread(work: Callable[[CallerThread], T], *, name: str) -> T:
+    """Run `work` in a new thread, and serve its calls in this thread until it ends."""
+    caller = CallerThread()
     outcome: list[_Outcome] = []
 
     def body() -> None:
         try:
-            outcome.append(_attempt(lambda: work(home)))
+            outcome.append(_attempt(lambda: work(caller)))
         finally:
-            home.leave()
+            caller.leave()
 
     thread = threading.Thread(target=body, name=name)
     thread.start()
-    home.serve()
+    caller.serve()
     thread.join()
     return _unpack(outcome[0])
 

@@ -1,1 +1,1 @@
-"""`paddock doctor`: probes of this machine and their report."""
+"""`paddock doctor`: probes of this machine, and their report."""

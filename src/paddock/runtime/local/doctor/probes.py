@@ -1,7 +1,7 @@
-"""The single questions of the doctor, each answered by trying.
+"""The probes of the doctor; each one tries a feature of the machine.
 
-Every function gives one `Check`, never raises, and leaves nothing behind. Which of them are asked,
-and how answers are shown, is `doctor`'s business.
+A probe returns what it found, or raises an error with the reason; it leaves nothing behind.
+`run_probe` converts the outcome to a `Check`. `report` selects the probes and renders the result.
 """
 
 import contextlib
@@ -22,27 +22,27 @@ from msgspec import Struct
 from paddock.kit.errors import PaddockError
 from paddock.runtime.local.checkpoint import find_criu
 from paddock.runtime.local.checkpoint.idmap import IdNamespaces
-from paddock.runtime.local.checkpoint.threads import in_thread
+from paddock.runtime.local.checkpoint.threads import run_in_thread
 from paddock.runtime.local.images.base import base_directory, is_built
 from paddock.runtime.local.kernel import cgroups, syscalls
 from paddock.runtime.local.net import netns, rtnetlink
 from paddock.runtime.local.net.nft import open_firewall
-from paddock.runtime.local.storage import btrfs_ioctl, can_make_pool
+from paddock.runtime.local.storage import btrfs_ioctl, pool_unavailable_reason
 
 _ID_BASE, _ID_COUNT = 0x60000000, 65536
-_PATIENCE_SECONDS = 20
+_TIMEOUT_SECONDS = 20
 _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 18, 1
 
 
-class Status(StrEnum):
-    """How a question was answered."""
+class CheckStatus(StrEnum):
+    """The result of a check."""
 
     OK = "ok"
     MISSING = "missing"
 
 
-class Need(StrEnum):
-    """How much depends on it."""
+class Importance(StrEnum):
+    """Whether sandboxes need the feature."""
 
     REQUIRED = "required"
     RECOMMENDED = "recommended"
@@ -50,54 +50,54 @@ class Need(StrEnum):
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """One question and its answer."""
+    """The outcome of one probe."""
 
     name: str
-    status: Status
-    need: Need
+    status: CheckStatus
+    need: Importance
     found: str
-    """What was seen: a version, a path, or why it is missing."""
+    """What was found: a version, a path, or why it is missing."""
     gives: str
-    """What sandboxes gain by it."""
+    """What the feature provides to sandboxes."""
     fix: str | None = None
-    """The exact command that installs it, where one does."""
+    """The command that installs or enables it, if there is one."""
 
 
-class Question(Struct, frozen=True, kw_only=True):
-    """What is asked; `ask` gives what was found, or raises with what is wrong."""
+class Probe(Struct, frozen=True, kw_only=True):
+    """A probe; `run` returns what was found, or raises an error with the reason."""
 
     name: str
-    need: Need
+    need: Importance
     gives: str
-    ask: Callable[[], str]
+    run: Callable[[], str]
     fix: str | None = None
 
 
 class MissingError(Exception):
-    """It is not there; the message says why."""
+    """The feature is missing; the message says why."""
 
 
-def answer(question: Question) -> Check:
-    """Ask, turning any refusal of the machine into an answer."""
-    status, found, fix = Status.OK, "", None
+def run_probe(probe: Probe) -> Check:
+    """Run a probe; convert an error to a failed check."""
+    status, found, fix = CheckStatus.OK, "", None
     try:
-        found = question.ask()
+        found = probe.run()
     except PaddockError as problem:
-        status, found, fix = Status.MISSING, problem.message, question.fix or problem.hint
+        status, found, fix = CheckStatus.MISSING, problem.message, probe.fix or problem.hint
     except (MissingError, OSError, ValueError, subprocess.SubprocessError) as problem:
-        status, found, fix = Status.MISSING, str(problem), question.fix
+        status, found, fix = CheckStatus.MISSING, str(problem), probe.fix
     return Check(
-        name=question.name,
+        name=probe.name,
         status=status,
-        need=question.need,
+        need=probe.need,
         found=found,
-        gives=question.gives,
+        gives=probe.gives,
         fix=fix,
     )
 
 
 def user_namespaces() -> str:
-    """Make one with a map of ids (as root) or at all."""
+    """Create a user namespace, with an id map if run as root."""
     if os.geteuid() == 0:
         with _id_namespace():
             return f"a user namespace with {_ID_COUNT} ids was made"
@@ -106,14 +106,14 @@ def user_namespaces() -> str:
 
 
 def root() -> str:
-    """Say what an unprivileged user goes without."""
+    """Check for root."""
     if os.geteuid() != 0:
-        raise MissingError("not root: neither control groups nor links nor CRIU can be used")
+        raise MissingError("not root: control groups, network links and CRIU are not available")
     return "yes"
 
 
 def overlay() -> str:
-    """Mount one whose directories wear other ids, as every sandbox has it."""
+    """Mount an overlay over idmapped directories, as for every sandbox."""
     with tempfile.TemporaryDirectory(prefix="paddock-doctor-") as name, _id_namespace() as ids:
 
         def attempt() -> None:
@@ -137,23 +137,23 @@ def overlay() -> str:
             if os.stat(f"{name}/upper/file").st_uid != 0:
                 raise MissingError("files of a mapped overlay get the wrong owner")
 
-        in_thread(lambda _: attempt(), name="doctor-overlay")
+        run_in_thread(lambda _: attempt(), name="doctor-overlay")
     return "an overlay was mounted over idmapped directories and written to"
 
 
 def idmapped_mounts(state: Path) -> str:
-    """Map a mount of the state directory's own file system."""
+    """Create an idmapped mount of the state directory's file system."""
     with _id_namespace() as ids:
-        tree = syscalls.open_tree(str(_existing(state)))
+        tree = syscalls.open_tree(str(_nearest_existing(state)))
         try:
             syscalls.mount_setattr(tree, attributes=0, userns_fd=ids)
         finally:
             os.close(tree)
-    return f"the file system of {state} can be mounted with other ids"
+    return f"the file system of {state} supports idmapped mounts"
 
 
 def control_groups() -> str:
-    """Say which versions are mounted and where the controllers are."""
+    """Find the mounted cgroup versions and their controllers."""
     layout = cgroups.detect()
     if layout.unified is None:
         raise MissingError("no cgroup v2 hierarchy that can be written to is mounted")
@@ -168,7 +168,7 @@ def control_groups() -> str:
 
 
 def freezing() -> str:
-    """Freeze a process and thaw it."""
+    """Freeze and thaw a process."""
     layout = cgroups.detect()
     if layout.unified is None:
         raise MissingError("no cgroup v2 hierarchy that can be written to is mounted")
@@ -177,18 +177,18 @@ def freezing() -> str:
     try:
         (group / "cgroup.procs").write_text(str(sleeper.pid))
         (group / "cgroup.freeze").write_text("1")
-        if not _comes_true(lambda: "frozen 1" in (group / "cgroup.events").read_text()):
-            raise MissingError(f"a process did not freeze within {_PATIENCE_SECONDS} seconds")
+        if not _wait_until(lambda: "frozen 1" in (group / "cgroup.events").read_text()):
+            raise MissingError(f"a process did not freeze within {_TIMEOUT_SECONDS} seconds")
         return "a process was frozen and thawed"
     finally:
         (group / "cgroup.freeze").write_text("0")
         sleeper.send_signal(signal.SIGKILL)
         sleeper.wait()
-        _comes_true(lambda: _is_removed(group))
+        _wait_until(lambda: _is_removed(group))
 
 
 def network_namespaces() -> str:
-    """Make one with a pair of links in it."""
+    """Create a network namespace with a veth pair."""
     there = netns.create()
     try:
         with rtnetlink.Channel(there) as channel:
@@ -196,8 +196,10 @@ def network_namespaces() -> str:
             body = struct.pack("=BxHiII", 0, 0, 0, 0, 0)
             body += rtnetlink.text(_IFLA_IFNAME, "doctor")
             body += rtnetlink.nested(_IFLA_LINKINFO, kind)
-            channel.talk(
-                rtnetlink.Request(rtnetlink.RTM_NEWLINK, rtnetlink.CREATE, body, "make a veth pair")
+            channel.request(
+                rtnetlink.NetlinkRequest(
+                    rtnetlink.RTM_NEWLINK, rtnetlink.CREATE, body, "make a veth pair"
+                )
             )
     finally:
         os.close(there)
@@ -205,7 +207,7 @@ def network_namespaces() -> str:
 
 
 def nftables() -> str:
-    """Add a rule in a namespace of its own."""
+    """Add a rule in a new network namespace."""
     there = netns.create()
     try:
         firewall = open_firewall(there)
@@ -221,11 +223,11 @@ def nftables() -> str:
             firewall.close()
     finally:
         os.close(there)
-    return "rules were added in a namespace"
+    return "rules were added in a network namespace"
 
 
 def criu() -> str:
-    """Find one that dumps and restores a process with TCP connections."""
+    """Find a CRIU that dumps and restores a process with TCP connections."""
     path, reason = find_criu()
     if path is None:
         raise MissingError(reason)
@@ -235,25 +237,24 @@ def criu() -> str:
 
 
 def btrfs(state: Path) -> str:
-    """See whether sandboxes' files can lie on btrfs."""
-    if btrfs_ioctl.is_btrfs(_existing(state)):
-        return f"{state} lies on btrfs"
-    if reason := can_make_pool():
+    """Check whether the files of sandboxes can be on btrfs."""
+    if btrfs_ioctl.is_btrfs(_nearest_existing(state)):
+        return f"{state} is on btrfs"
+    if reason := pool_unavailable_reason():
         raise MissingError(reason)
-    return "a btrfs image can be made in the state directory"
+    return "a btrfs image can be created in the state directory"
 
 
 def swap() -> str:
-    """See where the memory of frozen sandboxes could go."""
+    """Check for swap, to which the memory of frozen sandboxes is moved."""
     areas = [line.split()[0] for line in Path("/proc/swaps").read_text().splitlines()[1:]]
     if not areas:
-        raise MissingError("there is no swap: memory of frozen sandboxes stays where it is")
+        raise MissingError("no swap: frozen sandboxes keep their memory")
     compressed = any("zram" in area for area in areas)
     return f"{', '.join(areas)}{' (compressed memory)' if compressed else ''}"
 
 
 def gvisor() -> str:
-    """Find runsc."""
     path = shutil.which("runsc")
     if path is None:
         raise MissingError("runsc is not installed")
@@ -264,43 +265,43 @@ def gvisor() -> str:
 
 
 def kvm() -> str:
-    """Look at the processor's flags: a device node alone may be something that runs no guests."""
+    """Check the processor flags and /dev/kvm: the device node alone does not prove support."""
     flags = next(
         (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line[:5] == "flags"), ""
     ).split()
     found = next((flag for flag in ("vmx", "svm") if flag in flags), None)
     if found is None:
-        raise MissingError("the processor shows neither vmx nor svm here")
+        raise MissingError("the processor has neither vmx nor svm")
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        raise MissingError(f"the processor has {found}, and /dev/kvm cannot be opened")
+        raise MissingError(f"the processor has {found}, but /dev/kvm cannot be opened")
     return f"{found} and /dev/kvm"
 
 
 def base_image() -> str:
-    """See whether the base image was built."""
+    """Check whether the base image is built."""
     if not is_built():
         raise MissingError("the base image is not built")
     return str(base_directory())
 
 
 def compiler() -> str:
-    """Find a C compiler: the first process of a sandbox is compiled on the machine."""
+    """Find a C compiler: the init of a sandbox is compiled on the machine."""
     path = shutil.which("gcc") or shutil.which("cc")
     if path is None:
         raise MissingError("there is no C compiler")
     return path
 
 
-def _comes_true(condition: Callable[[], bool]) -> bool:
-    """Give a busy machine the time it needs."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+def _wait_until(condition: Callable[[], bool]) -> bool:
+    """Wait until a condition holds, up to the timeout."""
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while not (is_true := condition()) and time.monotonic() < deadline:
         time.sleep(0.002)
     return is_true
 
 
 def _is_removed(group: Path) -> bool:
-    """Remove a group, unless its last process is still on its way out."""
+    """Remove a group; return False while its last process is still exiting."""
     try:
         group.rmdir()
     except OSError as problem:
@@ -322,13 +323,13 @@ def _private_mounts() -> None:
     syscalls.mount("", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
 
 
-def _existing(path: Path) -> Path:
-    """The directory itself, or the closest one above that is there."""
+def _nearest_existing(path: Path) -> Path:
+    """Return the directory, or its closest existing parent."""
     return next(one for one in (path.absolute(), *path.absolute().parents) if one.is_dir())
 
 
 def _in_child(work: Callable[[], object]) -> None:
-    """Do something that cannot be undone in a process that ends."""
+    """Run something that cannot be undone in a child process."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -339,4 +340,4 @@ def _in_child(work: Callable[[], object]) -> None:
             os._exit(code)
     _, status = os.waitpid(pid, 0)
     if status != 0:
-        raise MissingError("the kernel refuses it to this user")
+        raise MissingError("the kernel does not allow it for this user")

@@ -1,7 +1,7 @@
-"""`paddock doctor`: what this machine can do for sandboxes, what is missing, and what installs it.
+"""`paddock doctor`: features of this machine, what is missing, and the commands that install it.
 
-`probe` asks, `render` shows; a report encodes to JSON as it is. The single questions, each answered
-by trying, are in `doctor_probes`.
+`diagnose` runs the probes of `probes`, `render` formats the report as text; `DoctorReport` is also
+the JSON output.
 """
 
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from paddock.runtime.local.doctor import probes
-from paddock.runtime.local.doctor.probes import Check, Need, Question, Status
+from paddock.runtime.local.doctor.probes import Check, CheckStatus, Importance, Probe
 
-__all__ = ["Check", "Need", "Report", "Status", "probe", "render"]
+__all__ = ["Check", "CheckStatus", "DoctorReport", "Importance", "diagnose", "render"]
 
 _UNPRIVILEGED = "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=65536"
 _ZRAM = (
@@ -24,8 +24,8 @@ _ZRAM = (
 _UNIFIED = "mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified"
 
 
-class Report(Struct, frozen=True, kw_only=True):
-    """Everything that was asked."""
+class DoctorReport(Struct, frozen=True, kw_only=True):
+    """The outcome of all probes."""
 
     kernel: str
     machine: str
@@ -35,28 +35,30 @@ class Report(Struct, frozen=True, kw_only=True):
     checks: tuple[Check, ...]
 
 
-def probe(state_dir: Path) -> Report:
-    """Ask everything that makes sense for this user; takes about a second."""
+def diagnose(state_dir: Path) -> DoctorReport:
+    """Run all probes that apply to this user; takes about a second."""
     is_root = os.geteuid() == 0
-    checks = tuple(probes.answer(question) for question in _questions(state_dir, is_root=is_root))
-    return Report(
+    checks = tuple(probes.run_probe(probe) for probe in _probes(state_dir, is_root=is_root))
+    return DoctorReport(
         kernel=platform.release(),
         machine=platform.machine(),
         is_root=is_root,
-        is_usable=all(check.status is Status.OK for check in checks if check.need is Need.REQUIRED),
+        is_usable=all(
+            check.status is CheckStatus.OK for check in checks if check.need is Importance.REQUIRED
+        ),
         checks=checks,
     )
 
 
-def render(report: Report) -> str:
-    """Show a report to people: one line for each answer, and a command below what is missing."""
+def render(report: DoctorReport) -> str:
+    """Format a report: one line per check, and the fix below a missing feature."""
     who = "root" if report.is_root else "an unprivileged user"
     lines = [f"kernel {report.kernel} on {report.machine}, as {who}", ""]
     width = max((len(check.name) for check in report.checks), default=0)
     for check in report.checks:
-        mark = "ok     " if check.status is Status.OK else "missing"
+        mark = "ok     " if check.status is CheckStatus.OK else "missing"
         lines.append(f"{mark}  {check.name:<{width}}  {check.found}")
-        if check.status is Status.OK:
+        if check.status is CheckStatus.OK:
             continue
         indent = " " * (len(mark) + width + 4)
         lines.append(f"{indent}{check.need}: {check.gives}")
@@ -66,95 +68,95 @@ def render(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _verdict(report: Report) -> str:
-    missing = [check for check in report.checks if check.status is Status.MISSING]
+def _verdict(report: DoctorReport) -> str:
+    missing = [check for check in report.checks if check.status is CheckStatus.MISSING]
     if not report.is_usable:
-        names = ", ".join(check.name for check in missing if check.need is Need.REQUIRED)
+        names = ", ".join(check.name for check in missing if check.need is Importance.REQUIRED)
         return f"Sandboxes cannot run here: {names} missing."
-    if lacking := [check.name for check in missing if check.need is Need.RECOMMENDED]:
+    if lacking := [check.name for check in missing if check.need is Importance.RECOMMENDED]:
         return f"Sandboxes run here, without {', '.join(lacking)}."
-    return "Sandboxes run here with everything."
+    return "Sandboxes run here with all features."
 
 
-def _questions(state: Path, *, is_root: bool) -> tuple[Question, ...]:
+def _probes(state: Path, *, is_root: bool) -> tuple[Probe, ...]:
     questions = [
-        _question(
-            "user namespaces", Need.REQUIRED, probes.user_namespaces,
-            "root of a sandbox is nobody outside", _UNPRIVILEGED,
+        _probe(
+            "user namespaces", Importance.REQUIRED, probes.user_namespaces,
+            "root of a sandbox has no privileges on the host", _UNPRIVILEGED,
         ),
-        _question(
-            "compiler", Need.REQUIRED, probes.compiler,
-            "the first process of a sandbox is compiled here", "apt-get install gcc libc6-dev",
+        _probe(
+            "compiler", Importance.REQUIRED, probes.compiler,
+            "the init of a sandbox is compiled on this machine", "apt-get install gcc libc6-dev",
         ),
-        _question(
-            "base image", Need.RECOMMENDED, probes.base_image,
+        _probe(
+            "base image", Importance.RECOMMENDED, probes.base_image,
             "a root file system for sandboxes", "paddock image build-base",
         ),
     ]  # fmt: skip
     if is_root:
-        questions += _questions_of_root(state)
+        questions += _root_probes(state)
     else:
         questions.append(
-            _question(
-                "root", Need.RECOMMENDED, probes.root,
-                "limits, pausing, addresses, storing memory and limited disks", "sudo paddock up",
+            _probe(
+                "root", Importance.RECOMMENDED, probes.root,
+                "limits, pausing, addresses, hibernation and disk limits", "sudo paddock up",
             )
         )  # fmt: skip
     questions += [
-        _question(
-            "swap", Need.OPTIONAL, probes.swap,
-            "memory of frozen sandboxes is given back to the machine", _ZRAM,
+        _probe(
+            "swap", Importance.OPTIONAL, probes.swap,
+            "memory of frozen sandboxes is freed", _ZRAM,
         ),
-        _question(
-            "gVisor", Need.OPTIONAL, probes.gvisor,
-            "a second wall between sandboxes and the kernel", "apt-get install runsc",
+        _probe(
+            "gVisor", Importance.OPTIONAL, probes.gvisor,
+            "stronger isolation of sandboxes from the kernel", "apt-get install runsc",
         ),
-        _question(
-            "KVM", Need.OPTIONAL, probes.kvm,
+        _probe(
+            "KVM", Importance.OPTIONAL, probes.kvm,
             "sandboxes as virtual machines", None,
         ),
     ]  # fmt: skip
     return tuple(questions)
 
 
-def _questions_of_root(state: Path) -> tuple[Question, ...]:
+def _root_probes(state: Path) -> tuple[Probe, ...]:
     return (
-        _question(
-            "overlay", Need.REQUIRED, probes.overlay,
-            "layers of images are shared by sandboxes", "modprobe overlay",
+        _probe(
+            "overlay", Importance.REQUIRED, probes.overlay,
+            "sandboxes share the layers of images", "modprobe overlay",
         ),
-        _question(
-            "idmapped mounts", Need.REQUIRED, lambda: probes.idmapped_mounts(state),
-            "files belong to whom they belong inside", None,
+        _probe(
+            "idmapped mounts", Importance.REQUIRED, lambda: probes.idmapped_mounts(state),
+            "files have the same owners inside and on disk", None,
         ),
-        _question(
-            "control groups", Need.REQUIRED, probes.control_groups,
-            "limits on processor, memory and processes", _UNIFIED,
+        _probe(
+            "control groups", Importance.REQUIRED, probes.control_groups,
+            "limits on CPU, memory and processes", _UNIFIED,
         ),
-        _question(
-            "freeze", Need.REQUIRED, probes.freezing,
+        _probe(
+            "freeze", Importance.REQUIRED, probes.freezing,
             "sandboxes are paused in microseconds", _UNIFIED,
         ),
-        _question(
-            "network namespaces", Need.RECOMMENDED, probes.network_namespaces,
-            "sandboxes have addresses and reach the internet", "modprobe veth",
+        _probe(
+            "network namespaces", Importance.RECOMMENDED, probes.network_namespaces,
+            "sandboxes have addresses and internet access", "modprobe veth",
         ),
-        _question(
-            "nftables", Need.RECOMMENDED, probes.nftables,
-            "what a sandbox may connect to is decided", "apt-get install nftables",
+        _probe(
+            "nftables", Importance.RECOMMENDED, probes.nftables,
+            "egress policies are enforced", "apt-get install nftables",
         ),
-        _question(
-            "btrfs", Need.RECOMMENDED, lambda: probes.btrfs(state),
-            "files are limited, and copied in no time", "apt-get install btrfs-progs",
+        _probe(
+            "btrfs", Importance.RECOMMENDED, lambda: probes.btrfs(state),
+            "disk limits and instant snapshots", "apt-get install btrfs-progs",
         ),
-        _question(
-            "CRIU", Need.RECOMMENDED, probes.criu,
-            "sandboxes are hibernated, forked and stored with their memory", "scripts/build-criu",
+        _probe(
+            "CRIU", Importance.RECOMMENDED, probes.criu,
+            "sandboxes are hibernated, forked and stored with memory", "scripts/build-criu",
         ),
     )  # fmt: skip
 
 
-def _question(
-    name: str, need: Need, ask: Callable[[], str], gives: str, fix: str | None
-) -> Question:
-    return Question(name=name, need=need, ask=ask, gives=gives, fix=fix)
+def _probe(
+    name: str, need: Importance, run: Callable[[], str], gives: str, fix: str | None
+) -> Probe:
+    return Probe(name=name, need=need, run=run, gives=gives, fix=fix)

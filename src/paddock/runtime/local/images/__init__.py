@@ -1,16 +1,15 @@
-"""Images: what sandboxes are made of, kept once and shared by all of them.
+"""Images: the root file systems of sandboxes, stored once and shared by all sandboxes.
 
     store = ImageStore(state_dir / "images")
     image = store.resolve("base")            # Image(name, layers, config)
     overlay lowerdir = ":".join(map(str, image.lowerdirs))
 
-An image is a manifest and ordered read-only directories (`model`). They come from OCI layouts,
-`docker save` and `podman save` archives (`archive`), plain directories and tars (`store`), or
-from Debian packages on this machine (`base`, found in `/var/cache/paddock/images/base-<hash>/
-rootfs`; `base_directory()` says which). The masked host root, `host`, is the launcher's business.
+An image is a manifest and ordered read-only directories (`model`). Images come from OCI layouts,
+`docker save` and `podman save` archives (`archive`), plain directories and tars (`store`), or from
+Debian packages (`base`, in `/var/cache/paddock/images/base-<hash>/rootfs`; `base_directory()`
+returns the path). `host` is the masked root of the host.
 
-File owners in layers are those of the image (root is 0): a sandbox sees them through an idmapped
-mount.
+File owners in layers are those of the image (root is 0): sandboxes use idmapped mounts.
 """
 
 from paddock.runtime.local.images.base import base_directory, build_base

@@ -1,8 +1,8 @@
-"""Reading images that other tools wrote: OCI layouts and `docker save` / `podman save` archives.
+"""Read images of other tools: OCI layouts and `docker save` / `podman save` archives.
 
-Both are a set of blobs, of which one says what the image is. Here that set is seen through one
-small reader (a directory or a tar), and what comes out is a `Bundle`: a config and a way to open
-each layer. Checksums are the reader's duty (`store` compares what it unpacked).
+Both are sets of blobs, one of which describes the image. `Blobs` reads them from a directory or a
+tar; `read_bundle` returns a `Bundle` with the config and the names of the layers. `store` verifies
+the checksums of the layers.
 """
 
 import gzip
@@ -34,7 +34,7 @@ _INDEXES = frozenset(
 )
 
 
-class Descriptor(Struct, frozen=True, kw_only=True, rename="camel"):
+class BlobDescriptor(Struct, frozen=True, kw_only=True, rename="camel"):
     """A reference to a blob."""
 
     digest: str
@@ -46,14 +46,14 @@ class Descriptor(Struct, frozen=True, kw_only=True, rename="camel"):
 class Index(Struct, frozen=True, kw_only=True):
     """`index.json`."""
 
-    manifests: tuple[Descriptor, ...] = ()
+    manifests: tuple[BlobDescriptor, ...] = ()
 
 
 class ImageManifest(Struct, frozen=True, kw_only=True):
-    """What an image is made of."""
+    """The config and layers of an image."""
 
-    config: Descriptor
-    layers: tuple[Descriptor, ...]
+    config: BlobDescriptor
+    layers: tuple[BlobDescriptor, ...]
 
 
 class DockerManifest(Struct, frozen=True, kw_only=True, rename="pascal"):
@@ -65,7 +65,7 @@ class DockerManifest(Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class ContainerConfig(Struct, frozen=True, kw_only=True, rename="pascal"):
-    """How processes run."""
+    """Defaults of the processes of an image."""
 
     env: tuple[str, ...] | None = None
     user: str = ""
@@ -91,16 +91,14 @@ class Blobs(Protocol):
     """Files by name."""
 
     def read(self, name: str) -> bytes:
-        """Read a small one whole."""
+        """Read a small blob."""
         ...
 
     def open(self, name: str) -> IO[bytes]:
-        """Open one as a stream."""
+        """Open a blob as a stream."""
         ...
 
-    def has(self, name: str) -> bool:
-        """Whether there is one."""
-        ...
+    def has(self, name: str) -> bool: ...
 
 
 # Made at import, not by the first use: see docs/decisions/0080.
@@ -127,27 +125,25 @@ class DirectoryBlobs:
         self._root = root
 
     def read(self, name: str) -> bytes:
-        """Read a small file whole."""
         with self.open(name) as stream:
-            return _limited(stream, name)
+            return _read_limited(stream, name)
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a file below the layout."""
+        """Open a file; refuse symlinks and paths outside the layout."""
         path = self._root / name
         if path.is_symlink() or not path.resolve().is_relative_to(self._root.resolve()):
-            raise InvalidError(f"the image refers to {name!r}, which lies outside of it")
+            raise InvalidError(f"the image refers to {name!r}, which is outside of it")
         try:
             return path.open("rb")
         except OSError as error:
             raise NotFoundError(f"the image has no {name!r}") from error
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file."""
         return (self._root / name).is_file()
 
 
 class TarBlobs:
-    """The same in a tar, read in place."""
+    """Blobs in a tar, read in place."""
 
     def __init__(self, archive: tarfile.TarFile) -> None:
         self._archive = archive
@@ -155,16 +151,15 @@ class TarBlobs:
 
     @property
     def names(self) -> frozenset[str]:
-        """All members."""
+        """Names of all members."""
         return frozenset(self._members)
 
     def read(self, name: str) -> bytes:
-        """Read a small member whole."""
         with self.open(name) as stream:
-            return _limited(stream, name)
+            return _read_limited(stream, name)
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a member; `docker save` links equal layers to each other."""
+        """Open a member; follow links, by which `docker save` stores equal layers."""
         member = self._members.get(name)
         for _ in range(4):
             if member is None or not (member.issym() or member.islnk()):
@@ -172,37 +167,36 @@ class TarBlobs:
             target = member.linkname
             if member.issym():
                 target = str(Path(member.name).parent / target)
-            member = self._members.get(_normal(target))
+            member = self._members.get(_normalize(target))
         stream = self._archive.extractfile(member) if member is not None else None
         if stream is None:
             raise NotFoundError(f"the archive has no {name!r}")
         return stream
 
     def has(self, name: str) -> bool:
-        """Whether there is such a member."""
         return name in self._members
 
 
-class NoBundleError(InvalidError):
-    """A set of blobs that is no image in any format."""
+class NotAnImageError(InvalidError):
+    """The blobs are not an image in a known format."""
 
 
 def read_bundle(blobs: Blobs, *, wanted: str | None = None, machine: str = "amd64") -> Bundle:
-    """Find the image in a set of blobs, in either format; `docker save` archives are both."""
+    """Return the image in a set of blobs, in either format; `docker save` archives have both."""
     if blobs.has("manifest.json"):
         return _docker_bundle(blobs, wanted)
     if blobs.has("index.json"):
         return _oci_bundle(blobs, wanted, machine)
-    raise NoBundleError(
-        "this is no image: neither index.json (OCI) nor manifest.json (docker save) is in it, "
-        "and it is no root file system either",
-        hint="`podman save`, `docker save` and `docker export` write what can be imported",
+    raise NotAnImageError(
+        "not an image: it contains neither index.json (OCI) nor manifest.json (docker save), "
+        "and it is not a root file system",
+        hint="import an archive of `podman save`, `docker save` or `docker export`",
     )
 
 
 @contextmanager
 def open_layer(blobs: Blobs, name: str) -> Generator[IO[bytes], None, None]:
-    """Open a layer uncompressed, whatever its compression."""
+    """Open a layer and decompress it if needed."""
     with blobs.open(name) as raw:
         head = raw.read(4)
         raw.seek(0)
@@ -216,8 +210,8 @@ def open_layer(blobs: Blobs, name: str) -> Generator[IO[bytes], None, None]:
             yield raw
 
 
-class Hashing(io.RawIOBase):
-    """A stream that remembers the checksum of what went through."""
+class HashingReader(io.RawIOBase):
+    """A stream that computes the checksum of the data read."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__()
@@ -225,11 +219,9 @@ class Hashing(io.RawIOBase):
         self._hash = hashlib.sha256()
 
     def readable(self) -> bool:
-        """Streams that are hashed are read."""
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read, and remember."""
         data = self._stream.read(size)
         self._hash.update(data)
         return data
@@ -244,8 +236,8 @@ def _docker_bundle(blobs: Blobs, wanted: str | None) -> Bundle:
     entries = _decode(blobs.read("manifest.json"), _docker_manifests, "manifest.json")
     for entry in entries:
         if wanted is None or wanted in (entry.repo_tags or ()):
-            blob = _decode(blobs.read(_normal(entry.config)), _configs, entry.config)
-            layers = tuple(_normal(layer) for layer in entry.layers)
+            blob = _decode(blobs.read(_normalize(entry.config)), _configs, entry.config)
+            layers = tuple(_normalize(layer) for layer in entry.layers)
             return _bundle(blob, layers, entry.repo_tags or ())
     raise NotFoundError(f"the archive has no image {wanted!r}")
 
@@ -265,7 +257,7 @@ def _oci_bundle(blobs: Blobs, wanted: str | None, machine: str) -> Bundle:
     return _bundle(blob, layers, (name,) if name else ())
 
 
-def _choose(found: tuple[Descriptor, ...], wanted: str | None, machine: str) -> Descriptor:
+def _choose(found: tuple[BlobDescriptor, ...], wanted: str | None, machine: str) -> BlobDescriptor:
     fitting = [
         one
         for one in found
@@ -302,7 +294,7 @@ def _bundle(blob: ConfigBlob, layers: tuple[str, ...], names: tuple[str, ...]) -
 def _blob(digest: str) -> str:
     algorithm, _, value = digest.partition(":")
     if not algorithm.isalnum() or not value.isalnum():
-        raise InvalidError(f"the image refers to {digest!r}, which is no checksum")
+        raise InvalidError(f"the image refers to {digest!r}, which is not a checksum")
     return f"blobs/{algorithm}/{value}"
 
 
@@ -313,19 +305,19 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[_T], origin: str) -> _T:
         raise InvalidError(f"{origin} of the image cannot be read: {error}") from error
 
 
-def _limited(stream: IO[bytes], name: str) -> bytes:
+def _read_limited(stream: IO[bytes], name: str) -> bytes:
     data = stream.read(_MAX_JSON + 1)
     if len(data) > _MAX_JSON:
         raise InvalidError(f"{name} of the image is larger than {_MAX_JSON} bytes")
     return data
 
 
-def _normal(name: str) -> str:
+def _normalize(name: str) -> str:
     parts: list[str] = []
     for part in name.split("/"):
         if part == "..":
             if not parts:
-                raise InvalidError(f"the image refers to {name!r}, which lies outside of it")
+                raise InvalidError(f"the image refers to {name!r}, which is outside of it")
             parts.pop()
         elif part not in ("", "."):
             parts.append(part)
@@ -337,7 +329,7 @@ def _unzstd(raw: IO[bytes]) -> Generator[IO[bytes], None, None]:
     if not shutil.which("zstd"):
         raise UnsupportedError("a layer is compressed with zstd", hint="apt-get install zstd")
     with tempfile.TemporaryFile() as spool:
-        # The stream may lie inside a tar, where no other process can read it.
+        # The stream may be a member of a tar, which another process cannot read.
         shutil.copyfileobj(raw, spool)
         spool.seek(0)
         with subprocess.Popen(

@@ -1,8 +1,8 @@
-"""The `base` image, made from Debian packages on this machine.
+"""The `base` image, built from Debian packages on this machine.
 
-A recipe (release, packages, finishing script) has a fingerprint; what it makes is kept under
-`<cache>/base-<fingerprint>` with the tree in `rootfs/`. A finished build is renamed into place, so
-a directory of that name is always whole, and a second build of the same recipe is a look.
+A recipe (release, packages, finishing script) has a fingerprint; its build is stored in
+`<cache>/base-<fingerprint>`, with the tree in `rootfs/`. A finished build is renamed into place, so
+a directory of that name is always complete, and a second build of the same recipe does nothing.
 """
 
 import hashlib
@@ -77,7 +77,7 @@ Progress = Callable[[str], None]
 
 
 class Recipe(Struct, frozen=True, kw_only=True):
-    """Everything that decides what comes out."""
+    """All inputs of a build."""
 
     suite: str
     machine: str
@@ -87,22 +87,22 @@ class Recipe(Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
-        """Short and stable: the same recipe, the same directory."""
+        """Hash of the recipe, used in the directory name."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:12]
 
 
 def base_recipe() -> Recipe:
-    """The recipe for this machine."""
+    """Return the recipe for this machine."""
     return Recipe(suite=debian_suite(), machine=platform.machine())
 
 
 def base_directory(cache: Path = DEFAULT_CACHE) -> Path:
-    """Where this machine's base image lies, or will lie."""
+    """Return the directory of this machine's base image, built or not."""
     return cache / f"base-{base_recipe().fingerprint}"
 
 
 def is_built(cache: Path = DEFAULT_CACHE) -> bool:
-    """Whether the base image is there."""
+    """Whether the base image is built."""
     return (base_directory(cache) / MANIFEST).is_file()
 
 
@@ -112,24 +112,24 @@ def build_base(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> Path:
-    """Make the base image where it is missing; give its directory. Takes a minute or two."""
-    say = progress or _silent
+    """Build the base image if it is missing; return its directory. Takes a minute or two."""
+    report = progress or _ignore
     target = base_directory(cache)
     if is_built(cache):
-        say(f"base image is there: {target}")
+        report(f"base image exists: {target}")
         return target
     if os.geteuid() != 0:
         raise UnsupportedError(
-            "building the base image needs root (debootstrap makes files of many owners)",
+            "building the base image needs root (debootstrap creates files of several owners)",
             hint="run the same command with sudo, once",
         )
     recipe = base_recipe()
-    _need_debootstrap(say)
+    _ensure_debootstrap(report)
     cache.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
     try:
         work.chmod(0o755)
-        _bootstrap(work / ROOTFS, recipe, say)
+        _bootstrap(work / ROOTFS, recipe, report)
         manifest = Manifest(
             name=BASE_NAME,
             layers=(str(target / ROOTFS),),
@@ -140,12 +140,12 @@ def build_base(
         _move_into_place(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    say(f"base image is ready: {target}")
+    report(f"base image is ready: {target}")
     return target
 
 
-def _bootstrap(rootfs: Path, recipe: Recipe, say: Progress) -> None:
-    say(f"installing {recipe.suite} with {len(recipe.packages)} packages")
+def _bootstrap(rootfs: Path, recipe: Recipe, report: Progress) -> None:
+    report(f"installing {recipe.suite} with {len(recipe.packages)} packages")
     _run(
         [
             "debootstrap",
@@ -155,14 +155,14 @@ def _bootstrap(rootfs: Path, recipe: Recipe, say: Progress) -> None:
             str(rootfs),
             debian_mirror(),
         ],
-        say,
+        report,
     )
-    say("adding the user, trimming caches")
-    _run(["chroot", str(rootfs), "/bin/sh", "-c", recipe.finish], say)
+    report("adding the user, trimming caches")
+    _run(["chroot", str(rootfs), "/bin/sh", "-c", recipe.finish], report)
 
 
 def _move_into_place(work: Path, target: Path) -> None:
-    """Rename; whoever was first wins, and what is half there (no manifest) is replaced."""
+    """Rename a build into place. An existing complete build wins; an incomplete one is replaced."""
     if target.exists() and not (target / MANIFEST).is_file():
         shutil.rmtree(target)
     try:
@@ -172,7 +172,7 @@ def _move_into_place(work: Path, target: Path) -> None:
             raise
 
 
-def _need_debootstrap(say: Progress) -> None:
+def _ensure_debootstrap(report: Progress) -> None:
     if shutil.which("debootstrap"):
         return
     if not shutil.which("apt-get"):
@@ -180,12 +180,12 @@ def _need_debootstrap(say: Progress) -> None:
             "debootstrap is not installed",
             hint="install debootstrap with this distribution's package manager",
         )
-    say("installing debootstrap")
-    _run(["apt-get", "install", "-y", "--no-install-recommends", "debootstrap"], say)
+    report("installing debootstrap")
+    _run(["apt-get", "install", "-y", "--no-install-recommends", "debootstrap"], report)
 
 
-def _run(command: list[str], say: Progress) -> None:
-    """Run a command, handing on each line it writes; its last lines explain a failure."""
+def _run(command: list[str], report: Progress) -> None:
+    """Run a command and report each line; a failure is raised with the last lines."""
     environment = {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "DEBIAN_FRONTEND": "noninteractive",
@@ -199,13 +199,13 @@ def _run(command: list[str], say: Progress) -> None:
         if process.stdout is not None:
             for line in process.stdout:
                 last = [*last[-9:], line.rstrip()]
-                say(line.rstrip())
+                report(line.rstrip())
     if process.returncode != 0:
         raise UnavailableError(
             f"{command[0]} failed with status {process.returncode}: {' | '.join(last)}",
-            hint="see whether the package mirror answers, then build again",
+            hint="check that the package mirror is reachable, then build again",
         )
 
 
-def _silent(_: str) -> None:
-    """Say nothing."""
+def _ignore(_: str) -> None:
+    """Discard progress."""

@@ -1,12 +1,12 @@
-"""The image `host`: this machine's own root, masked, as an instant default.
+"""The image `host`: the masked root of this machine, available without a build.
 
-A layer over `/` hides everything that is not plainly software: homes, mounts, data, the state of
-services, Paddock itself, and every file below /etc, /usr and /opt that others may not read on this
-machine (root inside could, for it is root over all it sees). In their place come a user
-`user` (1000) and root, both without a password, and `sudo` for the former where it is installed.
+A layer over `/` hides everything but software: homes, mounts, data, the state of services, Paddock
+itself, and every file below /etc, /usr and /opt that is not world-readable on this machine (root of
+a sandbox could read it otherwise). The layer adds a user `user` (1000) and root, both without a
+password, and `sudo` for `user` if it is installed.
 
-What is world-readable on the machine can be read inside: whoever runs sandboxes for strangers uses
-an image of their own.
+World-readable files of the machine are readable inside: use another image to run sandboxes of
+untrusted users.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ _SECRET_NAMES = {
     "shadow", "shadow-", "gshadow", "gshadow-", "passwd-", "group-", "subuid", "subgid", "ssh",
     "machine-id", "sudoers.d", "krb5.keytab", "fstab", "crypttab", "mtab",
 }  # fmt: skip
-_MEMORY = Path("/var/cache/paddock/closed-software.json")
-_MEMORY_SECONDS = 900
+_SCAN_CACHE = Path("/var/cache/paddock/closed-software.json")
+_SCAN_CACHE_SECONDS = 900
 _PROFILE = 'export PS1="\\u@\\h:\\w\\$ "\n'
 
 
-class _Seen(Struct, frozen=True):
-    """What a look through /usr and /opt found, and of which time it is."""
+class _ScanResult(Struct, frozen=True):
+    """Unreadable files below /usr and /opt, and the time of the scan."""
 
     at: float
     newest: float
@@ -51,11 +51,11 @@ class _Seen(Struct, frozen=True):
 
 
 # Made at import, not by the first use: see docs/decisions/0080.
-_decoder = msgspec.json.Decoder(_Seen)
+_decoder = msgspec.json.Decoder(_ScanResult)
 
 
 def ensure_layer(layers: Path, *, hidden: tuple[Path, ...] = ()) -> Path:
-    """Give the layer's directory, making it where it is not there yet."""
+    """Return the directory of the layer; create it if missing."""
     layer = layers / "host"
     if layer.exists():
         return layer
@@ -71,13 +71,13 @@ def ensure_layer(layers: Path, *, hidden: tuple[Path, ...] = ()) -> Path:
 
 
 def host_trees() -> tuple[str, ...]:
-    """Name what a rootless sandbox sees of the host itself: a user's own namespace can lay no
-    overlay over `/`, because things are mounted below it."""
+    """Return the host directories that a rootless sandbox mounts. A user namespace cannot mount an
+    overlay over `/`, because of the mounts below it."""
     return tuple(path for path in ("/usr", "/opt") if os.path.isdir(path))
 
 
 def ensure_rootless_layer(layers: Path) -> Path:
-    """Give a layer with what is beside those trees: links, a copy of what /etc shows everybody."""
+    """Return the layer for a rootless sandbox: links, and a copy of the readable part of /etc."""
     layer = layers / "host"
     if layer.exists():
         return layer
@@ -90,18 +90,18 @@ def ensure_rootless_layer(layers: Path) -> Path:
         elif path.is_dir():
             (staging / name).mkdir(mode=0o755)
     shutil.copytree(
-        "/etc", staging / "etc", symlinks=True, ignore=_closed_to_us, dirs_exist_ok=True
+        "/etc", staging / "etc", symlinks=True, ignore=_unreadable_names, dirs_exist_ok=True
     )
     for name, mode in _EMPTY.items():
         _directory(staging, name, mode)
     for name in _SECRET_NAMES:
         (staging / "etc" / name).unlink(missing_ok=True)
-    _people(staging, user_id=0)
+    _write_users(staging, user_id=0)
     staging.rename(layer)
     return layer
 
 
-def _closed_to_us(directory: str, names: list[str]) -> list[str]:
+def _unreadable_names(directory: str, names: list[str]) -> list[str]:
     closed: list[str] = []
     for name in names:
         path = os.path.join(directory, name)
@@ -118,44 +118,46 @@ def _fill(layer: Path, hidden: tuple[Path, ...]) -> None:
     for name, mode in _EMPTY.items():
         _directory(layer, name, mode)
         mark_opaque(layer / name)
-    for name in _others("/var", _VAR):
+    for name in _entries_except("/var", _VAR):
         _hide(layer, name)
-    for name in _others("/var/lib", _VAR_LIB):
+    for name in _entries_except("/var/lib", _VAR_LIB):
         _hide(layer, name)
     own = (Path(sys.prefix), Path(__file__).resolve().parents[4])
     for path in (*hidden, *own):
-        _hide_unless_gone(layer, path)
+        _hide_if_visible(layer, path)
     secrets = (Path("/etc", name) for name in _SECRET_NAMES)
     for path in (*_unreadable("/etc"), *_unreadable_software(), *secrets):
-        _hide_unless_gone(layer, path)
-    _people(layer)
+        _hide_if_visible(layer, path)
+    _write_users(layer)
 
 
-def _others(parent: str, kept: set[str]) -> Iterator[Path]:
+def _entries_except(parent: str, kept: set[str]) -> Iterator[Path]:
     yield from (Path(parent, name) for name in os.listdir(parent) if name not in kept)
 
 
 def _unreadable_software() -> list[Path]:
-    """Look through /usr and /opt, which takes seconds: what was seen lately is remembered."""
-    newest = max(_changed("/var/lib/dpkg/status"), _changed("/usr/local"), _changed("/opt"))
+    """Return the unreadable files below /usr and /opt; cached, because a scan takes seconds."""
+    newest = max(_mtime("/var/lib/dpkg/status"), _mtime("/usr/local"), _mtime("/opt"))
     try:
-        seen = _decoder.decode(_MEMORY.read_bytes())
-        age = clock.system().now().timestamp() - seen.at
-        if seen.newest == newest and 0 <= age < _MEMORY_SECONDS:
-            return [Path(path) for path in seen.paths]
+        scan = _decoder.decode(_SCAN_CACHE.read_bytes())
+        age = clock.system().now().timestamp() - scan.at
+        if scan.newest == newest and 0 <= age < _SCAN_CACHE_SECONDS:
+            return [Path(path) for path in scan.paths]
     except (OSError, msgspec.DecodeError):
         pass
     paths = [*_unreadable("/usr"), *_unreadable("/opt")]
-    seen = _Seen(at=clock.system().now().timestamp(), newest=newest, paths=tuple(map(str, paths)))
+    scan = _ScanResult(
+        at=clock.system().now().timestamp(), newest=newest, paths=tuple(map(str, paths))
+    )
     if os.geteuid() == 0:
-        _MEMORY.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _MEMORY.with_suffix(f".{os.getpid()}")
-        temporary.write_bytes(msgspec.json.encode(seen))
-        temporary.replace(_MEMORY)
+        _SCAN_CACHE.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _SCAN_CACHE.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(msgspec.json.encode(scan))
+        temporary.replace(_SCAN_CACHE)
     return paths
 
 
-def _changed(path: str) -> float:
+def _mtime(path: str) -> float:
     try:
         return os.stat(path).st_mtime
     except FileNotFoundError:
@@ -163,7 +165,7 @@ def _changed(path: str) -> float:
 
 
 def _unreadable(tree: str) -> Iterator[Path]:
-    """Find what others may not read; a closed directory is given itself, not what is in it."""
+    """Yield paths that are not world-readable; a closed directory without its content."""
     pending = [tree] if os.path.isdir(tree) and not os.path.islink(tree) else []
     while pending:
         for path, mode in _modes(pending.pop()):
@@ -174,20 +176,20 @@ def _unreadable(tree: str) -> Iterator[Path]:
                     pending.append(path)
                 else:
                     yield Path(path)
-            # A set-uid program that others may run but not read (sudo) holds no secret.
+            # A set-uid program that is executable but not readable (sudo) holds no secret.
             elif not mode & 0o004 and not mode & 0o001:
                 yield Path(path)
 
 
 def _modes(directory: str) -> Iterator[tuple[str, int]]:
-    """List what is in a directory; software comes and goes while we look."""
+    """Yield the entries of a directory with their modes; ignore files that are removed."""
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 yield entry.path, entry.stat(follow_symlinks=False).st_mode
 
 
-def _people(layer: Path, *, user_id: int = 1000) -> None:
+def _write_users(layer: Path, *, user_id: int = 1000) -> None:
     keep = ("root:", "user:")
     system = [
         line
@@ -207,7 +209,7 @@ def _people(layer: Path, *, user_id: int = 1000) -> None:
         for line in Path("/etc/group").read_text().splitlines()
         if line.count(":") == 3 and int(line.split(":")[2]) < 1000
     ]
-    if user_id:  # with one id only there are no further groups to be in
+    if user_id:  # with one id there are no supplementary groups
         groups = [g + "user" if g.startswith("sudo:") else g for g in groups]
     _file(layer, "etc/passwd", "\n".join(people) + "\n", 0o644)
     _file(layer, "etc/group", "\n".join([*groups, "user:x:1000:"]) + "\n", 0o644)
@@ -229,11 +231,11 @@ def _people(layer: Path, *, user_id: int = 1000) -> None:
         mark_opaque(path)
         if home != "home":
             _file(layer, f"{home}/.bashrc", _PROFILE, 0o644)
-            _own(path / ".bashrc", uid)
-        _own(path, uid)
+            _set_owner(path / ".bashrc", uid)
+        _set_owner(path, uid)
 
 
-def _own(path: Path, uid: int) -> None:
+def _set_owner(path: Path, uid: int) -> None:
     if os.geteuid() == 0:
         os.chown(path, uid, uid)
 
@@ -250,7 +252,7 @@ def _directory(layer: Path, name: str, mode: int) -> Path:
 
 
 def _like_host(path: Path, layer: Path) -> None:
-    """Give a directory the mode it has on the host: the upper one's mode is what is seen."""
+    """Set the mode that the directory has on the host: the upper layer's mode is visible."""
     try:
         path.chmod(stat.S_IMODE(os.stat(Path("/", path.relative_to(layer))).st_mode))
     except FileNotFoundError:
@@ -271,7 +273,7 @@ def _file(layer: Path, name: str, text: str, mode: int) -> None:
 
 
 def _hide(layer: Path, path: Path) -> None:
-    """Put a whiteout where something is on the host."""
+    """Create a whiteout for a path of the host."""
     relative = path.relative_to("/")
     parent = layer / relative.parent
     if not parent.exists():
@@ -283,8 +285,8 @@ def _hide(layer: Path, path: Path) -> None:
     os.mknod(layer / relative, 0o600 | stat.S_IFCHR, os.makedev(0, 0))
 
 
-def _hide_unless_gone(layer: Path, path: Path) -> None:
-    """Hide a path unless it, or a directory above it, is hidden or replaced already."""
+def _hide_if_visible(layer: Path, path: Path) -> None:
+    """Hide a path unless it or a parent directory is hidden or replaced already."""
     relative = path.relative_to("/")
     at = layer
     for part in relative.parts:

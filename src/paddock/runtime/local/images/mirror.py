@@ -1,7 +1,7 @@
-"""Where this machine gets Debian packages from.
+"""The Debian mirror and release of this machine.
 
-The address comes from the machine's own apt configuration, so that whatever mirror or proxy an
-operator chose is used for our builds too; no address is built in.
+The mirror is read from the machine's apt configuration, so that builds use the operator's mirror or
+proxy; no address is built in.
 """
 
 import os
@@ -16,7 +16,7 @@ _FALLBACK_SUITE = "stable"
 
 
 def debian_mirror() -> str:
-    """Give the address of a Debian archive this machine is set up to use."""
+    """Return the URL of the Debian archive that this machine uses."""
     if chosen := os.environ.get(MIRROR_VARIABLE):
         return chosen
     hint = f"set {MIRROR_VARIABLE} to the address of a Debian archive"
@@ -38,15 +38,15 @@ def debian_mirror() -> str:
         ).stdout.split()
     except (OSError, subprocess.SubprocessError) as error:
         raise UnsupportedError(
-            f"this machine's apt does not say where its packages come from: {error}", hint=hint
+            f"the Debian archive of this machine cannot be read from apt: {error}", hint=hint
         ) from error
     if not listed:
-        raise UnsupportedError("this machine's apt knows no Debian archive", hint=hint)
+        raise UnsupportedError("apt on this machine has no Debian archive configured", hint=hint)
     return listed[0]
 
 
 def debian_suite() -> str:
-    """Give the release to build from: this machine's own where it is Debian."""
+    """Return the release to build from: this machine's own if it runs Debian."""
     if chosen := os.environ.get(SUITE_VARIABLE):
         return chosen
     facts: dict[str, str] = {}

@@ -1,6 +1,6 @@
-"""What an image is, and how one is named.
+"""The data types and names of images.
 
-Plain values only: where images lie and how they get there is `store`'s, `archive`'s and `base`'s.
+`store` stores images, `archive` imports them, `base` builds the base image.
 """
 
 import re
@@ -20,7 +20,7 @@ DEFAULT_TAG = "latest"
 
 
 class ImageConfig(Struct, frozen=True, kw_only=True):
-    """What an image says about the processes that run in it."""
+    """Defaults of the processes of an image."""
 
     env: Mapping[str, str] = {}
     user: str | None = None
@@ -30,12 +30,12 @@ class ImageConfig(Struct, frozen=True, kw_only=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """An image as it is stored: layers by id, lowest first."""
+    """A stored image: layers by id, lowest first."""
 
     name: str
     """Canonical: `name:tag`."""
     layers: tuple[str, ...]
-    """Ids in the store's `layers/`, or absolute paths of directories used where they are."""
+    """Ids in the store's `layers/`, or absolute paths of directories used in place."""
     config: ImageConfig = ImageConfig()
     created_at: str = ""
 
@@ -45,11 +45,11 @@ _decoder = msgspec.json.Decoder(Manifest)
 
 
 class Image(Struct, frozen=True, kw_only=True):
-    """An image ready to be mounted."""
+    """An image that can be mounted."""
 
     name: str
     layers: tuple[Path, ...]
-    """Read-only directories, lowest first (overlayfs wants them the other way round)."""
+    """Read-only directories, lowest first (overlayfs expects the opposite order)."""
     config: ImageConfig = ImageConfig()
 
     @property
@@ -68,22 +68,22 @@ class ImageInfo(Struct, frozen=True, kw_only=True):
 
 
 def canonical_name(reference: str) -> str:
-    """Turn `name` or `name:tag` into `name:tag`, refusing what could not be one.
+    """Return `name:tag` for `name` or `name:tag`. Raises `InvalidError` for invalid names.
 
-    Digests are not references here: an image is imported under a name by whoever has it.
+    Digests are not supported: images are imported under a name.
     """
     name, colon, tag = reference.partition(":")
     tag = tag if colon else DEFAULT_TAG
     if len(name) > 200 or not _NAME.fullmatch(name) or not _TAG.fullmatch(tag):
         raise InvalidError(
-            f"{reference!r} is no image name",
+            f"{reference!r} is not an image name",
             hint="use lower-case letters, digits and . _ - / with an optional tag: python:3.12",
         )
     return f"{name}:{tag}"
 
 
 def decode_manifest(data: bytes, *, origin: str) -> Manifest:
-    """Read a stored manifest, refusing one that names anything but a layer."""
+    """Decode a stored manifest. Raises `InvalidError` for an invalid one."""
     try:
         manifest = _decoder.decode(data)
     except msgspec.DecodeError as error:
@@ -92,12 +92,12 @@ def decode_manifest(data: bytes, *, origin: str) -> Manifest:
         raise InvalidError(f"the image manifest {origin} has no layers")
     for layer in manifest.layers:
         if not (_is_plain_path(layer) or _LAYER_ID.fullmatch(layer)):
-            raise InvalidError(f"the image manifest {origin} names {layer!r}, which is no layer")
+            raise InvalidError(f"the image manifest {origin} names {layer!r}, which is not a layer")
     return manifest
 
 
 def _is_plain_path(layer: str) -> bool:
-    """Absolute, and without the characters that separate overlayfs options."""
+    """Whether a path is absolute and has no separators of overlayfs options."""
     return (
         layer.startswith("/") and ".." not in layer.split("/") and not set(layer) & set(":,\\\n\0")
     )

@@ -2,9 +2,9 @@
 
     <root>/refs/<name:tag, percent-quoted>.json
     <root>/layers/<id>/         read-only by convention: sandboxes see them through an overlay
-    <root>/layers/.new-*        being unpacked; left by a crash, removed by `collect`
+    <root>/layers/.new-*        being unpacked; `collect` removes those left by a crash
 
-A layer appears under its id by a rename, whole. Equal layers are stored once.
+A complete layer is renamed to its id. Equal layers are stored once.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ from paddock.runtime.local.images.archive import (
     Blobs,
     Bundle,
     DirectoryBlobs,
-    Hashing,
-    NoBundleError,
+    HashingReader,
+    NotAnImageError,
     TarBlobs,
     open_layer,
     read_bundle,
@@ -46,11 +46,11 @@ from paddock.runtime.local.images.model import (
 from paddock.runtime.local.images.unpack import unpack_layer
 
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-_FRESH = ".new-"
+_TEMPORARY = ".new-"
 
 
 class ImageStore:
-    """Images below one directory, and the base image from the machine's cache."""
+    """The images below one directory, and the base image in the machine's cache."""
 
     def __init__(
         self,
@@ -69,18 +69,18 @@ class ImageStore:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def resolve(self, reference: str) -> Image:
-        """Give an image ready to be mounted."""
+        """Return an image that can be mounted. Raises `NotFoundError`."""
         name = canonical_name(reference)
         try:
             data = self._ref(name).read_bytes()
         except FileNotFoundError:
             if name == base.BASE_NAME and (image := self._base()) is not None:
                 return image
-            raise NotFoundError(f"there is no image {name}", hint=_hint_for(name)) from None
+            raise NotFoundError(f"there is no image {name}", hint=_missing_hint(name)) from None
         return self._image(decode_manifest(data, origin=name))
 
     def has(self, reference: str) -> bool:
-        """Whether an image of that name is there."""
+        """Whether an image of that name exists."""
         name = canonical_name(reference)
         return self._ref(name).exists() or (name == base.BASE_NAME and self._base() is not None)
 
@@ -101,13 +101,13 @@ class ImageStore:
         )
 
     def add(self, source: Path, reference: str | None = None) -> Image:
-        """Import whatever a path holds: an archive or layout of an image, or a root file system."""
+        """Import an image archive, an OCI layout, or a root file system."""
         if source.is_dir() and not (source / "oci-layout").exists():
             return self.add_directory(source, reference or source.name)
         try:
             return self.add_archive(source, reference)
-        except NoBundleError:
-            if source.is_dir() or not _holds_a_root(source):
+        except NotAnImageError:
+            if source.is_dir() or not _is_rootfs_tar(source):
                 raise
             return self.add_rootfs_tar(source, reference or source.name.split(".")[0])
 
@@ -119,23 +119,23 @@ class ImageStore:
         config: ImageConfig | None = None,
         in_place: bool = False,
     ) -> Image:
-        """Make an image of a root file system on disk: a copy, or the directory itself."""
+        """Create an image of a directory: copy it, or use it in place."""
         name = canonical_name(reference)
         if not source.is_dir():
-            raise InvalidError(f"{source} is no directory")
+            raise InvalidError(f"{source} is not a directory")
         if in_place:
             return self._save(name, (str(source.resolve()),), config or ImageConfig())
-        with self._importing(), self._new_layer() as fresh:
+        with self._import_lock(), self._new_layer() as fresh:
             _copy(source, fresh)
-            layer = self._keep(fresh, f"dir-{uuid.uuid4().hex}")
+            layer = self._store_layer(fresh, f"dir-{uuid.uuid4().hex}")
             return self._save(name, (layer,), config or ImageConfig())
 
     def add_rootfs_tar(
         self, source: Path, reference: str, *, config: ImageConfig | None = None
     ) -> Image:
-        """Make an image of a tar of a root file system (`docker export`, debootstrap, …)."""
+        """Create an image of a tar of a root file system (`docker export`, debootstrap, …)."""
         name = canonical_name(reference)
-        with self._importing(), source.open("rb") as raw:
+        with self._import_lock(), source.open("rb") as raw:
             layer = self._unpack(_SingleBlob(raw), "", expected=None)
             return self._save(name, (layer,), config or ImageConfig())
 
@@ -152,12 +152,12 @@ class ImageStore:
             with tarfile.open(source, "r:*") as archive:
                 return self._import(TarBlobs(archive), reference, wanted)
         except tarfile.TarError as error:
-            raise InvalidError(f"{source} is no readable tar: {error}") from error
+            raise InvalidError(f"{source} is not a readable tar: {error}") from error
         except FileNotFoundError as error:
             raise NotFoundError(f"there is no file {source}") from error
 
     def tag(self, reference: str, new_reference: str) -> Image:
-        """Give an image a second name."""
+        """Add a second name to an image."""
         image = self.resolve(reference)
         layers = tuple(
             path.name if path.parent == self._layers else str(path) for path in image.layers
@@ -165,12 +165,12 @@ class ImageStore:
         return self._save(canonical_name(new_reference), layers, image.config)
 
     def delete(self, reference: str) -> None:
-        """Forget a name; layers go with the next `collect`. Unknown names are no error."""
+        """Delete a name; `collect` removes its layers. Unknown names are ignored."""
         with contextlib.suppress(FileNotFoundError):
             self._ref(canonical_name(reference)).unlink()
 
     def collect(self, in_use: Collection[Path] = ()) -> tuple[str, ...]:
-        """Remove layers that no image names and no sandbox has mounted; say which."""
+        """Remove layers that neither an image nor a sandbox uses; return their names."""
         removed: list[str] = []
         with self._locked(fcntl.LOCK_EX):
             keep = {layer for manifest in self._manifests() for layer in manifest.layers}
@@ -182,15 +182,15 @@ class ImageStore:
         return tuple(removed)
 
     def build_base(self, progress: base.Progress | None = None) -> Image:
-        """Make the base image where it is missing."""
+        """Build the base image if it is missing."""
         base.build_base(self._base_cache, progress=progress, clock=self._clock)
         return self.resolve(base.BASE_NAME)
 
     def _import(self, blobs: Blobs, reference: str | None, wanted: str | None) -> Image:
         machine = _MACHINES.get(platform.machine(), platform.machine())
         bundle = read_bundle(blobs, wanted=wanted, machine=machine)
-        name = canonical_name(reference) if reference else _own_name(bundle)
-        with self._importing():
+        name = canonical_name(reference) if reference else _embedded_name(bundle)
+        with self._import_lock():
             layers = tuple(
                 self._unpack(blobs, blob, expected=diff_id)
                 for blob, diff_id in zip(bundle.layers, bundle.diff_ids, strict=True)
@@ -203,25 +203,25 @@ class ImageStore:
             if (self._layers / known).is_dir():
                 return known
         with self._new_layer() as fresh, open_layer(blobs, blob) as stream:
-            hashing = Hashing(stream)
+            hashing = HashingReader(stream)
             unpack_layer(cast("IO[bytes]", hashing), fresh)
             if expected is not None and hashing.digest != expected:
                 raise InvalidError(
                     f"layer {blob} is damaged: its checksum is {hashing.digest}, not {expected}"
                 )
-            return self._keep(fresh, _layer_id(hashing.digest))
+            return self._store_layer(fresh, _layer_id(hashing.digest))
 
     @contextlib.contextmanager
     def _new_layer(self) -> Generator[Path, None, None]:
-        """A directory to fill; gone again unless it was kept."""
-        fresh = self._layers / f"{_FRESH}{uuid.uuid4().hex}"
+        """Yield a temporary directory; it is removed unless it was renamed."""
+        fresh = self._layers / f"{_TEMPORARY}{uuid.uuid4().hex}"
         fresh.mkdir(mode=0o755)
         try:
             yield fresh
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
 
-    def _keep(self, fresh: Path, name: str) -> str:
+    def _store_layer(self, fresh: Path, name: str) -> str:
         with contextlib.suppress(OSError):
             fresh.rename(self._layers / name)
         if not (self._layers / name).is_dir():
@@ -235,7 +235,7 @@ class ImageStore:
         encoded = msgspec.json.encode(manifest)
         checked = decode_manifest(encoded, origin=name)
         path = self._ref(name)
-        fresh = path.with_name(f"{_FRESH}{uuid.uuid4().hex}")
+        fresh = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
         fresh.write_bytes(encoded)
         fresh.rename(path)
         return self._image(checked)
@@ -267,8 +267,8 @@ class ImageStore:
     def _ref(self, name: str) -> Path:
         return self._refs / f"{quote(name, safe='')}.json"
 
-    def _importing(self) -> contextlib.AbstractContextManager[None]:
-        """Keep `collect` away from layers whose manifest is not written yet."""
+    def _import_lock(self) -> contextlib.AbstractContextManager[None]:
+        """Return a lock that blocks `collect` until the manifest is written."""
         return self._locked(fcntl.LOCK_SH)
 
     @contextlib.contextmanager
@@ -279,7 +279,7 @@ class ImageStore:
 
 
 class _SingleBlob:
-    """One open file seen as a set of blobs."""
+    """One open file as a set of blobs."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
@@ -294,30 +294,28 @@ class _SingleBlob:
         return False
 
 
-def _own_name(bundle: Bundle) -> str:
+def _embedded_name(bundle: Bundle) -> str:
     for name in bundle.names:
-        # `registry/path/name:tag`: what counts here is the last part.
+        # `registry/path/name:tag`: use the last part.
         with contextlib.suppress(InvalidError):
             return canonical_name(name.rpartition("/")[2])
-    raise InvalidError(
-        "the archive does not say what its image is called", hint="give it a name yourself"
-    )
+    raise InvalidError("the archive has no name for its image", hint="pass a name")
 
 
 def _layer_id(digest: str) -> str:
     algorithm, _, value = digest.partition(":")
     if algorithm != "sha256" or not value.isalnum():
-        raise InvalidError(f"{digest!r} is no checksum we know")
+        raise InvalidError(f"{digest!r} is not a sha256 checksum")
     return f"{algorithm}-{value.lower()}"
 
 
-def _hint_for(name: str) -> str:
+def _missing_hint(name: str) -> str:
     if name == base.BASE_NAME:
-        return "make it: paddock image build-base"
-    return "see what there is: paddock image list; bring it in: paddock image import"
+        return "build it: paddock image build-base"
+    return "list images: paddock image ls; import one: paddock image import"
 
 
-def _holds_a_root(source: Path) -> bool:
+def _is_rootfs_tar(source: Path) -> bool:
     with tarfile.open(source, "r:*") as archive:
         tops = {name.removeprefix("./").split("/")[0] for name in archive.getnames()}
     return bool(tops & {"bin", "usr"})

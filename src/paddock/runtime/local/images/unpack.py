@@ -1,9 +1,9 @@
-"""Unpacking one layer: a tar from anywhere becomes a directory that overlayfs can use.
+"""Unpack a layer: convert an untrusted tar to a directory for overlayfs.
 
-The tar is not trusted. Every path is walked component by component below the target without
-following links, so nothing outside can be touched whatever the names, links and their order are.
-Whiteouts become overlayfs whiteouts; device nodes are refused (below /dev they are left out: a
-sandbox gets its own); attributes that overlayfs itself obeys are dropped.
+Every path is walked component by component below the target without following links, so nothing
+outside can be changed, whatever the names, links and their order are. Whiteouts become overlayfs
+whiteouts; device nodes are rejected (below /dev they are skipped: a sandbox gets its own); extended
+attributes that overlayfs interprets are dropped.
 """
 
 import contextlib
@@ -35,18 +35,18 @@ def unpack_layer(stream: IO[bytes], target: Path) -> None:
                 unpacker.add(member, archive)
         unpacker.finish()
     except tarfile.TarError as error:
-        raise InvalidError(f"the layer is no readable tar: {error}") from error
+        raise InvalidError(f"the layer is not a readable tar: {error}") from error
     except OSError as error:
         raise UnavailableError(f"the layer could not be unpacked: {error}") from error
     finally:
         unpacker.close()
-    # A checksum counts every byte, also those after the end-of-archive mark.
+    # The checksum covers every byte, including those after the end-of-archive marker.
     while stream.read(_CHUNK):
         pass
 
 
 def split_path(name: str) -> tuple[str, ...]:
-    """Turn a member's name into components below the target; the root itself is ()."""
+    """Split a member's name into components below the target; () is the root."""
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if ".." in parts or "\0" in name:
         raise InvalidError(f"the layer contains the path {name!r}, which leads outside")
@@ -65,17 +65,17 @@ class _Unpacker:
         parts = split_path(member.name)
         if not parts:
             if member.isdir():
-                self._own(self._root, member)
+                self._set_metadata(self._root, member)
             return
         with self._parent(parts, member.name) as parent:
             name = parts[-1]
             if name.startswith(_WHITEOUT):
-                self._white_out(parent, name)
+                self._apply_whiteout(parent, name)
             else:
                 self._make(parent, name, parts, member, archive)
 
     def finish(self) -> None:
-        """Set the times of directories, which filling them had changed."""
+        """Set the times of directories, which unpacking has changed."""
         for parts, when in self._times.items():
             with contextlib.suppress(OSError, InvalidError), self._parent(parts, "/") as parent:
                 os.utime(parts[-1], (when, when), dir_fd=parent, follow_symlinks=False)
@@ -117,7 +117,7 @@ class _Unpacker:
 
     @contextlib.contextmanager
     def _parent(self, parts: tuple[str, ...], name: str) -> Generator[int, None, None]:
-        """Open the directory of a member, making missing ones, never through a link."""
+        """Open the parent directory of a member; create missing ones, never follow links."""
         current = os.dup(self._root)
         try:
             for part in parts[:-1]:
@@ -144,7 +144,7 @@ class _Unpacker:
                 os.mkdir(name, 0o700, dir_fd=parent)
         fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent)
         try:
-            self._own(fd, member)
+            self._set_metadata(fd, member)
         finally:
             os.close(fd)
 
@@ -156,7 +156,7 @@ class _Unpacker:
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=parent), "wb", buffering=0) as file:
             if source is not None:
                 shutil.copyfileobj(source, file, _CHUNK)
-            self._own(file.fileno(), member)
+            self._set_metadata(file.fileno(), member)
 
     def _hard_link(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
         source = split_path(member.linkname)
@@ -177,7 +177,7 @@ class _Unpacker:
                     f"cannot be linked: {error.strerror}"
                 ) from error
 
-    def _white_out(self, parent: int, name: str) -> None:
+    def _apply_whiteout(self, parent: int, name: str) -> None:
         if name == _OPAQUE:
             _set_overlay_opaque(parent)
         elif not name.startswith(_AUFS_PREFIX):
@@ -187,8 +187,8 @@ class _Unpacker:
             _remove(parent, hidden)
             os.mknod(hidden, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
 
-    def _own(self, fd: int, member: tarfile.TarInfo) -> None:
-        # Ownership first: a change of owner clears set-uid bits and capabilities.
+    def _set_metadata(self, fd: int, member: tarfile.TarInfo) -> None:
+        # The owner first: changing it clears set-uid bits and capabilities.
         os.fchown(fd, member.uid, member.gid)
         os.fchmod(fd, member.mode & 0o7777)
         for key, value in member.pax_headers.items():
@@ -203,7 +203,7 @@ def _set_overlay_opaque(fd: int) -> None:
 
 
 def _remove(parent: int, name: str) -> None:
-    """Make way: a later member of a tar replaces an earlier one of the same name."""
+    """Remove an existing entry: a later member of a tar replaces an earlier one."""
     try:
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Which address, link name and hardware address a slot has. Pure arithmetic.
+"""The address, link name and MAC address of each slot. Pure arithmetic.
 
-The fabric owns one private range. Its first usable address is the gateway, known to every
-sandbox; slot n has the n-th address after it, as a /32: nothing is on-link but the gateway.
-Everything follows from the slot, so a link found in the kernel tells who it belongs to.
+The fabric owns one private range. Its first usable address is the gateway of every sandbox; slot n
+has the n-th address after it, as a /32: only the gateway is on-link. Everything follows from the
+slot number, so the owner of a link found in the kernel is known from its name.
 """
 
 from collections.abc import Collection
@@ -13,26 +13,26 @@ from msgspec import Struct
 from paddock.kit.errors import FieldProblem, InvalidError, QuotaExceededError
 
 _RESERVED = 2
-"""The network's own address and the gateway."""
+"""The network address and the gateway."""
 _INDEX_BASE = 1 << 30
-"""Interface indexes of ours start here, far above what the kernel hands out by itself."""
+"""First interface index of the fabric, far above those that the kernel assigns."""
 
 
 class Slot(Struct, frozen=True):
-    """One place in the fabric."""
+    """One address of the fabric."""
 
     number: int
     ip: IPv4Address
     link: str
-    """Name of the end on the host."""
+    """Name of the host end of the veth pair."""
     index: int
-    """Interface index of the end on the host: chosen by us, so that one batch can name it."""
+    """Interface index of the host end. It is chosen here, so that one batch can refer to it."""
     mac: bytes
-    """Hardware address of the end inside."""
+    """MAC address of the inner end."""
 
 
 class AddressPlan:
-    """Slots of one range."""
+    """The slots of one address range."""
 
     def __init__(self, subnet: str, link_prefix: str) -> None:
         try:
@@ -48,16 +48,15 @@ class AddressPlan:
 
     @property
     def group(self) -> int:
-        """Number of the link group in which links wait for their removal."""
+        """Number of the link group for links that are about to be deleted."""
         return int(self.gateway) & (_INDEX_BASE - 1)
 
     @property
     def capacity(self) -> int:
-        """How many sandboxes fit; the broadcast address is left alone."""
+        """Number of sandboxes that fit; the broadcast address is not used."""
         return self.subnet.num_addresses - _RESERVED - 1
 
     def slot(self, number: int) -> Slot:
-        """Give a slot by number."""
         if not 0 <= number < self.capacity:
             raise InvalidError(f"slot {number} is outside 0..{self.capacity - 1} of {self.subnet}")
         ip = self.subnet[number + _RESERVED]
@@ -70,7 +69,7 @@ class AddressPlan:
         )
 
     def slot_of_link(self, name: str) -> Slot | None:
-        """Recognise a link of ours by its name."""
+        """Return the slot of a link name, or `None` for a foreign link."""
         digits = name.removeprefix(self.link_prefix)
         if digits == name:
             return None
@@ -81,10 +80,10 @@ class AddressPlan:
         return slot if slot.link == name else None
 
     def free_slot(self, taken: Collection[int], after: int) -> Slot:
-        """Give the next free slot round the circle, so that an address rests before its reuse."""
+        """Return the next free slot after `after`, round robin, so that reuse is delayed."""
         if len(taken) >= self.capacity:
             raise QuotaExceededError(
-                f"all {self.capacity} addresses of {self.subnet} are taken",
+                f"all {self.capacity} addresses of {self.subnet} are in use",
                 hint="configure a larger private range for sandboxes",
             )
         number = (after + 1) % self.capacity

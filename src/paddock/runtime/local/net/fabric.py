@@ -1,8 +1,8 @@
-"""The network of all sandboxes of one node: the door for the node process.
+"""The network of all sandboxes of one node: the asyncio API for the node process.
 
-See the package's docstring for how it is used. What is attached and how lives in `core`; this class
-keeps its work off the event loop (one thread for all changes, in order; one for removing links,
-which waits for the kernel) and runs the resolver. Idempotent by uid, safe to repeat after a crash.
+The package docstring shows how to use it. `fabric_state` holds the state and changes the kernel;
+this class runs it outside the event loop (one thread for all changes in order, one for deleting
+links, which waits for the kernel) and runs the resolver. Operations are idempotent by uid.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from paddock.kit.logs import fields
 from paddock.kit.tasks import background
 from paddock.runtime.local.net import links
 from paddock.runtime.local.net.dns.server import Resolver
-from paddock.runtime.local.net.dns.upstream import Upstream, host_servers
-from paddock.runtime.local.net.fabric_state import Core
+from paddock.runtime.local.net.dns.upstream import UpstreamResolver, host_servers
+from paddock.runtime.local.net.fabric_state import FabricState
 from paddock.runtime.local.net.policy import compile_policy
 from paddock.runtime.local.net.rtnetlink import Channel
 from paddock.runtime.local.net.settings import Attachment, FabricSettings
@@ -36,30 +36,30 @@ _T = TypeVar("_T")
 
 
 class Fabric:
-    """Attaches sandboxes and keeps their egress policies."""
+    """Attaches sandboxes to the network and enforces their egress policies."""
 
-    def __init__(self, core: Core, netns_fd: int | None) -> None:
-        self._core = core
+    def __init__(self, state: FabricState, netns_fd: int | None) -> None:
+        self._state = state
         self._netns_fd = netns_fd
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fabric")
         self._remover = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fabric-remove")
-        self._doomed: deque[int] = deque()
+        self._to_delete: deque[int] = deque()
         self._running = contextlib.AsyncExitStack()
         self._is_closed = False
 
     @classmethod
     async def open(cls, settings: FabricSettings, *, netns_fd: int | None = None) -> "Fabric":
-        """Set the fabric up, or take over the one that is there, with all its sandboxes.
+        """Set up the fabric, or adopt the existing one with all its sandboxes.
 
-        `netns_fd` is the network namespace to be the host's side, this process' own by default.
-        Raises `UnsupportedError` without root or nftables, `ConflictError` where another node has
-        the same fabric or the machine uses the subnet otherwise.
+        `netns_fd` is the network namespace of the host side, by default that of this process.
+        Raises `UnsupportedError` without root or nftables, `ConflictError` if another node runs
+        the same fabric or the subnet is in use on this machine.
         """
         own = None if netns_fd is None else os.dup(netns_fd)
-        fabric = cls(Core(settings, own), own)
+        fabric = cls(FabricState(settings, own), own)
         try:
-            await fabric._work(fabric._core.open)
-            await fabric._serve_names(settings)
+            await fabric._run_in_worker(fabric._state.open)
+            await fabric._start_resolver(settings)
         except BaseException:
             await fabric.close()
             raise
@@ -68,12 +68,12 @@ class Fabric:
     async def reserve(
         self, uid: str, slot: int | None = None, *, policy: EgressPolicy | None = None
     ) -> Attachment:
-        """Do what `attach` does before it needs a network namespace.
+        """Do the part of `attach` that needs no network namespace.
 
-        It is worth it where that is still being made: `attach` then only has to put the link. The
-        address is known at once; the rules are put in force meanwhile, before any `attach`.
+        Useful while the namespace is still being created: `attach` then only creates the link. The
+        address is known at once; the rules are applied in the background, before any `attach`.
         """
-        found = await self._work(self._core.choose, uid, slot, policy)
+        found = await self._run_in_worker(self._state.reserve, uid, slot, policy)
         self._worker.submit(self._enforce, uid)
         return found
 
@@ -85,72 +85,73 @@ class Fabric:
         *,
         policy: EgressPolicy | None = None,
     ) -> Attachment:
-        """Give a sandbox's network namespace loopback, an address, a route and a policy.
+        """Set up loopback, address, route and policy in a sandbox's network namespace.
 
-        The policy holds before the link exists. `None` keeps the one stored for the uid, or is the
-        default: internet yes, private ranges no. A `slot` brings back a known address (restore).
+        The policy is enforced before the link exists. With `None` the policy stored for the uid is
+        used, or the default: internet allowed, private ranges denied. `slot` requests a specific
+        address (restore).
         """
-        return await self._work(self._core.attach, uid, netns_fd, slot, policy)
+        return await self._run_in_worker(self._state.attach, uid, netns_fd, slot, policy)
 
     async def detach(self, uid: str, *, keep_address: bool = False) -> None:
-        """Remove a sandbox's link, rules and record; unknown uids are no error.
+        """Remove a sandbox's link, rules and record; unknown uids are ignored.
 
-        Its traffic ends at once; the return waits for the kernel to remove the link, some 20 ms.
+        Traffic stops at once. The call returns when the kernel has removed the link (about 20 ms).
         `keep_address` keeps slot and policy for the next `attach` of the uid (hibernation).
         """
         await self._remove((uid,), keep_address=keep_address)
 
     async def set_policy(self, uid: str, policy: EgressPolicy) -> None:
-        """Replace a policy at once; flows it denies are cut. `InvalidError` names bad fields."""
-        await self._work(self._core.set_policy, uid, policy)
+        """Replace a policy and reset the flows it denies. `InvalidError` names invalid fields."""
+        await self._run_in_worker(self._state.set_policy, uid, policy)
 
     async def release_all_unknown(self, known_uids: Collection[str]) -> tuple[str, ...]:
-        """Remove every sandbox but these, and links of nobody; give the uids removed."""
-        unknown = [uid for uid in self._core.uids() if uid not in known_uids]
+        """Remove all sandboxes but these, and stray links; return the removed uids."""
+        unknown = [uid for uid in self._state.uids() if uid not in known_uids]
         await self._remove(unknown, keep_address=False)
-        await self._delete(await self._work(self._core.stray_links))
-        await self._work(self._core.refresh_uplinks)
+        await self._delete(await self._run_in_worker(self._state.stray_links))
+        await self._run_in_worker(self._state.refresh_uplinks)
         return tuple(unknown)
 
     def inspect(self, uid: str) -> Attachment | None:
-        """Give a sandbox's place in the network, or `None` for one that has none."""
-        return self._core.inspect(uid)
+        """Return a sandbox's attachment, or `None` if it is not attached."""
+        return self._state.inspect(uid)
 
     def attached(self) -> tuple[str, ...]:
-        """Give the uids of every sandbox the fabric remembers."""
-        return self._core.uids()
+        """Return the uids of all sandboxes that have an address."""
+        return self._state.uids()
 
     @staticmethod
     def check_policy(policy: EgressPolicy, *, root: str = "") -> None:
-        """Raise `InvalidError` with every bad field, doing nothing else."""
+        """Validate a policy. Raises `InvalidError` with every invalid field."""
         compile_policy(policy, root=root)
 
     async def purge(self) -> None:
-        """Remove every trace of the fabric from the machine, sandboxes' links included."""
-        await self._work(self._core.purge)
+        """Remove the fabric from the machine, including the links of sandboxes."""
+        await self._run_in_worker(self._state.purge)
 
     async def close(self) -> None:
-        """Stop resolving names and let go; sandboxes keep links and rules until the next `open`."""
+        """Stop the resolver and close; sandboxes keep links and rules until the next `open`."""
         await self._running.aclose()
         self._is_closed = True
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._worker, self._core.close)
+        await loop.run_in_executor(self._worker, self._state.close)
         self._worker.shutdown(wait=False)
-        # What is still being removed could be somebody else's a moment later.
+        # Wait for deletions in flight: their links could be reused after the next `open`.
         await loop.run_in_executor(None, self._remover.shutdown)
         if self._netns_fd is not None:
             os.close(self._netns_fd)
             self._netns_fd = None
 
-    async def _serve_names(self, settings: FabricSettings) -> None:
+    async def _start_resolver(self, settings: FabricSettings) -> None:
         resolver = Resolver(
-            rules_of=self._core.rules_of,
+            rules_of=self._state.rules_of,
             admit=self._admit,
             host_servers=lambda: host_servers(settings.resolv_conf),
-            upstream=Upstream(self._netns_fd),
+            upstream=UpstreamResolver(self._netns_fd),
             settings=settings.resolver,
         )
-        sockets = await self._work(self._core.listeners)
+        sockets = await self._run_in_worker(self._state.listeners)
         for one in sockets:
             self._running.callback(one.close)
         await self._running.enter_async_context(
@@ -160,41 +161,46 @@ class Fabric:
 
     def _enforce(self, uid: str) -> None:
         try:
-            self._core.enforce(uid)
+            self._state.enforce(uid)
         except (PaddockError, OSError, KeyError) as problem:
-            # `attach` does it again, and whoever asked for that hears why it cannot be done.
-            log.warning("rules not in force yet", extra=fields(uid=uid, reason=problem))
+            # `attach` retries this and raises the error to its caller.
+            log.warning(
+                "firewall rules of a reserved address not applied yet",
+                extra=fields(uid=uid, reason=problem),
+            )
 
     async def _admit(self, ip: str, name: str, answers: Sequence[tuple[IPv4Address, int]]) -> None:
-        await self._work(self._core.admit, ip, name, answers)
+        await self._run_in_worker(self._state.admit, ip, name, answers)
 
     async def _remove(self, uids: Collection[str], *, keep_address: bool) -> None:
-        indexes = await self._work(self._core.begin_detach, uids)
+        indexes = await self._run_in_worker(self._state.begin_detach, uids)
         await self._delete(indexes)
-        await self._work(self._core.finish_detach, uids, keep_address=keep_address)
+        await self._run_in_worker(self._state.finish_detach, uids, keep_address=keep_address)
 
     async def _delete(self, indexes: list[int]) -> None:
-        # Removing links waits for the kernel, so attaching must not queue behind it, and all that
-        # gather while one removal runs go together in the next.
+        # Deleting links waits for the kernel. It must not block `attach`, and all links that queue
+        # up during one deletion are deleted together in the next.
         if indexes:
             self._check_open()
-            self._doomed.extend(indexes)
+            self._to_delete.extend(indexes)
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._remover, self._delete_doomed)
+            await loop.run_in_executor(self._remover, self._delete_batch)
 
-    def _delete_doomed(self) -> None:
+    def _delete_batch(self) -> None:
         doomed: list[int] = []
-        while self._doomed:
-            doomed.append(self._doomed.popleft())
+        while self._to_delete:
+            doomed.append(self._to_delete.popleft())
         if doomed:
             with Channel(self._netns_fd) as channel:
-                links.delete_links(channel, doomed, group=self._core.plan.group)
+                links.delete_links(channel, doomed, group=self._state.plan.group)
 
-    async def _work(self, call: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> _T:
+    async def _run_in_worker(
+        self, call: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs
+    ) -> _T:
         self._check_open()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._worker, lambda: call(*arguments, **named))
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise UnavailableError("the network of sandboxes was let go of")
+            raise UnavailableError("the network of sandboxes is closed")

@@ -1,7 +1,7 @@
-"""Which of a machine's numbered fabrics a node takes: the one it had, else the first free one.
+"""Choose the numbered fabric of a node: the one it used before, else the first free one.
 
-The number is kept beside the records: sandboxes that outlive the node have addresses of that
-fabric. A fabric with sandboxes in it belongs to somebody, though no node may run it now.
+The number is stored next to the records, because sandboxes that outlive the node process have
+addresses of that fabric. A fabric with sandboxes is in use even if no node runs it now.
 """
 
 import logging
@@ -19,46 +19,46 @@ from paddock.runtime.local.net.settings import FabricSettings
 log = logging.getLogger(__name__)
 
 NUMBERS = range(10)
-_NOTE = "number"
+_NUMBER_FILE = "number"
 
 
-async def open_own(directory: Path) -> Fabric:
-    """Open the fabric that this node had last, or take one that nobody has."""
-    known = _known(directory)
+async def open_node_fabric(directory: Path) -> Fabric:
+    """Open the fabric that this node used before, or a free one."""
+    known = _recorded_number(directory)
     if known is not None:
         try:
             return await Fabric.open(FabricSettings.numbered(known, str(directory)))
         except ConflictError:
             if _has_records(directory):
-                # Its sandboxes have addresses there: it must be that one or none.
+                # The node's sandboxes have addresses of this fabric: no other one can be used.
                 raise
-            log.info("fabric is taken, another one is chosen", extra=fields(number=known))
+            log.info("fabric is in use, choosing another one", extra=fields(number=known))
     return await _open_free(directory)
 
 
 async def _open_free(directory: Path) -> Fabric:
     problem: ConflictError | None = None
-    for number in _unused(NUMBERS):
+    for number in _unused_numbers(NUMBERS):
         try:
             fabric = await Fabric.open(FabricSettings.numbered(number, str(directory)))
         except ConflictError as error:
             problem = error
             continue
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (directory / _NOTE).write_text(f"{number}\n")
+        (directory / _NUMBER_FILE).write_text(f"{number}\n")
         log.info("fabric chosen", extra=fields(number=number))
         return fabric
     raise problem or UnavailableError(
-        f"all {len(NUMBERS)} networks for sandboxes are taken on this machine",
-        hint="stop another installation, or give the node --network with a number of its own",
+        f"all {len(NUMBERS)} networks for sandboxes are in use on this machine",
+        hint="stop another installation, or start the node with an unused --network number",
     )
 
 
-def _known(directory: Path) -> int | None:
+def _recorded_number(directory: Path) -> int | None:
     try:
-        return int((directory / _NOTE).read_text())
+        return int((directory / _NUMBER_FILE).read_text())
     except (FileNotFoundError, ValueError):
-        # From before numbers were kept: there was only one.
+        # Written before numbers were stored, when there was only fabric 0.
         return 0 if _has_records(directory) else None
 
 
@@ -66,8 +66,8 @@ def _has_records(directory: Path) -> bool:
     return next(directory.glob("*.json"), None) is not None
 
 
-def _unused(numbers: Iterable[int]) -> list[int]:
-    """Give those that no sandbox of this machine is in; first those that never were used."""
+def _unused_numbers(numbers: Iterable[int]) -> list[int]:
+    """Return the numbers without sandboxes on this machine, those never used first."""
     with Channel() as channel:
         present = {network.network_address for _, network in links.list_addresses(channel)}
         names = [link.name for link in links.list_links(channel)]
@@ -78,7 +78,7 @@ def _unused(numbers: Iterable[int]) -> list[int]:
         plan = AddressPlan(settings.subnet, settings.link_prefix)
         if any(plan.slot_of_link(name) is not None for name in names):
             continue
-        # A gateway without sandboxes may be of an installation that is gone, or of one that
-        # keeps sandboxes on disk alone.
+        # A gateway without sandboxes belongs to a removed installation, or to one whose sandboxes
+        # are all on disk.
         (left if plan.gateway in present else fresh).append(number)
     return fresh + left

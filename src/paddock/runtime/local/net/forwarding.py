@@ -1,12 +1,12 @@
-"""Living on a machine with other people's networking: forwarding and foreign firewalls.
+"""IP forwarding on uplinks, and firewalls of other programs.
 
-Packets are forwarded when the interface they come in by says so. Our links say so for themselves;
-replies come in by an uplink, whose own switch (`net.ipv4.conf.<link>.forwarding`) we set, never
-the machine-wide one. An uplink is a link that carries a default route, unless settings name them.
+The kernel forwards a packet if forwarding is enabled on the interface it arrives on. It is enabled
+on the links of sandboxes, and for replies on the uplinks (`net.ipv4.conf.<link>.forwarding`), never
+machine-wide. An uplink is a link with a default route, unless the settings name the uplinks.
 
-A packet that our table accepts can still be dropped by another table. Docker's forward chain drops
-by default and has a chain for local additions, which we use; of any other such chain we can only
-tell the operator.
+A packet accepted by Paddock's table can still be dropped by another table. Docker's forward chain
+drops by default, and has the chain DOCKER-USER for additions, which is used here. Other such chains
+are logged for the operator.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,15 +15,15 @@ from typing import Any
 from msgspec import Struct
 
 from paddock.kit.errors import UnsupportedError
-from paddock.runtime.local.net.links import Link, Route
+from paddock.runtime.local.net.links import IpRoute, Link
 from paddock.runtime.local.net.netns import entered
 from paddock.runtime.local.net.nft import Firewall
 
 _COMMENT = "paddock"
 
 
-class Obstacle(Struct, frozen=True):
-    """A foreign chain that drops by default where sandboxes' packets pass."""
+class ForeignDropChain(Struct, frozen=True):
+    """A chain of another program that drops packets of sandboxes by default."""
 
     family: str
     table: str
@@ -35,9 +35,9 @@ class Obstacle(Struct, frozen=True):
 
 
 def uplinks(
-    links: Iterable[Link], routes: Iterable[Route], *, configured: Sequence[str], prefix: str
+    links: Iterable[Link], routes: Iterable[IpRoute], *, configured: Sequence[str], prefix: str
 ) -> tuple[Link, ...]:
-    """Choose the links by which sandboxes reach the world."""
+    """Return the links by which sandboxes reach other machines."""
     candidates = [link for link in links if not link.name.startswith(prefix) and link.name != "lo"]
     if configured:
         return tuple(link for link in candidates if link.name in configured)
@@ -46,7 +46,7 @@ def uplinks(
 
 
 def enable_forwarding(names: Iterable[str], netns_fd: int | None) -> tuple[str, ...]:
-    """Switch forwarding on for links where it is off; give those that were switched."""
+    """Enable forwarding on links; return those on which it was disabled."""
     switched: list[str] = []
     with entered(netns_fd):
         for name in names:
@@ -59,29 +59,33 @@ def enable_forwarding(names: Iterable[str], netns_fd: int | None) -> tuple[str, 
                     file.write("1")
             except OSError as error:
                 raise UnsupportedError(
-                    f"packets that come in by {name} cannot be forwarded to sandboxes: {error}",
+                    f"cannot enable forwarding on {name}, so sandboxes get no replies: {error}",
                     hint=f"run `sysctl -w net.ipv4.conf.{name}.forwarding=1` on the host",
                 ) from error
             switched.append(name)
     return tuple(switched)
 
 
-def obstacles(listing: Iterable[dict[str, Any]], own_table: str) -> tuple[Obstacle, ...]:
-    """Find foreign chains that drop by default, in the output of `list chains`."""
-    found: list[Obstacle] = []
+def foreign_drop_chains(
+    listing: Iterable[dict[str, Any]], own_table: str
+) -> tuple[ForeignDropChain, ...]:
+    """Return the foreign chains that drop by default, from the output of `list chains`."""
+    found: list[ForeignDropChain] = []
     for entry in listing:
         chain = entry.get("chain")
         if not chain or chain["table"] == own_table or chain["family"] not in ("ip", "inet"):
             continue
         if chain.get("hook") in ("forward", "input") and chain.get("policy") == "drop":
-            found.append(Obstacle(chain["family"], chain["table"], chain["name"], chain["hook"]))
+            found.append(
+                ForeignDropChain(chain["family"], chain["table"], chain["name"], chain["hook"])
+            )
     return tuple(found)
 
 
-def pass_docker(firewall: Firewall, listing: Iterable[dict[str, Any]], prefix: str) -> bool:
-    """Let our links through Docker's forward chain, where there is one; say whether there is.
+def allow_in_docker(firewall: Firewall, listing: Iterable[dict[str, Any]], prefix: str) -> bool:
+    """Accept packets of the fabric's links in Docker's chain; return whether it exists.
 
-    Our own table has judged these packets already: what reaches Docker's chain was allowed.
+    Paddock's own table has filtered these packets already.
     """
     chains = [entry["chain"] for entry in listing if "chain" in entry]
     if not any((c["family"], c["table"], c["name"]) == _DOCKER for c in chains):
@@ -100,8 +104,8 @@ def pass_docker(firewall: Firewall, listing: Iterable[dict[str, Any]], prefix: s
     return True
 
 
-def leave_docker(firewall: Firewall, listing: Iterable[dict[str, Any]], prefix: str) -> None:
-    """Take our rules out of Docker's chain again."""
+def remove_from_docker(firewall: Firewall, listing: Iterable[dict[str, Any]], prefix: str) -> None:
+    """Remove the fabric's rules from Docker's chain."""
     chains = [entry["chain"] for entry in listing if "chain" in entry]
     if not any((c["family"], c["table"], c["name"]) == _DOCKER for c in chains):
         return

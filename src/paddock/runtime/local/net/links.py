@@ -1,8 +1,8 @@
-"""What the fabric does to links, addresses and routes, as few datagrams as possible.
+"""Operations of the fabric on links, addresses and routes, in as few datagrams as possible.
 
-A sandbox hangs on a veth pair without a bridge: the inner end has its address as a /32 and the
-gateway as its only neighbour, the outer end a host route back. Both neighbour entries are
-permanent, so no ARP is ever needed. Everything is put, not added, so that repeating is harmless.
+A sandbox is attached by a veth pair without a bridge: the inner end has its address as a /32 and
+the gateway as its only neighbour, the outer end has a host route back. Both neighbour entries are
+permanent, so no ARP is needed. All requests create or replace, so they can be repeated.
 """
 
 import errno
@@ -19,9 +19,9 @@ from paddock.runtime.local.net.addresses import Slot
 
 INNER_NAME = "eth0"
 INNER_INDEX = 213
-"""Fixed, so that a checkpoint finds it again; some kernels put links of their own at low ones."""
+"""Fixed, so that a checkpoint finds it again; some kernels use low indexes for their own links."""
 GATEWAY_MAC = b"\x02\x70\x00\x00\x00\x01"
-"""Every outer end has this address: a sandbox sees the same gateway wherever it is restored."""
+"""MAC address of every outer end: a restored sandbox sees the same gateway."""
 
 _IFF_UP = 1
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK = 1, 3, 4, 5
@@ -36,7 +36,7 @@ _UNICAST, _UNREACHABLE = 1, 7
 _SCOPE_GLOBAL, _SCOPE_LINK = 0, 253
 _LOOPBACK = 1
 _BATCH = 64
-"""Requests in a datagram; their acknowledgements must fit the socket's buffer."""
+"""Requests per datagram; their acknowledgements must fit the socket's buffer."""
 _MISSING = (errno.ENODEV, errno.ESRCH, errno.EADDRNOTAVAIL)
 
 
@@ -49,10 +49,10 @@ class Link(Struct, frozen=True):
     mtu: int
     peer_index: int
     is_running: bool
-    """Whether packets pass: it is up, has a carrier, and the kernel has acted on that."""
+    """Whether packets pass: the link is up and its operational state is "up"."""
 
 
-class Route(Struct, frozen=True):
+class IpRoute(Struct, frozen=True):
     """An IPv4 route of the main table."""
 
     destination: IPv4Network
@@ -66,7 +66,7 @@ def list_links(channel: nl.Channel) -> list[Link]:
     return [_parse_link(raw) for raw in channel.dump(nl.RTM_GETLINK, body, "list links")]
 
 
-def list_routes(channel: nl.Channel) -> list[Route]:
+def list_routes(channel: nl.Channel) -> list[IpRoute]:
     """List the IPv4 routes of the main table."""
     body = struct.pack("=BBBBBBBBI", socket.AF_INET, 0, 0, 0, 0, 0, 0, 0, 0)
     found = (_parse_route(raw) for raw in channel.dump(nl.RTM_GETROUTE, body, "list routes"))
@@ -87,7 +87,7 @@ def list_addresses(channel: nl.Channel) -> list[tuple[int, IPv4Network]]:
 
 
 def create_pair(channel: nl.Channel, slot: Slot, netns_fd: int, *, mtu: int) -> None:
-    """Make the veth pair, its inner end straight in the sandbox's namespace."""
+    """Create the veth pair, with the inner end in the sandbox's namespace."""
     inner = b"".join(
         (
             _ifinfo(INNER_INDEX),
@@ -107,13 +107,13 @@ def create_pair(channel: nl.Channel, slot: Slot, netns_fd: int, *, mtu: int) -> 
             kind,
         )
     )
-    channel.talk(nl.Request(nl.RTM_NEWLINK, nl.CREATE, body, f"make link {slot.link}"))
+    channel.request(nl.NetlinkRequest(nl.RTM_NEWLINK, nl.CREATE, body, f"create link {slot.link}"))
 
 
 def configure_outer(
     channel: nl.Channel, slot: Slot, *, uid: str, gateway: IPv4Address, has_ipv6: bool
 ) -> None:
-    """Bring the outer end up: named after its sandbox, forwarding, without IPv6, routed to."""
+    """Configure the outer end: alias, forwarding, no IPv6, up, neighbour and route."""
     families = nl.nested(
         _IFLA_AF_SPEC, _forwarding(), *([_without_ipv6_address()] if has_ipv6 else [])
     )
@@ -132,13 +132,13 @@ def configure_outer(
             ),
         ),
     ]
-    channel.talk(*(nl.Request(*one, f"configure link {slot.link}") for one in put))
+    channel.request(*(nl.NetlinkRequest(*one, f"configure link {slot.link}") for one in put))
 
 
 def configure_inner(
     channel: nl.Channel, slot: Slot, *, gateway: IPv4Address, has_ipv6: bool
 ) -> None:
-    """Bring loopback and the inner end up; the channel must be in the sandbox's namespace."""
+    """Configure loopback and the inner end; the channel must be in the sandbox's namespace."""
     put = [
         (nl.RTM_SETLINK, 0, _ifinfo(_LOOPBACK, up=True)),
         (nl.RTM_SETLINK, 0, _ifinfo(INNER_INDEX, up=True)),
@@ -162,67 +162,71 @@ def configure_inner(
     if has_ipv6:
         quiet = _ifinfo(INNER_INDEX) + nl.nested(_IFLA_AF_SPEC, _without_ipv6_address())
         put.insert(0, (nl.RTM_SETLINK, 0, quiet))
-    channel.talk(*(nl.Request(*one, f"configure {slot.ip} in a sandbox") for one in put))
+    channel.request(*(nl.NetlinkRequest(*one, f"configure {slot.ip} in a sandbox") for one in put))
 
 
-def settle(channel: nl.Channel, slot: Slot, *, patience_seconds: float = 1.0) -> None:
-    """Wait until the outer end sends what it is given.
+def wait_running(channel: nl.Channel, slot: Slot, *, timeout_seconds: float = 1.0) -> None:
+    """Wait until the outer end transmits packets.
 
-    Of a pair the end that came up first gets its carrier when the other does, but drops packets
-    until the kernel's link watcher has been to it, which takes a lock the whole machine shares:
-    the first packet to a new sandbox would be lost. Asking for the link makes newer kernels (6.8)
-    do that at once; for older ones its state tells when it is done.
+    The end of a pair that came up first gets its carrier with the other end, but drops packets
+    until the kernel's link watcher has run, which takes a machine-wide lock: the first packet to a
+    new sandbox would be lost. Newer kernels (6.8) run it when the link is queried; for older ones
+    the operational state is polled.
     """
-    deadline = time.monotonic() + patience_seconds
+    deadline = time.monotonic() + timeout_seconds
     body = _ifinfo(slot.index) + nl.number(_IFLA_EXT_MASK, _SKIP_STATS)
     while True:
-        link = _parse_link(channel.get(nl.RTM_GETLINK, body, f"look at link {slot.link}"))
+        link = _parse_link(channel.get(nl.RTM_GETLINK, body, f"read link {slot.link}"))
         if link.is_running or time.monotonic() > deadline:
             return
         time.sleep(0.0005)
 
 
 def delete_links(channel: nl.Channel, indexes: Collection[int], *, group: int) -> None:
-    """Remove links and, with them, their other ends, routes and neighbours; missing is fine.
+    """Delete links with their peers, routes and neighbours; missing links are ignored.
 
-    They are put into a group and removed together: the kernel waits for all processors to let go
-    of a link, some 20 ms, and does so once for a group but once each for single links.
+    Links are moved into a group and deleted together: the kernel waits for all CPUs to release a
+    link (about 20 ms), once per group but once per link for single deletions.
     """
     if not indexes:
         return
-    doom = [
-        nl.Request(
+    regroup = [
+        nl.NetlinkRequest(
             nl.RTM_SETLINK,
             0,
             _ifinfo(index) + nl.number(_IFLA_GROUP, group),
-            f"put link {index} aside",
+            f"move link {index} to the deletion group",
             _MISSING,
         )
         for index in indexes
     ]
-    for at in range(0, len(doom), _BATCH):
-        channel.talk(*doom[at : at + _BATCH])
+    for at in range(0, len(regroup), _BATCH):
+        channel.request(*regroup[at : at + _BATCH])
     body = _ifinfo(0) + nl.number(_IFLA_GROUP, group)
-    channel.talk(nl.Request(nl.RTM_DELLINK, 0, body, "remove links", _MISSING))
+    channel.request(nl.NetlinkRequest(nl.RTM_DELLINK, 0, body, "delete links", _MISSING))
 
 
 def put_gateway(channel: nl.Channel, gateway: IPv4Address, subnet: IPv4Network) -> None:
-    """Give loopback the gateway's address; addresses of nobody lead nowhere, not to the uplink."""
-    nowhere = _route(subnet, nl.number(_RTA_PRIORITY, 0x70000000), kind=_UNREACHABLE)
-    channel.talk(
-        nl.Request(nl.RTM_SETLINK, 0, _ifinfo(_LOOPBACK, up=True), "bring loopback up"),
-        nl.Request(nl.RTM_NEWADDR, nl.PUT, _address(_LOOPBACK, gateway), f"add {gateway} to lo"),
-        nl.Request(nl.RTM_NEWROUTE, nl.PUT, nowhere, f"route {subnet}"),
+    """Add the gateway's address to loopback; make unused addresses unreachable."""
+    unreachable = _route(subnet, nl.number(_RTA_PRIORITY, 0x70000000), kind=_UNREACHABLE)
+    channel.request(
+        nl.NetlinkRequest(nl.RTM_SETLINK, 0, _ifinfo(_LOOPBACK, up=True), "bring loopback up"),
+        nl.NetlinkRequest(
+            nl.RTM_NEWADDR, nl.PUT, _address(_LOOPBACK, gateway), f"add {gateway} to lo"
+        ),
+        nl.NetlinkRequest(nl.RTM_NEWROUTE, nl.PUT, unreachable, f"route {subnet}"),
     )
 
 
 def remove_gateway(channel: nl.Channel, gateway: IPv4Address, subnet: IPv4Network) -> None:
-    """Take back what `put_gateway` did, except that loopback stays up."""
-    nowhere = _route(subnet, nl.number(_RTA_PRIORITY, 0x70000000), kind=_UNREACHABLE)
+    """Undo `put_gateway`; loopback stays up."""
+    unreachable = _route(subnet, nl.number(_RTA_PRIORITY, 0x70000000), kind=_UNREACHABLE)
     address = _address(_LOOPBACK, gateway)
-    channel.talk(
-        nl.Request(nl.RTM_DELROUTE, 0, nowhere, f"remove the route to {subnet}", _MISSING),
-        nl.Request(nl.RTM_DELADDR, 0, address, f"remove {gateway} from lo", _MISSING),
+    channel.request(
+        nl.NetlinkRequest(
+            nl.RTM_DELROUTE, 0, unreachable, f"remove the route to {subnet}", _MISSING
+        ),
+        nl.NetlinkRequest(nl.RTM_DELADDR, 0, address, f"remove {gateway} from lo", _MISSING),
     )
 
 
@@ -275,11 +279,11 @@ def _parse_link(raw: bytes) -> Link:
     )
 
 
-def _parse_route(raw: bytes) -> Route | None:
+def _parse_route(raw: bytes) -> IpRoute | None:
     _, bits, _, _, table, protocol, _, _, _ = struct.unpack_from("=BBBBBBBBI", raw)
     if table != _TABLE_MAIN:
         return None
     values = dict(nl.attributes(raw[12:]))
     destination = IPv4Network((values.get(_RTA_DST, b"\0\0\0\0"), bits))
     index = struct.unpack("=I", values[_RTA_OIF])[0] if _RTA_OIF in values else 0
-    return Route(destination=destination, index=index, is_ours=protocol == _ROUTE_PROTOCOL)
+    return IpRoute(destination=destination, index=index, is_ours=protocol == _ROUTE_PROTOCOL)

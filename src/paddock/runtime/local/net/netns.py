@@ -1,7 +1,7 @@
-"""Network namespaces by file descriptor: make one, work in one, be born in one.
+"""Network namespaces by file descriptor: create one, enter one, create sockets in one.
 
-No dependencies, so that gateways can use it as well. `setns` moves only the calling thread and
-costs some microseconds; every function here returns with the thread back where it was.
+This module has no dependencies, so that gateways can use it. `setns` affects only the calling
+thread and takes some microseconds; every function returns to the thread's original namespace.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def create() -> int:
-    """Make an empty network namespace and give a descriptor that keeps it alive."""
+    """Create an empty network namespace; return a descriptor that keeps it alive."""
     made: list[int] = []
     failed: list[OSError] = []
 
     def work() -> None:
-        # A thread of its own: unshare cannot be taken back, and the thread dies with it.
+        # In a separate thread, because unshare cannot be undone.
         if _libc.unshare(CLONE_NEWNET) != 0:
             code = ctypes.get_errno()
-            failed.append(OSError(code, f"cannot make a network namespace: {os.strerror(code)}"))
+            failed.append(OSError(code, f"cannot create a network namespace: {os.strerror(code)}"))
         else:
             made.append(_open("/proc/thread-self/ns/net"))
 
@@ -37,8 +37,8 @@ def create() -> int:
     return made[0]
 
 
-def open_of(pid: int) -> int:
-    """Open the network namespace a process lives in."""
+def open_for_pid(pid: int) -> int:
+    """Open the network namespace of a process."""
     return _open(f"/proc/{pid}/ns/net")
 
 
@@ -48,14 +48,14 @@ def current() -> int:
 
 
 def identity(netns_fd: int) -> tuple[int, int]:
-    """Give what tells two namespaces apart: device and inode."""
+    """Return device and inode, which identify a namespace."""
     found = os.fstat(netns_fd)
     return found.st_dev, found.st_ino
 
 
 @contextlib.contextmanager
 def entered(netns_fd: int | None) -> Generator[None]:
-    """Run the body with the calling thread in a namespace; `None` stays here.
+    """Run the body with the calling thread in a namespace; `None` is the current one.
 
     The body must not await: the event loop would run other tasks inside the namespace.
     """
@@ -76,7 +76,7 @@ def entered(netns_fd: int | None) -> Generator[None]:
 def socket_in(
     netns_fd: int | None, family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0
 ) -> socket.socket:
-    """Make a socket that lives in a namespace for ever, whichever thread uses it."""
+    """Create a socket that belongs to a namespace, whichever thread uses it."""
     with entered(netns_fd):
         return socket.socket(family, kind, protocol)
 

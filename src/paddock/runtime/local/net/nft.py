@@ -1,7 +1,7 @@
-"""Nftables commands, run in process through libnftables, or by the `nft` program without it.
+"""Run nftables commands, in process through libnftables or else by the `nft` program.
 
-A batch is one transaction: all of it happens or nothing. In process a small batch takes about a
-tenth of a millisecond, the program a few. What the commands say is `ruleset`'s business.
+A batch is one transaction. A small batch takes about 0.1 ms in process and a few milliseconds by
+the program. `ruleset` writes the commands.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _HINT = "install nftables (Debian and Ubuntu: apt-get install nftables)"
 
 
 class NftError(PaddockError):
-    """The kernel or the parser refused a batch; nothing of it was done."""
+    """The kernel or the parser rejected a batch; nothing was changed."""
 
     reason = "FirewallRefused"
 
@@ -31,20 +31,20 @@ class Firewall(Protocol):
     """Runs batches of nftables commands in one network namespace."""
 
     def run(self, commands: Sequence[str]) -> None:
-        """Do all commands in one transaction, or none and raise `NftError`."""
+        """Run all commands in one transaction. Raises `NftError`; then nothing was changed."""
         ...
 
     def query(self, command: str) -> list[dict[str, Any]]:
-        """Run a listing command and give its objects."""
+        """Run a listing command; return its objects."""
         ...
 
     def close(self) -> None:
-        """Free what it holds; the rules stay."""
+        """Free resources; the rules stay."""
         ...
 
 
 class LibraryFirewall:
-    """Libnftables through ctypes. Its netlink socket stays in the namespace it was opened in."""
+    """Libnftables through ctypes; its netlink socket belongs to the given namespace."""
 
     def __init__(self, library: ctypes.CDLL, netns_fd: int | None = None) -> None:
         self._library = library
@@ -61,16 +61,13 @@ class LibraryFirewall:
         library.nft_ctx_buffer_error(self._context)
 
     def run(self, commands: Sequence[str]) -> None:
-        """Do all commands in one transaction."""
         if commands:
             self._execute("\n".join(commands), json=False)
 
     def query(self, command: str) -> list[dict[str, Any]]:
-        """Run a listing command."""
         return _objects(self._execute(command, json=True))
 
     def close(self) -> None:
-        """Free the context."""
         with self._lock:
             if self._context:
                 self._library.nft_ctx_free(self._context)
@@ -90,29 +87,26 @@ class LibraryFirewall:
 
 
 class ProgramFirewall:
-    """The `nft` program, a process for each batch."""
+    """The `nft` program; one process per batch."""
 
     def __init__(self, program: str, netns_fd: int | None = None) -> None:
         self._program = program
         self._netns_fd = None if netns_fd is None else os.dup(netns_fd)
 
     def run(self, commands: Sequence[str]) -> None:
-        """Do all commands in one transaction."""
         if commands:
             self._execute("\n".join(commands), ["-f", "-"])
 
     def query(self, command: str) -> list[dict[str, Any]]:
-        """Run a listing command."""
-        return _objects(self._execute("", ["-j", command]))  # As a file it would have to be JSON.
+        return _objects(self._execute("", ["-j", command]))  # From a file it must be JSON.
 
     def close(self) -> None:
-        """Forget the namespace."""
         if self._netns_fd is not None:
             os.close(self._netns_fd)
             self._netns_fd = None
 
     def _execute(self, text: str, arguments: list[str]) -> bytes:
-        with entered(self._netns_fd):  # A child starts in the namespace of the thread that forks.
+        with entered(self._netns_fd):  # A child starts in the namespace of the forking thread.
             done = subprocess.run(
                 [self._program, *arguments], input=text.encode(), capture_output=True, check=False
             )
@@ -122,14 +116,14 @@ class ProgramFirewall:
 
 
 def open_firewall(netns_fd: int | None = None) -> Firewall:
-    """Open the best firewall this machine has."""
+    """Open libnftables, or else the `nft` program."""
     try:
         return LibraryFirewall(ctypes.CDLL("libnftables.so.1"), netns_fd)
     except OSError:
         program = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
     if program is None:
         raise UnsupportedError(
-            "neither libnftables.so.1 nor the nft program is there, so egress cannot be filtered",
+            "neither libnftables.so.1 nor the nft program is installed: egress cannot be filtered",
             hint=_HINT,
         )
     return ProgramFirewall(program, netns_fd)
@@ -145,9 +139,9 @@ def _refused(text: str, errors: bytes) -> NftError:
     said = " ".join(errors.decode(errors="replace").split())
     if "Operation not permitted" in said:
         return NftError(
-            f"nftables refused: {said}", hint="run the node as root, or give it CAP_NET_ADMIN"
+            f"nftables failed: {said}", hint="run the node as root, or give it CAP_NET_ADMIN"
         )
-    return NftError(f"nftables refused {text[:200]!r}: {said[:600]}")
+    return NftError(f"nftables rejected {text[:200]!r}: {said[:600]}")
 
 
 _library: type[Firewall] = LibraryFirewall

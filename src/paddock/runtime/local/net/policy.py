@@ -1,12 +1,12 @@
-"""What an egress policy means. Pure: from `EgressPolicy` to rules the kernel and the resolver keep.
+"""Compile an `EgressPolicy` to rules for the firewall and the resolver. Pure functions.
 
-Order of judgement, first match wins:
-  1. never: this machine, multicast, other sandboxes;
-  2. private, link-local (cloud metadata) and carrier-grade ranges, unless `allow_private`;
-  3. `allow_out` addresses and networks, then addresses an allowed domain resolved to;
-  4. link-local addresses that `allow_out` does not name: denied even with `allow_private`;
-  5. `deny_out`;
-  6. everything else: as `allow_internet` says (`deny_out` of 0.0.0.0/0 is the same as false).
+Order of evaluation, the first match wins:
+  1. always denied: this machine, multicast, other sandboxes;
+  2. denied unless `allow_private`: private, link-local (cloud metadata), carrier-grade ranges;
+  3. allowed: addresses and networks of `allow_out`, then resolved addresses of its domains;
+  4. denied even with `allow_private`: link-local addresses not named by `allow_out`;
+  5. denied: `deny_out`;
+  6. everything else: according to `allow_internet` (`deny_out` of 0.0.0.0/0 equals false).
 IPv6 is not routed at all, so nothing can be allowed there.
 """
 
@@ -26,7 +26,7 @@ PRIVATE = tuple(
     for one in (
         "10.0.0.0/8",
         "100.64.0.0/10",
-        "168.63.129.16/32",  # a public address by which a cloud's machines reach their host
+        "168.63.129.16/32",  # public address by which virtual machines of a cloud reach their host
         "169.254.0.0/16",
         "172.16.0.0/12",
         "192.0.0.0/24",
@@ -43,21 +43,21 @@ _NUMBERS_ONLY = re.compile(r"[0-9.:/]+|0x[0-9a-f.]+")
 
 
 class EgressRules(Struct, frozen=True, kw_only=True):
-    """A policy ready for the kernel and the resolver. Networks of one kind never overlap."""
+    """A compiled policy. The networks of `allowed` do not overlap, nor those of `denied`."""
 
     is_open: bool
-    """What nobody named is allowed."""
+    """Whether destinations that no rule names are allowed."""
     reaches_private: bool = False
     allowed: tuple[IPv4Network, ...] = ()
     denied: tuple[IPv4Network, ...] = ()
     domains: frozenset[str] = frozenset()
     """Lower case, without the final dot."""
     wildcards: frozenset[str] = frozenset()
-    """`example.com` stands for every name below it, at any depth, and not for itself."""
+    """`example.com` matches every name below it at any depth, but not itself."""
     dns_servers: tuple[str, ...] = ()
 
     def resolves(self, name: str) -> bool:
-        """Say whether a name (lower case, no final dot) may be asked for."""
+        """Whether a name (lower case, no final dot) may be resolved."""
         if self.is_open or name in self.domains:
             return True
         if not self.wildcards:
@@ -67,18 +67,18 @@ class EgressRules(Struct, frozen=True, kw_only=True):
 
     @property
     def admits_answers(self) -> bool:
-        """Whether addresses that names resolve to must be let through one by one."""
+        """Whether the firewall must admit each resolved address."""
         return not self.is_open and bool(self.domains or self.wildcards)
 
 
 CLOSED = EgressRules(is_open=False)
-"""Nothing goes out: what a sandbox gets whose policy is not known."""
+"""No egress: the rules of a sandbox whose policy is unknown."""
 
 
 def compile_policy(policy: EgressPolicy, *, root: str = "") -> EgressRules:
-    """Turn a policy into rules, or raise `InvalidError` naming every bad field.
+    """Compile a policy. Raises `InvalidError` with every invalid field.
 
-    `root` is put before the fields' names, for callers that know where the policy came from.
+    `root` is a prefix of the field names in errors.
     """
     problems: list[FieldProblem] = []
     where = f"{root}." if root else ""
@@ -97,7 +97,7 @@ def compile_policy(policy: EgressPolicy, *, root: str = "") -> EgressRules:
     if problems:
         listed = "; ".join(str(problem) for problem in problems[:10])
         raise InvalidError(f"the egress policy is invalid: {listed}", problems=problems)
-    if EVERYTHING in allowed:  # Allow beats deny, so naming everything opens everything.
+    if EVERYTHING in allowed:  # Allow takes precedence over deny.
         is_open, denied = True, ()
         allowed = tuple(one for one in allowed if one.subnet_of(LINK_LOCAL))
     return EgressRules(
@@ -112,7 +112,7 @@ def compile_policy(policy: EgressPolicy, *, root: str = "") -> EgressRules:
 
 
 def is_admissible(address: IPv4Address, *, reaches_private: bool) -> bool:
-    """Say whether an answer's address may be let through for the name that was allowed."""
+    """Whether a resolved address of an allowed name may be admitted."""
     if any(address in network for network in NEVER) or address in LINK_LOCAL:
         return False
     return reaches_private or not any(address in network for network in PRIVATE)
@@ -136,7 +136,7 @@ def _allowed(
                 domains.append(_domain(entry))
         except ValueError as error:
             problems.append(FieldProblem(f"{path}[{at}]", str(error)))
-    return _normal(networks), domains, wildcards
+    return _normalize(networks), domains, wildcards
 
 
 def _networks(
@@ -152,14 +152,14 @@ def _networks(
             continue
         if network is not None:
             found.append(network)
-        elif not _is_ipv6(entry):  # IPv6 is denied anyhow, so saying so is no mistake.
+        elif not _is_ipv6(entry):  # IPv6 is denied anyway.
             message = f"{entry!r} is not an address or CIDR; domains can only be allowed"
             problems.append(FieldProblem(f"{path}[{at}]", message))
     return tuple(ipaddress.collapse_addresses(found))
 
 
 def _network(entry: str) -> IPv4Network | None:
-    """Read an address or CIDR; `None` for what looks like a name."""
+    """Parse an address or CIDR; return `None` for a name."""
     if _is_ipv6(entry):
         raise ValueError(f"{entry!r} is IPv6, which sandboxes do not have")
     try:
@@ -203,14 +203,14 @@ def _dns_servers(policy: EgressPolicy, path: str, problems: list[FieldProblem]) 
         except ValueError:
             problems.append(FieldProblem(f"{path}[{at}]", f"{entry!r} is not an address"))
             continue
-        # We ask these servers ourselves, from the host: no sandbox may aim us at our neighbours.
-        if not _may_be_asked(address, reaches_private=policy.allow_private):
+        # The host queries these servers: a sandbox must not direct it to private addresses.
+        if not _is_valid_dns_server(address, reaches_private=policy.allow_private):
             message = f"{entry} is not a public address"
             problems.append(FieldProblem(f"{path}[{at}]", message))
     return policy.dns_servers
 
 
-def _may_be_asked(address: IPv4Address | IPv6Address, *, reaches_private: bool) -> bool:
+def _is_valid_dns_server(address: IPv4Address | IPv6Address, *, reaches_private: bool) -> bool:
     if isinstance(address, IPv4Address):
         return is_admissible(address, reaches_private=reaches_private)
     if address.ipv4_mapped is not None or address.scope_id is not None:
@@ -220,8 +220,8 @@ def _may_be_asked(address: IPv4Address | IPv6Address, *, reaches_private: bool) 
     return not address.is_unspecified and (reaches_private or not address.is_private)
 
 
-def _normal(networks: list[IPv4Network]) -> tuple[IPv4Network, ...]:
-    """Remove overlaps, and link-local addresses from networks that merely happen to hold them."""
+def _normalize(networks: list[IPv4Network]) -> tuple[IPv4Network, ...]:
+    """Remove overlaps, and link-local addresses from larger networks that contain them."""
     named = [network for network in networks if network.subnet_of(LINK_LOCAL)]
     others: list[IPv4Network] = []
     for network in ipaddress.collapse_addresses(one for one in networks if one not in named):

@@ -1,8 +1,8 @@
-"""Raw rtnetlink: messages as bytes, one socket, errors that say what failed.
+"""Raw rtnetlink: message encoding, one socket, descriptive errors.
 
-Only the vocabulary the fabric needs. A `Channel` sends any number of requests in one datagram and
-waits for the acknowledgement of each; the kernel works through them in order and goes on after a
-failed one. What the messages are combined to is `links`' business.
+Only the messages that the fabric needs. A `Channel` sends any number of requests in one datagram
+and waits for the acknowledgement of each; the kernel processes them in order and continues after a
+failure. `links` builds the requests.
 """
 
 import errno
@@ -33,20 +33,20 @@ _ATTRIBUTE = struct.Struct("=HH")
 _TYPE_MASK = 0x3FFF
 
 
-class Request(Struct, frozen=True):
-    """One message, with words for the error it may bring."""
+class NetlinkRequest(Struct, frozen=True):
+    """One message, with a description for errors."""
 
     kind: int
     flags: int
     body: bytes
     what: str
-    """What it does, to follow `cannot`."""
+    """What the request does, as it follows `cannot` in an error message."""
     tolerate: tuple[int, ...] = ()
-    """Errors that mean it is already so."""
+    """Error numbers that are ignored."""
 
 
 class NetlinkError(OSError):
-    """The kernel refused a request."""
+    """The kernel rejected a request."""
 
     def __init__(self, code: int, what: str, detail: str = "") -> None:
         explained = f": {detail}" if detail else ""
@@ -86,7 +86,7 @@ def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 class Channel:
-    """A netlink socket in one namespace. Not for two threads at once."""
+    """A netlink socket in one namespace; not thread-safe."""
 
     def __init__(self, netns_fd: int | None = None) -> None:
         self._socket = socket_in(
@@ -97,7 +97,6 @@ class Channel:
         self._socket.setsockopt(_SOL_NETLINK, _NETLINK_CAP_ACK, 1)
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
 
     def __enter__(self) -> "Channel":
@@ -106,9 +105,9 @@ class Channel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def talk(self, *requests: Request) -> None:
+    def request(self, *requests: NetlinkRequest) -> None:
         """Send requests in one datagram; raise the first error that is not tolerated."""
-        pending: dict[int, Request] = {}
+        pending: dict[int, NetlinkRequest] = {}
         datagram: list[bytes] = []
         for request in requests:
             self._sequence += 1
@@ -130,7 +129,7 @@ class Channel:
             raise failure
 
     def get(self, kind: int, body: bytes, what: str) -> bytes:
-        """Give the body of the one thing asked for."""
+        """Return the body of the single object requested."""
         self._sequence += 1
         wanted = self._sequence
         self._socket.send(_message(kind, NLM_F_REQUEST, wanted, body))
@@ -143,10 +142,10 @@ class Channel:
                     return content
 
     def dump(self, kind: int, body: bytes, what: str) -> list[bytes]:
-        """Give the bodies of everything the kernel lists; asks again where the list changed."""
+        """Return the bodies of all objects; repeat if the list changed in between."""
         for _ in range(20):
-            answers, is_whole = self._dump_once(kind, body, what)
-            if is_whole:
+            answers, is_complete = self._dump_once(kind, body, what)
+            if is_complete:
                 return answers
         raise NetlinkError(errno.EINTR, what, "the list changed each time it was read")
 
@@ -155,14 +154,14 @@ class Channel:
         wanted = self._sequence
         self._socket.send(_message(kind, NLM_F_REQUEST | NLM_F_DUMP, wanted, body))
         answers: list[bytes] = []
-        is_whole = True
+        is_complete = True
         while True:
             for answer, flags, sequence, content in self._receive():
                 if sequence != wanted:
                     continue
-                is_whole = is_whole and not flags & NLM_F_DUMP_INTR
+                is_complete = is_complete and not flags & NLM_F_DUMP_INTR
                 if answer == _NLMSG_DONE:
-                    return answers, is_whole
+                    return answers, is_complete
                 if answer == _NLMSG_ERROR:
                     code = -struct.unpack_from("=i", content)[0]
                     raise NetlinkError(code, what, _explanation(flags, content))
@@ -185,7 +184,7 @@ def _message(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
 
 
 def _explanation(flags: int, body: bytes) -> str:
-    """Find the kernel's own sentence behind an error, where it gave one."""
+    """Return the kernel's extended error message, or an empty string."""
     if not flags & _ACK_TLVS:
         return ""
     # The error number is followed by the header of the refused message, then by attributes.

@@ -1,16 +1,15 @@
-"""The firewall as text: one table of our own, and the elements that stand for each sandbox.
+"""The firewall as nftables text: one table, and the set elements of each sandbox. Pure functions.
 
-Pure. The table lives beside whatever other tables the machine has and only ever judges packets of
-our links. Its sets are hash tables keyed by the sandbox's address, so the cost of a packet does
-not grow with the number of sandboxes. Networks need the one kind of set whose changes cost more
-the more it holds; so they are keyed by a class, and sandboxes with the same networks share one.
-The class travels in the packet's mark while a new flow is judged, and is cleared again.
+The table coexists with the other tables of the machine and filters only packets of the fabric's
+links. Its sets are hash tables keyed by the sandbox's address, so the cost of a packet does not
+grow with the number of sandboxes. Networks need interval sets, whose updates get slower with their
+size; so networks are keyed by a class number, and sandboxes with the same networks share a class.
+The class is in the packet's mark while a new flow is evaluated, and is cleared afterwards.
 
-A flow is judged when it is new. Its conntrack mark then says under which edition of the sandbox's
-policy that was, so that later packets pass on one lookup. A change of policy gives the sandbox a
-new mark: the next packet of every flow, in either direction, is judged again, and what is now
-denied ends at once. Marks of a sandbox's life are kept in `known`, so packets that belong to a
-former owner of the address reach nobody.
+A flow is evaluated when it is new. Its conntrack mark then records the edition of the sandbox's
+policy, so that later packets need one lookup. A change of policy assigns a new mark: the next
+packet of every flow, in either direction, is evaluated again, and denied flows are reset. The marks
+of a sandbox are kept in `known`, so packets for a former owner of the address are dropped.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ from paddock.runtime.local.net.addresses import AddressPlan, Slot
 from paddock.runtime.local.net.policy import LINK_LOCAL, NEVER, PRIVATE, EgressRules
 
 Element = tuple[str, str]
-"""A set's name and one element of it, as text."""
+"""The name of a set and one of its elements, as text."""
 
 REBUILT = (
     "members",
@@ -35,28 +34,28 @@ REBUILT = (
     "allowed",
     "denied",
 )
-"""What `rebuild` fills. `resolved`, `flows` and `queries` belong to the kernel and the resolver."""
+"""Sets that `rebuild` fills. `resolved`, `flows` and `queries` are filled at run time."""
 _MAPS = frozenset({"edition", "class"})
 
 
 class RulesetSettings(Struct, frozen=True, kw_only=True):
-    """What the table's text depends on."""
+    """Parameters of the table's text."""
 
     table: str
     dns_port: int
     max_flows: int
-    """Connections one sandbox may have at once: the machine's tracking table is shared."""
+    """Maximum connections of a sandbox: the machine's conntrack table is shared."""
     max_queries_per_second: int
 
 
 def fingerprint(plan: AddressPlan, settings: RulesetSettings) -> str:
-    """Name a marker chain that tells whether the table in the kernel is the one we would make."""
+    """Return the name of a marker chain that identifies this version of the table."""
     text = "\n".join(_body(plan, settings))
     return f"made_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def create_table(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
-    """Make the table anew, whatever was there before."""
+    """Return the commands that replace the table."""
     name = f"inet {settings.table}"
     body = [*_body(plan, settings), f"chain {fingerprint(plan, settings)} {{ }}"]
     return [f"add table {name}", f"delete table {name}", f"table {name} {{", *body, "}"]
@@ -65,7 +64,7 @@ def create_table(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
 def elements_of(
     slot: Slot, rules: EgressRules, marks: Sequence[int], class_number: int
 ) -> frozenset[Element]:
-    """Give every element that stands for one attached sandbox; those of its class are shared."""
+    """Return the elements of one attached sandbox; those of its class may be shared."""
     ip = str(slot.ip)
     found: set[Element] = {
         ("members", f'"{slot.link}" . {ip}'),
@@ -85,22 +84,22 @@ def elements_of(
 
 
 def change(table: str, gone: Iterable[Element], new: Iterable[Element]) -> list[str]:
-    """Remove some elements and add others."""
+    """Return the commands that delete and add elements."""
     return [*_elements("delete", table, gone), *_elements("add", table, new)]
 
 
 def rebuild(table: str, elements: Iterable[Element]) -> list[str]:
-    """Make the kernel's sets hold these elements and nothing else."""
+    """Return the commands that replace the content of the sets."""
     flush = [f"flush {'map' if one in _MAPS else 'set'} inet {table} {one}" for one in REBUILT]
     return [*flush, *_elements("add", table, elements)]
 
 
 def admit(table: str, ip: str, answers: Iterable[tuple[str, int]]) -> list[str]:
-    """Let a sandbox reach addresses for so many seconds, counted anew for those it had."""
+    """Return the commands that admit addresses for some seconds; timeouts are restarted."""
     commands: list[str] = []
     for address, seconds in answers:
         element = f"element inet {table} resolved {{ {ip} . {address}"
-        # An `add` alone would keep the old timeout, a `delete` alone fails where there is none.
+        # `add` alone keeps an old timeout; `delete` alone fails if the element is missing.
         commands += [
             f"add {element} timeout {seconds}s }}",
             f"delete {element} }}",
@@ -109,8 +108,8 @@ def admit(table: str, ip: str, answers: Iterable[tuple[str, int]]) -> list[str]:
     return commands
 
 
-def dismiss(table: str, ip: str, addresses: Iterable[str]) -> list[str]:
-    """Take admitted addresses back; those that ran out meanwhile are no error."""
+def revoke(table: str, ip: str, addresses: Iterable[str]) -> list[str]:
+    """Return the commands that revoke admitted addresses, expired or not."""
     commands: list[str] = []
     for address in addresses:
         element = f"element inet {table} resolved {{ {ip} . {address}"
@@ -156,20 +155,20 @@ def _body(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
         "set queries { type ipv4_addr; size 65536; flags dynamic,timeout; timeout 10s; }",
         f"set never {{ type ipv4_addr; flags interval; elements = {{ {never} }}; }}",
         f"set private {{ type ipv4_addr; flags interval; elements = {{ {private} }}; }}",
-        # A reset ends connections that had been allowed; and unlike ICMP errors, of which a kernel
-        # sends few a second, it comes at once however often somebody tries.
+        # A reset ends connections that were allowed before. Unlike ICMP errors, resets are not
+        # rate-limited by the kernel.
         "chain refuse {",
         "  meta l4proto tcp reject with tcp reset",
         "  ip protocol != tcp reject with icmp type admin-prohibited",
         "  drop",
         "}",
-        # Before connection tracking: who sends from an address that is not theirs leaves no trace.
+        # Before connection tracking: spoofed packets create no state.
         "chain arrive { type filter hook prerouting priority raw; policy accept;",
         f"  iifname {ours} meta nfproto != ipv4 drop",
         f"  iifname {ours} iifname . ip saddr != @members drop",
         f'  iifname != {ours} iifname != "lo" ip saddr {plan.subnet} drop',
         "}",
-        # Before anybody's address translation: a published port of this machine is this machine.
+        # Before any DNAT: a published port of this machine counts as this machine.
         "chain screen { type filter hook prerouting priority mangle; policy accept;",
         f"  iifname {ours} ct state new jump newcomer",
         "}",
@@ -187,13 +186,13 @@ def _body(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
         "  meta mark set ip saddr map @class",
         "  meta mark . ip daddr @allowed meta mark set 0 accept",
         "  meta mark set 0",
-        # A closed sandbox that asks a resolver elsewhere is answered by ours, so names work.
+        # Queries of a closed sandbox to other resolvers are redirected to ours.
         f"  {to_resolver}",
         "}",
         "chain local { type filter hook input priority filter - 10; policy accept;",
         f"  iifname != {ours} accept",
         "  meta nfproto != ipv4 drop",
-        # Each packet counts, also of a conversation that goes on: the resolver is shared.
+        # Every packet counts, also those of established flows: the resolver is shared.
         f"  {asking} add @queries {{ ip saddr limit rate over {limit} }} drop",
         f"  {asking} accept",
         "  ct state established,related accept",
@@ -219,7 +218,7 @@ def _body(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
         f"  ip saddr @open {remember.format(side='saddr')}",
         "  goto refuse",
         "}",
-        # The same judgement seen from the other side: else one-way streams would outlive a change.
+        # The same evaluation for replies: else one-way streams would survive a policy change.
         "chain enter {",
         "  meta nfproto != ipv4 drop",
         "  ct state != { established, related } drop",

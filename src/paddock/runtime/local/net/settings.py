@@ -1,4 +1,4 @@
-"""What an operator may choose about the fabric, and what a caller learns of an attachment."""
+"""Settings of the fabric, and the description of an attachment."""
 
 from msgspec import Struct
 
@@ -8,41 +8,41 @@ _LAST_ABOVE = 42
 
 
 class FabricSettings(Struct, frozen=True, kw_only=True):
-    """Choices of one fabric. Two fabrics on one machine need all of their names different."""
+    """Settings of one fabric. Two fabrics on one machine must differ in every name."""
 
     state_directory: str
-    """Where the records lie; made if missing."""
+    """Directory of the records; created if missing."""
     subnet: str = "10.213.0.0/16"
-    """A private range nothing else uses. A /16 has room for 65 533 sandboxes."""
+    """An unused private range. A /16 has room for 65 533 sandboxes."""
     link_prefix: str = "pd-"
     table: str = "paddock"
     dns_port: int = 15353
-    """Where the resolver listens on the gateway's address; sandboxes ask port 53 and are led here,
-    so that it never fights with a resolver of the host's own."""
+    """Port of the resolver on the gateway's address. Queries to port 53 are redirected to it, so
+    that it does not conflict with a resolver of the host."""
     uplinks: tuple[str, ...] = ()
-    """Links that lead out; empty means those with a default route."""
+    """Uplinks; empty means the links with a default route."""
     mtu: int | None = None
-    """`None` takes the smallest of the uplinks'."""
+    """`None` means the smallest MTU of the uplinks."""
     resolv_conf: str = "/etc/resolv.conf"
-    """Where the host's own name servers are listed."""
+    """File with the host's name servers."""
     max_flows: int = 4096
-    """Connections a sandbox may have at once."""
+    """Maximum number of concurrent connections of a sandbox."""
     max_queries_per_second: int = 200
-    """Packets a sandbox may send to the resolver, or at once after a pause; the rest is lost."""
+    """Rate and burst limit of packets from a sandbox to the resolver; the rest is dropped."""
     min_answer_seconds: int = 30
-    """An address stays reachable at least this long after its name was resolved, because programs
-    do not connect the instant they get an answer."""
+    """Minimum time that a resolved address is admitted, because programs do not connect
+    immediately after the answer."""
     max_answer_seconds: int = 86400
     max_addresses: int = 2048
-    """Addresses a sandbox may have let through by names at once."""
+    """Maximum number of addresses admitted for a sandbox by domain names."""
     resolver: ResolverSettings = ResolverSettings()
 
     @classmethod
     def numbered(cls, number: int, state_directory: str) -> "FabricSettings":
-        """Give the settings of one of several fabrics on the same machine (0 to 99)."""
+        """Return the settings of one of several fabrics on the same machine (0 to 99)."""
         if number == 0:
             return cls(state_directory=state_directory)
-        # Upwards to the end of the private range, then downwards from where that began.
+        # Count up to the end of the private range, then down from 10.212.
         second = 213 + number if number <= _LAST_ABOVE else 213 + _LAST_ABOVE - number
         return cls(
             state_directory=state_directory,
@@ -54,20 +54,20 @@ class FabricSettings(Struct, frozen=True, kw_only=True):
 
 
 class Attachment(Struct, frozen=True, kw_only=True):
-    """A sandbox's place in the network."""
+    """The network attachment of a sandbox."""
 
     uid: str
     slot: int
     ip: str
     gateway: str
     link: str
-    """Name of the end on the host."""
+    """Name of the host end of the veth pair."""
     interface: str
-    """Name of the end inside."""
+    """Name of the inner end."""
     mac: str
     mtu: int
 
     @property
     def resolv_conf(self) -> str:
-        """What the sandbox's /etc/resolv.conf must say."""
+        """Content of the sandbox's /etc/resolv.conf."""
         return f"nameserver {self.gateway}\noptions timeout:3 attempts:2\n"

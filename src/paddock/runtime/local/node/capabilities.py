@@ -32,7 +32,7 @@ class NodeCapabilities:
         await self._probe()
         context = self._context
         groups, layout = context.cgroups.is_usable, context.cgroups.layout
-        disk = context.storage.abilities
+        disk = context.storage.capabilities
         no_group = (
             "a node without root has no cgroups of its own"
             if context.is_rootless

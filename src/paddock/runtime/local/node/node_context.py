@@ -223,7 +223,7 @@ class NodeContext:
         number = self.settings.network
         try:
             if number == "auto":
-                self.fabric = await fabric_number.open_own(directory)
+                self.fabric = await fabric_number.open_node_fabric(directory)
             else:
                 chosen = FabricSettings.numbered(number, str(directory))
                 self.fabric = await Fabric.open(chosen)

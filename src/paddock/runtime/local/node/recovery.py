@@ -16,7 +16,7 @@ from msgspec import structs
 
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
-from paddock.runtime.local.checkpoint import is_whole
+from paddock.runtime.local.checkpoint import is_complete
 from paddock.runtime.local.node import records
 from paddock.runtime.local.node.records import RecordPhase, SandboxRecord
 from paddock.runtime.local.node.slots import cgroup_name
@@ -134,7 +134,7 @@ async def _finish_pause(lifecycle: SandboxLifecycle, sandbox: NodeSandbox) -> No
     storage = lifecycle.context.storage
     # The image is sealed before the processes are killed, and dropped after they run again: if it
     # is complete, it is the valid copy.
-    has_memory = record.phase is not RecordPhase.STOPPING and is_whole(
+    has_memory = record.phase is not RecordPhase.STOPPING and is_complete(
         storage.box_memory(sandbox.home)
     )
     is_hibernating = record.phase is RecordPhase.HIBERNATING

@@ -21,7 +21,14 @@ from paddock.kit.errors import (
     UnavailableError,
 )
 from paddock.kit.logs import fields
-from paddock.runtime.local.checkpoint import Checkpointer, Dump, Ground, Restore, Restored, is_whole
+from paddock.runtime.local.checkpoint import (
+    Checkpointer,
+    Dump,
+    Restore,
+    Restored,
+    RestoreMounts,
+    is_complete,
+)
 from paddock.runtime.local.kernel import nproc_reserve, pidfds
 from paddock.runtime.local.launch.protocol import MakeRoot
 from paddock.runtime.local.node import records
@@ -241,7 +248,7 @@ class Hibernation:
                 images=storage.checkpoint_memory(checkpoint_id),
                 leave_running=True,
                 group=self._context.cgroups.unified(sandbox.cgroup),
-                at_rest=lambda: storage.snapshot(home, checkpoint_id),
+                while_frozen=lambda: storage.snapshot(home, checkpoint_id),
             )
             await asyncio.to_thread(checkpointer.dump, dump)
         finally:
@@ -296,7 +303,7 @@ class Hibernation:
     ) -> None:
         """Restore processes from `memory` into a new slot, on the current files of the box."""
         checkpointer = await self._capabilities.checkpointer()
-        if not is_whole(memory):
+        if not is_complete(memory):
             raise UnavailableError(
                 f"cannot restore sandbox {sandbox.uid}: its stored memory is incomplete",
                 hint="stop the sandbox, then start it from its files",
@@ -345,26 +352,26 @@ class Hibernation:
         context, builder = self._context, self._lifecycle.builder
         loop = asyncio.get_running_loop()
 
-        def ground() -> Ground:
+        def mount_root() -> RestoreMounts:
             return asyncio.run_coroutine_threadsafe(self._prepare_root(sandbox), loop).result(30)
 
-        def wire(pid: int) -> None:
+        def connect_network(pid: int) -> None:
             # Runs in the restoring thread, before any process of the sandbox runs.
             asyncio.run_coroutine_threadsafe(builder.attach_network(sandbox, pid), loop).result(30)
 
         return Restore(
             images=memory,
             id_base=context.slots.first_id(sandbox.record.slot),
-            ground=ground,
+            mount_root=mount_root,
             groups=(
                 context.cgroups.unified(sandbox.cgroup),
                 *context.cgroups.joins(sandbox.cgroup),
             ),
             keep_connections=keep_connections,
-            wire=wire,
+            connect_network=connect_network,
         )
 
-    async def _prepare_root(self, sandbox: NodeSandbox) -> Ground:
+    async def _prepare_root(self, sandbox: NodeSandbox) -> RestoreMounts:
         """Reserve the network and mount the root for a restore."""
         context, record = self._context, sandbox.record
         await context.ensure_layers(record.layers)
@@ -384,7 +391,7 @@ class Hibernation:
             binds=tuple((mount.source, mount.read_only) for mount in mounts),
         )
         root, *binds = await context.launcher.mount_root(None, request)
-        return Ground(
+        return RestoreMounts(
             root=root, binds={mount.path: fd for mount, fd in zip(mounts, binds, strict=True)}
         )
 

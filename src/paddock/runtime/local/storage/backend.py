@@ -1,7 +1,7 @@
-"""The port between the Storage facade and a way of keeping directory trees.
+"""The port between the Storage facade and its backends.
 
-A backend makes, copies and removes trees below its own root and knows what they use. Names,
-sidecar files, trash and idempotence are the facade's.
+A backend creates, copies and removes directory trees below its root and measures them. The facade
+handles names, records, trash and idempotency.
 """
 
 import errno
@@ -13,24 +13,24 @@ from msgspec import Struct
 from paddock.kit.errors import PaddockError, UnavailableError
 
 
-class Abilities(Struct, frozen=True, kw_only=True):
-    """What a backend can do, and why not where it cannot."""
+class StorageCapabilities(Struct, frozen=True, kw_only=True):
+    """The capabilities of a backend."""
 
     can_limit_disk: bool
     instant_snapshots: bool
     reason: str = ""
-    """Why disk use cannot be limited, with what would help."""
+    """Why disk use cannot be limited, and what to do about it."""
 
 
 class Space(Struct, frozen=True, kw_only=True):
-    """Bytes of the place where trees are kept."""
+    """Size of the file system of a backend."""
 
     total_bytes: int
     free_bytes: int
 
 
 class Backend(Protocol):
-    """A way of keeping trees; paths are absolute and below `root`."""
+    """Stores directory trees; paths are absolute and below `root`."""
 
     @property
     def name(self) -> str:
@@ -39,61 +39,59 @@ class Backend(Protocol):
 
     @property
     def root(self) -> Path:
-        """The directory trees are kept below."""
+        """The directory that contains all trees."""
         ...
 
     @property
-    def abilities(self) -> Abilities:
-        """Say what it can do."""
-        ...
+    def capabilities(self) -> StorageCapabilities: ...
 
     def create_tree(self, path: Path) -> None:
-        """Make an empty tree."""
+        """Create an empty tree."""
         ...
 
     def copy_tree(self, source: Path, target: Path) -> None:
-        """Make target a copy of source as it is now; on an error nothing of it remains."""
+        """Copy a tree; on failure no partial copy remains."""
         ...
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a tree with everything in it; may be slow."""
+        """Remove a tree; may be slow."""
         ...
 
     def limit_tree(self, path: Path, limit_bytes: int) -> None:
-        """Bound what is written below path from now on; 0 is no bound."""
+        """Limit what may be written below path from now on; 0 means no limit."""
         ...
 
     def used_bytes(self, path: Path) -> int:
-        """Measure what the tree itself wrote."""
+        """Return the bytes written by the tree itself."""
         ...
 
     def open_meter(self, path: Path) -> int | None:
-        """Open a file that says so whenever it is read, where there is one."""
+        """Open a file that contains `used_bytes`, or return `None` if there is none."""
         ...
 
     def flush(self, path: Path) -> None:
-        """Write out what is dirty, so that a copy right after it is quick and whole."""
+        """Write out dirty data, so that a copy right afterwards is fast and complete."""
         ...
 
     def space(self) -> Space:
-        """Measure the place."""
+        """Return the size of the file system."""
         ...
 
     def detach(self) -> None:
-        """Undo what opening did to the machine (mounts), keeping all data."""
+        """Undo the mounts of opening; all data is kept."""
         ...
 
 
-def explained(error: OSError, what: str) -> PaddockError:
-    """Turn a file system's refusal into something a person can act on."""
+def storage_error(error: OSError, what: str) -> PaddockError:
+    """Convert an error of the file system to one with a hint."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UnavailableError(
-            f"{what}: there is no room left on the disk",
+            f"{what}: no space left on the disk",
             hint="delete sandboxes, checkpoints or images, or enlarge the disk",
         )
     if error.errno == errno.EROFS:
         return UnavailableError(
             f"{what}: the file system became read-only, most likely after an input/output error",
-            hint="look at the kernel log (dmesg), then restart the node",
+            hint="read the kernel log (dmesg), then restart the node",
         )
     return UnavailableError(f"{what}: {error.strerror or error}")

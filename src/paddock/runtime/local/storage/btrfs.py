@@ -1,6 +1,6 @@
-"""Trees as btrfs subvolumes: copies are snapshots, limits are quota groups.
+"""Backend that stores trees as btrfs subvolumes: copies are snapshots, limits are quota groups.
 
-The file system itself is found (a state directory on btrfs) or made and mounted by `pool`.
+The file system is that of a state directory on btrfs, or an image created and mounted by `pool`.
 """
 
 import contextlib
@@ -9,14 +9,14 @@ import shutil
 from pathlib import Path
 
 from paddock.runtime.local.storage import btrfs_ioctl
-from paddock.runtime.local.storage.backend import Abilities, Space, explained
+from paddock.runtime.local.storage.backend import Space, StorageCapabilities, storage_error
 from paddock.runtime.local.storage.pool import Pool
 
-_NO_QUOTAS = "quotas could not be switched on for this btrfs: {}"
+_NO_QUOTAS = "quotas could not be enabled on this btrfs: {}"
 
 
 class BtrfsBackend:
-    """Subvolumes below one directory of one btrfs."""
+    """Subvolumes below one directory of a btrfs."""
 
     def __init__(self, root: Path, *, pool: Pool | None = None) -> None:
         self._root = root
@@ -25,74 +25,71 @@ class BtrfsBackend:
         try:
             self._simple = btrfs_ioctl.enable_quotas(root)
         except OSError as error:
-            self._abilities = Abilities(
+            self._capabilities = StorageCapabilities(
                 can_limit_disk=False,
                 instant_snapshots=True,
                 reason=_NO_QUOTAS.format(error.strerror),
             )
         else:
-            self._abilities = Abilities(can_limit_disk=True, instant_snapshots=True)
+            self._capabilities = StorageCapabilities(can_limit_disk=True, instant_snapshots=True)
 
     @property
     def name(self) -> str:
-        """Give the backend's name."""
         return "btrfs"
 
     @property
     def root(self) -> Path:
-        """Give the directory subvolumes are kept below."""
         return self._root
 
     @property
-    def abilities(self) -> Abilities:
-        """Say what it can do."""
-        return self._abilities
+    def capabilities(self) -> StorageCapabilities:
+        return self._capabilities
 
     def create_tree(self, path: Path) -> None:
-        """Make an empty subvolume."""
-        self._make_room()
+        """Create an empty subvolume."""
+        self._ensure_room()
         try:
             btrfs_ioctl.create_subvolume(path)
         except OSError as error:
-            raise explained(error, f"making {path.name}") from error
+            raise storage_error(error, f"cannot create {path.name}") from error
 
     def copy_tree(self, source: Path, target: Path) -> None:
         """Snapshot a subvolume."""
-        self._make_room()
+        self._ensure_room()
         try:
             btrfs_ioctl.snapshot(source, target)
         except OSError as error:
-            raise explained(error, f"copying {source.name}") from error
+            raise storage_error(error, f"cannot copy {source.name}") from error
 
     def remove_tree(self, path: Path) -> None:
-        """Destroy the subvolume; its quota group goes when the kernel has freed its blocks."""
+        """Destroy the subvolume and its quota group."""
         if not btrfs_ioctl.is_subvolume(path):
             shutil.rmtree(path, ignore_errors=True)
             return
         identifier = btrfs_ioctl.subvolume_id(path)
         btrfs_ioctl.destroy_subvolume(path)
         with contextlib.suppress(OSError):
-            # Still busy while blocks are being freed; `drop_stale_groups` gets it later.
+            # Busy until the kernel has freed the blocks; `drop_stale_groups` removes it later.
             btrfs_ioctl.drop_qgroup(self._root, identifier)
 
     def limit_tree(self, path: Path, limit_bytes: int) -> None:
-        """Set the quota group's bound."""
-        if not self._abilities.can_limit_disk:
+        """Set the limit of the quota group."""
+        if not self._capabilities.can_limit_disk:
             return
         try:
             btrfs_ioctl.limit_subvolume(path, limit_bytes)
         except OSError as error:
-            raise explained(error, f"limiting {path.name}") from error
+            raise storage_error(error, f"cannot limit {path.name}") from error
 
     def used_bytes(self, path: Path) -> int:
-        """Read what the quota group was charged with."""
+        """Return the bytes charged to the quota group."""
         try:
             return int(self._meter(path).read_text())
         except (OSError, ValueError):
             return 0
 
     def open_meter(self, path: Path) -> int | None:
-        """Open the quota group's count."""
+        """Open the counter of the quota group."""
         try:
             return os.open(self._meter(path), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -102,11 +99,11 @@ class BtrfsBackend:
         return self._sysfs / f"0_{btrfs_ioctl.subvolume_id(path)}" / "referenced"
 
     def flush(self, path: Path) -> None:
-        """Sync the file system, so that the next snapshot has little left to write."""
+        """Sync the file system, so that the next snapshot has little to write."""
         btrfs_ioctl.sync_tree(path)
 
     def space(self) -> Space:
-        """Measure the pool, bounded by the disk its image lies on."""
+        """Return the size of the pool; free space is limited by the disk below the image."""
         facts = os.statvfs(self._root)
         free = facts.f_bavail * facts.f_frsize
         if self._pool is not None:
@@ -114,7 +111,7 @@ class BtrfsBackend:
         return Space(total_bytes=facts.f_blocks * facts.f_frsize, free_bytes=free)
 
     def drop_stale_groups(self, living: frozenset[int]) -> int:
-        """Forget quota groups whose subvolumes are gone; give how many."""
+        """Remove quota groups whose subvolumes are gone; return their number."""
         dropped = 0
         with contextlib.suppress(FileNotFoundError):
             for entry in os.listdir(self._sysfs):
@@ -124,16 +121,16 @@ class BtrfsBackend:
                 if int(identifier) in living:
                     continue
                 with contextlib.suppress(OSError):
-                    # Refused while it has a subvolume or is still charged: both are right.
+                    # The kernel refuses this while the group has a subvolume or charges.
                     btrfs_ioctl.drop_qgroup(self._root, int(identifier))
                     dropped += 1
         return dropped
 
     def detach(self) -> None:
-        """Unmount the pool where it is ours."""
+        """Unmount the pool, if there is one."""
         if self._pool is not None:
             self._pool.unmount()
 
-    def _make_room(self) -> None:
+    def _ensure_room(self) -> None:
         if self._pool is not None:
             self._pool.ensure_room()

@@ -1,6 +1,6 @@
-"""Btrfs subvolumes and quotas by ioctl: no program is started for any of this.
+"""Btrfs subvolumes and quotas by ioctl, without starting programs.
 
-Numbers and layouts are those of `<linux/btrfs.h>`. Errors are plain `OSError`s.
+Numbers and layouts are those of `<linux/btrfs.h>`. Errors are raised as `OSError`.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def is_btrfs(path: Path) -> bool:
-    """Whether path lies on btrfs (os.statvfs does not tell the kind of file system)."""
+    """Whether path is on btrfs (os.statvfs does not return the file system type)."""
     buffer = ctypes.create_string_buffer(256)
     if _libc.statfs(os.fsencode(path), buffer) != 0:
         code = ctypes.get_errno()
@@ -64,7 +64,7 @@ def is_subvolume(path: Path) -> bool:
 
 
 def create_subvolume(path: Path) -> None:
-    """Make an empty subvolume."""
+    """Create an empty subvolume."""
     _on_parent(path, _SUBVOL_CREATE)
 
 
@@ -74,28 +74,28 @@ def destroy_subvolume(path: Path) -> None:
 
 
 def snapshot(source: Path, target: Path) -> None:
-    """Make target a writable snapshot of the subvolume source."""
+    """Create a writable snapshot of the subvolume `source`."""
     with _opened(source) as source_fd, _opened(target.parent) as parent_fd:
         arguments = _VOLUME_ARGS_V2.pack(source_fd, 0, 0, b"", os.fsencode(target.name))
         _call(parent_fd, _SNAP_CREATE_V2, arguments)
 
 
 def subvolume_id(path: Path) -> int:
-    """Give the id of the subvolume path lies in; its qgroup has the same."""
+    """Return the id of the subvolume that contains path; its qgroup has the same id."""
     with _opened(path) as fd:
         answer = _call(fd, _INO_LOOKUP, _LOOKUP_ARGS.pack(0, _FIRST_FREE_OBJECT, b""))
     return _LOOKUP_ARGS.unpack(answer)[0]
 
 
 def file_system_id(path: Path) -> str:
-    """Give the uuid of the file system, which names its directory in sysfs."""
+    """Return the UUID of the file system, which is also its directory name in sysfs."""
     with _opened(path) as fd:
         answer = _call(fd, _FS_INFO, bytes(1024))
     return str(uuid.UUID(bytes=answer[16:32]))
 
 
 def enable_quotas(path: Path) -> bool:
-    """Switch quotas on, simple ones where the kernel has them; whether they are simple.
+    """Enable quotas, simple ones if the kernel supports them; return whether they are simple.
 
     Simple quotas charge each extent to the subvolume that wrote it. They cost nothing on snapshot
     and delete, where full qgroups must walk every shared extent.
@@ -115,21 +115,21 @@ def enable_quotas(path: Path) -> bool:
 
 
 def limit_subvolume(path: Path, limit_bytes: int) -> None:
-    """Bound data and metadata of a subvolume; 0 lifts the bound."""
+    """Limit data and metadata of a subvolume; 0 removes the limit."""
     bound = limit_bytes if limit_bytes > 0 else _NO_LIMIT
     with _opened(path) as fd:
-        # A qgroup id of 0 means the subvolume the descriptor lies in.
+        # A qgroup id of 0 means the subvolume of the descriptor.
         _call(fd, _QGROUP_LIMIT, _LIMIT_ARGS.pack(0, _LIMIT_REFERENCED, bound, 0, 0, 0))
 
 
 def drop_qgroup(root: Path, identifier: int) -> None:
-    """Forget the quota group of a subvolume that is gone."""
+    """Remove the quota group of a deleted subvolume."""
     with _opened(root) as fd:
         _call(fd, _QGROUP_CREATE, _QGROUP_CREATE_ARGS.pack(0, identifier))
 
 
 def grow_to_device(root: Path) -> None:
-    """Let the file system take all of its (grown) device."""
+    """Grow the file system to the size of its device."""
     with _opened(root) as fd:
         _call(fd, _RESIZE, _VOLUME_ARGS.pack(0, b"max"))
 
@@ -143,14 +143,14 @@ def sync_tree(path: Path) -> None:
 
 
 def _call(fd: int, request: int, arguments: bytes) -> bytes:
-    # A mutable buffer: Python copies others through a fixed one that is too small for these.
+    # A mutable buffer: Python copies immutable ones to a fixed buffer that is too small.
     buffer = bytearray(arguments)
     fcntl.ioctl(fd, request, buffer)
     return bytes(buffer)
 
 
 class _opened:  # noqa: N801 - reads as a verb where it is used
-    """A directory descriptor for the length of a block."""
+    """Context manager that opens a directory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,8 +1,8 @@
-"""Choosing how files are kept on this machine.
+"""Choose the storage backend of this machine.
 
-`auto` takes a state directory that lies on btrfs as it is, else makes a btrfs image where
-`mkfs.btrfs` and loop devices are there, else keeps plain directories and says what that costs.
-A choice once made for a state directory is kept: what lies there decides.
+`auto` uses a state directory on btrfs as it is, else creates a btrfs image if `mkfs.btrfs` and loop
+devices are available, else uses plain directories and logs the consequences. The choice is kept:
+existing data in the state directory decides.
 """
 
 import logging
@@ -27,14 +27,14 @@ AUTO, BTRFS, PLAIN = "auto", "btrfs", "plain"
 
 
 def open_storage(root: Path, *, backend: str = AUTO, pool_bytes: int | None = None) -> Storage:
-    """Open (and make, where nothing is there yet) the storage below a directory."""
+    """Open the storage below a directory; create it if missing."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     return Storage(root, _choose(root, backend, pool_bytes))
 
 
 def _choose(root: Path, wanted: str, pool_bytes: int | None) -> Backend:
     if wanted not in (AUTO, BTRFS, PLAIN):
-        raise InvalidError(f"{wanted!r} is no storage backend", hint="use auto, btrfs or plain")
+        raise InvalidError(f"{wanted!r} is not a storage backend", hint="use auto, btrfs or plain")
     mount_point = root / MOUNT
     mount_point.mkdir(exist_ok=True, mode=0o700)
     image = root / IMAGE
@@ -44,21 +44,21 @@ def _choose(root: Path, wanted: str, pool_bytes: int | None) -> Backend:
     if wanted == PLAIN or (wanted == AUTO and kept_plain):
         return PlainBackend(mount_point)
     try:
-        _need_root()
+        _require_root()
         pool = Pool(image, mount_point)
         pool.open(pool_bytes)
     except PaddockError as error:
         if wanted == BTRFS or image.exists():
             raise
         log.warning(
-            "no btrfs for sandboxes: copies take time and disk use may be unlimited",
+            "btrfs is not available: copies are slow and disk use may be unlimited",
             extra=fields(reason=error.message, hint=error.hint),
         )
         return PlainBackend(mount_point)
     return BtrfsBackend(mount_point, pool=pool)
 
 
-def _need_root() -> None:
+def _require_root() -> None:
     if os.geteuid() != 0:
         raise UnsupportedError("mounting a btrfs image needs root")
     if not os.path.exists("/dev/loop-control"):
@@ -67,10 +67,10 @@ def _need_root() -> None:
         )
 
 
-def can_make_pool() -> str | None:
-    """Say why no btrfs image can be made here, or `None`."""
+def pool_unavailable_reason() -> str | None:
+    """Return why no btrfs image can be created here, or `None`."""
     try:
-        _need_root()
+        _require_root()
     except UnsupportedError as error:
         return error.message
     if not shutil.which("mkfs.btrfs"):

@@ -1,7 +1,7 @@
-"""Trees as plain directories: works on any file system, copies file by file.
+"""Backend that stores trees as plain directories: works on any file system, copies file by file.
 
-Copies share blocks where the file system can (XFS, and btrfs below a directory). Disk use is
-limited where the file system keeps project quotas.
+Copies share blocks if the file system supports it (XFS, and btrfs below a directory). Disk use is
+limited if the file system has project quotas.
 """
 
 import os
@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from paddock.runtime.local.storage import btrfs_ioctl
-from paddock.runtime.local.storage.backend import Abilities, Space, explained
+from paddock.runtime.local.storage.backend import Space, StorageCapabilities, storage_error
 from paddock.runtime.local.storage.project_quota import ProjectQuotas
 
 _COPY_SECONDS = 3600
@@ -22,32 +22,29 @@ class PlainBackend:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._quotas = ProjectQuotas(root)
-        reason = self._quotas.unavailable_because()
-        self._abilities = Abilities(
+        reason = self._quotas.unavailable_reason()
+        self._capabilities = StorageCapabilities(
             can_limit_disk=reason is None, instant_snapshots=False, reason=reason or ""
         )
 
     @property
     def name(self) -> str:
-        """Give the backend's name."""
         return "plain"
 
     @property
     def root(self) -> Path:
-        """Give the directory trees are kept below."""
         return self._root
 
     @property
-    def abilities(self) -> Abilities:
-        """Say what it can do."""
-        return self._abilities
+    def capabilities(self) -> StorageCapabilities:
+        return self._capabilities
 
     def create_tree(self, path: Path) -> None:
-        """Make an empty directory."""
+        """Create an empty directory."""
         try:
             path.mkdir(mode=0o700)
         except OSError as error:
-            raise explained(error, f"making {path.name}") from error
+            raise storage_error(error, f"cannot create {path.name}") from error
 
     def copy_tree(self, source: Path, target: Path) -> None:
         """Copy with owners, links, device nodes and extended attributes."""
@@ -62,23 +59,22 @@ class PlainBackend:
             shutil.rmtree(target, ignore_errors=True)
             no_room = "No space left" in done.stderr or "quota exceeded" in done.stderr
             error = OSError(28 if no_room else 5, done.stderr.strip()[-500:])
-            raise explained(error, f"copying {source.name}")
+            raise storage_error(error, f"cannot copy {source.name}")
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory with everything in it."""
         shutil.rmtree(path, ignore_errors=False)
 
     def limit_tree(self, path: Path, limit_bytes: int) -> None:
-        """Give the tree a project of its own with that bound."""
-        if not self._abilities.can_limit_disk:
+        """Assign a project to the tree and set its limit."""
+        if not self._capabilities.can_limit_disk:
             return
         try:
             self._quotas.limit(path, limit_bytes)
         except OSError as error:
-            raise explained(error, f"limiting {path.name}") from error
+            raise storage_error(error, f"cannot limit {path.name}") from error
 
     def used_bytes(self, path: Path) -> int:
-        """Add up blocks, as `du` does."""
+        """Return the sum of allocated blocks, as `du` does."""
         total = 0
         for directory, _, names in os.walk(path):
             for name in names:
@@ -89,7 +85,7 @@ class PlainBackend:
         return total
 
     def open_meter(self, path: Path) -> int | None:
-        """Nothing counts as files are written."""
+        """Return `None`: plain directories have no counter."""
         return None
 
     def flush(self, path: Path) -> None:
@@ -97,7 +93,7 @@ class PlainBackend:
         btrfs_ioctl.sync_tree(path)
 
     def space(self) -> Space:
-        """Measure the file system."""
+        """Return the size of the file system."""
         facts = os.statvfs(self._root)
         return Space(
             total_bytes=facts.f_blocks * facts.f_frsize,
@@ -105,4 +101,4 @@ class PlainBackend:
         )
 
     def detach(self) -> None:
-        """Nothing was done to the machine."""
+        """Do nothing: there is no mount."""

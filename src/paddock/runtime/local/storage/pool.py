@@ -1,7 +1,7 @@
-"""A btrfs of our own in a sparse file, for machines whose disk is something else.
+"""A btrfs in a sparse image file, for machines whose disk has another file system.
 
-Made once below the state directory, mounted by whoever opens it first, found mounted by later
-node processes, mounted again after a reboot, and enlarged while mounted.
+The image is created once below the state directory and mounted by the first node process. Later
+processes find it mounted. It is mounted again after a reboot, and can grow while mounted.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ MINIMUM_BYTES = 256 << 20
 _LOOP_SET_CAPACITY = 0x4C07
 _OPTIONS = "loop,noatime,nodev,nosuid,discard=async"
 _RESERVE_BYTES = 256 << 20
-"""Kept free on the disk below the image: a sparse file that cannot grow breaks its file system."""
+"""Reserve on the disk below the image: a sparse file that cannot grow corrupts its file system."""
 _LOW_WATER = 0.1
 _ATTEMPTS = 5
 _GIB = 1 << 30
@@ -42,11 +42,10 @@ class Pool:
 
     @property
     def mount_point(self) -> Path:
-        """Where the file system is seen."""
         return self._mount_point
 
     def open(self, size_bytes: int | None = None) -> None:
-        """Make, mount or just find it."""
+        """Create and mount the image, unless that is done already."""
         self._image.parent.mkdir(parents=True, exist_ok=True)
         self._mount_point.mkdir(parents=True, exist_ok=True)
         with (self._image.parent / f"{self._image.name}.lock").open("w") as lock:
@@ -59,24 +58,24 @@ class Pool:
             self._mount()
 
     def unmount(self) -> None:
-        """Take it out of sight, keeping the file. Sandboxes must be gone."""
+        """Unmount the file system; the image is kept. No sandbox may use it."""
         if os.path.ismount(self._mount_point):
             _run(["umount", str(self._mount_point)], "unmounting the sandbox pool")
 
     def status(self) -> PoolStatus:
-        """Measure the image."""
+        """Return the sizes of the image."""
         facts = self._image.stat()
         return PoolStatus(
             image=self._image, size_bytes=facts.st_size, allocated_bytes=facts.st_blocks * 512
         )
 
     def disk_free_bytes(self) -> int:
-        """What the disk below the image can still give."""
+        """Free bytes of the disk below the image, less the reserve."""
         facts = os.statvfs(self._image.parent)
         return max(0, facts.f_bavail * facts.f_frsize - _RESERVE_BYTES)
 
     def ensure_room(self) -> None:
-        """Grow when nearly full; refuse before the disk below is."""
+        """Grow the image if it is nearly full. Raises `UnavailableError` if the disk is full."""
         if self.disk_free_bytes() <= 0:
             raise UnavailableError(
                 f"the disk that holds {self._image} is full",
@@ -88,7 +87,7 @@ class Pool:
             self.grow(size + min(size, self.disk_free_bytes()))
 
     def grow(self, size_bytes: int) -> None:
-        """Enlarge the image and the mounted file system to a size; never shrinks."""
+        """Grow the image and the mounted file system; never shrink."""
         if size_bytes <= self._image.stat().st_size:
             return
         os.truncate(self._image, size_bytes)
@@ -109,7 +108,7 @@ class Pool:
         raise UnavailableError(f"the sandbox pool is not mounted at {target}")
 
     def _default_size(self) -> int:
-        """Most of what is free now: the file is sparse, so unused size costs nothing."""
+        """Return 90 % of the free space: the file is sparse, so unused size costs nothing."""
         return max(2 * _GIB, int(self.disk_free_bytes() * 0.9) // _GIB * _GIB)
 
     def _make(self, size_bytes: int) -> None:
@@ -117,7 +116,7 @@ class Pool:
             raise UnsupportedError(
                 "mkfs.btrfs is not installed", hint="apt-get install btrfs-progs"
             )
-        # Built aside and renamed: an image under its name is always whole.
+        # Created under another name and renamed: an image is always complete.
         fresh = self._image.with_suffix(".new")
         with fresh.open("wb") as file:
             file.truncate(max(size_bytes, MINIMUM_BYTES))
@@ -128,8 +127,8 @@ class Pool:
                 _run(command, "making the sandbox pool")
                 break
             except UnavailableError as refused:
-                # Whether the file is mounted, it asks every loop device that is mounted on the
-                # machine, and it gives up when somebody unmounts one of those meanwhile.
+                # mkfs checks whether the file is mounted by reading every mounted loop device,
+                # and fails if one of them is unmounted in between.
                 if not left or "mount status" not in refused.message:
                     raise
         fresh.rename(self._image)

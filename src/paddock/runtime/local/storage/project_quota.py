@@ -1,7 +1,7 @@
-"""Project quotas of ext4 and XFS: a bound on one directory tree.
+"""Project quotas of ext4 and XFS: limits on directory trees.
 
-A tree is given a project number of its own, which everything made below it inherits; the kernel
-counts by project. The number is the tree's inode number, unique on its file system.
+Each tree gets a project id, which files created below it inherit; the kernel accounts by project.
+The id is the tree's inode number, which is unique on its file system.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _Q_SETQUOTA = 0x800008
 _QIF_LIMITS = 5
 _TRIAL_BYTES = 256 << 10
 _BYTES_PER_INODE = 4096
-"""Inodes are bounded with the bytes: an empty file still costs a block's worth."""
+"""Inodes are limited along with bytes: an empty file counts as one block."""
 
 _FS_IOC_FSGETXATTR = 0x801C581F
 _FS_IOC_FSSETXATTR = 0x401C5820
@@ -31,29 +31,29 @@ _DQBLK = struct.Struct("QQQQQQQQI4x")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _MISSING = (
-    "{root} lies on a file system without project quotas; put the state directory on btrfs, or "
-    "install btrfs-progs so that a btrfs image can be made, or mount it with prjquota"
+    "{root} is on a file system without project quotas; put the state directory on btrfs, or "
+    "install btrfs-progs so that a btrfs image can be created, or mount it with prjquota"
 )
 
 
 class ProjectQuotas:
-    """Bounds on trees below one directory."""
+    """Limits on trees below one directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def unavailable_because(self) -> str | None:
-        """Say why bounds cannot be set here, or `None` where they can."""
+    def unavailable_reason(self) -> str | None:
+        """Return why limits cannot be set here, or `None`."""
         try:
             self._call(_Q_GETINFO, 0, ctypes.create_string_buffer(64))
         except OSError as error:
             if error.errno in (errno.ESRCH, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY):
                 return _MISSING.format(root=self._root)
             return f"project quotas cannot be used on {self._root}: {error.strerror}"
-        return self._does_not_hold_because()
+        return self._enforcement_problem()
 
-    def _does_not_hold_because(self) -> str | None:
-        """Try a bound out: what is promised to hold must have been seen to hold."""
+    def _enforcement_problem(self) -> str | None:
+        """Return why limits are not enforced, by exceeding one; `None` if they are."""
         with tempfile.TemporaryDirectory(prefix=".quota-", dir=self._root) as name:
             try:
                 self.limit(Path(name), _TRIAL_BYTES)
@@ -66,16 +66,16 @@ class ProjectQuotas:
                     return None
                 return f"project quotas cannot be used on {self._root}: {error.strerror}"
         return (
-            f"project quotas on {self._root} are counted and not enforced; mount it with prjquota"
+            f"project quotas on {self._root} are accounted but not enforced; mount it with prjquota"
         )
 
     def limit(self, tree: Path, limit_bytes: int) -> None:
-        """Bound bytes and inodes below a tree; 0 lifts both."""
+        """Limit bytes and inodes below a tree; 0 removes both limits."""
         project = tree.stat().st_ino & 0x7FFFFFFF
         _join_project(tree, project)
         for directory, names, files in os.walk(tree):
             for name in (*names, *files):
-                # What a copy brought along was made before the tree had a project to inherit.
+                # Copied files were created before the tree had a project to inherit.
                 _join_project(Path(directory, name), project)
         blocks = limit_bytes // 1024
         inodes = limit_bytes // _BYTES_PER_INODE
@@ -104,7 +104,7 @@ def _join_project(path: Path, project: int) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOENT):
-            return  # links, sockets and what vanished meanwhile: they hold no blocks
+            return  # symlinks, sockets and removed files have no blocks
         raise
     try:
         mode = os.fstat(fd).st_mode

@@ -1,13 +1,13 @@
-"""Where the files of sandboxes and checkpoints lie: the facade.
+"""Facade of the package: the files of sandboxes and checkpoints.
 
-    <root>/pool/boxes/<uid>/{upper,work}       what a sandbox writes
-    <root>/pool/checkpoints/<id>/{upper,work}  a stored copy of that
-    <root>/pool/trash/                         what is being deleted
+    <root>/pool/boxes/<uid>/{upper,work}       files written by a sandbox
+    <root>/pool/checkpoints/<id>/{upper,work}  a snapshot of them
+    <root>/pool/trash/                         trees being deleted
     <root>/memory/{boxes,checkpoints}/<name>/  CRIU images of a hibernated box or a checkpoint
     <root>/records/{boxes,checkpoints}/<name>.json
 
-Every operation may be repeated. A record is written after the tree it describes is whole; a tree
-without a record is half made and is removed by `sweep`, which a starting node calls.
+Operations are idempotent. A record is written when its tree is complete; a tree without a record is
+incomplete and is removed by `sweep`, which the node calls at start.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from paddock.kit.errors import InvalidError, NotFoundError
 from paddock.runtime.local.storage import btrfs_ioctl
-from paddock.runtime.local.storage.backend import Abilities, Backend, Space
+from paddock.runtime.local.storage.backend import Backend, Space, StorageCapabilities
 from paddock.runtime.local.storage.btrfs import BtrfsBackend
 from paddock.runtime.local.storage.trash import Trash
 
@@ -53,7 +53,7 @@ class Box(Struct, frozen=True, kw_only=True):
 class _Record(Struct, frozen=True, kw_only=True):
     limit_bytes: int = 0
     inherited_bytes: int = 0
-    """Shared with the checkpoint it came from: counts as used, though another tree is charged."""
+    """Bytes shared with the source checkpoint: they count as used, but another tree is charged."""
 
 
 # Made at import, not by the first use: see docs/decisions/0080.
@@ -79,12 +79,11 @@ class Storage:
         return self._backend.name
 
     @property
-    def abilities(self) -> Abilities:
-        """Say what can be done here."""
-        return self._backend.abilities
+    def capabilities(self) -> StorageCapabilities:
+        return self._backend.capabilities
 
     def create(self, uid: str, *, limit_bytes: int = 0) -> Box:
-        """Make an empty box, or give the one there is."""
+        """Create an empty box, or return the existing one."""
         if (there := self.find(uid)) is not None:
             return there
         path = self._tree(BOXES, uid)
@@ -93,13 +92,13 @@ class Storage:
         return self._finish(uid, path, _Record(limit_bytes=limit_bytes))
 
     def clone(self, checkpoint_id: str, uid: str, *, limit_bytes: int = 0) -> Box:
-        """Make a box with the files of a checkpoint, or give the one there is."""
+        """Create a box with the files of a checkpoint, or return the existing one."""
         if (there := self.find(uid)) is not None:
             return there
         source_record = self._read(CHECKPOINTS, checkpoint_id)
         source = self._tree(CHECKPOINTS, checkpoint_id)
         if source_record is None:
-            raise NotFoundError(f"there is no stored state {checkpoint_id}")
+            raise NotFoundError(f"there is no checkpoint {checkpoint_id}")
         path = self._tree(BOXES, uid)
         self._discard(path)
         self._backend.copy_tree(source, path)
@@ -107,10 +106,10 @@ class Storage:
         return self._finish(uid, path, _Record(limit_bytes=limit_bytes, inherited_bytes=inherited))
 
     def snapshot(self, uid: str, checkpoint_id: str) -> None:
-        """Store the files of a box under an id; the sandbox must not write meanwhile."""
+        """Snapshot the files of a box; the sandbox must not write during the call."""
         if self._read(CHECKPOINTS, checkpoint_id) is not None:
             return
-        record = self._need(uid)
+        record = self._require(uid)
         source, target = self._tree(BOXES, uid), self._tree(CHECKPOINTS, checkpoint_id)
         self._discard(target)
         self._backend.copy_tree(source, target)
@@ -118,11 +117,11 @@ class Storage:
         self._write(CHECKPOINTS, checkpoint_id, _Record(inherited_bytes=used))
 
     def flush(self, uid: str) -> None:
-        """Write out dirty data; called before a freeze, it keeps the freeze short."""
+        """Write out dirty data, to keep a following freeze short."""
         self._backend.flush(self._tree(BOXES, uid))
 
     def find(self, uid: str) -> Box | None:
-        """Give a box that is whole."""
+        """Return a complete box, or `None`."""
         record = self._read(BOXES, uid)
         path = self._tree(BOXES, uid)
         if record is None or not path.is_dir():
@@ -130,70 +129,70 @@ class Storage:
         return Box(uid=uid, path=path, limit_bytes=record.limit_bytes)
 
     def has_checkpoint(self, checkpoint_id: str) -> bool:
-        """Whether the files of a checkpoint are there."""
+        """Whether the files of a checkpoint exist."""
         there = self._read(CHECKPOINTS, checkpoint_id) is not None
         return there and self._tree(CHECKPOINTS, checkpoint_id).is_dir()
 
     def limit(self, uid: str, limit_bytes: int) -> None:
-        """Change the bound of a living box."""
-        record = msgspec.structs.replace(self._need(uid), limit_bytes=limit_bytes)
-        self._backend.limit_tree(self._tree(BOXES, uid), _own_share(record))
+        """Change the limit of a box."""
+        record = msgspec.structs.replace(self._require(uid), limit_bytes=limit_bytes)
+        self._backend.limit_tree(self._tree(BOXES, uid), _writable_bytes(record))
         self._write(BOXES, uid, record)
 
     def usage_bytes(self, uid: str) -> int:
-        """Measure a box, what it shares with its origin included."""
-        record = self._need(uid)
+        """Return the usage of a box, including data shared with its source."""
+        record = self._require(uid)
         return self._backend.used_bytes(self._tree(BOXES, uid)) + record.inherited_bytes
 
     def open_meter(self, uid: str) -> int | None:
-        """Open a file that says what a box itself wrote, where there is one (see `Backend`)."""
+        """Open the usage counter of a box, or return `None` (see `Backend.open_meter`)."""
         return self._backend.open_meter(self._tree(BOXES, uid))
 
     def inherited_bytes(self, uid: str) -> int:
-        """Tell what of a box is its origin's, and in no meter."""
-        return self._need(uid).inherited_bytes
+        """Return the bytes shared with the source, which the usage counter does not include."""
+        return self._require(uid).inherited_bytes
 
     def checkpoint_bytes(self, checkpoint_id: str) -> int:
-        """Measure a checkpoint: files and memory."""
+        """Return the size of a checkpoint: files and memory."""
         record = self._read(CHECKPOINTS, checkpoint_id)
         if record is None:
-            raise NotFoundError(f"there is no stored state {checkpoint_id}")
+            raise NotFoundError(f"there is no checkpoint {checkpoint_id}")
         return record.inherited_bytes + _size(self.checkpoint_memory(checkpoint_id))
 
     def box_memory(self, uid: str) -> Path:
-        """Where the memory of a hibernated box is kept; whoever stores it makes it."""
-        return self._root / "memory" / BOXES / _checked(uid)
+        """Return the directory for the memory of a hibernated box; it may not exist."""
+        return self._root / "memory" / BOXES / _valid_name(uid)
 
     def checkpoint_memory(self, checkpoint_id: str) -> Path:
-        """Where the memory of a checkpoint is kept."""
-        return self._root / "memory" / CHECKPOINTS / _checked(checkpoint_id)
+        """Return the directory for the memory of a checkpoint; it may not exist."""
+        return self._root / "memory" / CHECKPOINTS / _valid_name(checkpoint_id)
 
     def delete(self, uid: str) -> None:
-        """Remove a box; it is out of sight at once and gone soon. Unknown ones are no error."""
+        """Delete a box: rename it at once, free it in the background. Unknown uids are ignored."""
         self._forget(BOXES, uid, self.box_memory(uid))
 
     def delete_checkpoint(self, checkpoint_id: str) -> None:
-        """Remove a checkpoint with its memory. Unknown ones are no error."""
+        """Delete a checkpoint and its memory. Unknown ids are ignored."""
         self._forget(CHECKPOINTS, checkpoint_id, self.checkpoint_memory(checkpoint_id))
 
     def drop_memory(self, uid: str) -> None:
-        """Forget the memory of a box that was restored."""
-        self._trash.throw_memory(self.box_memory(uid))
+        """Delete the memory of a restored box."""
+        self._trash.discard_memory(self.box_memory(uid))
 
     def boxes(self) -> tuple[str, ...]:
-        """List boxes that are whole."""
+        """List complete boxes."""
         return self._names(BOXES)
 
     def checkpoints(self) -> tuple[str, ...]:
-        """List checkpoints that are whole."""
+        """List complete checkpoints."""
         return self._names(CHECKPOINTS)
 
     def space(self) -> Space:
-        """Measure the place."""
+        """Return the size of the file system."""
         return self._backend.space()
 
     def sweep(self) -> tuple[str, ...]:
-        """Remove what a crash left half made; say what."""
+        """Remove what a crash left incomplete; return the names."""
         found: list[str] = []
         for kind in _KINDS:
             known = set(self._names(kind))
@@ -203,7 +202,7 @@ class Storage:
                     found.append(f"{kind}/{name}")
             for name in os.listdir(self._root / "memory" / kind):
                 if name not in known:
-                    self._trash.throw_memory(self._root / "memory" / kind / name)
+                    self._trash.discard_memory(self._root / "memory" / kind / name)
                     found.append(f"memory/{kind}/{name}")
             for entry in os.listdir(self._root / "records" / kind):
                 if entry.removesuffix(".json") not in known:
@@ -218,12 +217,12 @@ class Storage:
             self._backend.drop_stale_groups(frozenset(living))
         return tuple(found)
 
-    def settle(self) -> None:
-        """Wait until everything thrown away is gone (tests, and an orderly end)."""
-        self._trash.settle()
+    def wait_deleted(self) -> None:
+        """Wait until all deletions are finished."""
+        self._trash.wait_deleted()
 
     def close(self, *, detach: bool = False) -> None:
-        """Finish deletions. The pool stays mounted for running sandboxes unless `detach` is set."""
+        """Finish deletions. The pool stays mounted for running sandboxes, unless `detach`."""
         self._trash.close()
         if detach:
             self._backend.detach()
@@ -232,28 +231,28 @@ class Storage:
         for name in ("upper", "work"):
             (path / name).mkdir(mode=0o755, exist_ok=True)
         (path / "upper").chmod(0o755)
-        self._backend.limit_tree(path, _own_share(record))
+        self._backend.limit_tree(path, _writable_bytes(record))
         self._write(BOXES, uid, record)
         return Box(uid=uid, path=path, limit_bytes=record.limit_bytes)
 
     def _forget(self, kind: str, name: str, memory: Path) -> None:
-        # The record goes first: what is found without one after a crash is swept.
+        # The record is removed first: after a crash, `sweep` removes a tree without record.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._record(kind, name))
         self._discard(self._tree(kind, name))
-        self._trash.throw_memory(memory)
+        self._trash.discard_memory(memory)
 
     def _discard(self, path: Path) -> None:
         if path.exists():
-            self._trash.throw_tree(path)
+            self._trash.discard_tree(path)
 
     def _shares_blocks(self) -> bool:
-        return self._backend.abilities.instant_snapshots
+        return self._backend.capabilities.instant_snapshots
 
-    def _need(self, uid: str) -> _Record:
+    def _require(self, uid: str) -> _Record:
         record = self._read(BOXES, uid)
         if record is None:
-            raise NotFoundError(f"there are no files of sandbox {uid}")
+            raise NotFoundError(f"sandbox {uid} has no files")
         return record
 
     def _names(self, kind: str) -> tuple[str, ...]:
@@ -264,16 +263,16 @@ class Storage:
         return tuple(sorted(trees.intersection(records)))
 
     def _tree(self, kind: str, name: str) -> Path:
-        return self._backend.root / kind / _checked(name)
+        return self._backend.root / kind / _valid_name(name)
 
     def _record(self, kind: str, name: str) -> Path:
-        return self._root / "records" / kind / f"{_checked(name)}.json"
+        return self._root / "records" / kind / f"{_valid_name(name)}.json"
 
     def _read(self, kind: str, name: str) -> _Record | None:
         try:
             return _decoder.decode(self._record(kind, name).read_bytes())
         except (FileNotFoundError, msgspec.DecodeError):
-            # An unreadable record is one whose write was cut off: the tree is half made.
+            # An unreadable record was not written completely: the tree is incomplete.
             return None
 
     def _write(self, kind: str, name: str, record: _Record) -> None:
@@ -283,16 +282,16 @@ class Storage:
         fresh.rename(path)
 
 
-def _own_share(record: _Record) -> int:
-    """What a tree may write itself: the bound, less what it shares."""
+def _writable_bytes(record: _Record) -> int:
+    """Return what a tree may write itself: the limit less the inherited bytes."""
     if record.limit_bytes <= 0:
         return 0
     return max(record.limit_bytes - record.inherited_bytes, _SMALLEST_BYTES)
 
 
-def _checked(name: str) -> str:
+def _valid_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise InvalidError(f"{name!r} cannot name a sandbox or a checkpoint")
+        raise InvalidError(f"{name!r} is not a valid name of a sandbox or a checkpoint")
     return name
 
 
@@ -301,6 +300,6 @@ def _size(directory: Path) -> int:
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             facts = entry.stat(follow_symlinks=False)
-            # Holes of sparse images are not stored.
+            # Holes of sparse images take no space.
             total += min(facts.st_size, facts.st_blocks * 512)
     return total

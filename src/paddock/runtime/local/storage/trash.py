@@ -1,7 +1,7 @@
-"""Deleting later: what is thrown away leaves sight by a rename and is removed by a thread.
+"""Background deletion: trees are renamed into the trash and removed by a thread.
 
-Removing a tree can take long (a disk with `discard` takes milliseconds for each file), and nobody
-who destroys a sandbox should wait for it. What a crash leaves in the trash is removed by `resume`.
+Removing a tree can be slow (a disk with `discard` needs milliseconds per file), and destroying a
+sandbox must not wait for it. `resume` removes what a crash left in the trash.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Trash:
-    """Two directories of doomed things (one per file system) and the thread that empties them."""
+    """Two trash directories (one per file system) and the thread that empties them."""
 
     def __init__(self, trees: Path, memory: Path, backend: Backend) -> None:
         self._trees = trees
@@ -33,27 +33,27 @@ class Trash:
         for directory in (trees, memory):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def throw_tree(self, path: Path) -> None:
-        """Doom a tree of the backend."""
-        self._throw(path, self._trees)
+    def discard_tree(self, path: Path) -> None:
+        """Delete a tree of the backend."""
+        self._discard(path, self._trees)
 
-    def throw_memory(self, path: Path) -> None:
-        """Doom a directory of stored memory; a missing one is no error."""
-        self._throw(path, self._memory)
+    def discard_memory(self, path: Path) -> None:
+        """Delete a directory of stored memory; a missing one is ignored."""
+        self._discard(path, self._memory)
 
     def resume(self) -> None:
-        """Doom what an earlier process left in the trash."""
+        """Delete what an earlier process left in the trash."""
         for directory in (self._trees, self._memory):
             for name in os.listdir(directory):
                 self._enqueue(directory / name)
 
-    def settle(self) -> None:
-        """Wait until everything doomed so far is gone."""
+    def wait_deleted(self) -> None:
+        """Wait until all queued deletions are finished."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending == 0)
 
     def close(self) -> None:
-        """Finish, and end the thread."""
+        """Finish all deletions and end the thread."""
         thread = self._thread
         if thread is None:
             return
@@ -61,13 +61,13 @@ class Trash:
         thread.join()
         self._thread = None
 
-    def _throw(self, path: Path, bin_: Path) -> None:
-        doomed = bin_ / f"{path.name}.{uuid.uuid4().hex[:12]}"
+    def _discard(self, path: Path, bin_: Path) -> None:
+        target = bin_ / f"{path.name}.{uuid.uuid4().hex[:12]}"
         with contextlib.suppress(FileNotFoundError):
-            path.rename(doomed)
-            self._enqueue(doomed)
+            path.rename(target)
+            self._enqueue(target)
 
-    def _enqueue(self, doomed: Path) -> None:
+    def _enqueue(self, target: Path) -> None:
         with self._changed:
             self._pending += 1
             if self._thread is None:
@@ -75,25 +75,28 @@ class Trash:
                     target=self._work, name="storage-trash", daemon=True
                 )
                 self._thread.start()
-        self._queue.put(doomed)
+        self._queue.put(target)
 
     def _work(self) -> None:
-        while (doomed := self._queue.get()) is not None:
+        while (target := self._queue.get()) is not None:
             try:
-                self._remove(doomed)
+                self._remove(target)
             except OSError as error:
-                # It stays in the trash; the next start tries again.
-                log.warning("could not delete", extra=fields(path=str(doomed), error=str(error)))
+                # It stays in the trash; the next start retries.
+                log.warning(
+                    "deletion of discarded files failed",
+                    extra=fields(path=str(target), error=str(error)),
+                )
             finally:
                 with self._changed:
                     self._pending -= 1
                     self._changed.notify_all()
 
-    def _remove(self, doomed: Path) -> None:
+    def _remove(self, target: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
-            if doomed.parent == self._trees:
-                self._backend.remove_tree(doomed)
-            elif doomed.is_dir():
-                shutil.rmtree(doomed)
+            if target.parent == self._trees:
+                self._backend.remove_tree(target)
+            elif target.is_dir():
+                shutil.rmtree(target)
             else:
-                doomed.unlink()
+                target.unlink()

@@ -1,1 +1,1 @@
-"""DNS for sandboxes: a forwarder that enforces egress policies by name."""
+"""DNS for sandboxes: a forwarder that enforces egress policies by domain name."""

@@ -1,7 +1,7 @@
-"""DNS messages: reading what sandboxes and servers send, writing what we answer. Pure.
+"""Parse and write DNS messages. Pure functions.
 
-Nothing read here is trusted: every length is checked, names are bounded, compression pointers only
-lead backwards. What may be asked, and whom we ask, is `dns`' business.
+Input is not trusted: every length is checked, names are bounded, compression pointers only lead
+backwards. Policies are enforced in `server`, upstream servers are queried in `upstream`.
 """
 
 import struct
@@ -14,7 +14,7 @@ TYPE_A, TYPE_CNAME, TYPE_OPT, TYPE_IXFR, TYPE_AXFR = 1, 5, 41, 251, 252
 CLASS_IN = 1
 FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED = 1, 2, 3, 4, 5
 PROHIBITED = 18
-"""Extended error: the resolver may not answer this client that question (RFC 8914)."""
+"""Extended DNS error "Prohibited": the client may not ask this question (RFC 8914)."""
 
 _HEADER = struct.Struct("!HHHHHH")
 _RECORD = struct.Struct("!HHIH")
@@ -27,8 +27,8 @@ class MalformedError(ValueError):
     """A message does not follow the protocol."""
 
 
-class Query(Struct, frozen=True, kw_only=True):
-    """A question a client asked."""
+class DnsQuery(Struct, frozen=True, kw_only=True):
+    """A client's question."""
 
     id: int
     name: str
@@ -36,29 +36,29 @@ class Query(Struct, frozen=True, kw_only=True):
     type: int
     is_internet: bool
     question: bytes
-    """As it came, for echoing."""
+    """The raw question, to be repeated in the reply."""
     is_recursive: bool
     checks_disabled: bool
     udp_size: int | None
-    """What the client takes by UDP, where it said so; then it also understands extensions."""
+    """The client's UDP payload size; `None` if it does not support EDNS."""
     wants_dnssec: bool = False
 
 
-class Answer(Struct, frozen=True, kw_only=True):
-    """What a server replied, as far as we look."""
+class DnsAnswer(Struct, frozen=True, kw_only=True):
+    """The parsed part of a server's reply."""
 
     rcode: int
     is_truncated: bool
     addresses: tuple[tuple[IPv4Address, int], ...]
-    """IPv4 addresses the asked name leads to, with their time to live in seconds."""
+    """IPv4 addresses of the queried name, with their TTL in seconds."""
 
 
 class UnsupportedQueryError(MalformedError):
-    """A well-formed message of a kind we do not serve."""
+    """A well-formed message of an unsupported kind."""
 
 
-def parse_query(data: bytes) -> Query:
-    """Read a query; exactly one question and at most one extension record."""
+def parse_query(data: bytes) -> DnsQuery:
+    """Parse a query with exactly one question and at most one EDNS record."""
     identity, flags, questions, answers, authorities, extras = _header(data)
     if flags & _QR:
         raise MalformedError("a response is not a query")
@@ -82,7 +82,7 @@ def parse_query(data: bytes) -> Query:
         at = end
     if at != len(data):
         raise MalformedError("more than a query")
-    return Query(
+    return DnsQuery(
         id=identity,
         name=".".join(name),
         type=kind,
@@ -95,8 +95,8 @@ def parse_query(data: bytes) -> Query:
     )
 
 
-def upstream_query(query: Query, identity: int) -> bytes:
-    """Write the question anew for a server: nothing of the client's message is passed on but it."""
+def upstream_query(query: DnsQuery, identity: int) -> bytes:
+    """Write the query for a server; nothing but the question is copied from the client."""
     flags = (_RD if query.is_recursive else 0) | (_CD if query.checks_disabled else 0)
     extension = b""
     if query.udp_size is not None:
@@ -107,8 +107,8 @@ def upstream_query(query: Query, identity: int) -> bytes:
     return _HEADER.pack(identity, flags, *counts) + query.question + extension
 
 
-def parse_answer(data: bytes, query: Query, identity: int) -> Answer:
-    """Read a server's reply to exactly this question; anything else is malformed."""
+def parse_answer(data: bytes, query: DnsQuery, identity: int) -> DnsAnswer:
+    """Parse a server's reply to this question; any other message is malformed."""
     replied, flags, questions, answers, _, _ = _header(data)
     if replied != identity or not flags & _QR or questions != 1:
         raise MalformedError("not the reply to this query")
@@ -122,22 +122,22 @@ def parse_answer(data: bytes, query: Query, identity: int) -> Answer:
     except MalformedError:
         if not is_truncated:
             raise
-        addresses = ()  # Cut off in the middle of a record: the client asks again by TCP.
-    return Answer(rcode=rcode, is_truncated=is_truncated, addresses=addresses)
+        addresses = ()  # Truncated in the middle of a record: the client retries by TCP.
+    return DnsAnswer(rcode=rcode, is_truncated=is_truncated, addresses=addresses)
 
 
-def reply_from(data: bytes, query: Query) -> bytes:
-    """Hand a server's reply on under the client's own number."""
+def reply_from(data: bytes, query: DnsQuery) -> bytes:
+    """Return a server's reply with the id of the client's query."""
     return struct.pack("!H", query.id) + data[2:]
 
 
-def truncated(query: Query) -> bytes:
-    """Tell a client to ask again by TCP."""
+def truncated(query: DnsQuery) -> bytes:
+    """Return a truncated reply, upon which the client retries by TCP."""
     return _reply(query, _TC, b"")
 
 
-def failure(query: Query, rcode: int, *, extended: int | None = None, text: str = "") -> bytes:
-    """Answer with an error, explained where the client understands explanations."""
+def failure(query: DnsQuery, rcode: int, *, extended: int | None = None, text: str = "") -> bytes:
+    """Return an error reply, with an extended error if the client supports EDNS."""
     if extended is None or query.udp_size is None:
         return _reply(query, rcode, b"")
     said = text.encode()[:200]
@@ -147,21 +147,21 @@ def failure(query: Query, rcode: int, *, extended: int | None = None, text: str 
 
 
 def bare_failure(data: bytes, rcode: int) -> bytes | None:
-    """Answer a message that could not be read, where at least its number can be; never a reply."""
+    """Return an error reply to an unparsable query, or `None` for a response or a short message."""
     if len(data) < HEADER_SIZE or data[2] & 0x80:
         return None
     (identity,) = struct.unpack_from("!H", data)
     return _HEADER.pack(identity, _QR | rcode, 0, 0, 0, 0)
 
 
-def _reply(query: Query, bits: int, extension: bytes) -> bytes:
+def _reply(query: DnsQuery, bits: int, extension: bytes) -> bytes:
     flags = _QR | _RA | (_RD if query.is_recursive else 0) | bits
     head = _HEADER.pack(query.id, flags, 1, 0, 0, 1 if extension else 0)
     return head + query.question + extension
 
 
 def _addresses(data: bytes, at: int, count: int, asked: str) -> tuple[tuple[IPv4Address, int], ...]:
-    """Follow aliases from the asked name; addresses of unrelated names do not count."""
+    """Follow CNAMEs from the queried name; ignore addresses of unrelated names."""
     if count > _MAX_RECORDS:
         raise MalformedError("too many records")
     aliases: list[tuple[str, str]] = []
@@ -180,7 +180,7 @@ def _addresses(data: bytes, at: int, count: int, asked: str) -> tuple[tuple[IPv4
             found.append((owner, IPv4Address(content), 0 if ttl >> 31 else ttl))
         at += length
     names = {asked}
-    for _ in aliases:  # As often as the longest chain could need, whatever order they came in.
+    for _ in aliases:  # Often enough for the longest chain in any order.
         names.update(target for owner, target in aliases if owner in names)
     return tuple((address, ttl) for owner, address, ttl in found if owner in names)
 
@@ -190,7 +190,7 @@ def _header(data: bytes) -> tuple[int, int, int, int, int, int]:
 
 
 def _read_name(data: bytes, at: int, *, may_point: bool) -> tuple[list[str], int]:
-    """Read a name; give its labels in lower case and where the data goes on."""
+    """Read a name; return its labels in lower case and the offset after it."""
     labels: list[str] = []
     size = 0
     after: int | None = None
@@ -199,7 +199,7 @@ def _read_name(data: bytes, at: int, *, may_point: bool) -> tuple[list[str], int
         length = _slice(data, at, 1)[0]
         if length >= 0xC0:
             target = _unpack("!H", data, at)[0] & 0x3FFF
-            # Always before everything read so far: a loop is impossible, not merely detected.
+            # The target must be before everything read so far, so loops are impossible.
             if not may_point or not HEADER_SIZE <= target < limit:
                 raise MalformedError("a pointer that leads nowhere")
             after = at + 2 if after is None else after
@@ -217,7 +217,7 @@ def _read_name(data: bytes, at: int, *, may_point: bool) -> tuple[list[str], int
 
 
 def _label(raw: bytes) -> str:
-    """Write a label so that no two different ones look alike: odd bytes, and dots, as `\\DDD`."""
+    """Decode a label unambiguously: dots, backslashes and non-printable bytes as `\\DDD`."""
     return "".join(
         chr(byte).lower() if 0x21 <= byte <= 0x7E and byte not in b".\\" else f"\\{byte:03}"
         for byte in raw

@@ -1,12 +1,12 @@
-"""The resolver of sandboxes: a forwarder on the gateway's address that keeps their policies.
+"""The resolver of sandboxes: a forwarder on the gateway's address that enforces egress policies.
 
-A query is read, judged, written anew and asked of the host's resolvers or of the policy's. Where a
-policy works by names, the addresses of an answer are let through the firewall before the answer
-leaves, for as long as the answer may be kept. Names a policy does not allow are refused without
-asking anybody, so names carry nothing out.
+A query is parsed, checked, rewritten and sent to the host's name servers or to those of the policy.
+If a policy allows domains, the firewall admits the addresses of an answer before the answer is
+sent, for the TTL of the answer. A name that the policy does not allow is refused without an
+upstream query, so that no data leaks through DNS.
 
-Clients are known by their source address, which the firewall vouches for. Each may have so many
-questions open and so many addresses let through; beyond that it is refused, not its neighbours.
+Clients are identified by source address; the firewall drops spoofed packets. The number of queries
+in flight and of admitted addresses is limited per sandbox, so one sandbox cannot starve others.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from paddock.kit.logs import fields
 from paddock.runtime.local.net.dns import messages as wire
-from paddock.runtime.local.net.dns.upstream import NoServerError, Upstream
+from paddock.runtime.local.net.dns.upstream import NoServerError, UpstreamResolver
 from paddock.runtime.local.net.policy import EgressRules, is_admissible
 
 log = logging.getLogger(__name__)
@@ -30,21 +30,21 @@ _MAX_QUERY = 1024
 
 
 class ResolverSettings(Struct, frozen=True, kw_only=True):
-    """Bounds of the resolver."""
+    """Limits of the resolver."""
 
     max_open_per_sandbox: int = 64
     max_open: int = 2048
     max_connections_per_sandbox: int = 8
     idle_seconds: float = 10.0
-    """How long a TCP connection may say nothing."""
+    """Idle timeout of a TCP connection."""
 
 
 Admit = Callable[[str, str, Sequence[tuple[IPv4Address, int]]], Awaitable[None]]
-"""Lets a sandbox's address reach what a name resolved to: (ip, name, (address, ttl) …)."""
+"""Admits the addresses of a name for a sandbox: (sandbox ip, name, ((address, ttl), …))."""
 
 
 class Resolver:
-    """Serves until cancelled."""
+    """The DNS server of the fabric."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Resolver:
         rules_of: Callable[[str], EgressRules | None],
         admit: Admit,
         host_servers: Callable[[], Sequence[str]],
-        upstream: Upstream,
+        upstream: UpstreamResolver,
         settings: ResolverSettings,
     ) -> None:
         self._rules_of = rules_of
@@ -67,7 +67,7 @@ class Resolver:
         self._transport: asyncio.DatagramTransport | None = None
 
     async def run(self, datagrams: socket.socket, listener: socket.socket) -> None:
-        """Serve on sockets that are bound already and belong to the caller."""
+        """Serve until cancelled, on bound sockets that the caller owns."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
@@ -88,7 +88,7 @@ class Resolver:
         if tasks is None or self._rules_of(ip) is None:
             return
         if not self._has_room(ip):
-            self._send(_overloaded(data), ip, port)
+            self._send(_servfail(data), ip, port)
             return
         tasks.create_task(self._serve_datagram(data, ip, port), name=f"resolve for {ip}")
 
@@ -128,7 +128,7 @@ class Resolver:
                 reply = (
                     await self._answer(data, ip, by_tcp=True)
                     if self._has_room(ip)
-                    else _overloaded(data)
+                    else _servfail(data)
                 )
                 if reply is None:
                     return
@@ -153,19 +153,19 @@ class Resolver:
             if len(data) > _MAX_QUERY:
                 return wire.bare_failure(data, wire.FORMERR)
             query = wire.parse_query(data)
-            return await self._judged(query, ip, by_tcp=by_tcp)
+            return await self._resolve(query, ip, by_tcp=by_tcp)
         except wire.UnsupportedQueryError:
             return wire.bare_failure(data, wire.NOTIMP)
         except wire.MalformedError:
             return wire.bare_failure(data, wire.FORMERR)
         except Exception:
-            # The root of this client's task: its question fails, the resolver goes on.
-            log.exception("a name could not be resolved", extra=fields(sandbox_ip=ip))
+            # Top of the client's task: this query fails, the resolver continues.
+            log.exception("DNS query failed", extra=fields(sandbox_ip=ip))
             return wire.bare_failure(data, wire.SERVFAIL)
         finally:
             _decrement(self._open, ip)
 
-    async def _judged(self, query: wire.Query, ip: str, *, by_tcp: bool) -> bytes | None:
+    async def _resolve(self, query: wire.DnsQuery, ip: str, *, by_tcp: bool) -> bytes | None:
         rules = self._rules_of(ip)
         if rules is None:
             return None
@@ -177,12 +177,15 @@ class Resolver:
             )
         try:
             servers = rules.dns_servers or self._host_servers()
-            raw, answer = await self._upstream.ask(query, servers, by_tcp=by_tcp)
+            raw, answer = await self._upstream.query(query, servers, by_tcp=by_tcp)
         except NoServerError as error:
-            log.info("name servers gave no answer", extra=fields(sandbox_ip=ip, error=str(error)))
+            log.info(
+                "upstream name servers did not answer",
+                extra=fields(sandbox_ip=ip, error=str(error)),
+            )
             return wire.failure(query, wire.SERVFAIL)
         if rules.admits_answers and answer.addresses:
-            # The policy may have changed while we waited: what counts is what holds now.
+            # The policy may have changed during the upstream query: use the current one.
             rules = self._rules_of(ip)
             if rules is None or not rules.resolves(query.name):
                 return wire.failure(query, wire.REFUSED)
@@ -209,7 +212,7 @@ class _Datagrams(asyncio.DatagramProtocol):
         self._received(data, addr[0], addr[1])
 
 
-def _overloaded(data: bytes) -> bytes | None:
+def _servfail(data: bytes) -> bytes | None:
     return wire.bare_failure(data, wire.SERVFAIL)
 
 

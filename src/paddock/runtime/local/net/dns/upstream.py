@@ -1,7 +1,7 @@
-"""Asking name servers on behalf of sandboxes, by UDP and by TCP.
+"""Query upstream name servers on behalf of sandboxes, by UDP and TCP.
 
-A reply counts only if it comes from the server asked, carries the number we chose and repeats the
-question. Who may ask what is `dns`' business.
+A reply is accepted only if it comes from the queried server, has the random id of the query and
+repeats the question. `server` enforces policies.
 """
 
 import asyncio
@@ -18,26 +18,26 @@ from paddock.runtime.local.net.netns import socket_in
 
 _ATTEMPTS = 3
 _ATTEMPT_SECONDS = 2.0
-"""How long one server may take before the next is asked."""
+"""Timeout of one server before the next one is queried."""
 _MAX_ANSWER = 65535
 
 
 class NoServerError(PaddockError):
-    """None of the servers gave a usable answer."""
+    """No server returned a usable answer."""
 
     reason = "NameServersUnreachable"
 
 
-class Upstream:
-    """Asks from one network namespace."""
+class UpstreamResolver:
+    """Queries name servers from one network namespace."""
 
     def __init__(self, netns_fd: int | None) -> None:
         self._netns_fd = netns_fd
 
-    async def ask(
-        self, query: wire.Query, servers: Sequence[str], *, by_tcp: bool
-    ) -> tuple[bytes, wire.Answer]:
-        """Ask one server after the other; give the first usable reply, as it came and as read."""
+    async def query(
+        self, query: wire.DnsQuery, servers: Sequence[str], *, by_tcp: bool
+    ) -> tuple[bytes, wire.DnsAnswer]:
+        """Query the servers in order; return the first usable reply, raw and parsed."""
         if not servers:
             raise NoServerError("this machine has no name servers in /etc/resolv.conf")
         exchange = self._exchange_tcp if by_tcp else self._exchange_udp
@@ -51,8 +51,10 @@ class Upstream:
                 problem = f"{server}: {error or type(error).__name__}"
         raise NoServerError(problem)
 
-    async def _exchange_udp(self, query: wire.Query, server: str) -> tuple[bytes, wire.Answer]:
-        # A socket for each question: its random port and number are what a forger has to guess.
+    async def _exchange_udp(
+        self, query: wire.DnsQuery, server: str
+    ) -> tuple[bytes, wire.DnsAnswer]:
+        # One socket per query: an attacker has to guess its random port and id.
         identity = secrets.randbits(16)
         replies: asyncio.Queue[bytes | OSError] = asyncio.Queue(maxsize=16)
         with self._socket(server, socket.SOCK_DGRAM) as connection:
@@ -71,7 +73,9 @@ class Upstream:
             finally:
                 transport.close()
 
-    async def _exchange_tcp(self, query: wire.Query, server: str) -> tuple[bytes, wire.Answer]:
+    async def _exchange_tcp(
+        self, query: wire.DnsQuery, server: str
+    ) -> tuple[bytes, wire.DnsAnswer]:
         identity = secrets.randbits(16)
         with self._socket(server, socket.SOCK_STREAM) as connection:
             await asyncio.get_running_loop().sock_connect(connection, (server, 53))
@@ -90,7 +94,7 @@ class Upstream:
 
 
 def host_servers(path: str = "/etc/resolv.conf") -> tuple[str, ...]:
-    """Read the host's own name servers; unreadable lines and files count as none."""
+    """Return the host's name servers; ignore an unreadable file and invalid lines."""
     found: list[str] = []
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -117,7 +121,7 @@ class _Replies(asyncio.DatagramProtocol):
         self._put(exc if isinstance(exc, OSError) else OSError(str(exc)))
 
     def _put(self, what: bytes | OSError) -> None:
-        # A forger's flood fills the queue and is dropped; the query then times out.
+        # A flood of forged replies fills the queue and is dropped; the query then times out.
         with contextlib.suppress(asyncio.QueueFull):
             self._replies.put_nowait(what)
 

@@ -1,4 +1,4 @@
-"""envd under test: the real server on real sockets, with commands forked in a scratch directory.
+"""Fixtures: a real envd on real sockets, with commands forked in a scratch directory.
 
 `rig` runs every test twice: commands forked by envd itself, and by a real init.
 """
@@ -25,15 +25,15 @@ from tests.envd.rig import Rig, close_rig, open_rig
 
 
 @pytest.fixture(scope="session", autouse=True)
-def threads_end() -> Iterator[None]:
-    """What envd's own end would do: its threads serve all tests of a process."""
+def stop_envd_threads() -> Iterator[None]:
+    """Stop envd's threads, which serve all tests of this process."""
     yield
     blocking.stop_threads()
 
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A directory other users may pass through; pytest's own is closed to them, again and again."""
+    """A directory that other users may enter; pytest's own is closed to them."""
     directory = Path(tempfile.mkdtemp(prefix="paddock-envd-"))
     directory.chmod(0o755)
     yield directory
@@ -42,7 +42,7 @@ def tmp_path() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def init_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sandbox's pid 1, compiled."""
+    """The compiled pid 1 of a sandbox."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("init is written in C and there is no compiler here")
@@ -65,13 +65,13 @@ class Init:
             try:
                 return take_channel(self.pidfd)
             except OSError:
-                assert time.monotonic() < deadline, "init did not come up"
+                assert time.monotonic() < deadline, "init did not start"
                 time.sleep(0.005)
 
     def end(self) -> None:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         for pid in children.read_text().split():
-            with contextlib.suppress(ProcessLookupError):  # it may just be ending
+            with contextlib.suppress(ProcessLookupError):  # it may have ended
                 os.kill(int(pid), signal.SIGKILL)
         self.process.kill()
         self.process.wait()

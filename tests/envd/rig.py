@@ -22,7 +22,7 @@ USER_UID = 12345
 
 
 def write_users(directory: Path) -> dict[str, str]:
-    """The sandbox's own passwd and group, with `user` and `root`."""
+    """Write the sandbox's passwd and group with `user` and `root`; return their paths."""
     home = directory / "home"
     home.mkdir(exist_ok=True)
     uid = USER_UID if os.geteuid() == 0 else os.geteuid()
@@ -63,7 +63,7 @@ def frame(message: Any, flags: int = 0) -> bytes:
 
 
 class Wire:
-    """One connection: writes requests, reads responses by hand."""
+    """A raw HTTP connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -110,7 +110,7 @@ class Wire:
 
 
 class Stream:
-    """A server stream being read."""
+    """The reading side of a server stream."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
@@ -131,7 +131,7 @@ class Stream:
             self._buffer += piece
 
     async def event(self) -> Any:
-        """The next message, without its `event` wrapper; the end frame as `{"$end": …}`."""
+        """Return the next message without its `event` wrapper; the end frame as `{"$end": …}`."""
         got = await self.frame()
         assert got is not None, "the stream ended without an end frame"
         if got.flags & 2:
@@ -156,7 +156,7 @@ class Stream:
 
 @dataclass
 class Rig:
-    """envd with a door to knock at."""
+    """An envd and its client."""
 
     directory: Path
     envd: Envd
@@ -223,14 +223,14 @@ class Rig:
 
 
 def output(events: list[Any], name: str = "stdout") -> bytes:
-    """All data of one kind."""
+    """Return all data of one stream."""
     import base64
 
     return b"".join(base64.b64decode(e["data"].get(name, "")) for e in events if "data" in e)
 
 
 def end(events: list[Any]) -> Any:
-    """The end event, which must be the last before the end frame."""
+    """Return the end event, which must be the last before the end frame."""
     assert "end" in events[-2], events
     assert events[-1] == {"$end": {}}
     return events[-2]["end"]
@@ -253,7 +253,7 @@ async def open_rig(directory: Path, *, spawner: Spawner | None = None, **config:
         **write_users(directory),
         **config,
     )
-    # What a node sends has been through JSON once.
+    # As a node sends it: encoded and decoded once.
     made = msgspec.json.decode(msgspec.json.encode(made), type=Config)
     envd = Envd(made, spawner or DirectSpawner())
     await envd.start(*doors)
@@ -261,7 +261,7 @@ async def open_rig(directory: Path, *, spawner: Spawner | None = None, **config:
 
 
 async def close_rig(rig: Rig) -> None:
-    """End an envd whose commands are done: what it forked itself, nobody else would wait for."""
+    """Close an envd and wait for the commands that it forked itself."""
     async with asyncio.timeout(60):
         while any(rig.envd.registry.running()):
             await asyncio.sleep(0.01)

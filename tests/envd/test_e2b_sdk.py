@@ -1,4 +1,4 @@
-"""The unmodified `e2b` package from PyPI, talking straight to an envd."""
+"""The unmodified `e2b` package from PyPI against an envd."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ SDK = Path(os.environ.get("PADDOCK_SDK_DIR", "/var/cache/paddock/sdk")) / "e2b-2
 
 @pytest.fixture(scope="module")
 def sdk_python() -> Path:
-    """The SDK's own interpreter, installed if it is not there."""
+    """The interpreter of the SDK; installed if missing."""
     python = SDK / "bin/python"
     if not python.exists():
         SDK.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ async def address(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 @pytest.mark.sdk
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("session", ["sdk_session.py", "sdk_binary_session.py"])
-async def test_a_whole_session(sdk_python: Path, address: str, session: str) -> None:
+async def test_an_sdk_session_succeeds(sdk_python: Path, address: str, session: str) -> None:
     script = Path(__file__).parent / "sdk_scripts" / session
     process = await asyncio.create_subprocess_exec(
         sdk_python,

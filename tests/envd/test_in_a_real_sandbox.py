@@ -1,4 +1,4 @@
-"""envd where it belongs: inside sandboxes made by a node, behind the node's doors."""
+"""envd in sandboxes that a node created, behind the node's listeners."""
 
 import asyncio
 import base64
@@ -82,7 +82,7 @@ async def run(box: Instance, script: str) -> bytes:
     return output(events)
 
 
-async def test_the_sdk_is_content_here_too(box: Instance, sdk_python: Path) -> None:
+async def test_an_sdk_session_succeeds_in_a_sandbox(box: Instance, sdk_python: Path) -> None:
     assert box.address.envd is not None
     path = box.address.envd.removeprefix("unix:")
 
@@ -121,7 +121,7 @@ async def test_the_sdk_is_content_here_too(box: Instance, sdk_python: Path) -> N
     assert said.decode().strip().endswith("done"), said.decode()
 
 
-async def test_pids_ids_and_environment_are_those_of_the_inside(box: Instance) -> None:
+async def test_pids_ids_and_environment_are_those_of_the_sandbox(box: Instance) -> None:
     stream = await start(box, "echo $$ $E2B_SANDBOX_ID $(cat /run/e2b/.E2B_SANDBOX_ID) $(id -un)")
     events = await stream.rest()
     stream.close()
@@ -138,7 +138,7 @@ async def test_envd_is_invisible_from_inside(box: Instance) -> None:
     assert b"python" not in seen
 
 
-async def test_metrics_are_the_sandbox_s_not_the_machine_s(box: Instance) -> None:
+async def test_metrics_are_those_of_the_sandbox(box: Instance) -> None:
     holding = await start(
         box, "x=$(head -c 40000000 /dev/zero | tr '\\0' a); echo held; sleep 1000; :"
     )
@@ -151,7 +151,7 @@ async def test_metrics_are_the_sandbox_s_not_the_machine_s(box: Instance) -> Non
     assert 35 << 20 < told["mem_used"] < 200 << 20
 
 
-async def test_metrics_count_what_the_sandbox_wrote_and_what_it_began_with(node: TestNode) -> None:
+async def test_disk_usage_includes_written_and_inherited_bytes(node: TestNode) -> None:
     def plan(uid: str, **more: str) -> Blueprint:
         agent = AgentConfig(access_token=TOKEN, sandbox_id=uid)
         limits = Limits(disk_bytes=1 << 30)
@@ -166,7 +166,7 @@ async def test_metrics_count_what_the_sandbox_wrote_and_what_it_began_with(node:
         return told["disk_used"] == usage.disk_used_bytes >= least
 
     async def store(box: Instance) -> None:
-        """Blocks are counted when they are written out, as they are for a snapshot."""
+        """Sync: blocks are counted when they are written, as for a snapshot."""
         await node.runtime.snapshot(box.uid, f"{box.uid}-stored", memory=False, keep_running=True)
 
     try:
@@ -185,10 +185,10 @@ async def test_metrics_count_what_the_sandbox_wrote_and_what_it_began_with(node:
         node.runtime.close()
 
 
-async def test_links_and_renames_that_race_with_calls_never_reach_outside(
+async def test_links_and_renames_during_calls_never_lead_outside(
     box: Instance, tmp_path: Path
 ) -> None:
-    """A sandbox swaps a directory for a link to everywhere while files are read and written."""
+    """A sandbox replaces a directory by a link to `/` while files are read and written."""
     secret = tmp_path / "secret"
     secret.write_text(MARK)
     (tmp_path / "canary").touch()
@@ -239,10 +239,8 @@ async def test_a_killed_envd_comes_back_and_finds_its_commands(
     assert await envd_of(node, box.uid, other_than=victim)
 
 
-async def test_a_stream_of_a_destroyed_sandbox_breaks_off_instead_of_ending(
-    node: TestNode, box: Instance
-) -> None:
-    """Clients take a clean end without an end frame for a fault of the server's."""
+async def test_a_stream_of_a_destroyed_sandbox_is_reset(node: TestNode, box: Instance) -> None:
+    """Clients treat a clean end without an end frame as a server error."""
     stream = await start(box, "exec sleep 600")
     await stream.event()
 
@@ -272,7 +270,7 @@ async def connect(box: Instance, tag: str) -> Stream:
 
 
 async def serves_what_survived(box: Instance, pids: dict[str, int]) -> None:
-    """List, output, input, end-of-file, a terminal and signals, for what ran before."""
+    """Check list, output, input, end-of-file, terminal and signals of earlier processes."""
     listed = (await call(box, "List", {}))["processes"]
     assert {one["tag"]: one["pid"] for one in listed} == pids
     heard = {tag: await connect(box, tag) for tag in pids}
@@ -301,7 +299,7 @@ async def serves_what_survived(box: Instance, pids: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("how", ["frozen and thawed", "hibernated and restored", "forked"])
-async def test_what_survives_is_listed_heard_fed_and_ended(
+async def test_surviving_processes_are_listed_read_fed_and_ended(
     node: TestNode, box: Instance, how: str
 ) -> None:
     if not (await node.runtime.capabilities()).can_checkpoint:

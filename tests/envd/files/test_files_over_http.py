@@ -1,4 +1,4 @@
-"""`/files`: uploads and downloads, ranges, compression, signatures, metadata, refusals."""
+"""`/files`: uploads and downloads, ranges, compression, signatures, metadata, errors."""
 
 import asyncio
 import gzip
@@ -50,7 +50,7 @@ def form(*parts: tuple[str, str, bytes], boundary: str = "b0undary") -> tuple[by
     return body + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
 
 
-async def test_an_upload_makes_parents_belongs_to_the_user_and_comes_back_whole(rig: Rig) -> None:
+async def test_an_upload_creates_parents_and_belongs_to_the_user(rig: Rig) -> None:
     data = os.urandom(5_000_000)
 
     put = await rig.request("POST", "/files?path=deep/er/a.bin", data, **RAW)
@@ -66,14 +66,14 @@ async def test_an_upload_makes_parents_belongs_to_the_user_and_comes_back_whole(
         assert (info.st_uid, info.st_gid, path.parent.stat().st_uid) == (USER_UID,) * 3
 
 
-async def test_an_upload_truncates_what_was_there(rig: Rig) -> None:
+async def test_an_upload_replaces_an_existing_file(rig: Rig) -> None:
     await rig.request("POST", "/files?path=a", b"long content", **RAW)
     await rig.request("POST", "/files?path=a", b"short", **RAW)
 
     assert (rig.home / "a").read_bytes() == b"short"
 
 
-async def test_a_form_writes_each_part_to_its_full_file_name(rig: Rig, tmp_path: Path) -> None:
+async def test_a_form_writes_each_part_to_its_file_name(rig: Rig, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere/b.txt"
     tricky = b"\r\n--b0undar\r\n" * 1000
     body, kind = form(
@@ -115,11 +115,11 @@ async def test_two_parts_for_one_path_are_refused(rig: Rig) -> None:
         (form(("file", "", b"1"))[0], "multipart/form-data; boundary=b0undary"),
     ],
 )
-async def test_what_is_no_upload_is_refused(rig: Rig, body: bytes, kind: str) -> None:
+async def test_malformed_uploads_are_refused(rig: Rig, body: bytes, kind: str) -> None:
     assert (await rig.request("POST", "/files", body, content_type=kind)).status == 400
 
 
-async def test_a_compressed_upload_is_unpacked(rig: Rig) -> None:
+async def test_a_compressed_upload_is_decompressed(rig: Rig) -> None:
     data = os.urandom(1000) * 5000
 
     answer = await rig.request(
@@ -139,7 +139,7 @@ async def test_a_broken_compressed_upload_is_refused(rig: Rig, body: bytes) -> N
     assert answer.status == 400
 
 
-async def test_a_chunked_upload_that_asks_first_is_invited(rig: Rig) -> None:
+async def test_a_chunked_upload_that_expects_continue_receives_it(rig: Rig) -> None:
     wire = await rig.wire()
     headers = {"content-type": "application/octet-stream", "transfer-encoding": "chunked"}
     await wire.send("POST", "/files?path=a", headers | {"expect": "100-continue"})
@@ -173,7 +173,7 @@ async def test_a_refused_upload_is_refused_before_its_body_is_sent(rig: Rig) -> 
     wire.close()
 
 
-async def test_the_kind_of_an_answer_is_told(rig: Rig) -> None:
+async def test_downloads_have_a_content_type(rig: Rig) -> None:
     (rig.home / "page.html").write_text("<p>")
     (rig.home / "note").write_text("grüße")
     (rig.home / "blob").write_bytes(b"\0\1\2")
@@ -207,7 +207,9 @@ async def test_the_kind_of_an_answer_is_told(rig: Rig) -> None:
         ("lines=1-2", 200, b"0123456789", None),
     ],
 )
-async def test_ranges(rig: Rig, asked: str, status: int, body: bytes | None, range_: str | None):
+async def test_ranges_are_served(
+    rig: Rig, asked: str, status: int, body: bytes | None, range_: str | None
+):
     (rig.home / "digits").write_text("0123456789")
 
     answer = await rig.request("GET", "/files?path=digits", range=asked)
@@ -218,7 +220,7 @@ async def test_ranges(rig: Rig, asked: str, status: int, body: bytes | None, ran
         assert answer.body == body
 
 
-async def test_what_was_not_modified_is_not_sent(rig: Rig) -> None:
+async def test_conditional_requests_are_answered_without_a_body(rig: Rig) -> None:
     path = rig.home / "a"
     path.write_text("x")
     os.utime(path, (1_700_000_000, 1_700_000_000))
@@ -240,7 +242,7 @@ async def test_what_was_not_modified_is_not_sent(rig: Rig) -> None:
     [("gzip", "gzip"), ("gzip, deflate, br", "gzip"), ("*", "gzip"), ("gzip;q=0", None),
      ("identity", None), ("gzip;q=0.2, identity", None), ("br", None)],
 )  # fmt: skip
-async def test_the_encoding_is_the_client_s_choice(rig: Rig, accept: str, encoding: str | None):
+async def test_the_client_chooses_the_encoding(rig: Rig, accept: str, encoding: str | None):
     data = b"abc" * 500_000
     (rig.home / "a").write_bytes(data)
 
@@ -250,7 +252,7 @@ async def test_the_encoding_is_the_client_s_choice(rig: Rig, accept: str, encodi
     assert (gzip.decompress(answer.body) if encoding else answer.body) == data
 
 
-async def test_what_does_not_shrink_is_sent_as_it_is(rig: Rig) -> None:
+async def test_incompressible_files_are_sent_uncompressed(rig: Rig) -> None:
     (rig.home / "a").write_bytes(os.urandom(100_000))
 
     answer = await rig.request("GET", "/files?path=a", accept_encoding="gzip")
@@ -267,7 +269,7 @@ async def test_no_acceptable_encoding_is_406(rig: Rig) -> None:
     assert answer.status == 406
 
 
-async def test_what_is_no_file_is_refused_without_waiting(rig: Rig) -> None:
+async def test_special_files_are_refused_without_blocking(rig: Rig) -> None:
     os.mkfifo(rig.home / "fifo")
     (rig.home / "directory").mkdir()
     (rig.home / "loop").symlink_to("loop")
@@ -288,14 +290,14 @@ async def test_what_is_no_file_is_refused_without_waiting(rig: Rig) -> None:
     assert await status("GET", "a%00b") == 400
 
 
-async def test_files_that_hide_their_size_are_read(rig: Rig) -> None:
+async def test_files_of_size_zero_with_content_are_read(rig: Rig) -> None:
     answer = await rig.request("GET", "/files?path=/proc/cpuinfo")
 
     assert answer.status == 200
     assert b"processor" in answer.body
 
 
-async def test_arbitrary_names_survive(rig: Rig) -> None:
+async def test_arbitrary_file_names_round_trip(rig: Rig) -> None:
     for name in (
         "ü ö",
         "a&b=c",
@@ -312,11 +314,11 @@ async def test_arbitrary_names_survive(rig: Rig) -> None:
         assert (rig.home / name).exists()
 
 
-async def test_without_a_token_in_force_nothing_is_asked(rig: Rig) -> None:
+async def test_without_an_access_token_no_authorization_is_required(rig: Rig) -> None:
     assert (await rig.request("GET", "/envs")).status == 200
 
 
-async def test_with_a_token_header_or_signature_is_needed(secured: Rig) -> None:
+async def test_with_an_access_token_a_header_or_signature_is_required(secured: Rig) -> None:
     (secured.home / "a").write_text("x")
 
     def signed(
@@ -354,7 +356,7 @@ async def test_with_a_token_header_or_signature_is_needed(secured: Rig) -> None:
     )
 
 
-async def test_with_a_token_every_other_route_needs_it(secured: Rig) -> None:
+async def test_with_an_access_token_other_routes_require_the_header(secured: Rig) -> None:
     async def statuses(**headers: str) -> list[int]:
         answers: list[Response] = [
             await secured.request("GET", "/health", **headers),
@@ -371,7 +373,7 @@ async def test_with_a_token_every_other_route_needs_it(secured: Rig) -> None:
     assert (await secured.request("GET", "/envs")).json()["code"] == 401
 
 
-async def test_metadata_is_kept_with_the_file_and_replaced_as_a_whole(rig: Rig) -> None:
+async def test_metadata_is_stored_with_the_file_and_replaced_completely(rig: Rig) -> None:
     first = await rig.request(
         "POST", "/files?path=a", b"x", X_Metadata_Author="me", x_metadata_b="2", **RAW
     )
@@ -415,7 +417,7 @@ async def test_files_are_composed_in_order(rig: Rig) -> None:
     assert [p.name for p in (rig.home / "out").iterdir()] == ["all"]
 
 
-async def test_a_full_disk_is_507(tmp_path: Path) -> None:
+async def test_a_full_disk_returns_507(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("mounting a small filesystem needs root")
     small = tmp_path / "small"
@@ -435,7 +437,7 @@ async def test_a_full_disk_is_507(tmp_path: Path) -> None:
         assert os.system(f"umount -l {small}") == 0
 
 
-async def test_nothing_is_written_below_a_file(rig: Rig) -> None:
+async def test_a_path_below_a_file_is_refused(rig: Rig) -> None:
     (rig.home / "file").write_text("kept")
 
     answer = await rig.request("POST", "/files?path=file/deep/er", b"x", **RAW)
@@ -446,7 +448,7 @@ async def test_nothing_is_written_below_a_file(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
-async def test_an_upload_that_stands_still_is_given_up(
+async def test_an_upload_without_data_times_out(
     rig: Rig, encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upload_body, "UPLOAD_TIMEOUT_SECONDS", 0.2)
@@ -462,7 +464,7 @@ async def test_an_upload_that_stands_still_is_given_up(
     wire.close()
 
 
-async def test_an_upload_whose_client_goes_away_leaves_the_server_well(rig: Rig) -> None:
+async def test_the_server_survives_a_client_that_disconnects_during_an_upload(rig: Rig) -> None:
     wire = await rig.wire()
     await wire.send("POST", "/files?path=a", RAW_HEADERS | {"content-length": "10000000"})
     wire.writer.write(b"x" * 3_000_000)

@@ -1,4 +1,4 @@
-"""filesystem.Filesystem: stat, list, make, move, remove, and watching."""
+"""The RPC service `filesystem.Filesystem`: stat, list, create, move, remove, watch."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ async def test_stat_describes_a_file(rig: Rig) -> None:
     }
 
 
-async def test_a_link_shows_its_target_s_type_and_its_own_permissions(rig: Rig) -> None:
+async def test_a_link_has_the_type_of_its_target_and_its_own_permissions(rig: Rig) -> None:
     (rig.home / "dir").mkdir()
     (rig.home / "link").symlink_to("dir")
     (rig.home / "broken").symlink_to("nothing")
@@ -59,7 +59,7 @@ async def test_a_link_shows_its_target_s_type_and_its_own_permissions(rig: Rig) 
     assert "type" not in broken  # unspecified
 
 
-async def test_what_is_not_there_is_not_found(rig: Rig) -> None:
+async def test_missing_paths_are_not_found(rig: Rig) -> None:
     (rig.home / "file").touch()
 
     for method, request in (
@@ -81,7 +81,7 @@ async def test_what_is_not_there_is_not_found(rig: Rig) -> None:
             assert (answer.status, answer.json()["code"]) == (404, "not_found"), method
 
 
-async def test_a_listing_goes_as_deep_as_asked_in_lexical_order(rig: Rig) -> None:
+async def test_a_listing_has_the_requested_depth_in_lexical_order(rig: Rig) -> None:
     for name in ("b/c/d", "b/a", "a"):
         (rig.home / name).mkdir(parents=True)
     (rig.home / "b.txt").touch()
@@ -105,7 +105,7 @@ async def test_listing_a_file_is_an_invalid_argument(rig: Rig) -> None:
     assert (await rig.files("CreateWatcher", {"path": "f"})).json()["code"] == "invalid_argument"
 
 
-async def test_a_huge_directory_is_refused_not_swallowed(
+async def test_a_listing_above_the_limit_is_refused(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entries, "MAX_ENTRIES", 10)
@@ -115,7 +115,7 @@ async def test_a_huge_directory_is_refused_not_swallowed(
     assert (await rig.files("ListDir", {"path": ""})).json()["code"] == "resource_exhausted"
 
 
-async def test_a_directory_is_made_with_its_parents_for_the_user(rig: Rig) -> None:
+async def test_a_directory_is_created_with_parents_owned_by_the_user(rig: Rig) -> None:
     (rig.home / "f").touch()
 
     made = await rig.files("MakeDir", {"path": "x/y"})
@@ -131,7 +131,7 @@ async def test_a_directory_is_made_with_its_parents_for_the_user(rig: Rig) -> No
         assert (rig.home / "x").stat().st_uid == USER_UID
 
 
-async def test_nothing_can_be_below_a_file(rig: Rig) -> None:
+async def test_a_directory_cannot_be_created_below_a_file(rig: Rig) -> None:
     (rig.home / "file").write_text("kept")
     (rig.home / "other").write_text("kept")
 
@@ -144,7 +144,7 @@ async def test_nothing_can_be_below_a_file(rig: Rig) -> None:
     assert (rig.home / "other").read_text() == "kept"
 
 
-async def test_moving_creates_parents_and_replaces(rig: Rig) -> None:
+async def test_moving_creates_parents_and_replaces_the_destination(rig: Rig) -> None:
     (rig.home / "a").write_text("1")
     (rig.home / "n").mkdir()
     (rig.home / "n/b").write_text("2")
@@ -177,7 +177,7 @@ async def test_a_tree_moves_across_filesystems(rig: Rig, tmp_path: Path) -> None
         shutil.rmtree(shelf)
 
 
-async def test_removing_is_thorough_and_content_with_nothing(rig: Rig) -> None:
+async def test_removing_is_recursive_and_ignores_missing_paths(rig: Rig) -> None:
     (rig.home / "d/e").mkdir(parents=True)
     (rig.home / "keep").mkdir()
     (rig.home / "keep/f").touch()
@@ -191,7 +191,7 @@ async def test_removing_is_thorough_and_content_with_nothing(rig: Rig) -> None:
     assert (await rig.files("Remove", {"path": "/"})).json()["code"] == "invalid_argument"
 
 
-async def test_undecodable_names_are_listed_not_fatal(rig: Rig) -> None:
+async def test_undecodable_names_are_listed(rig: Rig) -> None:
     (rig.home / b"bad\xff".decode(errors="surrogateescape")).touch()
 
     answer = await rig.files("ListDir", {"path": ""})
@@ -199,7 +199,7 @@ async def test_undecodable_names_are_listed_not_fatal(rig: Rig) -> None:
     assert [e["name"] for e in answer.json()["entries"]] == ["bad\ufffd"]
 
 
-async def test_times_beyond_all_calendars_are_clamped(rig: Rig) -> None:
+async def test_times_outside_the_calendar_are_clamped(rig: Rig) -> None:
     (rig.home / "old").touch()
     try:
         os.utime(rig.home / "old", (2**40, 2**40))
@@ -222,7 +222,7 @@ async def watcher(rig: Rig, **request: Any) -> str:
     return (await rig.files("CreateWatcher", {"path": "", **request})).json()["watcherId"]
 
 
-async def test_a_new_file_is_exactly_three_events_at_once(rig: Rig) -> None:
+async def test_a_new_file_causes_exactly_three_events_at_once(rig: Rig) -> None:
     ident = await watcher(rig)
 
     for name, size in (("a.txt", 10), ("b.bin", 200_000)):
@@ -231,7 +231,7 @@ async def test_a_new_file_is_exactly_three_events_at_once(rig: Rig) -> None:
     assert await poll(rig, ident) == []
 
 
-async def test_metadata_adds_no_event(rig: Rig) -> None:
+async def test_metadata_causes_no_further_event(rig: Rig) -> None:
     ident = await watcher(rig)
 
     await rig.request("POST", "/files?path=a", b"x", x_metadata_k="v", **RAW)
@@ -255,7 +255,7 @@ async def test_every_kind_of_change_has_its_event(rig: Rig) -> None:
     assert (await rig.files("GetWatcherEvents", {"watcherId": ident})).status == 404
 
 
-async def test_a_recursive_watcher_follows_new_directories_at_once(rig: Rig) -> None:
+async def test_a_recursive_watcher_watches_new_directories_at_once(rig: Rig) -> None:
     (rig.home / "old").mkdir()
     ident = await watcher(rig, recursive=True)
     flat = await watcher(rig)
@@ -272,14 +272,14 @@ async def test_a_recursive_watcher_follows_new_directories_at_once(rig: Rig) -> 
     assert ("new/deep/f", "write") in events
 
 
-async def test_what_was_put_into_a_new_directory_before_we_looked_is_reported_once(
+async def test_entries_created_before_a_directory_is_watched_are_reported_once(
     rig: Rig,
 ) -> None:
     ident = await watcher(rig, recursive=True)
 
     for round_ in range(3):
         base = rig.home / f"d{round_}"
-        (base / "sub").mkdir(parents=True)  # no await: envd cannot look in between
+        (base / "sub").mkdir(parents=True)  # no await: envd cannot run in between
         (base / "sub/f").touch()
         events = await poll(rig, ident)
         created = [name for name, kind in events if kind == "create"]
@@ -303,7 +303,7 @@ async def test_a_directory_that_moved_reports_under_its_new_name(rig: Rig) -> No
     assert ("z/b/f", "create") in await poll(rig, ident)
 
 
-async def test_events_carry_the_entry_if_asked(rig: Rig) -> None:
+async def test_events_contain_the_entry_if_requested(rig: Rig) -> None:
     ident = await watcher(rig, includeEntry=True)
     await rig.request("POST", "/files?path=f", b"xyz", **RAW)
 
@@ -313,7 +313,7 @@ async def test_events_carry_the_entry_if_asked(rig: Rig) -> None:
     assert events[0]["entry"]["path"] == str(rig.home / "f")
 
 
-async def test_a_stream_of_events_starts_flows_and_is_kept_alive(rig: Rig) -> None:
+async def test_an_event_stream_sends_start_events_and_keepalives(rig: Rig) -> None:
     stream = await rig.stream(
         "filesystem.Filesystem/WatchDir",
         {"path": "", "recursive": True},
@@ -325,7 +325,7 @@ async def test_a_stream_of_events_starts_flows_and_is_kept_alive(rig: Rig) -> No
     seen: list[tuple[str, str]] = []
     async with asyncio.timeout(20):
         while ("s/f", "EVENT_TYPE_WRITE") not in seen:
-            # Where the machine stands still for a second, it is kept alive in between, too.
+            # On a stalled machine there may be keepalives in between.
             if (event := (await stream.event()).get("filesystem")) is not None:
                 seen.append((event["name"], event["type"]))
         assert seen[0] == ("s", "EVENT_TYPE_CREATE")
@@ -338,7 +338,7 @@ async def test_a_stream_of_events_starts_flows_and_is_kept_alive(rig: Rig) -> No
             await asyncio.sleep(0.01)
 
 
-async def test_lost_events_are_said(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lost_events_are_reported(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "MAX_QUEUED", 4)
     ident = await watcher(rig, recursive=True)
 
@@ -351,7 +351,7 @@ async def test_lost_events_are_said(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
     assert await poll(rig, ident)
 
 
-async def test_watchers_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_watchers_is_limited(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "MAX_WATCHERS", 2)
     await watcher(rig)
     await watcher(rig)

@@ -1,4 +1,4 @@
-"""The HTTP server itself: keep-alive, pipelining, chunks, limits, CORS, doors."""
+"""The HTTP server: keep-alive, pipelining, chunks, limits, CORS, listeners."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     await close_rig(opened)
 
 
-async def test_many_requests_share_a_connection_and_pipelined_ones_keep_their_order(
+async def test_connections_are_reused_and_pipelined_responses_keep_their_order(
     rig: Rig,
 ) -> None:
     wire = await rig.wire()
@@ -47,7 +47,7 @@ async def test_many_requests_share_a_connection_and_pipelined_ones_keep_their_or
     wire.close()
 
 
-async def test_a_request_cut_into_single_bytes_is_understood(rig: Rig) -> None:
+async def test_a_request_split_into_single_bytes_is_parsed(rig: Rig) -> None:
     wire = await rig.wire()
     request = (
         b"POST /process.Process/List HTTP/1.1\r\nContent-Type: application/json\r\n"
@@ -72,7 +72,9 @@ async def test_a_request_cut_into_single_bytes_is_understood(rig: Rig) -> None:
         (b"POST /health HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", None),
     ],
 )
-async def test_nonsense_ends_the_connection(rig: Rig, sent: bytes, status: int | None) -> None:
+async def test_malformed_requests_close_the_connection(
+    rig: Rig, sent: bytes, status: int | None
+) -> None:
     wire = await rig.wire()
     wire.writer.write(sent)
     async with asyncio.timeout(20):
@@ -95,7 +97,7 @@ async def test_http_1_0_is_answered_and_closed(rig: Rig) -> None:
     wire.close()
 
 
-async def test_a_stream_is_not_answered_before_its_request_is_read(rig: Rig) -> None:
+async def test_a_stream_response_starts_after_the_request_is_read(rig: Rig) -> None:
     wire = await rig.wire()
     await wire.send(
         "POST",
@@ -113,7 +115,7 @@ async def test_a_stream_is_not_answered_before_its_request_is_read(rig: Rig) -> 
     wire.close()
 
 
-async def test_a_request_that_ends_after_its_answer_does_not_cost_the_connection(rig: Rig) -> None:
+async def test_a_request_that_ends_after_its_response_keeps_the_connection(rig: Rig) -> None:
     wire = await rig.wire()
     message = frame({"process": {"cmd": "/bin/true"}})
 
@@ -130,7 +132,7 @@ async def test_a_request_that_ends_after_its_answer_does_not_cost_the_connection
     wire.close()
 
 
-async def test_browsers_are_let_in(rig: Rig) -> None:
+async def test_cross_origin_requests_are_allowed(rig: Rig) -> None:
     asked = await rig.request(
         "OPTIONS",
         "/process.Process/Start",
@@ -148,7 +150,7 @@ async def test_browsers_are_let_in(rig: Rig) -> None:
     assert "access-control-allow-origin" not in plain.headers
 
 
-async def test_init_exists_only_behind_the_control_door(rig: Rig) -> None:
+async def test_init_exists_on_the_control_listener_only(rig: Rig) -> None:
     settings = {
         "envVars": {"A": "1"},
         "accessToken": "new",
@@ -185,7 +187,7 @@ async def test_new_variables_replace_the_old_ones(rig: Rig) -> None:
     assert {k: v for k, v in envs.items() if not k.startswith("E2B")} == {"C": "3"}
 
 
-async def test_metrics_are_numbers_that_make_sense(rig: Rig) -> None:
+async def test_metrics_are_plausible(rig: Rig) -> None:
     await rig.run("head -c 50000000 /dev/zero | md5sum")
 
     told = (await rig.request("GET", "/metrics")).json()
@@ -199,7 +201,7 @@ async def test_metrics_are_numbers_that_make_sense(rig: Rig) -> None:
     assert 0 < told["disk_used"] <= told["disk_total"]
 
 
-async def test_a_shared_disk_is_told_by_its_meter_or_not_at_all(tmp_path: Path) -> None:
+async def test_usage_of_a_shared_disk_comes_from_its_meter_or_is_absent(tmp_path: Path) -> None:
     count = tmp_path / "referenced"
     count.write_text("4096\n")
     config = Config(disk_total_bytes=1 << 20, disk_inherited_bytes=100)
@@ -214,7 +216,7 @@ async def test_a_shared_disk_is_told_by_its_meter_or_not_at_all(tmp_path: Path) 
     assert "disk_used" not in told
 
 
-async def test_the_ids_are_files_inside(rig: Rig) -> None:
+async def test_the_ids_are_written_as_files(rig: Rig) -> None:
     found = {p.name: p.read_text() for p in (rig.directory / "run").iterdir()}
 
     assert found == {
@@ -224,7 +226,7 @@ async def test_the_ids_are_files_inside(rig: Rig) -> None:
     }
 
 
-async def test_idleness_is_told_and_ends_with_work(rig: Rig) -> None:
+async def test_idle_time_is_reported_and_ends_with_work(rig: Rig) -> None:
     async def idle() -> float:
         return (await rig.request("GET", "/status", control=True)).json()["idle_seconds"]
 
@@ -255,18 +257,20 @@ async def test_idleness_is_told_and_ends_with_work(rig: Rig) -> None:
         ("GET", "/status", "", 404),
     ],
 )
-async def test_wrong_doors(rig: Rig, method: str, path: str, kind: str, status: int) -> None:
+async def test_unknown_paths_and_methods_are_refused(
+    rig: Rig, method: str, path: str, kind: str, status: int
+) -> None:
     answer = await rig.request(method, path, b"{}", content_type=kind)
 
     assert answer.status == status
 
 
-async def test_a_thousand_commands_leave_nothing_behind(rig: Rig) -> None:
+async def test_a_thousand_commands_leave_no_descriptors(rig: Rig) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
     await rig.run("true")
-    gc.collect()  # what other tests left is not counted
+    gc.collect()  # do not count what other tests left
     before = descriptors()
 
     for _ in range(10):
@@ -277,7 +281,7 @@ async def test_a_thousand_commands_leave_nothing_behind(rig: Rig) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_an_envd_in_stock_is_not_idle_until_it_has_a_name(tmp_path: Path) -> None:
+async def test_a_reserved_envd_is_not_idle_until_it_has_an_id(tmp_path: Path) -> None:
     config = Config(is_reserved=True, idle_exit_seconds=60, identity_dir=str(tmp_path))
     envd = Envd(config, DirectSpawner())
 

@@ -1,4 +1,4 @@
-"""process.Process to the letter: events, exits, signals, deadlines, input, terminals."""
+"""The RPC service `process.Process`: events, exits, signals, deadlines, input, terminals."""
 
 import asyncio
 import base64
@@ -27,11 +27,11 @@ is_root = pytest.mark.skipif(os.geteuid() != 0, reason="switching users needs ro
 async def until(condition, seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "timeout"
         await asyncio.sleep(0.01)
 
 
-async def test_a_command_tells_its_pid_its_output_and_its_end(rig: Rig) -> None:
+async def test_a_command_streams_its_pid_output_and_end(rig: Rig) -> None:
     events = await rig.run("echo $$; echo oops >&2; exit 3")
 
     assert events[0]["start"]["pid"] == int(output(events))
@@ -73,7 +73,7 @@ async def test_an_unknown_user_is_unauthenticated(rig: Rig) -> None:
     assert events[-1]["$end"]["error"]["code"] == "unauthenticated"
 
 
-async def test_the_environment_is_the_sandbox_s_then_the_request_s(rig: Rig) -> None:
+async def test_variables_of_the_request_override_those_of_the_sandbox(rig: Rig) -> None:
     await rig.request("POST", "/init", b'{"envVars":{"A":"1","B":"2"}}', control=True)
 
     events = await rig.run(
@@ -84,7 +84,7 @@ async def test_the_environment_is_the_sandbox_s_then_the_request_s(rig: Rig) -> 
     assert output(events).decode() == f"true isbx base 1 mine 3\n{rig.home}\n"
 
 
-async def test_a_command_begins_in_the_default_directory_if_there_is_one(rig: Rig) -> None:
+async def test_a_command_starts_in_the_default_directory(rig: Rig) -> None:
     await rig.request("POST", "/init", b'{"defaultWorkdir":"/usr/share"}', control=True)
 
     assert output(await rig.run("pwd")) == b"/usr/share\n"
@@ -92,7 +92,7 @@ async def test_a_command_begins_in_the_default_directory_if_there_is_one(rig: Ri
 
 
 @is_root
-async def test_a_command_is_neither_favoured_nor_spared(rig: Rig) -> None:
+async def test_a_command_has_default_priority_and_a_raised_oom_score(rig: Rig) -> None:
     events = await rig.run("nice; cat /proc/self/oom_score_adj; umask")
 
     assert output(events).split() == [str(os.nice(0)).encode(), b"100", b"0022"]
@@ -113,13 +113,13 @@ async def test_a_missing_program_is_an_invalid_argument(rig: Rig) -> None:
     assert events[-1]["$end"]["error"]["code"] == "invalid_argument"
 
 
-async def test_a_command_for_which_there_are_no_descriptors_left_costs_none() -> None:
-    """Where envd forks by itself, as in pods."""
+async def test_a_command_that_fails_for_lack_of_descriptors_leaks_none() -> None:
+    """With commands forked by envd itself, as in pods."""
     command = Command(argv=("/bin/true",), env={}, cwd="/", uid=0, gid=0)
     held = set(Path("/proc/self/fd").iterdir())
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     spawner = DirectSpawner(switch_user=False)
-    first = os.dup(0)  # the lowest that is free
+    first = os.dup(0)  # the lowest free descriptor
     os.close(first)
     resource.setrlimit(resource.RLIMIT_NOFILE, (first + 3, limits[1]))
     try:
@@ -132,14 +132,14 @@ async def test_a_command_for_which_there_are_no_descriptors_left_costs_none() ->
     assert set(Path("/proc/self/fd").iterdir()) <= held
 
 
-async def test_a_command_that_init_started_and_nobody_could_hear_is_ended(init: Init) -> None:
+async def test_a_command_whose_descriptors_did_not_arrive_is_killed(init: Init) -> None:
     lost, ended = [], []
     command = Command(argv=("/bin/sleep", "60"), env={}, cwd="/", uid=0, gid=0)
     spawner = InitSpawner(init.channel(), lost.append)
     await spawner.attach(lambda pid: lambda status: None)
     held = set(Path("/proc/self/fd").iterdir())
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    first = os.dup(0)  # the lowest that is free
+    first = os.dup(0)  # the lowest free descriptor
     os.close(first)
     for room in (0, 1):
         resource.setrlimit(resource.RLIMIT_NOFILE, (first + room, limits[1]))
@@ -152,7 +152,7 @@ async def test_a_command_that_init_started_and_nobody_could_hear_is_ended(init: 
         assert set(Path("/proc/self/fd").iterdir()) <= held
     children = Path(f"/proc/{init.process.pid}/task/{init.process.pid}/children")
     assert children.read_text() == ""
-    # The sandbox is there as before, and remembers neither.
+    # The sandbox still runs, and init keeps neither command.
     assert (lost, ended) == ([], [])
     child = await spawner.spawn(command, ended.append)
     close_all((*child.outputs.values(),))
@@ -160,7 +160,7 @@ async def test_a_command_that_init_started_and_nobody_could_hear_is_ended(init: 
     spawner.close()
 
 
-async def test_kill_ends_the_stream_although_a_grandchild_holds_the_pipe(rig: Rig) -> None:
+async def test_kill_ends_the_stream_even_if_a_grandchild_holds_the_pipe(rig: Rig) -> None:
     stream = await rig.start("sleep 300 & echo $!; exec sleep 300")
     pid = (await stream.event())["start"]["pid"]
     grandchild = int(output([await stream.event()]))
@@ -179,7 +179,7 @@ async def test_kill_ends_the_stream_although_a_grandchild_holds_the_pipe(rig: Ri
     stream.close()
 
 
-async def test_terminate_says_terminated(rig: Rig) -> None:
+async def test_sigterm_is_reported_as_terminated(rig: Rig) -> None:
     stream = await rig.start("exec sleep 30")
     pid = (await stream.event())["start"]["pid"]
 
@@ -189,7 +189,7 @@ async def test_terminate_says_terminated(rig: Rig) -> None:
     stream.close()
 
 
-async def test_a_signal_that_is_caught_ends_with_the_program_s_own_status(rig: Rig) -> None:
+async def test_a_program_that_catches_a_signal_ends_with_its_own_status(rig: Rig) -> None:
     stream = await rig.start(
         "trap 'sleep 300 & echo $!; exit 7' TERM; echo set; while :; do sleep 0.05; done"
     )
@@ -198,7 +198,7 @@ async def test_a_signal_that_is_caught_ends_with_the_program_s_own_status(rig: R
 
     await rig.process("SendSignal", {"process": {"pid": pid}, "signal": "SIGNAL_SIGTERM"})
 
-    async with asyncio.timeout(60):  # though what it left behind holds its pipes
+    async with asyncio.timeout(60):  # although its background process holds the pipes
         events = await stream.rest()
     assert end(events) == {
         "exitCode": 7,
@@ -214,7 +214,7 @@ async def test_a_signal_that_is_caught_ends_with_the_program_s_own_status(rig: R
     ("signal", "words"),
     [("HUP", "hangup"), ("INT", "interrupt"), ("SEGV", "segmentation fault"), ("KILL", "killed")],
 )
-async def test_a_signal_from_anywhere_is_told_in_its_words(
+async def test_signals_are_reported_by_the_names_that_clients_compare(
     rig: Rig, signal: str, words: str
 ) -> None:
     told = end(await rig.run(f"ulimit -c 0; kill -{signal} $$; sleep 30"))
@@ -224,8 +224,8 @@ async def test_a_signal_from_anywhere_is_told_in_its_words(
     assert told["status"] == told["error"] == f"signal: {words}"
 
 
-async def test_a_command_hears_signals_that_its_envd_was_started_to_ignore() -> None:
-    """Where envd forks by itself, and was started by `nohup` or the like."""
+async def test_a_command_receives_signals_that_envd_ignores() -> None:
+    """With commands forked by envd itself, which was started by `nohup` or the like."""
     ended = asyncio.get_running_loop().create_future()
     before = signals.signal(signals.SIGHUP, signals.SIG_IGN)
     try:
@@ -234,7 +234,7 @@ async def test_a_command_hears_signals_that_its_envd_was_started_to_ignore() -> 
             argv=("/bin/sh", "-c", "kill -HUP $$; exit 3"), env={}, cwd="/", uid=0, gid=0
         )
         child = await spawner.spawn(command, ended.set_result)
-        os.kill(os.getpid(), signals.SIGHUP)  # It goes on ignoring them itself.
+        os.kill(os.getpid(), signals.SIGHUP)  # envd itself still ignores it
         status = await ended
         for descriptor in child.outputs.values():
             os.close(descriptor)
@@ -244,7 +244,7 @@ async def test_a_command_hears_signals_that_its_envd_was_started_to_ignore() -> 
     assert status.signal == signals.SIGHUP
 
 
-async def test_signalling_nobody_is_not_found(rig: Rig) -> None:
+async def test_signalling_an_unknown_process_is_not_found(rig: Rig) -> None:
     answer = await rig.process(
         "SendSignal", {"process": {"pid": 4_000_000}, "signal": "SIGNAL_SIGKILL"}
     )
@@ -252,8 +252,8 @@ async def test_signalling_nobody_is_not_found(rig: Rig) -> None:
     assert (answer.status, answer.json()["code"]) == (404, "not_found")
 
 
-async def test_the_deadline_kills_and_says_so(rig: Rig) -> None:
-    # A machine that stands still for seconds may let the first one pass before anything is said.
+async def test_a_command_is_killed_at_its_deadline(rig: Rig) -> None:
+    # On a stalled machine the first deadline may pass before there is output.
     for milliseconds in ("2000", "20000"):
         stream = await rig.start(
             "echo here; exec sleep 60", headers={"connect_timeout_ms": milliseconds}
@@ -288,8 +288,10 @@ async def test_a_disconnect_does_not_kill_and_connect_finds_the_process_again(ri
     again.close()
 
 
-async def test_who_connected_is_told_the_end_of_a_command_that_met_its_deadline(rig: Rig) -> None:
-    """The deadline is that of the client who started it; a stream without an end is a fault."""
+async def test_connected_clients_receive_the_end_of_a_command_killed_at_its_deadline(
+    rig: Rig,
+) -> None:
+    """The deadline is that of the starting client; other streams must have an end event."""
     starter = await rig.start("echo here; exec sleep 60", headers={"connect_timeout_ms": "1500"})
     pid = (await starter.event())["start"]["pid"]
     meanwhile = await rig.stream("process.Process/Connect", {"process": {"pid": pid}})
@@ -321,7 +323,7 @@ async def test_the_deadline_of_connect_ends_the_stream_only(rig: Rig) -> None:
     other.close()
 
 
-async def test_an_exit_is_remembered_for_a_late_connect_but_not_listed(rig: Rig) -> None:
+async def test_an_ended_command_can_be_connected_to_but_is_not_listed(rig: Rig) -> None:
     pid = (await rig.run("exit 7"))[0]["start"]["pid"]
 
     late = await rig.stream("process.Process/Connect", {"process": {"pid": pid}})
@@ -333,7 +335,7 @@ async def test_an_exit_is_remembered_for_a_late_connect_but_not_listed(rig: Rig)
     late.close()
 
 
-async def test_of_a_flood_of_commands_only_the_latest_are_remembered(
+async def test_only_the_latest_ended_commands_are_retained(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "MAX_ENDED", 3)
@@ -348,7 +350,7 @@ async def test_of_a_flood_of_commands_only_the_latest_are_remembered(
     assert [await is_known(pid) for pid in pids] == [False] * 3 + [True] * 3
 
 
-async def test_list_tells_command_environment_directory_and_tag(rig: Rig) -> None:
+async def test_list_returns_command_environment_directory_and_tag(rig: Rig) -> None:
     stream = await rig.start("exec sleep 30", tag="t1", process={"envs": {"A": "b"}, "cwd": "/tmp"})
     pid = (await stream.event())["start"]["pid"]
 
@@ -371,7 +373,7 @@ async def test_list_tells_command_environment_directory_and_tag(rig: Rig) -> Non
     stream.close()
 
 
-async def test_without_a_listener_output_is_thrown_away_and_nothing_blocks(
+async def test_without_a_subscriber_output_is_discarded_and_nothing_blocks(
     rig: Rig, tmp_path: Path
 ) -> None:
     done = rig.home / "done"
@@ -382,11 +384,11 @@ async def test_without_a_listener_output_is_thrown_away_and_nothing_blocks(
     await until(done.exists)
 
 
-async def test_a_slow_listener_holds_the_command_back_and_loses_nothing(rig: Rig) -> None:
+async def test_a_slow_subscriber_slows_the_command_and_loses_no_output(rig: Rig) -> None:
     size = 20_000_000
     stream = await rig.start(f"head -c {size} /dev/zero; echo finished > progress")
     await stream.event()
-    await asyncio.sleep(0.5)  # long enough to produce everything if nobody held it back
+    await asyncio.sleep(0.5)  # long enough to write everything without backpressure
 
     assert not (rig.home / "progress").exists()
     received = 0
@@ -396,10 +398,10 @@ async def test_a_slow_listener_holds_the_command_back_and_loses_nothing(rig: Rig
     stream.close()
 
 
-async def test_a_slow_listener_holds_back_a_command_that_writes_in_small_pieces(rig: Rig) -> None:
+async def test_a_slow_subscriber_slows_a_command_that_writes_small_chunks(rig: Rig) -> None:
     stream = await rig.start("for i in {1..4000}; do printf %05000d 0; done; touch progress")
     await stream.event()
-    await asyncio.sleep(1.5)  # it writes 20 MB in less, if nobody holds it back
+    await asyncio.sleep(1.5)  # without backpressure it writes 20 MB in less
 
     assert not (rig.home / "progress").exists()
     received = 0
@@ -409,7 +411,7 @@ async def test_a_slow_listener_holds_back_a_command_that_writes_in_small_pieces(
     stream.close()
 
 
-async def test_all_data_precede_the_end_even_in_a_flood(rig: Rig) -> None:
+async def test_all_data_precede_the_end_event(rig: Rig) -> None:
     events = await rig.run("head -c 1000000 /dev/zero | tr '\\0' x; head -c 200000 /dev/zero >&2")
 
     assert len(output(events)) == 1_000_000
@@ -434,8 +436,8 @@ async def test_standard_input_is_closed_on_request(rig: Rig) -> None:
     stream.close()
 
 
-async def test_standard_input_is_there_unless_it_is_declined(rig: Rig) -> None:
-    """Old clients say nothing about it and send input all the same."""
+async def test_standard_input_is_open_unless_it_is_declined(rig: Rig) -> None:
+    """Old clients do not set the field and send input nevertheless."""
     stream = await rig.start("cat")
     pid = (await stream.event())["start"]["pid"]
     sent = await rig.process("SendInput", {"process": {"pid": pid}, "input": {"stdin": "eA=="}})
@@ -481,7 +483,7 @@ async def test_an_input_stream_keeps_order(rig: Rig) -> None:
     stream.close()
 
 
-async def test_a_terminal_has_a_size_takes_input_and_can_be_resized(rig: Rig) -> None:
+async def test_a_terminal_has_a_size_and_input_and_can_be_resized(rig: Rig) -> None:
     stream = await rig.stream(
         "process.Process/Start",
         {
@@ -518,7 +520,7 @@ async def test_a_terminal_has_a_size_takes_input_and_can_be_resized(rig: Rig) ->
     stream.close()
 
 
-async def test_a_silent_stream_is_kept_alive(rig: Rig) -> None:
+async def test_a_silent_stream_receives_keepalives(rig: Rig) -> None:
     stream = await rig.start("exec sleep 30", headers={"keepalive_ping_interval": "1"})
     pid = (await stream.event())["start"]["pid"]
 
@@ -530,7 +532,7 @@ async def test_a_silent_stream_is_kept_alive(rig: Rig) -> None:
     stream.close()
 
 
-async def test_a_message_that_is_no_json_is_an_invalid_argument(rig: Rig) -> None:
+async def test_a_message_that_is_not_json_is_an_invalid_argument(rig: Rig) -> None:
     answer = await rig.request(
         "POST", "/process.Process/List", b"{nonsense", content_type="application/json"
     )
@@ -538,7 +540,7 @@ async def test_a_message_that_is_no_json_is_an_invalid_argument(rig: Rig) -> Non
     assert (answer.status, answer.json()["code"]) == (400, "invalid_argument")
 
 
-async def test_pretty_printed_snake_case_null_and_numeric_spellings_are_understood(
+async def test_all_json_spellings_of_proto3_are_accepted(
     rig: Rig,
 ) -> None:
     stream = await rig.start("exec sleep 30")
@@ -554,7 +556,7 @@ async def test_pretty_printed_snake_case_null_and_numeric_spellings_are_understo
     stream.close()
 
 
-async def test_a_client_that_leaves_while_a_command_starts_leaves_it_running_and_listed(
+async def test_a_command_runs_although_its_client_disconnects_while_it_starts(
     rig: Rig,
 ) -> None:
     message = {"process": {"cmd": "/bin/sleep", "args": ["30"]}, "tag": "left"}
@@ -575,7 +577,7 @@ async def test_a_client_that_leaves_while_a_command_starts_leaves_it_running_and
     await until(lambda: not any(rig.envd.registry.running()))
 
 
-async def test_a_command_forgotten_by_its_client_still_dies_at_its_deadline(rig: Rig) -> None:
+async def test_a_command_is_killed_at_its_deadline_after_its_client_disconnected(rig: Rig) -> None:
     stream = await rig.start("exec sleep 30", headers={"connect_timeout_ms": "1000"})
     pid = (await stream.event())["start"]["pid"]
     stream.close()

@@ -1,4 +1,4 @@
-"""A new envd finds what an earlier one started: list, output, input, signals, exits."""
+"""A new envd serves the processes of an earlier one: list, output, input, signals, exits."""
 
 import asyncio
 import base64
@@ -22,7 +22,7 @@ async def fresh(init: Init, directory: Path) -> Rig:
     return await open_rig(directory, spawner=InitSpawner(init.channel()))
 
 
-async def test_a_running_command_is_listed_heard_fed_and_ended_by_the_next_envd(
+async def test_the_next_envd_lists_feeds_and_ends_a_running_command(
     init: Init, tmp_path: Path
 ) -> None:
     first = await fresh(init, tmp_path / "one")
@@ -51,7 +51,9 @@ async def test_a_running_command_is_listed_heard_fed_and_ended_by_the_next_envd(
     second.envd.close()
 
 
-async def test_an_end_that_nobody_saw_is_told_by_the_next_envd(init: Init, tmp_path: Path) -> None:
+async def test_the_next_envd_reports_an_exit_that_happened_meanwhile(
+    init: Init, tmp_path: Path
+) -> None:
     first = await fresh(init, tmp_path / "one")
     stream = await first.start("read line; echo last words; exit 9", stdin=True)
     pid = (await stream.event())["start"]["pid"]
@@ -70,7 +72,7 @@ async def test_an_end_that_nobody_saw_is_told_by_the_next_envd(init: Init, tmp_p
     second.envd.close()
 
 
-async def test_a_kill_reaches_a_survivor(init: Init, tmp_path: Path) -> None:
+async def test_the_next_envd_can_kill_a_surviving_command(init: Init, tmp_path: Path) -> None:
     first = await fresh(init, tmp_path / "one")
     stream = await first.start("exec sleep 60")
     pid = (await stream.event())["start"]["pid"]
@@ -86,7 +88,7 @@ async def test_a_kill_reaches_a_survivor(init: Init, tmp_path: Path) -> None:
     second.envd.close()
 
 
-async def test_a_terminal_survives(init: Init, tmp_path: Path) -> None:
+async def test_a_terminal_survives_a_restart_of_envd(init: Init, tmp_path: Path) -> None:
     first = await fresh(init, tmp_path / "one")
     stream = await first.stream(
         "process.Process/Start",
@@ -118,7 +120,7 @@ async def gone(pid: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_deadline_outlives_the_envd_that_was_given_it(init: Init, tmp_path: Path) -> None:
+async def test_a_deadline_survives_a_restart_of_envd(init: Init, tmp_path: Path) -> None:
     first = await fresh(init, tmp_path / "one")
     stream = await first.start("exec sleep 60", headers={"connect_timeout_ms": "1500"})
     pid = (await stream.event())["start"]["pid"]
@@ -131,14 +133,14 @@ async def test_a_deadline_outlives_the_envd_that_was_given_it(init: Init, tmp_pa
     second.envd.close()
 
 
-async def test_who_slept_through_a_deadline_gets_its_time_anew(
+async def test_a_deadline_that_passed_during_a_pause_is_restarted(
     init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "PAUSED_SECONDS", 0.5)
     rig = await fresh(init, tmp_path / "one")
     stream = await rig.start("exec sleep 60", headers={"connect_timeout_ms": "2000"})
     pid = (await stream.event())["start"]["pid"]
-    os.kill(init.process.pid, signal.SIGSTOP)  # as far as envd can tell, the sandbox is frozen
+    os.kill(init.process.pid, signal.SIGSTOP)  # for envd this looks like a frozen sandbox
     await asyncio.sleep(3.0)
     woke = time.monotonic()
     os.kill(init.process.pid, signal.SIGCONT)
@@ -151,9 +153,9 @@ async def test_who_slept_through_a_deadline_gets_its_time_anew(
     rig.envd.close()
 
 
-def test_a_stored_deadline_is_never_later_than_the_time_that_was_given() -> None:
+def test_a_stored_deadline_is_never_later_than_the_timeout() -> None:
     memo = registry._Memo(timeout=60.0, until=1000.0)
 
     assert memo.remaining(990.0) == 10.0
-    assert memo.remaining(5000.0) == 60.0  # it was asleep
-    assert memo.remaining(3.0) == 60.0  # the machine was started anew
+    assert memo.remaining(5000.0) == 60.0  # the sandbox was paused
+    assert memo.remaining(3.0) == 60.0  # the machine was rebooted

@@ -1,4 +1,4 @@
-"""Whatever belongs to a command ends with it."""
+"""Killing all processes of a command."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ for _ in range(3):
 time.sleep({stays})
 """
 
-# It is pid 1 of a namespace: nothing outlives the test, and whatever lost its parent is its child.
+# Pid 1 of a namespace: nothing outlives the test, and orphans become its children.
 ROUNDS = """
 import os, subprocess, sys, time
 from paddock.envd.process.tree import kill_all
@@ -31,7 +31,7 @@ for number in range(15):
     deadline = time.monotonic() + 5
     try:
         while True:
-            assert time.monotonic() < deadline, f"somebody is left in round {number}"
+            assert time.monotonic() < deadline, f"a process is left in round {number}"
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
                 time.sleep(0.01)
     except ChildProcessError:
@@ -40,7 +40,7 @@ for number in range(15):
 
 
 @pytest.mark.parametrize("stays", [0, 60])
-def test_what_forks_all_the_time_cannot_outrun_a_kill(stays: int) -> None:
+def test_processes_that_fork_continuously_are_killed(stays: int) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to make a pid namespace")
     runners = RUNNERS.format(stays=stays)

@@ -1,4 +1,4 @@
-"""Codecs under hypothesis: envelopes, protobuf and JSON of every message, multipart, signatures."""
+"""Property tests of codecs: envelopes, messages in protobuf and JSON, multipart, signatures."""
 
 import base64
 import contextlib
@@ -35,14 +35,14 @@ from tests.envd.rig import open_rig
 
 pytestmark = pytest.mark.timeout(120)
 
-# Busy machines are slow; that is no finding.
+# No deadline: the machine may be busy.
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 TYPES = sorted(m.FIELDS, key=lambda kind: kind.__name__)
 
 
 def instances(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
-    """Any message of a type, from its table and annotations."""
+    """Return a strategy for messages of a type, from its table and annotations."""
     hints = get_type_hints(kind)
     fields = {row.name: _values(row, hints[row.name]) for row in m.FIELDS[kind]}
     return st.fixed_dictionaries(fields).map(lambda values: kind(**values))
@@ -80,7 +80,7 @@ def _values(row: proto.Field, hint: Any) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.__name__)
 @settings(relaxed, max_examples=40)
 @given(data=st.data())
-def test_every_message_survives_both_codecs(
+def test_every_message_round_trips_through_both_codecs(
     kind: type[msgspec.Struct], data: st.DataObject
 ) -> None:
     message = data.draw(instances(kind))
@@ -138,7 +138,7 @@ def test_bytes_may_be_url_safe_and_unpadded() -> None:
     assert got == m.ProcessInput(stdin=data)
 
 
-def test_a_message_nested_without_end_is_refused() -> None:
+def test_a_deeply_nested_message_is_refused() -> None:
     with pytest.raises(proto.DecodeError):
         proto.decode(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", m.StartRequest, m.FIELDS)
 
@@ -148,7 +148,9 @@ def test_a_message_nested_without_end_is_refused() -> None:
     st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=40)), max_size=8),
     st.lists(st.integers(1, 9), min_size=1),
 )
-def test_envelopes_survive_any_cutting(frames: list[tuple[int, bytes]], cuts: list[int]) -> None:
+def test_envelopes_are_read_however_the_stream_is_split(
+    frames: list[tuple[int, bytes]], cuts: list[int]
+) -> None:
     stream = b"".join(envelope(payload, flags) for flags, payload in frames)
     reader = EnvelopeReader()
     got: list[tuple[int, bytes]] = []
@@ -162,7 +164,7 @@ def test_envelopes_survive_any_cutting(frames: list[tuple[int, bytes]], cuts: li
     assert reader.is_empty
 
 
-def test_an_oversized_envelope_is_refused_before_it_is_gathered() -> None:
+def test_an_oversized_envelope_is_refused_before_it_is_buffered() -> None:
     with pytest.raises(ConnectError):
         EnvelopeReader(limit=10).feed(struct.pack(">BI", 0, 11))
 
@@ -177,7 +179,9 @@ _PAYLOAD = st.lists(
 
 @settings(relaxed, max_examples=200)
 @given(st.lists(st.tuples(_NAME, _PAYLOAD), max_size=4), st.lists(st.integers(1, 30), min_size=1))
-def test_forms_survive_any_cutting(parts: list[tuple[str, bytes]], cuts: list[int]) -> None:
+def test_forms_are_read_however_the_body_is_split(
+    parts: list[tuple[str, bytes]], cuts: list[int]
+) -> None:
     parts = [(n, d) for n, d in parts if b"\r\n--boundary" not in b"\r\n" + d]
     body = b"preamble"
     for name, data in parts:
@@ -213,7 +217,7 @@ def test_an_arbitrary_body_is_a_form_or_an_error(body: bytes) -> None:
 
 @settings(relaxed)
 @given(TEXT, TEXT, st.text(min_size=1, max_size=9), st.none() | st.integers(0, 2**33), TEXT)
-def test_a_signature_is_good_for_exactly_what_was_signed(
+def test_a_signature_is_valid_only_for_what_was_signed(
     path: str, username: str, token: str, expires: int | None, other: str
 ) -> None:
     expiration = None if expires is None else str(expires)
@@ -232,8 +236,8 @@ def test_a_signature_is_good_for_exactly_what_was_signed(
             verify(**{**known, **change})
 
 
-def test_a_known_signature() -> None:
-    """Computed independently, as the clients' documentation says."""
+def test_a_signature_matches_the_documented_algorithm() -> None:
+    """The expected value is computed as in the documentation of the clients."""
     import hashlib
 
     digest = hashlib.sha256(b"/home/user/a:read:user:tok:1700000000").digest()
@@ -244,7 +248,7 @@ def test_a_known_signature() -> None:
     )
 
 
-async def test_binary_clients_are_served_like_json_ones(tmp_path: Path) -> None:
+async def test_binary_and_json_clients_are_served_alike(tmp_path: Path) -> None:
     rig = await open_rig(tmp_path)
     codec = BinaryCodec()
 
@@ -284,7 +288,7 @@ async def test_binary_clients_are_served_like_json_ones(tmp_path: Path) -> None:
     assert events[2].end.exit_code == 3
 
 
-async def test_compressed_and_unknown_encodings_of_unary_calls(tmp_path: Path) -> None:
+async def test_unary_calls_accept_gzip_and_refuse_unknown_encodings(tmp_path: Path) -> None:
     rig = await open_rig(tmp_path)
 
     async def code(body: bytes, encoding: str) -> Any:

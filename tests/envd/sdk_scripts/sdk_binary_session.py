@@ -1,4 +1,4 @@
-"""Run by the SDK's own interpreter: every RPC method in binary, by the SDK's generated clients.
+"""Every RPC method in binary, by the SDK's generated clients; run by the SDK's interpreter.
 
 The SDK itself speaks JSON; its stubs also speak protobuf, and compress what they send.
 """
@@ -37,7 +37,7 @@ def start(request: process_pb.StartRequest):
 
 
 def of(data) -> bytes:
-    """Give the bytes of a data event, whichever stream they are of."""
+    """Return the bytes of a data event of any stream."""
     return data.output.value
 
 

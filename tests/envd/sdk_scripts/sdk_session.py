@@ -1,4 +1,4 @@
-"""What a user of the E2B SDK does with a sandbox; run by the SDK's interpreter against one envd.
+"""Typical use of the E2B SDK against one envd; run by the SDK's interpreter.
 
 Usage: sdk_session.py URL TOKEN. Prints `done` at the end; any failed expectation is an exception.
 """

@@ -27,7 +27,7 @@ POD_UID = "9d0c2f4e-0000-4000-8000-000000000001"
 START_SECONDS = 60.0
 _POD = {1: "pod", 2: POD_UID, 3: "default"}
 _HOST_NETWORK = {1: {1: 2}}
-"""The pod has the host's network: no plugin is needed to give it one of its own."""
+"""The pod uses the host's network, so that no CNI plugin is needed."""
 _CONFIG = """
 version = 2
 root = "{home}/root"
@@ -48,7 +48,7 @@ state = "{home}/state"
 
 
 def why_not() -> str | None:
-    """Say why no containerd can run here, if so."""
+    """Return why containerd cannot run here, or `None`."""
     if os.geteuid() != 0:
         return "containerd needs root"
     missing = [
@@ -60,18 +60,18 @@ def why_not() -> str | None:
 
 
 class Containerd:
-    """The runtime, with a pod in it."""
+    """A containerd process with one pod."""
 
     image = IMAGE
     pod_uid = POD_UID
 
     def __init__(self) -> None:
-        # Short: the paths of shims' sockets are built upon it.
+        # Short, because socket paths of shims start with it.
         self.home = Path(tempfile.mkdtemp(prefix="pdc"))
         self.socket = str(self.home / "containerd.sock")
         self.cgroup = f"/{self.home.name}"
         note_group(self.home.name)
-        """The control group of the pod, as a kubelet would have made one."""
+        """The cgroup of the pod, which a kubelet would create."""
         self._process: subprocess.Popen[bytes] | None = None
         self._pod = ""
 
@@ -95,7 +95,7 @@ class Containerd:
             await self.call("StopPodSandbox", {1: self._pod})
             await self.call("RemovePodSandbox", {1: self._pod})
         self.stop()
-        # Whatever an unfinished start has mounted must not be walked into.
+        # Unmount what a failed start has left, so that rmtree does not enter it.
         with Path("/proc/self/mountinfo").open() as file:
             mounts = [
                 line.split()[4] for line in file if line.split()[4].startswith(f"{self.home}/")
@@ -103,18 +103,18 @@ class Containerd:
         for mount in sorted(mounts, reverse=True):
             subprocess.run(["umount", "-l", mount], check=False)
         groups = list(Path("/sys/fs/cgroup").glob(f"*{self.cgroup}"))
-        # Shims end by themselves, a moment after their containers.
+        # Shims exit shortly after their containers.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS):
                 while self._is_left(groups):
                     await asyncio.sleep(0.1)
-        # Only what is empty goes: another containerd may use the same places.
+        # Remove empty directories only: another containerd may use them.
         for name in ("runc/k8s.io", "runc", "fifo", "s", ""):
             with contextlib.suppress(OSError):
                 (Path("/run/containerd") / name).rmdir()
 
     def _is_left(self, groups: list[Path]) -> bool:
-        """Remove what is ours and not in use; says whether anything remains."""
+        """Remove unused files and cgroups of this test; return whether any remain."""
         shutil.rmtree(self.home, ignore_errors=True)
         for path in groups:
             with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ class Containerd:
         return self.home.exists() or any(path.exists() for path in groups)
 
     async def start(self) -> None:
-        """Start the daemon, for the first time or again."""
+        """Start or restart the daemon."""
         with (self.home / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [str(PROGRAMS / "containerd"), "-c", str(self.home / "config.toml")],
@@ -140,7 +140,7 @@ class Containerd:
                 await asyncio.sleep(0.1)
 
     def stop(self) -> None:
-        """End the daemon; containers go on."""
+        """Stop the daemon; containers keep running."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             self._process.wait(60)
@@ -155,7 +155,7 @@ class Containerd:
         return done.stdout
 
     async def call(self, method: str, fields: dict) -> dict[int, list]:
-        """Call the CRI as a kubelet would."""
+        """Call a CRI method."""
         client = CriClient(self.socket)
         try:
             return await client.call(method, fields)
@@ -163,12 +163,12 @@ class Containerd:
             await client.close()
 
     async def containers(self) -> list[str]:
-        """Name every container of the pod."""
+        """Return the names of all containers."""
         return self.ctr("containers", "ls", "-q").split()
 
 
 def _write_image(path: Path) -> None:
-    """Write an OCI archive whose one layer is busybox under the names a shell script needs."""
+    """Write an OCI archive with one layer: busybox and links for a shell script."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         tar.add(PROGRAMS / "busybox", "bin/busybox")

@@ -83,7 +83,7 @@ async def test_a_task_runs_in_a_container_of_the_pod(rig: Rig) -> None:
     assert len(await rig.runtime.containers()) == 1, "only the pod's own is left"
 
 
-async def test_a_task_that_ignores_term_ends_with_all_it_started(rig: Rig) -> None:
+async def test_a_task_that_ignores_term_is_killed_with_all_its_processes(rig: Rig) -> None:
     stubborn = "trap '' TERM; (trap '' TERM; sleep 1000) & echo up; while :; do sleep 1; done"
     rig.tasks.set([script(stubborn)])
     await rig.until(lambda: rig.status().get("outputHead") == "up\n")
@@ -110,7 +110,7 @@ async def test_restarts_of_executor_and_runtime_lose_and_repeat_nothing(rig: Rig
     assert (status["terminated"]["exitCode"], status["outputHead"]) == (4, "one\ntwo\n")
 
 
-async def test_a_failing_task_is_tried_again_in_a_container_of_its_own(rig: Rig) -> None:
+async def test_a_failing_task_is_retried_in_a_new_container(rig: Rig) -> None:
     rig.tasks.set([script("echo again; exit 1", max_attempts=2, backoff_seconds=0.1)])
     status = await rig.final()
     assert (status["terminated"]["exitCode"], status["outputHead"]) == (1, "again\nagain\n")
@@ -130,7 +130,7 @@ async def test_a_command_that_is_not_in_the_image_fails_with_a_reason(rig: Rig) 
     assert len(await rig.runtime.containers()) == 1
 
 
-async def test_the_command_serves_tasks_in_containers_over_http(rig: Rig, tmp_path: Path) -> None:
+async def test_the_executor_serves_tasks_in_containers_over_http(rig: Rig, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     process = await asyncio.create_subprocess_exec(
         *(Path(sys.executable).with_name("paddock"), "task-executor", "--mode", "container"),

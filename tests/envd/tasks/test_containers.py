@@ -21,15 +21,15 @@ from paddock.envd.tasks.model import Task, TaskProcess
 pytestmark = pytest.mark.timeout(120)
 
 
-class Runtime(grpc.GenericRpcHandler):
-    """A container runtime as far as the executor needs one."""
+class FakeRuntime(grpc.GenericRpcHandler):
+    """A fake container runtime with the methods that the executor uses."""
 
     def __init__(self) -> None:
         self.containers: dict[str, dict] = {}
         self.pulled: list[str] = []
         self.made = 0
         self.last_words = b""
-        """What is in the log a moment after everything else is over."""
+        """Output that appears in the log shortly after the container is removed."""
 
     def service(self, handler_call_details):
         name = handler_call_details.method.rpartition("/")[2]
@@ -110,7 +110,7 @@ class Runtime(grpc.GenericRpcHandler):
 
 
 async def _copy(output: asyncio.StreamReader, log: Path) -> None:
-    """Write a log as runtimes do: time, stream, whole or part, text."""
+    """Write a log in the CRI format: time, stream, tag, text."""
     log.touch()
     async for line in output:
         _write(log, line)
@@ -122,10 +122,10 @@ def _write(log: Path, line: bytes) -> None:
 
 
 @pytest.fixture
-async def runtime() -> AsyncIterator[tuple[Runtime, str]]:
+async def runtime() -> AsyncIterator[tuple[FakeRuntime, str]]:
     with tempfile.TemporaryDirectory() as directory:
         path = f"{directory}/cri.sock"
-        made = Runtime()
+        made = FakeRuntime()
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((made,))
         server.add_insecure_port(f"unix://{path}")
@@ -169,7 +169,7 @@ async def test_a_task_is_a_container_with_an_exit_code_and_a_log(runtime, tmp_pa
     await launcher._client.close()
 
 
-async def test_what_a_runtime_writes_after_the_end_is_kept(runtime, tmp_path: Path) -> None:
+async def test_output_written_after_the_exit_is_kept(runtime, tmp_path: Path) -> None:
     cri, path = runtime
     cri.last_words = b"unfinished\n"
     launcher = await opened(path)
@@ -179,7 +179,7 @@ async def test_what_a_runtime_writes_after_the_end_is_kept(runtime, tmp_path: Pa
     await launcher._client.close()
 
 
-async def test_a_stopped_task_ends_although_it_ignores_term(runtime, tmp_path: Path) -> None:
+async def test_a_stopped_task_that_ignores_term_is_killed(runtime, tmp_path: Path) -> None:
     cri, path = runtime
     launcher = await opened(path)
     tasks = TaskManager(launcher, TaskFiles(tmp_path))
@@ -196,7 +196,7 @@ async def test_a_stopped_task_ends_although_it_ignores_term(runtime, tmp_path: P
     await launcher._client.close()
 
 
-async def test_a_new_executor_finds_the_container_and_makes_no_other(
+async def test_a_new_executor_finds_the_container_and_creates_no_other(
     runtime, tmp_path: Path
 ) -> None:
     cri, path = runtime
@@ -221,7 +221,7 @@ async def test_a_new_executor_finds_the_container_and_makes_no_other(
     await second._client.close()
 
 
-async def test_a_socket_where_nobody_answers_is_an_error_at_the_start(tmp_path: Path) -> None:
+async def test_a_socket_without_a_runtime_is_an_error_at_startup(tmp_path: Path) -> None:
     launcher = ContainerLauncher.connect(str(tmp_path / "none.sock"), "uid-1")
     with pytest.raises(ExecutorError, match="no CRI runtime"):
         await launcher.probe()

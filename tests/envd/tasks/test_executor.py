@@ -1,4 +1,4 @@
-"""`paddock task-executor`: host mode, sidecar mode, restarts, and clear errors at the start."""
+"""`paddock task-executor`: host mode, sidecar mode, restarts, and errors at startup."""
 
 import json
 import os
@@ -42,7 +42,7 @@ class Executor:
 
     def is_up(self) -> bool:
         assert self.process is not None
-        assert self.process.poll() is None, "the executor did not come up"
+        assert self.process.poll() is None, "the executor did not start"
         try:
             return self.call("GET", "/health") == {"status": "healthy"}
         except OSError:
@@ -77,7 +77,7 @@ class Executor:
 def eventually(check, seconds: float):
     deadline = time.monotonic() + seconds
     while not (found := check()):
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.02)
     return found
 
@@ -117,7 +117,7 @@ def test_a_timeout_kills_everything_that_a_task_started(executor: Executor, tmp_
         f"(trap '' TERM; while :; do {sleep}; done) & echo $! >> {pids}; "
         f"setsid sh -c 'echo $$ >> {pids}; while :; do {sleep}; done' & while :; do {sleep}; done"
     )
-    # A machine that stands still for seconds may let the first time pass before all have begun.
+    # On a stalled machine the timeout may pass before all processes have started.
     for seconds in (3, 25):
         pids.write_text("")
         name = f"within-{seconds}"
@@ -131,14 +131,14 @@ def test_a_timeout_kills_everything_that_a_task_started(executor: Executor, tmp_
             break
     assert len(found) == 3
 
-    # Nor has any of them started another while its last child was being killed.
-    def none_sleeps() -> bool:
+    # No shell has started another child while the last one was being killed.
+    def no_sleep_runs() -> bool:
         return subprocess.run(["pgrep", "-f", f"^{sleep}$"], check=False).returncode == 1
 
-    eventually(none_sleeps, 30)
+    eventually(no_sleep_runs, 30)
 
 
-def test_a_killed_executor_comes_back_to_its_tasks_and_runs_nothing_twice(
+def test_a_restarted_executor_resumes_its_tasks_and_runs_none_twice(
     executor: Executor, tmp_path: Path
 ) -> None:
     count, go = tmp_path / "count", tmp_path / "go"
@@ -162,7 +162,7 @@ def test_a_killed_executor_comes_back_to_its_tasks_and_runs_nothing_twice(
     assert sorted(count.read_text().split()) == ["began", "begun", "q"]
 
 
-def test_strangers_are_refused(executor: Executor) -> None:
+def test_requests_without_the_token_are_refused(executor: Executor) -> None:
     with pytest.raises(HTTPError) as refused:
         executor.call("GET", "/tasks", token="guess")
     assert refused.value.code == 401
@@ -175,7 +175,7 @@ def test_a_sidecar_runs_tasks_in_the_main_container(tmp_path: Path) -> None:
         pytest.skip("entering namespaces needs root")
     place = tmp_path / "inside"
     place.mkdir()
-    # The main container: namespaces of its own, found by the variable it was started with.
+    # The main container: its own namespaces, found by its environment variable.
     inside = f"mount -t tmpfs none {place} && echo here > {place}/marker && exec sleep 1000"
     main = subprocess.Popen(
         ["unshare", "--mount", "--uts", "--ipc", "--net", "sh", "-c", inside],
@@ -206,12 +206,14 @@ def test_a_sidecar_runs_tasks_in_the_main_container(tmp_path: Path) -> None:
         (ExecutorOptions(mode="container", cri_socket="/no/such.sock"), "/no/such.sock"),
     ],
 )
-def test_what_a_mode_needs_is_said_at_the_start(options: ExecutorOptions, word: str) -> None:
+def test_missing_requirements_of_a_mode_are_errors_at_startup(
+    options: ExecutorOptions, word: str
+) -> None:
     with pytest.raises(ExecutorError, match=word):
         check(options)
 
 
-def test_the_command_says_so_too_and_ends() -> None:
+def test_the_cli_prints_the_error_and_exits() -> None:
     done = subprocess.run(
         [PADDOCK, "task-executor", "--mode", "container"], capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""Tasks in a sandbox: run, tried again, ended for good, pushed, kept over a restart."""
+"""Tasks in a sandbox: runs, retries, stops, watches, restarts."""
 
 import asyncio
 import json
@@ -69,7 +69,7 @@ async def written(path: Path, seconds: float = 20) -> str:
     return path.read_text().strip()
 
 
-async def test_a_task_runs_and_tells_its_exit_code_and_output(rig: Rig) -> None:
+async def test_a_task_has_an_exit_code_and_output(rig: Rig) -> None:
     env = [{"name": "WHO", "value": "world"}]
     await set_tasks(rig, script("t", "echo hello $WHO; echo oops >&2; exit 3", env=env))
     status = await final(rig, "t")
@@ -80,7 +80,7 @@ async def test_a_task_runs_and_tells_its_exit_code_and_output(rig: Rig) -> None:
     assert sorted(log.body.split(b"\n")) == [b"", b"hello world", b"oops"]
 
 
-async def test_the_same_set_again_runs_nothing_again(rig: Rig) -> None:
+async def test_setting_the_same_tasks_again_runs_nothing_again(rig: Rig) -> None:
     count = rig.home / "count"
     wanted = script("t", f"echo x >> {count}")
     await set_tasks(rig, wanted)
@@ -111,7 +111,7 @@ async def test_the_routes_are_those_of_a_task_executor(rig: Rig) -> None:
     assert (healthy.status, healthy.json()) == (200, {"status": "healthy"})
 
 
-async def test_a_stop_ends_the_whole_group_even_if_nobody_listens_to_term(rig: Rig) -> None:
+async def test_a_stop_kills_the_whole_group_if_it_ignores_term(rig: Rig) -> None:
     pids = rig.home / "pids"
     text = (
         "trap '' TERM; (trap '' TERM; sleep 1000 & echo $! >> PIDS; wait) & "
@@ -129,14 +129,14 @@ async def test_a_stop_ends_the_whole_group_even_if_nobody_listens_to_term(rig: R
         await gone(pid)
 
 
-async def test_a_task_that_takes_too_long_is_ended_and_says_so(rig: Rig) -> None:
+async def test_a_task_that_exceeds_its_timeout_is_killed(rig: Rig) -> None:
     await set_tasks(rig, script("t", "sleep 1000", timeoutSeconds=0.3, graceSeconds=1))
     status = await final(rig, "t")
     assert status["terminated"]["reason"] == "TaskTimeout"
     assert status["terminated"]["exitCode"] == 137
 
 
-async def test_a_failing_task_is_tried_again_until_it_works(rig: Rig) -> None:
+async def test_a_failing_task_is_retried_until_it_succeeds(rig: Rig) -> None:
     count = rig.home / "count"
     text = f"echo x >> {count}; [ $(wc -l < {count}) -ge 3 ]"
     await set_tasks(rig, script("t", text, maxAttempts=5, backoffSeconds=0.05))
@@ -156,7 +156,7 @@ async def test_hooks_run_before_and_after(rig: Rig) -> None:
     assert trace.read_text().split() == ["before", "task", "after"]
 
 
-async def test_a_failing_pre_start_hook_fails_the_task_and_nothing_runs(rig: Rig) -> None:
+async def test_a_failing_pre_start_hook_fails_the_task(rig: Rig) -> None:
     trace = rig.home / "trace"
     hooks = {"preStart": {"command": ["/bin/false"]}}
     await set_tasks(rig, script("t", f"echo task >> {trace}", lifecycle=hooks))
@@ -165,7 +165,7 @@ async def test_a_failing_pre_start_hook_fails_the_task_and_nothing_runs(rig: Rig
     assert not trace.exists()
 
 
-async def test_changes_are_pushed_to_whoever_watches(rig: Rig) -> None:
+async def test_changes_are_sent_to_watching_clients(rig: Rig) -> None:
     wire = await rig.wire()
     await wire.send("GET", "/tasks?watch=1", {})
     await wire.head()
@@ -187,7 +187,7 @@ async def test_a_command_that_cannot_be_run_fails_with_a_reason(rig: Rig) -> Non
     assert "/no/such/program" in status["terminated"]["message"]
 
 
-async def test_what_a_task_leaves_in_the_background_does_not_hold_it_up(rig: Rig) -> None:
+async def test_background_processes_do_not_delay_the_end_of_a_task(rig: Rig) -> None:
     pid = rig.home / "pid"
     await set_tasks(rig, script("t", f"sleep 1000 & echo $! > {pid}; echo done"))
     status = await final(rig, "t")
@@ -196,7 +196,7 @@ async def test_what_a_task_leaves_in_the_background_does_not_hold_it_up(rig: Rig
     os.kill(int(pid.read_text()), 9)
 
 
-async def test_tasks_ask_for_the_sandboxs_token(tmp_path: Path) -> None:
+async def test_the_task_routes_require_the_access_token(tmp_path: Path) -> None:
     settings = EnvdSettings(access_token="secret")
     opened = await open_rig(tmp_path, settings=settings, tasks_dir=str(tmp_path / "tasks"))
     assert (await opened.request("GET", "/tasks")).status == 401
@@ -204,7 +204,7 @@ async def test_tasks_ask_for_the_sandboxs_token(tmp_path: Path) -> None:
     opened.envd.close()
 
 
-async def test_a_new_envd_goes_on_with_running_tasks_and_runs_nothing_twice(
+async def test_a_new_envd_resumes_running_tasks_and_runs_none_twice(
     init: Init, tmp_path: Path
 ) -> None:
     async def fresh(name: str) -> Rig:
@@ -235,7 +235,7 @@ async def test_a_new_envd_goes_on_with_running_tasks_and_runs_nothing_twice(
     await asyncio.sleep(0)
 
 
-async def test_a_task_that_cannot_be_found_again_has_failed_and_is_not_run_again(
+async def test_a_task_that_is_not_found_again_has_failed_and_is_not_rerun(
     tmp_path: Path,
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"

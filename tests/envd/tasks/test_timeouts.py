@@ -1,4 +1,4 @@
-"""How long a task may take: what it ran counts, what it was paused does not. In virtual time."""
+"""Timeouts of tasks count running time, not pauses. In virtual time."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.looptime
 
 
 class Sleeper:
-    """A command that runs for a while, but only while its sandbox is not paused."""
+    """A command whose time passes only while its sandbox is not paused."""
 
     handle = "1"
 
@@ -44,7 +44,7 @@ class Sleeper:
 
 
 class Sleepers:
-    """Launches sleepers: a command's first word says how long."""
+    """Launches sleepers: the first word of the command is the duration."""
 
     def __init__(self) -> None:
         self.awake = asyncio.Event()
@@ -76,7 +76,7 @@ async def _ended(
 
 @pytest.mark.parametrize("paused_at", [1.0, 30.0, 55.0])
 @pytest.mark.parametrize("for_seconds", [20.0, 5000.0])
-async def test_a_pause_takes_nothing_of_a_tasks_time(
+async def test_a_pause_does_not_count_towards_the_timeout_of_a_task(
     tmp_path: Path, paused_at: float, for_seconds: float
 ) -> None:
     process = TaskProcess(command=("57",), timeout_seconds=60)
@@ -84,13 +84,13 @@ async def test_a_pause_takes_nothing_of_a_tasks_time(
     assert (ended["reason"], ended["exitCode"]) == ("Succeeded", 0)
 
 
-async def test_a_pause_gives_a_task_no_time_either(tmp_path: Path) -> None:
+async def test_a_pause_does_not_extend_the_timeout_of_a_task(tmp_path: Path) -> None:
     process = TaskProcess(command=("70",), timeout_seconds=60, grace_seconds=1)
     ended = await _ended(tmp_path, process, paused_at=30.0, for_seconds=600.0)
     assert (ended["reason"], ended["exitCode"]) == ("TaskTimeout", 137)
 
 
-async def test_a_hook_that_is_paused_has_not_taken_too_long(tmp_path: Path) -> None:
+async def test_a_pause_does_not_count_towards_the_timeout_of_a_hook(tmp_path: Path) -> None:
     hook = TaskHook(command=("4",), timeout_seconds=5)
     process = TaskProcess(command=("1",), lifecycle=TaskHooks(pre_start=hook))
     ended = await _ended(tmp_path, process, paused_at=2.0, for_seconds=60.0)

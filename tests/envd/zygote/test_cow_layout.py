@@ -1,4 +1,4 @@
-"""Moving code together: it does what it did, from fewer pages."""
+"""Moving code objects together."""
 
 from collections.abc import Callable
 
@@ -7,8 +7,8 @@ from paddock.envd.zygote import cow_layout
 _PAGE = 4096
 
 
-def made(count: int) -> dict[str, Callable[[int], int]]:
-    """Functions whose code lies far apart: each after a hundred that nobody calls."""
+def make_functions(count: int) -> dict[str, Callable[[int], int]]:
+    """Return functions whose code is scattered: each after a hundred unused ones."""
     names: dict[str, Callable[[int], int]] = {}
     for number in range(count):
         body = f"(x):\n    return sum(y + {number} for y in range(x))\n"
@@ -21,9 +21,9 @@ def pages(functions: list[Callable[[int], int]]) -> set[int]:
     return {id(function.__code__) // _PAGE for function in functions}
 
 
-def test_code_that_is_used_comes_to_lie_together_and_does_what_it_did() -> None:
+def test_used_code_is_moved_together_and_behaves_as_before() -> None:
     # given
-    names = made(40)
+    names = make_functions(40)
     used = [function for name, function in names.items() if name.startswith("used")]
     before, results = pages(used), [function(5) for function in used]
 
@@ -36,9 +36,9 @@ def test_code_that_is_used_comes_to_lie_together_and_does_what_it_did() -> None:
     assert len(pages(used)) * 2 < len(before)
 
 
-def test_code_inside_code_is_moved_with_it() -> None:
+def test_nested_code_is_moved() -> None:
     # given: only the inner code is known to be used
-    names = made(1)
+    names = make_functions(1)
     function = names["used0"]
     (inner,) = (c for c in function.__code__.co_consts if hasattr(c, "co_code"))
 
@@ -51,8 +51,8 @@ def test_code_inside_code_is_moved_with_it() -> None:
     assert function(3) == 3
 
 
-def test_nothing_is_touched_that_is_not_used() -> None:
-    function = made(1)["unused0_7"]
+def test_unused_code_is_not_moved() -> None:
+    function = make_functions(1)["unused0_7"]
     code = function.__code__
 
     assert cow_layout.gather(set()) == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from paddock.api.kube.body.patches import json_patch, merge_patch, strategic_patch
 from paddock.envd.files import signature
 from paddock.envd.http import multipart
-from paddock.envd.rpc import connect_frames as connect_wire
+from paddock.envd.rpc import connect_frames as frames
 from paddock.gateway.http import request_heads, request_rewrite, response_heads
 from paddock.gateway.routing import addressing
 from paddock.kit.errors import InvalidError, PaddockError
@@ -135,25 +135,25 @@ def signed_url(data: bytes) -> None:
 
 def connect_frames(data: bytes) -> None:
     """The same envelopes, however the stream is cut; a limit is a limit."""
-    whole, cut = connect_wire.EnvelopeReader(limit=1000), connect_wire.EnvelopeReader(limit=1000)
+    whole, cut = frames.EnvelopeReader(limit=1000), frames.EnvelopeReader(limit=1000)
     outcomes: list[object] = []
     for reader, pieces in ((whole, [data]), (cut, [data[i : i + 1] for i in range(len(data))])):
         found: list[tuple[int, bytes]] = []
         try:
             for piece in pieces:
                 found += reader.feed(piece)
-        except connect_wire.ConnectError as error:
+        except frames.ConnectError as error:
             outcomes.append(error.code)
             continue
         outcomes.append(found)
         assert all(len(message) <= 1000 for _, message in found)
         for flags, message in found:
-            assert connect_wire.EnvelopeReader().feed(connect_wire.envelope(message, flags)) == [
+            assert frames.EnvelopeReader().feed(frames.envelope(message, flags)) == [
                 (flags, message)
             ]
     assert outcomes[0] == outcomes[1]
-    with contextlib.suppress(connect_wire.ConnectError):
-        assert len(connect_wire.inflate(data, 1000)) <= 1000
+    with contextlib.suppress(frames.ConnectError):
+        assert len(frames.inflate(data, 1000)) <= 1000
 
 
 def form(data: bytes) -> None:

@@ -44,7 +44,7 @@ class WatchLimitError(Exception):
     """Too many watchers or watched directories."""
 
 
-class WatchEvent(Struct, frozen=True):
+class FileEvent(Struct, frozen=True):
     """A change to `name`, which is relative to the watched directory."""
 
     name: str
@@ -65,7 +65,7 @@ class DirectoryWatcher:
     def __init__(self, path: str, *, recursive: bool) -> None:
         self.path = path
         self.is_recursive = recursive
-        self._events: deque[WatchEvent] = deque()
+        self._events: deque[FileEvent] = deque()
         self._directories: dict[int, str] = {}
         self._reported: set[tuple[int, str]] = set()
         self.is_lossy = False
@@ -84,7 +84,7 @@ class DirectoryWatcher:
             os.close(self.fd)
             self.fd = -1
 
-    def take(self) -> list[WatchEvent]:
+    def take(self) -> list[FileEvent]:
         """Read the kernel's queue and return all events."""
         self.drain()
         taken = list(self._events)
@@ -122,7 +122,7 @@ class DirectoryWatcher:
             return
         for bits, kind in _TYPES:
             if mask & bits:
-                self._push(WatchEvent(relative, kind))
+                self._push(FileEvent(relative, kind))
         if self.is_recursive and mask & IN_ISDIR:
             if mask & (IN_CREATE | IN_MOVED_TO):
                 self._follow(relative, is_new=bool(mask & IN_CREATE))
@@ -137,7 +137,7 @@ class DirectoryWatcher:
             self._reported.discard((wd, name))
         return bool(mask & IN_CREATE)
 
-    def _push(self, event: WatchEvent) -> None:
+    def _push(self, event: FileEvent) -> None:
         if len(self._events) >= 2 * MAX_QUEUED:
             self.is_lossy = True
         else:
@@ -186,9 +186,9 @@ class DirectoryWatcher:
     def _report_existing(self, wd: int, name: str, entry: "os.DirEntry[str]") -> None:
         """Report an entry that was created before its directory was watched."""
         self._reported.add((wd, entry.name))
-        self._push(WatchEvent(name, EventType.CREATE))
+        self._push(FileEvent(name, EventType.CREATE))
         if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size:
-            self._push(WatchEvent(name, EventType.WRITE))
+            self._push(FileEvent(name, EventType.WRITE))
 
     def _unfollow(self, relative: str) -> None:
         """Stop watching a directory that was moved away: its names would be stale."""
@@ -243,7 +243,7 @@ class Watchers:
             self._read_in_background(watcher)
         return ident
 
-    def take(self, watcher: DirectoryWatcher) -> list[WatchEvent]:
+    def take(self, watcher: DirectoryWatcher) -> list[FileEvent]:
         """Return the events of a polled watcher."""
         events = watcher.take()
         if watcher.is_recursive:

@@ -15,7 +15,7 @@ inside a sandbox and are validated here.
 
 Datagrams, little endian. Header of 12 bytes: u8 op, u8 flags, u16 zero, u32 seq, i32 status.
 A reply repeats the request's op with bit 0x80, and its seq; status is 0 or -errno. Flag MORE (1)
-in a request: the body goes on in the next datagram (same op and seq). In an ATTACH reply: more
+in a request: the body continues in the next datagram (same op and seq). In an ATTACH reply: more
 records follow.
 
     PING    1  -                                   -> u32 version, u32 processes

@@ -176,7 +176,7 @@ class ProcessRegistry:
 
 
 class _Memo(msgspec.Struct, omit_defaults=True):
-    """What the next envd needs to serve a command."""
+    """The data that the next envd needs to serve a command."""
 
     config: ProcessConfig = ProcessConfig()
     tag: str | None = None

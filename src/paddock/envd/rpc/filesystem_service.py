@@ -17,8 +17,8 @@ from paddock.envd.environment import Environment
 from paddock.envd.files import entries, paths, tree_ops
 from paddock.envd.files.watch import (
     DirectoryWatcher,
+    FileEvent,
     Watchers,
-    WatchEvent,
     WatchLimitError,
     is_network_mount,
 )
@@ -210,7 +210,7 @@ class FilesystemService:
         return path
 
     def _events(
-        self, watcher: DirectoryWatcher, events: list[WatchEvent], include: bool
+        self, watcher: DirectoryWatcher, events: list[FileEvent], include: bool
     ) -> list[m.FilesystemEvent]:
         describe: Callable[[str], m.EntryInfo | None] = (
             (lambda name: self._entry(watcher, name)) if include else (lambda _: None)

@@ -12,12 +12,12 @@ import os
 import signal
 import struct
 import termios
-from collections import deque
 from collections.abc import Callable
 
+from paddock.envd.process.events import Subscription, data_event, end_event
 from paddock.envd.process.init_protocol import SignalScope
 from paddock.envd.process.spawner import ChildProcess, ExitStatus
-from paddock.envd.rpc.messages import DataEvent, EndEvent, ProcessConfig, ProcessEvent
+from paddock.envd.rpc.messages import EndEvent, ProcessConfig, ProcessEvent
 
 PIPE_CHUNK = 32 << 10
 PTY_CHUNK = 16 << 10
@@ -26,63 +26,9 @@ LOW_WATER = 256 << 10
 _READS_PER_TURN = 8
 _DRAIN_LIMIT = 1 << 20
 
-# Signal names as Go's runtime prints them; clients compare these strings.
-_SIGNAL_NAMES = {
-    1: "hangup", 2: "interrupt", 3: "quit", 4: "illegal instruction", 5: "trace/breakpoint trap",
-    6: "aborted", 7: "bus error", 8: "floating point exception", 9: "killed",
-    10: "user defined signal 1", 11: "segmentation fault", 12: "user defined signal 2",
-    13: "broken pipe", 14: "alarm clock", 15: "terminated",
-}  # fmt: skip
-
 
 class StdinError(Exception):
     """Input cannot be delivered; the message is for the client."""
-
-
-def end_event(status: ExitStatus) -> EndEvent:
-    """Return the end event of an exit, with the strings that clients compare."""
-    if status.signal:
-        words = "signal: " + _SIGNAL_NAMES.get(status.signal, f"signal {status.signal}")
-        if status.is_core_dumped:
-            words += " (core dumped)"
-        return EndEvent(exit_code=-1, exited=False, status=words, error=words)
-    words = f"exit status {status.code}"
-    return EndEvent(
-        exit_code=status.code, exited=True, status=words, error=words if status.code else None
-    )
-
-
-class Subscription:
-    """The queue of events of one subscriber."""
-
-    def __init__(self, process: "ManagedProcess") -> None:
-        self._process = process
-        self._events: deque[ProcessEvent] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self.buffered = 0
-
-    def push(self, event: ProcessEvent, size: int) -> None:
-        self._events.append(event)
-        self.buffered += size
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def take(self, timeout: float) -> list[ProcessEvent]:
-        """Wait for events and return all of them; return none after `timeout` seconds."""
-        if not self._events:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._waiter
-            except TimeoutError:
-                return []
-            finally:
-                self._waiter = None
-        taken = list(self._events)
-        self._events.clear()
-        self.buffered = 0
-        self._process.resume()
-        return taken
 
 
 class ManagedProcess:
@@ -180,7 +126,7 @@ class ManagedProcess:
 
     def subscribe(self) -> Subscription:
         """Return a subscription to further events; an ended process sends its end at once."""
-        subscription = Subscription(self)
+        subscription = Subscription(self.resume)
         if self.end is not None:
             subscription.push(ProcessEvent(end=self.end), 0)
         else:
@@ -221,7 +167,7 @@ class ManagedProcess:
             self._end_if_complete()
             return False
         if self._subscribers:
-            event = ProcessEvent(data=_data_event(name, data))
+            event = ProcessEvent(data=data_event(name, data))
             for subscriber in self._subscribers:
                 subscriber.push(event, len(data))
         return len(data) == size or name == "pty"
@@ -331,9 +277,3 @@ class ManagedProcess:
 def _set(waiter: "asyncio.Future[None]") -> None:
     if not waiter.done():
         waiter.set_result(None)
-
-
-def _data_event(name: str, data: bytes) -> DataEvent:
-    if name == "stdout":
-        return DataEvent(stdout=data)
-    return DataEvent(stderr=data) if name == "stderr" else DataEvent(pty=data)

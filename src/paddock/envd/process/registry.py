@@ -10,8 +10,9 @@ from collections.abc import Coroutine, Iterator
 
 import msgspec
 
+from paddock.envd.process.events import Subscription
 from paddock.envd.process.init_protocol import MAX_MEMO
-from paddock.envd.process.process import ManagedProcess, Subscription
+from paddock.envd.process.process import ManagedProcess
 from paddock.envd.process.spawner import ChildProcess, Command, ExitStatus, OnExit, Spawner
 from paddock.envd.rpc.messages import ProcessConfig
 

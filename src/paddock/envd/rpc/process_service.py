@@ -11,7 +11,8 @@ import stat
 from collections.abc import AsyncIterator, Mapping
 
 from paddock.envd.environment import Environment
-from paddock.envd.process.process import ManagedProcess, StdinError, Subscription
+from paddock.envd.process.events import Subscription
+from paddock.envd.process.process import ManagedProcess, StdinError
 from paddock.envd.process.registry import ProcessRegistry
 from paddock.envd.process.spawner import Command, SandboxGoneError, SpawnError
 from paddock.envd.rpc import messages as m

@@ -18,6 +18,7 @@ from msgspec import Struct, structs
 from paddock.envd.tasks.files import TaskFiles, is_name
 from paddock.envd.tasks.launcher import Launcher, RunningTask, TaskLaunchError
 from paddock.envd.tasks.model import Task, TaskError, TaskHook, TaskPhase, TaskRecord, task_json
+from paddock.envd.tasks.running_time import seconds_left, wait_running
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +26,6 @@ MAX_ACTIVE = 64
 BACKOFF_LIMIT_SECONDS = 300.0
 KILL_SECONDS = 5.0
 HEARTBEAT_SECONDS = 20.0
-SPANS, SPAN_SECONDS = 20, 1.0
-"""The running time of a task is counted in this many spans of at least this many seconds."""
 TIMED_OUT, LOST, STOPPED = "TaskTimeout", "ProcessLost", "Stopped"
 
 
@@ -244,7 +243,9 @@ class TaskManager:
             if limit is None:
                 await asyncio.wait({ended, stopped}, return_when="FIRST_COMPLETED")
             else:
-                await _wait_running(_seconds_left(record, limit), limit, running, {ended, stopped})
+                await wait_running(
+                    seconds_left(record, limit, _now()), limit, running, {ended, stopped}
+                )
             if ended.done():
                 code = ended.result()
                 reason = "Succeeded" if code == 0 else "Failed"
@@ -329,7 +330,7 @@ class TaskManager:
             return str(error)
         ended = asyncio.ensure_future(running.wait())
         try:
-            await _wait_running(hook.timeout_seconds, hook.timeout_seconds, running, {ended})
+            await wait_running(hook.timeout_seconds, hook.timeout_seconds, running, {ended})
             if not ended.done():
                 await self._terminate(running, ended, 1.0)
                 return f"the hook ran longer than {hook.timeout_seconds:g} s"
@@ -337,37 +338,6 @@ class TaskManager:
             return f"the hook ended with {code}" if code else ""
         finally:
             ended.cancel()
-
-
-def _seconds_left(record: TaskRecord, limit: float) -> float:
-    """Return the seconds left to a task; the full timeout if it passed during a pause."""
-    if record.started_at is None:
-        return limit
-    left = limit - (_now() - record.started_at).total_seconds()
-    return left if 0 < left <= limit else limit
-
-
-async def _wait_running(
-    seconds: float, limit: float, running: RunningTask, output_ends: "set[asyncio.Future[Any]]"
-) -> None:
-    """Wait until one of `ends` is done, or the command has run for `seconds`.
-
-    Pauses do not count: after every span the command must respond before the next one begins.
-    """
-    while seconds > 0:
-        span = min(seconds, max(limit / SPANS, SPAN_SECONDS))
-        done, _ = await asyncio.wait(output_ends, timeout=span, return_when="FIRST_COMPLETED")
-        if done:
-            return
-        answer = asyncio.ensure_future(running.wait_responsive())
-        try:
-            done, _ = await asyncio.wait({*output_ends, answer}, return_when="FIRST_COMPLETED")
-            if done & output_ends:
-                return
-            answer.result()
-        finally:
-            answer.cancel()
-        seconds -= span
 
 
 def _now() -> datetime:

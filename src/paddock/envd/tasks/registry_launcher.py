@@ -9,8 +9,9 @@ import contextlib
 import os
 
 from paddock.envd.environment import Environment
+from paddock.envd.process.events import Subscription
 from paddock.envd.process.init_protocol import SignalScope
-from paddock.envd.process.process import ManagedProcess, Subscription
+from paddock.envd.process.process import ManagedProcess
 from paddock.envd.process.registry import ProcessRegistry
 from paddock.envd.process.spawner import Command, ExitStatus, SandboxGoneError, SpawnError
 from paddock.envd.rpc.connect_frames import ConnectError

@@ -25,17 +25,12 @@ from paddock.envd.process import init_protocol
 from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.process.init_spawner import InitSpawner
 from paddock.envd.server import Envd
-from paddock.envd.zygote import cow_layout
+from paddock.envd.zygote import cow_layout, warmup_requests
 
 log = logging.getLogger(__name__)
 
-_START_PATH, _CONNECT = "/process.Process/Start", "application/connect+json"
-_START = b'{"process":{"cmd":"/bin/true"},"stdin":true}'
-_SHELL_COMMAND = b'{"process":{"cmd":"/bin/bash","args":["-l","-c","true"]},"stdin":false}'
 _OUTPUTS = 2 | 4
 """Standard output and error in init's descriptor mask."""
-_INIT = b'{"envVars":{"A":"b"},"accessToken":"warm","defaultUser":"user","sandboxId":"warm"}'
-_HEALTH = b"GET /health HTTP/1.1\r\nHost: s\r\nConnection: close\r\n\r\n"
 _TIMEOUT_SECONDS = 20.0
 _ROUNDS = 4
 _REHEARSALS = 16
@@ -97,7 +92,7 @@ def rehearse(envd: Envd, loop: asyncio.AbstractEventLoop) -> None:
     os.mkdir(directory, 0o700)
     try:
         loop.run_until_complete(
-            _serve_requests(envd, _config(directory), directory, ("socket", _HEALTH))
+            _serve_requests(envd, _config(directory), directory, ("socket", warmup_requests.HEALTH))
         )
     finally:
         for name in ("socket", "control", ".E2B_SANDBOX"):
@@ -126,9 +121,9 @@ def _serve_claim(home: str) -> None:
         is_reserved=True,
     )
     calls = (
-        ("socket", _HEALTH),
-        ("control", _post("/init", "application/json", _INIT)),
-        ("socket", _post(_START_PATH, _CONNECT, _framed(_SHELL_COMMAND), "X-Access-Token: warm")),
+        ("socket", warmup_requests.HEALTH),
+        ("control", warmup_requests.INIT),
+        ("socket", warmup_requests.COMMAND),
     )
     loop = asyncio.SelectorEventLoop()
     loop.run_until_complete(_serve_requests(Envd(), config, home, *calls))
@@ -271,7 +266,7 @@ def _drive_child(path: str, init: socket.socket) -> None:
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_TIMEOUT_SECONDS)
         client.connect(path)
-        client.send(_HEALTH)
+        client.send(warmup_requests.HEALTH)
         while client.recv(4096):
             pass
 
@@ -316,50 +311,12 @@ async def _run_warmup(directory: str) -> None:
     try:
         await envd.start(_listen(path))
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            for request in _requests(directory):
+            for request in warmup_requests.all_routes(directory):
                 await _post_once(path, request)
     finally:
         os.close(place)
         envd.close()
         await asyncio.sleep(0)
-
-
-def _post(path: str, kind: str, body: bytes, *more: str) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
-    return "\r\n".join((*lines, "Connection: close", *more, "", "")).encode() + body
-
-
-def _framed(message: bytes) -> bytes:
-    return b"\0" + len(message).to_bytes(4, "big") + message
-
-
-def _requests(directory: str) -> list[bytes]:
-    def get(path: str, *more: str) -> bytes:
-        lines = [f"GET {path} HTTP/1.1", "Connection: close", *more]
-        return "\r\n".join(lines).encode() + b"\r\n\r\n"
-
-    path = b'{"path":"%b"}' % directory.encode()
-    form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="b"\r\n\r\n1\r\n--x--\r\n'
-    filesystem = "/filesystem.Filesystem/"
-    return [
-        get("/health", "Origin: here"),
-        get("/metrics"),
-        get("/envs"),
-        _post(_START_PATH, _CONNECT, _framed(_START)),
-        _post("/process.Process/List", "application/json", b"{}"),
-        _post("/process.Process/List", "application/proto", b""),
-        _post("/files?path=a", "application/octet-stream", b"x" * 2_000_000),
-        _post("/files", "multipart/form-data; boundary=x", form),
-        get("/files?path=a"),
-        get("/files?path=a", "Accept-Encoding: gzip"),
-        get("/files?path=a", "Range: bytes=1-2"),
-        get("/files?path=missing"),
-        _post(filesystem + "Stat", "application/json", path),
-        _post(filesystem + "ListDir", "application/json", path),
-        _post(filesystem + "CreateWatcher", "application/json", path),
-        _post(filesystem + "Remove", "application/json", b'{"path":"a"}'),
-        _post(filesystem + "Stat", "application/json", b'{"path":"a"}'),
-    ]
 
 
 async def _post_once(path: str, request: bytes) -> None:

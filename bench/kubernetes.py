@@ -129,10 +129,10 @@ async def lives(report: Report, plane: ControlPlane, stock: int) -> None:
     before, took = writes(), list[float]()
     for _ in range(LIVES):
         started = time.monotonic()
-        box = await plane.manager.create(CALLER, wanted())
+        box = await plane.manager.claims.create(CALLER, wanted())
         took.append(time.monotonic() - started)
         claim = box.spec.claim
-        await plane.manager.kill(CALLER, claim.sandbox_id if claim else "")
+        await plane.manager.lifecycle.kill(CALLER, claim.sandbox_id if claim else "")
     await stocked(plane, stock)
     report.spread("claim_alone", took)
     report.figure("writes_per_life", (writes() - before) / LIVES, f"mean of {LIVES}")
@@ -172,7 +172,7 @@ async def take(plane: ControlPlane, left: Iterator[int], side: Side) -> None:
     for _ in left:
         started = time.monotonic()
         try:
-            await plane.manager.create(CALLER, wanted())
+            await plane.manager.claims.create(CALLER, wanted())
         except PaddockError:
             side.failed += 1
         else:

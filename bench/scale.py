@@ -85,17 +85,21 @@ async def measure(size: int, rounds: int) -> dict[str, object]:
             return result
 
         async def life() -> None:
-            made = await timed("create", manager.create(CALLER, wanted))
+            made = await timed("create", manager.claims.create(CALLER, wanted))
             name = made.spec.claim.sandbox_id
-            await timed("get", manager.get(CALLER, name))
+            await timed("get", manager.queries.get(CALLER, name))
             await timed("list", listed())
-            await timed("pause", manager.pause(CALLER, name))
-            await timed("connect", manager.connect(CALLER, name, timeout_seconds=300))
-            await timed("set_timeout", manager.set_timeout(CALLER, name, timeout_seconds=60))
-            await timed("kill", manager.kill(CALLER, name))
+            await timed("pause", manager.lifecycle.pause(CALLER, name))
+            await timed("connect", manager.lifecycle.connect(CALLER, name, timeout_seconds=300))
+            await timed(
+                "set_timeout", manager.lifecycle.set_timeout(CALLER, name, timeout_seconds=60)
+            )
+            await timed("kill", manager.lifecycle.kill(CALLER, name))
 
         async def listed() -> None:
-            world.manager.list(CALLER, SandboxFilter(), limit=100, token=None, ascending=False)
+            world.manager.queries.page(
+                CALLER, SandboxFilter(), limit=100, token=None, ascending=False
+            )
 
         manager = world.manager
         bare = await store.create(Namespace(metadata=ObjectMeta(name="floor")))

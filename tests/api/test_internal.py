@@ -12,10 +12,10 @@ pytestmark = pytest.mark.looptime
 async def test_only_the_very_sandbox_that_a_gateway_knows_is_woken() -> None:
     async with paddock() as world:
         wanted = NewSandbox(template="base", auto_pause=True, auto_resume=True)
-        made = await world.manager.create(CALLER, wanted)
+        made = await world.manager.claims.create(CALLER, wanted)
         assert made.spec.claim is not None
         sandbox_id = made.spec.claim.sandbox_id
-        asleep = await world.manager.pause(CALLER, sandbox_id)
+        asleep = await world.manager.lifecycle.pause(CALLER, sandbox_id)
 
         async def woken(uid: str) -> int:
             body = {"id": sandbox_id, "uid": uid}

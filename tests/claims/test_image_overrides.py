@@ -33,7 +33,7 @@ async def test_any_other_is_refused_and_nothing_is_taken(allowed: str) -> None:
     async with paddock(pool_size=1, claim_images=allowed) as world:
         await world.stocked(1)
         with pytest.raises(ForbiddenError, match="none that clients may choose"):
-            await world.manager.create(CALLER, NewSandbox(template="base", image="host"))
+            await world.manager.claims.create(CALLER, NewSandbox(template="base", image="host"))
         body = {"templateID": "base", "metadata": {KEY: "host"}}
         assert (await world.http.post("/v2/sandboxes", json=body)).status_code == 403
         assert not world.provider.sandboxes(CALLER.team)

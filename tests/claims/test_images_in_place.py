@@ -24,7 +24,7 @@ async def claimed(world: World, wanted: NewSandbox = OTHER) -> tuple[set[str], S
     """Claim one of another image; give the uids of what was in stock, and the sandbox."""
     await world.stocked(2)
     stock = {sandbox.metadata.uid for sandbox in world.provider.all(Sandbox)}
-    return stock, await world.manager.create(CALLER, wanted)
+    return stock, await world.manager.claims.create(CALLER, wanted)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ async def test_an_image_that_cannot_be_started_fails_the_claim_and_is_cleaned_up
         await world.stocked(2)
         world.runtime.fail_next(Operation.UPDATE_IMAGE, InvalidError("no such image"))
         with pytest.raises(UnavailableError, match=r"'team/other' could not be started.*no such"):
-            await world.manager.create(CALLER, OTHER)
+            await world.manager.claims.create(CALLER, OTHER)
         await world.until(lambda: not world.provider.sandboxes(CALLER.team))
 
 
@@ -84,7 +84,7 @@ async def test_the_same_request_again_finds_the_same_sandbox() -> None:
     async with paddock(pool_size=2, claim_images="team/*") as world:
         wanted = structs.replace(OTHER, idempotency_key="once")
         _, first = await claimed(world, wanted)
-        again = await world.manager.create(CALLER, wanted)
+        again = await world.manager.claims.create(CALLER, wanted)
         assert again.metadata.uid == first.metadata.uid
 
 
@@ -97,7 +97,7 @@ async def test_a_runtime_that_cannot_says_so_and_the_sandbox_runs_on() -> None:
     runtime = SimulatedRuntime(clock=(clock := LoopClock()), capabilities=none)
     async with paddock(pool_size=2, runtime=runtime, clock=clock) as world:
         await world.stocked(1)
-        sandbox = await world.manager.create(CALLER, NewSandbox(template="base"))
+        sandbox = await world.manager.claims.create(CALLER, NewSandbox(template="base"))
 
         def other(current: Sandbox) -> Sandbox:
             return structs.replace(current, spec=structs.replace(current.spec, image="x"))
@@ -106,5 +106,5 @@ async def test_a_runtime_that_cannot_says_so_and_the_sandbox_runs_on() -> None:
         async with asyncio.timeout(30):
             while "ImageUpdateRefused" not in await reasons(world):
                 await asyncio.sleep(0.1)
-        found = await world.manager.get(CALLER, sandbox.spec.claim.sandbox_id)
+        found = await world.manager.queries.get(CALLER, sandbox.spec.claim.sandbox_id)
         assert found.status.phase == "Running"

@@ -20,7 +20,7 @@ def slow_runtime() -> SimulatedRuntime:
 
 
 async def a_sandbox(world: World) -> str:
-    made = await world.manager.create(CALLER, NewSandbox(template="base"))
+    made = await world.manager.claims.create(CALLER, NewSandbox(template="base"))
     assert made.spec.claim is not None
     return made.spec.claim.sandbox_id
 
@@ -28,24 +28,31 @@ async def a_sandbox(world: World) -> str:
 async def test_all_who_connect_while_it_is_being_paused_find_it_running() -> None:
     async with paddock(runtime=slow_runtime()) as world:
         sandbox_id = await a_sandbox(world)
-        pauses = [asyncio.create_task(world.manager.pause(CALLER, sandbox_id)) for _ in range(3)]
+        pauses = [
+            asyncio.create_task(world.manager.lifecycle.pause(CALLER, sandbox_id)) for _ in range(3)
+        ]
         await asyncio.sleep(0.1)
         found = await asyncio.gather(
-            *(world.manager.connect(CALLER, sandbox_id, timeout_seconds=60) for _ in range(10)),
-            world.manager.wake(await world.manager.get(CALLER, sandbox_id)),
+            *(
+                world.manager.lifecycle.connect(CALLER, sandbox_id, timeout_seconds=60)
+                for _ in range(10)
+            ),
+            world.manager.lifecycle.wake(await world.manager.queries.get(CALLER, sandbox_id)),
         )
         assert all(is_resumed for _, is_resumed in found[:-1])
         assert {pause.status.phase for pause in await asyncio.gather(*pauses)} == {Phase.PAUSED}
-        assert (await world.manager.get(CALLER, sandbox_id)).status.phase is Phase.RUNNING
+        assert (await world.manager.queries.get(CALLER, sandbox_id)).status.phase is Phase.RUNNING
 
 
 async def test_a_pause_of_what_is_being_resumed_is_a_conflict() -> None:
     async with paddock(runtime=slow_runtime()) as world:
         sandbox_id = await a_sandbox(world)
-        await world.manager.pause(CALLER, sandbox_id)
-        resume = asyncio.create_task(world.manager.connect(CALLER, sandbox_id, timeout_seconds=60))
+        await world.manager.lifecycle.pause(CALLER, sandbox_id)
+        resume = asyncio.create_task(
+            world.manager.lifecycle.connect(CALLER, sandbox_id, timeout_seconds=60)
+        )
         await asyncio.sleep(0.1)
         with pytest.raises(ConflictError):
-            await world.manager.pause(CALLER, sandbox_id)
+            await world.manager.lifecycle.pause(CALLER, sandbox_id)
         await resume
-        assert (await world.manager.get(CALLER, sandbox_id)).status.phase is Phase.RUNNING
+        assert (await world.manager.queries.get(CALLER, sandbox_id)).status.phase is Phase.RUNNING

@@ -5,9 +5,9 @@ import pytest
 from paddock.app.wiring.manager import own_records
 from paddock.cache.provider import KINDS, Provider
 from paddock.claims.caller import Caller
-from paddock.claims.idempotency import Firsts
-from paddock.claims.quota.ledger import Dimension, Footprint, Ledger, Limit, Quota, Scope
-from paddock.claims.quota.share_manager import Apportioned
+from paddock.claims.idempotency import IdempotencyKeys
+from paddock.claims.quota.ledger import Dimension, Footprint, Ledger, Quota, QuotaLimit, QuotaScope
+from paddock.claims.quota.share_manager import ShareManager
 from paddock.kit.clock import LoopClock
 from paddock.kit.tasks import background
 from paddock.manager.keys import Keyring
@@ -25,15 +25,17 @@ async def test_keys_shares_and_idempotency_keys_are_kept_where_it_is_installed()
     )
     keyring, ledger = Keyring(store, clock, "elsewhere"), Ledger("one")
     provider.informer(Secret).subscribe(keyring.observe)
-    allowance = Apportioned(ledger, keyring, provider, clock)
-    firsts = Firsts(store, provider, clock, ledger.account, "elsewhere")
+    reservations = ShareManager(ledger, keyring, provider, clock)
+    idempotency_keys = IdempotencyKeys(store, provider, clock, ledger.account, "elsewhere")
     async with background(provider.serve(), name="cache"):
         await provider.wait_synced()
-        await keyring.set_team_quota("team", Quota((Limit(Dimension.COUNT, Scope.ALL, 2),)))
+        await keyring.set_team_quota(
+            "team", Quota((QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 2),))
+        )
         key, _ = await keyring.create(name="somebody", team="team")
         caller = Caller("team", key.id, key.role)
-        await allowance.reserve(caller, "box", Footprint(1000, 1024))
-        await firsts.enter("team", "once", "asked", seconds=5)
+        await reservations.reserve(caller, "box", Footprint(1000, 1024))
+        await idempotency_keys.enter("team", "once", "asked", seconds=5)
 
         records = [
             *(await store.list(Secret)).items,

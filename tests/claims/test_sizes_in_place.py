@@ -19,7 +19,7 @@ async def claimed(world: World) -> tuple[set[str], Sandbox]:
     """Claim a smaller sandbox; give the uids of what was in stock, and the sandbox."""
     await world.stocked(2)
     stock = {sandbox.metadata.uid for sandbox in world.provider.all(Sandbox)}
-    return stock, await world.manager.create(CALLER, SMALLER)
+    return stock, await world.manager.claims.create(CALLER, SMALLER)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ async def test_the_same_request_again_finds_the_same_sandbox_and_its_size(
     async with paddock(pool_size=2) as world:
         await world.stocked(2)
         wanted = structs.replace(SMALLER, idempotency_key="once")
-        first = await world.manager.create(CALLER, wanted)
-        again = await world.manager.create(CALLER, wanted)
+        first = await world.manager.claims.create(CALLER, wanted)
+        again = await world.manager.claims.create(CALLER, wanted)
         assert again.metadata.uid == first.metadata.uid
         assert len(resized) == 2, "whoever was cut off before the resize gets it now"

@@ -43,6 +43,6 @@ async def test_a_claim_is_one_write_and_a_new_sandbox_one_more(
     async with paddock(pool_size=stock, store=store) as world:
         await world.stocked(stock)
         store.written.clear()
-        made = await world.manager.create(CALLER, NewSandbox(template="base"))
+        made = await world.manager.claims.create(CALLER, NewSandbox(template="base"))
         name = made.metadata.name
         assert sorted(verb for verb, what in store.written.elements() if what == name) == verbs

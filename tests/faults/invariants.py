@@ -11,7 +11,7 @@ from contextlib import aclosing
 from datetime import datetime, timedelta
 
 from paddock.cache import states
-from paddock.claims.quota.ledger import Dimension, Scope
+from paddock.claims.quota.ledger import Dimension, QuotaScope
 from paddock.controllers.sandbox.lifecycle import TRANSITIONS
 from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase
 from paddock.resources.kinds.pool import SandboxPool
@@ -104,7 +104,7 @@ async def settled(world: FaultyWorld, storm: Storm, audit: Audit) -> list[str]:
             found.append(f"a control plane ended by itself: {error!r}")
         if not plane.control.provider.waits.is_idle:
             found.append("a wait task was left behind")
-        used = plane.control.ledger.used("team:default", Dimension.COUNT, Scope.ALL)
+        used = plane.control.ledger.used("team:default", Dimension.COUNT, QuotaScope.ALL)
         claimed = sum(1 for item in sandboxes.values() if item.spec.claim is not None)
         if used != claimed:
             found.append(f"the ledger counts {used} sandboxes, the store has {claimed}")

@@ -3,7 +3,7 @@
 import asyncio
 import random
 
-from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.claims.requests import NewSandbox
 from paddock.kit.tasks import background
 from paddock.resources.kinds.sandbox import Sandbox
@@ -25,7 +25,7 @@ JUMPS = (-40, -5, 5, 40)
 async def storm(seed: int, trace: Trace) -> None:
     """Everything fails, and the control plane is killed again and again."""
     async with faulty_world(seed, trace) as world:
-        limit = Limit(Dimension.COUNT, Scope.ALL, MOST)
+        limit = QuotaLimit(Dimension.COUNT, QuotaScope.ALL, MOST)
         await world.planes[0].control.keyring.set_team_quota("default", Quota((limit,)))
         audit = Audit(world, most_claimed=MOST)
         clients = Storm(world, until=lambda: world.has_lost(KILLS))
@@ -100,7 +100,9 @@ async def rush(seed: int, trace: Trace) -> None:
             await asyncio.sleep(5)
             made = await asyncio.gather(
                 *(
-                    world.planes[number % 2].manager.create(CALLER, NewSandbox(template="base"))
+                    world.planes[number % 2].manager.claims.create(
+                        CALLER, NewSandbox(template="base")
+                    )
                     for number in range(20)
                 )
             )

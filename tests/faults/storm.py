@@ -138,11 +138,15 @@ class Storm:
             try:
                 if known.may_be_killed and not known.is_killed:
                     with contextlib.suppress(NotFoundError):
-                        await self._ask(plane, plane.manager.kill(CALLER, known.sandbox_id))
+                        await self._ask(
+                            plane, plane.manager.lifecycle.kill(CALLER, known.sandbox_id)
+                        )
                     known.is_killed = True
                 elif known.paused is None and not self._is_excused(known):
                     with contextlib.suppress(ConflictError):  # It rests already.
-                        await self._ask(plane, plane.manager.pause(CALLER, known.sandbox_id))
+                        await self._ask(
+                            plane, plane.manager.lifecycle.pause(CALLER, known.sandbox_id)
+                        )
                     known.paused = True
                     known.timeouts.clear()
             except PaddockError as error:
@@ -239,7 +243,7 @@ class Storm:
         plane = self._plane(dice)
         try:
             with self._asking(seconds) as timeout:
-                sandbox = await self._ask(plane, plane.manager.create(CALLER, wanted))
+                sandbox = await self._ask(plane, plane.manager.claims.create(CALLER, wanted))
         except Cut:
             self.cut.add(op)
             raise
@@ -273,7 +277,7 @@ class Storm:
         if known in self._shared:
             return
         try:
-            found = await self._ask(plane, plane.manager.get(CALLER, known.sandbox_id))
+            found = await self._ask(plane, plane.manager.queries.get(CALLER, known.sandbox_id))
             said = f"reads as {found.status.phase}" if found.status.phase not in phases else ""
         except NotFoundError:
             said = "is not found right after an answer"
@@ -292,7 +296,9 @@ class Storm:
         known.paused = None
         memory = dice.random() < 0.7
         try:
-            await self._ask(plane, plane.manager.pause(CALLER, known.sandbox_id, memory=memory))
+            await self._ask(
+                plane, plane.manager.lifecycle.pause(CALLER, known.sandbox_id, memory=memory)
+            )
         except NotFoundError:
             self._missed(known)
             raise
@@ -306,7 +312,8 @@ class Storm:
         began = asyncio.get_running_loop().time()
         try:
             await self._ask(
-                plane, plane.manager.connect(CALLER, known.sandbox_id, timeout_seconds=LONG)
+                plane,
+                plane.manager.lifecycle.connect(CALLER, known.sandbox_id, timeout_seconds=LONG),
             )
         except NotFoundError:
             self._missed(known)
@@ -326,7 +333,9 @@ class Storm:
             try:
                 await self._ask(
                     plane,
-                    plane.manager.set_timeout(CALLER, known.sandbox_id, timeout_seconds=seconds),
+                    plane.manager.lifecycle.set_timeout(
+                        CALLER, known.sandbox_id, timeout_seconds=seconds
+                    ),
                 )
             except NotFoundError:
                 if known.paused is False:
@@ -337,24 +346,26 @@ class Storm:
     async def _kill(self, dice: random.Random, mine: list[Known]) -> None:
         known, plane = self._pick(dice, mine), self._plane(dice)
         known.may_be_killed = True
-        await self._ask(plane, plane.manager.kill(CALLER, known.sandbox_id))
+        await self._ask(plane, plane.manager.lifecycle.kill(CALLER, known.sandbox_id))
         known.is_killed = True
         try:
-            await self._ask(plane, plane.manager.get(CALLER, known.sandbox_id))
+            await self._ask(plane, plane.manager.queries.get(CALLER, known.sandbox_id))
         except NotFoundError:
             return
         self.violations.append(f"{known.sandbox_id} is found after its kill was answered")
 
     async def _snapshot(self, dice: random.Random, mine: list[Known]) -> None:
         known, plane = self._pick(dice, mine), self._plane(dice)
-        await self._ask(plane, plane.manager.snapshot(CALLER, known.sandbox_id, name=None))
+        await self._ask(plane, plane.manager.snapshots.create(CALLER, known.sandbox_id, name=None))
 
     async def _fork(self, dice: random.Random, mine: list[Known]) -> None:
         known, plane = self._pick(dice, mine), self._plane(dice)
         try:
             forks = await self._ask(
                 plane,
-                plane.manager.fork(CALLER, known.sandbox_id, count=2, timeout_seconds=LONG),
+                plane.manager.snapshots.fork(
+                    CALLER, known.sandbox_id, count=2, timeout_seconds=LONG
+                ),
             )
         except Cut:
             # Its children carry their parent's metadata: they are of a request without an answer.
@@ -396,10 +407,11 @@ class Storm:
         known, plane = dice.choice(self._shared), self._plane(dice)
         known.paused = None
         if dice.random() < 0.5:
-            await self._ask(plane, plane.manager.pause(CALLER, known.sandbox_id))
+            await self._ask(plane, plane.manager.lifecycle.pause(CALLER, known.sandbox_id))
         else:
             await self._ask(
-                plane, plane.manager.connect(CALLER, known.sandbox_id, timeout_seconds=LONG)
+                plane,
+                plane.manager.lifecycle.connect(CALLER, known.sandbox_id, timeout_seconds=LONG),
             )
 
     def _missed(self, known: Known) -> None:

@@ -49,12 +49,12 @@ async def test_a_full_disk_refuses_writes_loses_nothing_and_heals(small_disk: Pa
         await SqliteStore.open(small_disk / "store.db", clock=clock) as store,
         paddock(pool_size=2, store=store, runtime=runtime, clock=clock) as world,
     ):
-        given = [await world.manager.create(CALLER, wanted) for _ in range(3)]
+        given = [await world.manager.claims.create(CALLER, wanted) for _ in range(3)]
         fill(small_disk / "ballast")
         is_refused = False
         for _ in range(100):
             try:
-                given.append(await world.manager.create(CALLER, hurried))
+                given.append(await world.manager.claims.create(CALLER, hurried))
             except UnavailableError:
                 is_refused = True
                 break
@@ -66,13 +66,13 @@ async def test_a_full_disk_refuses_writes_loses_nothing_and_heals(small_disk: Pa
         for sandbox in given:
             claim = sandbox.spec.claim
             assert claim is not None
-            await world.manager.get(CALLER, claim.sandbox_id)
+            await world.manager.queries.get(CALLER, claim.sandbox_id)
 
         (small_disk / "ballast").unlink()
 
         async def works_again() -> bool:
             try:
-                given.append(await world.manager.create(CALLER, hurried))
+                given.append(await world.manager.claims.create(CALLER, hurried))
             except PaddockError:
                 return False
             return True

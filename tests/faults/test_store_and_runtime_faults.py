@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import NotFoundError, QuotaExceededError
 from paddock.runtime.port import InstanceState
@@ -75,21 +75,23 @@ def test_a_sandbox_that_died_by_itself_can_be_killed_and_its_place_is_free() -> 
     async def scenario(seed: int, trace: Trace) -> None:
         async with faulty_world(seed, trace) as world:
             manager = world.planes[0].manager
-            one = Quota((Limit(Dimension.COUNT, Scope.ALL, 1),))
+            one = Quota((QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 1),))
             await world.planes[0].control.keyring.set_team_quota("default", one)
-            made = await manager.create(CALLER, NewSandbox(template="base", timeout_seconds=None))
+            made = await manager.claims.create(
+                CALLER, NewSandbox(template="base", timeout_seconds=None)
+            )
             assert made.spec.claim is not None
             world.runtime.crash(made.metadata.uid)
             await asyncio.sleep(5)
             with pytest.raises(QuotaExceededError):
-                await manager.create(CALLER, NewSandbox(template="base"))
+                await manager.claims.create(CALLER, NewSandbox(template="base"))
 
-            await manager.kill(CALLER, made.spec.claim.sandbox_id)
+            await manager.lifecycle.kill(CALLER, made.spec.claim.sandbox_id)
 
             with pytest.raises(NotFoundError):
-                await manager.kill(CALLER, made.spec.claim.sandbox_id)
+                await manager.lifecycle.kill(CALLER, made.spec.claim.sandbox_id)
             await asyncio.sleep(5)
-            await manager.create(CALLER, NewSandbox(template="base"))
+            await manager.claims.create(CALLER, NewSandbox(template="base"))
 
     replayable(0, scenario)
 
@@ -98,8 +100,10 @@ def test_a_deadline_that_the_clock_jumped_over_is_acted_upon_within_seconds() ->
     async def scenario(seed: int, trace: Trace) -> None:
         async with faulty_world(seed, trace) as world:
             manager = world.planes[0].manager
-            ends = await manager.create(CALLER, NewSandbox(template="base", timeout_seconds=900))
-            rests = await manager.create(
+            ends = await manager.claims.create(
+                CALLER, NewSandbox(template="base", timeout_seconds=900)
+            )
+            rests = await manager.claims.create(
                 CALLER, NewSandbox(template="base", timeout_seconds=900, auto_pause=True)
             )
             await asyncio.sleep(1)

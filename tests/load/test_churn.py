@@ -65,13 +65,13 @@ class Churn:
             name = self.ids.pop(dice.randrange(len(self.ids)))
             try:
                 if dice.random() < 0.5:
-                    await manager.kill(CALLER, name)
-                    made = await manager.create(CALLER, WANTED)
+                    await manager.lifecycle.kill(CALLER, name)
+                    made = await manager.claims.create(CALLER, WANTED)
                     assert made.spec.claim is not None
                     name = made.spec.claim.sandbox_id
                 else:
-                    await manager.pause(CALLER, name)
-                    await manager.connect(CALLER, name, timeout_seconds=36_000)
+                    await manager.lifecycle.pause(CALLER, name)
+                    await manager.lifecycle.connect(CALLER, name, timeout_seconds=36_000)
             except Exception as error:  # every failure is one too many
                 self.failures.append(repr(error))
                 return
@@ -92,7 +92,9 @@ async def test_ten_thousand_sandboxes_churn_at_flat_memory_and_latency(
     ) as world:
         ids: list[str] = []
         while len(ids) < CLAIMED:
-            made = await asyncio.gather(*(world.manager.create(CALLER, WANTED) for _ in range(100)))
+            made = await asyncio.gather(
+                *(world.manager.claims.create(CALLER, WANTED) for _ in range(100))
+            )
             ids += [item.spec.claim.sandbox_id for item in made if item.spec.claim]
         churn = Churn(world, ids)
         await churn.run(seconds / WINDOWS)  # Everything has been used once: caches are full.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import ConflictError, QuotaExceededError
 from paddock.kit.tasks import background
@@ -126,7 +126,9 @@ async def test_creates_beyond_the_pool_through_both_replicas_never_share_a_sandb
     try:
         await world.stocked(12)
         wanted = NewSandbox(template="base")
-        made = await asyncio.gather(*(world.manager.create(CALLER, wanted) for _ in range(48)))
+        made = await asyncio.gather(
+            *(world.manager.claims.create(CALLER, wanted) for _ in range(48))
+        )
         assert len({item.metadata.uid for item in made}) == 48
         assert len({item.spec.claim.sandbox_id for item in made if item.spec.claim}) == 48
         # And the pool is as full as before.
@@ -143,7 +145,7 @@ async def test_lists_of_both_replicas_are_paged_and_filtered_alike(
         made = set()
         for number in range(5):
             wanted = NewSandbox(template="base", metadata={"n": str(number % 2)})
-            box = await world.manager.create(CALLER, wanted)
+            box = await world.manager.claims.create(CALLER, wanted)
             assert box.spec.claim is not None
             made.add(box.spec.claim.sandbox_id)
         odd = await world.http.get("/v2/sandboxes", params={"metadata": "n=1"})
@@ -193,12 +195,12 @@ def id_of(sandbox: Sandbox) -> str:
 async def test_a_snapshot_of_a_pod_is_refused_with_the_reason(world: ClusterWorld) -> None:
     await world.begin(pool_size=1)
     try:
-        box = await world.manager.create(CALLER, NewSandbox(template="base"))
+        box = await world.manager.claims.create(CALLER, NewSandbox(template="base"))
         answer = await world.http.post(f"/sandboxes/{id_of(box)}/snapshots", json={})
         assert answer.status_code == 501, answer.text
         assert "snapshot" in answer.json()["message"]
         # Nothing has happened to it.
-        assert (await world.manager.get(CALLER, id_of(box))).status.phase is Phase.RUNNING
+        assert (await world.manager.queries.get(CALLER, id_of(box))).status.phase is Phase.RUNNING
     finally:
         await world.end()
 
@@ -211,8 +213,8 @@ async def test_a_storm_on_both_replicas_never_exceeds_a_quota_and_all_of_it_can_
     try:
         await world.stocked(6)
         limits = (
-            Limit(Dimension.COUNT, Scope.ALL, 10),
-            Limit(Dimension.COUNT, Scope.RUNNING, 8),
+            QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 10),
+            QuotaLimit(Dimension.COUNT, QuotaScope.RUNNING, 8),
         )
         await world.plane.keyring.set_team_quota("default", Quota(limits))
         watched = Watched()
@@ -223,12 +225,14 @@ async def test_a_storm_on_both_replicas_never_exceeds_a_quota_and_all_of_it_can_
                 for turn in range(4):
                     try:
                         if turn == 2 and mine:
-                            await world.manager.pause(CALLER, mine[0])
-                            await world.manager.connect(CALLER, mine[0], timeout_seconds=600)
+                            await world.manager.lifecycle.pause(CALLER, mine[0])
+                            await world.manager.lifecycle.connect(
+                                CALLER, mine[0], timeout_seconds=600
+                            )
                         elif turn == 3 and mine:
-                            await world.manager.kill(CALLER, mine.pop())
+                            await world.manager.lifecycle.kill(CALLER, mine.pop())
                         else:
-                            mine.append(id_of(await world.manager.create(CALLER, wanted)))
+                            mine.append(id_of(await world.manager.claims.create(CALLER, wanted)))
                     except (QuotaExceededError, ConflictError):
                         continue
 
@@ -236,12 +240,12 @@ async def test_a_storm_on_both_replicas_never_exceeds_a_quota_and_all_of_it_can_
             assert watched.most <= 10
             assert watched.most_running <= 8
             # Whoever asks long enough gets the last one, whichever replica hears of it.
-            limits = (Limit(Dimension.COUNT, Scope.ALL, 10),)
+            limits = (QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 10),)
             await world.plane.keyring.set_team_quota("default", Quota(limits))
             async with asyncio.timeout(LEAST_PATIENCE_SECONDS):
                 while watched.now < 10:
                     with contextlib.suppress(QuotaExceededError):
-                        await world.manager.create(CALLER, wanted)
+                        await world.manager.claims.create(CALLER, wanted)
             assert watched.most == 10
     finally:
         await world.end()
@@ -258,7 +262,7 @@ async def test_a_claim_that_waits_with_a_replica_makes_its_environment_grow(
         async with asyncio.timeout(LEAST_PATIENCE_SECONDS):
             while not (await world.store.get(SandboxEnv, env.key)).status.clusters:
                 await asyncio.sleep(0.1)
-        box = await world.manager.create(CALLER, NewSandbox(template=env.metadata.name))
+        box = await world.manager.claims.create(CALLER, NewSandbox(template=env.metadata.name))
         assert box.metadata.labels[LABEL_POOL] == "agents-one"
     finally:
         await world.store.delete(SandboxEnv, env.key)
@@ -272,7 +276,9 @@ async def test_one_idempotency_key_sent_to_both_replicas_at_once_gives_one_sandb
     try:
         for number in range(5):
             wanted = NewSandbox(template="base", idempotency_key=f"both-{number}")
-            made = await asyncio.gather(*(world.manager.create(CALLER, wanted) for _ in range(6)))
+            made = await asyncio.gather(
+                *(world.manager.claims.create(CALLER, wanted) for _ in range(6))
+            )
             assert len({item.metadata.uid for item in made}) == 1
         found = (await world.store.list(Sandbox)).items
         assert len([item for item in found if item.spec.claim is not None]) == 5

@@ -145,7 +145,7 @@ async def test_what_was_never_well_is_given_to_nobody(world: ClusterWorld) -> No
         wanted = NewSandbox(template="base", create_on_no_stock=False, claim_timeout_seconds=3)
         for _ in range(2):
             with pytest.raises(RateLimitedError):
-                await world.manager.create(CALLER, wanted)
+                await world.manager.claims.create(CALLER, wanted)
         assert not world.plane.pool_members.members(BASE).available
     finally:
         await world.end()
@@ -165,7 +165,7 @@ async def test_deadlines_that_passed_while_no_controllers_ran_are_met_afterwards
     try:
         await world.stocked(2)
         made = [
-            await world.manager.create(
+            await world.manager.claims.create(
                 CALLER, NewSandbox(template="base", timeout_seconds=600, auto_pause=auto_pause)
             )
             for auto_pause in (False, True)
@@ -175,7 +175,7 @@ async def test_deadlines_that_passed_while_no_controllers_ran_are_met_afterwards
             await world.paddock.kill(name, signal.SIGTERM)
         # Not before: however slowly they end, they see no deadline pass.
         ending, pausing = [
-            await world.manager.set_timeout(
+            await world.manager.lifecycle.set_timeout(
                 CALLER, test_nothing_is_lost.id_of(box), timeout_seconds=3
             )
             for box in made

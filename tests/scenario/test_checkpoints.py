@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from paddock.claims.caller import Caller, Role
-from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import NotFoundError
 from paddock.manager.sandboxes.snapshots import FORK_TTL_SECONDS
@@ -30,19 +30,23 @@ def id_of(sandbox: Sandbox | None) -> str:
 
 
 async def a_sandbox(world: World) -> Sandbox:
-    return await world.manager.create(CALLER, NewSandbox(template="base", timeout_seconds=None))
+    return await world.manager.claims.create(
+        CALLER, NewSandbox(template="base", timeout_seconds=None)
+    )
 
 
 async def test_a_snapshot_is_its_teams_alone() -> None:
     async with paddock() as world:
-        stored = await world.manager.snapshot(CALLER, id_of(await a_sandbox(world)), name="mine")
+        stored = await world.manager.snapshots.create(
+            CALLER, id_of(await a_sandbox(world)), name="mine"
+        )
         stranger = Caller("strangers")
         for reference in ("mine", stored.status.checkpoint_id, "default/mine"):
             with pytest.raises(NotFoundError):
-                await world.manager.create(stranger, NewSandbox(template=reference))
+                await world.manager.claims.create(stranger, NewSandbox(template=reference))
             with pytest.raises(NotFoundError):
-                await world.manager.delete_template(stranger, reference)
-        page, _ = world.manager.snapshots(
+                await world.manager.templates.delete(stranger, reference)
+        page, _ = world.manager.snapshots.list(
             stranger, sandbox_id=None, name=None, limit=10, token=None
         )
         assert page == ()
@@ -51,16 +55,20 @@ async def test_a_snapshot_is_its_teams_alone() -> None:
 async def test_an_administrators_names_are_first_their_own_teams() -> None:
     async with paddock() as world:
         admin, other = Caller("default", role=Role.ADMIN), Caller("others")
-        mine = await world.manager.snapshot(admin, id_of(await a_sandbox(world)), name="Same")
-        made = await world.manager.create(other, NewSandbox(template="base", timeout_seconds=None))
+        mine = await world.manager.snapshots.create(
+            admin, id_of(await a_sandbox(world)), name="Same"
+        )
+        made = await world.manager.claims.create(
+            other, NewSandbox(template="base", timeout_seconds=None)
+        )
         await asyncio.sleep(1)
-        theirs = await world.manager.snapshot(other, id_of(made), name="same")
+        theirs = await world.manager.snapshots.create(other, id_of(made), name="same")
         for reference in ("same", "Same", "same:default", "default/same"):
-            clone = await world.manager.create(admin, NewSandbox(template=reference))
+            clone = await world.manager.claims.create(admin, NewSandbox(template=reference))
             assert clone.spec.restore_from == mine.status.checkpoint_id
-        clone = await world.manager.create(admin, NewSandbox(template="others/same"))
+        clone = await world.manager.claims.create(admin, NewSandbox(template="others/same"))
         assert clone.spec.restore_from == theirs.status.checkpoint_id
-        await world.manager.delete_template(admin, "same")
+        await world.manager.templates.delete(admin, "same")
         await world.until(lambda: world.provider.get(Checkpoint, mine.key) is None)
         assert world.provider.get(Checkpoint, theirs.key) is not None
 
@@ -71,31 +79,31 @@ async def test_a_tag_that_is_not_there_stands_for_nothing() -> None:
             metadata=ObjectMeta(name="tool", namespace="default"), spec=SandboxTemplateSpec()
         )
         await world.provider.write.create(tool)
-        await world.manager.snapshot(CALLER, id_of(await a_sandbox(world)), name="saved:v1")
+        await world.manager.snapshots.create(CALLER, id_of(await a_sandbox(world)), name="saved:v1")
         for reference in ("tool:v2", "base:v2", "saved:v2", "saved", "others/tool"):
             with pytest.raises(NotFoundError):
-                await world.manager.create(CALLER, NewSandbox(template=reference))
+                await world.manager.claims.create(CALLER, NewSandbox(template=reference))
             with pytest.raises(NotFoundError):
-                await world.manager.delete_template(CALLER, reference)
+                await world.manager.templates.delete(CALLER, reference)
         for reference in ("tool", "TOOL:default", "default/tool", "saved:v1"):
-            await world.manager.create(CALLER, NewSandbox(template=reference))
-        await world.manager.delete_template(CALLER, "default/tool:default")
+            await world.manager.claims.create(CALLER, NewSandbox(template=reference))
+        await world.manager.templates.delete(CALLER, "default/tool:default")
         await world.until(lambda: world.provider.get(SandboxTemplate, tool.key) is None)
 
 
 async def test_a_snapshot_outlives_its_sandbox_and_goes_when_it_is_deleted() -> None:
     async with paddock() as world:
         sandbox = await a_sandbox(world)
-        stored = await world.manager.snapshot(CALLER, id_of(sandbox), name="kept")
-        await world.manager.kill(CALLER, id_of(sandbox))
+        stored = await world.manager.snapshots.create(CALLER, id_of(sandbox), name="kept")
+        await world.manager.lifecycle.kill(CALLER, id_of(sandbox))
         await asyncio.sleep(5_000)
-        clone = await world.manager.create(
+        clone = await world.manager.claims.create(
             CALLER, NewSandbox(template="kept", timeout_seconds=None)
         )
-        await world.manager.delete_template(CALLER, "kept")
+        await world.manager.templates.delete(CALLER, "kept")
         await world.until(lambda: world.provider.get(Checkpoint, stored.key) is None)
         assert stored.metadata.uid not in {item.id for item in await world.runtime.checkpoints()}
-        assert (await world.manager.get(CALLER, id_of(clone))).status.phase is Phase.RUNNING
+        assert (await world.manager.queries.get(CALLER, id_of(clone))).status.phase is Phase.RUNNING
 
 
 async def test_a_checkpoint_may_be_applied_before_its_sandbox() -> None:
@@ -123,9 +131,9 @@ async def test_snapshots_of_a_killed_warm_sandbox_are_found_by_its_id() -> None:
     async with paddock(pool_size=1) as world:
         await world.stocked(1)
         first, second = await a_sandbox(world), await a_sandbox(world)
-        stored = await world.manager.snapshot(CALLER, id_of(first), name=None)
-        await world.manager.snapshot(CALLER, id_of(second), name=None)
-        await world.manager.kill(CALLER, id_of(first))
+        stored = await world.manager.snapshots.create(CALLER, id_of(first), name=None)
+        await world.manager.snapshots.create(CALLER, id_of(second), name=None)
+        await world.manager.lifecycle.kill(CALLER, id_of(first))
         await asyncio.sleep(5)
         answer = await world.http.get(f"/snapshots?sandboxID={id_of(first)}")
         ids = [item["snapshotID"] for item in answer.json()]
@@ -135,7 +143,7 @@ async def test_snapshots_of_a_killed_warm_sandbox_are_found_by_its_id() -> None:
 async def test_a_fork_is_like_its_source() -> None:
     async with paddock(pool_size=1) as world:
         await world.stocked(1)
-        source = await world.manager.create(
+        source = await world.manager.claims.create(
             CALLER,
             NewSandbox(
                 template="base",
@@ -148,7 +156,9 @@ async def test_a_fork_is_like_its_source() -> None:
                 resources=Resources(cpu="500m"),
             ),
         )
-        (forked,) = await world.manager.fork(CALLER, id_of(source), count=1, timeout_seconds=60)
+        (forked,) = await world.manager.snapshots.fork(
+            CALLER, id_of(source), count=1, timeout_seconds=60
+        )
         clone = forked.sandbox
         assert clone is not None, forked.error
         assert clone.spec.claim is not None
@@ -164,7 +174,7 @@ async def test_a_fork_is_like_its_source() -> None:
 async def test_each_fork_that_failed_says_why_in_its_own_code() -> None:
     async with paddock() as world:
         sandbox_id = id_of(await a_sandbox(world))
-        limit = Limit(Dimension.COUNT, Scope.ALL, 2)
+        limit = QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 2)
         await world.plane.keyring.set_team_quota("default", Quota((limit,)))
         path = f"/sandboxes/{sandbox_id}/fork"
         answer = await world.http.post(path, json={"count": 2, "timeout": 60})
@@ -180,23 +190,27 @@ async def test_each_fork_that_failed_says_why_in_its_own_code() -> None:
 async def test_what_a_fork_stored_for_itself_goes_by_itself_and_its_clones_stay() -> None:
     async with paddock() as world:
         sandbox = await a_sandbox(world)
-        forks = await world.manager.fork(CALLER, id_of(sandbox), count=2, timeout_seconds=10_000)
+        forks = await world.manager.snapshots.fork(
+            CALLER, id_of(sandbox), count=2, timeout_seconds=10_000
+        )
         assert len(world.provider.all(Checkpoint)) == 1
-        page, _ = world.manager.snapshots(CALLER, sandbox_id=None, name=None, limit=10, token=None)
+        page, _ = world.manager.snapshots.list(
+            CALLER, sandbox_id=None, name=None, limit=10, token=None
+        )
         assert page == ()
         await asyncio.sleep(FORK_TTL_SECONDS + 5)
         assert not world.provider.all(Checkpoint)
         assert await world.runtime.checkpoints() == ()
         for fork in forks:
-            found = await world.manager.get(CALLER, id_of(fork.sandbox))
+            found = await world.manager.queries.get(CALLER, id_of(fork.sandbox))
             assert found.status.phase is Phase.RUNNING
 
 
 async def test_the_newest_of_a_name_is_what_the_name_stands_for() -> None:
     async with paddock() as world:
         sandbox = await a_sandbox(world)
-        await world.manager.snapshot(CALLER, id_of(sandbox), name="state")
+        await world.manager.snapshots.create(CALLER, id_of(sandbox), name="state")
         await asyncio.sleep(5)
-        second = await world.manager.snapshot(CALLER, id_of(sandbox), name="state")
-        clone = await world.manager.create(CALLER, NewSandbox(template="state"))
+        second = await world.manager.snapshots.create(CALLER, id_of(sandbox), name="state")
+        clone = await world.manager.claims.create(CALLER, NewSandbox(template="state"))
         assert clone.spec.restore_from == second.status.checkpoint_id

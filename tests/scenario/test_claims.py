@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import QuotaExceededError, UnavailableError
 from paddock.resources.kinds.claim import ClaimPhase, SandboxClaim, SandboxClaimSpec
@@ -86,7 +86,7 @@ async def test_a_claim_on_nothing_says_so() -> None:
 
 
 async def allow(world: World, count: int) -> None:
-    limit = Limit(Dimension.COUNT, Scope.ALL, count)
+    limit = QuotaLimit(Dimension.COUNT, QuotaScope.ALL, count)
     await world.plane.keyring.set_team_quota("default", Quota((limit,)))
 
 
@@ -99,18 +99,18 @@ async def test_a_claim_gets_no_more_than_its_teams_quota_and_says_so() -> None:
         assert is_true(done.status.conditions, "TimedOut")
         assert "has 3 of 3 sandbox.count" in done.status.message
         with pytest.raises(QuotaExceededError):
-            await world.manager.create(CALLER, NewSandbox(template="base"))
+            await world.manager.claims.create(CALLER, NewSandbox(template="base"))
 
 
 async def test_a_claim_goes_on_when_there_is_room_again() -> None:
     async with paddock(pool_size=2) as world:
         await allow(world, 1)
-        first = await world.manager.create(CALLER, NewSandbox(template="base"))
+        first = await world.manager.claims.create(CALLER, NewSandbox(template="base"))
         waiting = asyncio.ensure_future(claim(world, replicas=1, claim_timeout_seconds=60))
         await asyncio.sleep(10)
         assert not waiting.done()
         assert first.spec.claim is not None
-        await world.manager.kill(CALLER, first.spec.claim.sandbox_id)
+        await world.manager.lifecycle.kill(CALLER, first.spec.claim.sandbox_id)
         assert (await waiting).status.claimed_replicas == 1
 
 
@@ -119,7 +119,7 @@ async def test_claims_create_at_the_common_rate_and_leave_others_their_turn() ->
         greedy = asyncio.ensure_future(claim(world, replicas=10, claim_timeout_seconds=60))
         await asyncio.sleep(3)
         started = asyncio.get_running_loop().time()
-        await world.manager.create(CALLER, NewSandbox(template="base"))
+        await world.manager.claims.create(CALLER, NewSandbox(template="base"))
         assert asyncio.get_running_loop().time() - started < 15
         assert (await greedy).status.claimed_replicas == 10
         assert asyncio.get_running_loop().time() >= 9
@@ -146,7 +146,7 @@ async def test_a_lost_reply_neither_leaks_a_place_nor_gives_one_more() -> None:
         done = await working
         assert done.status.claimed_replicas == 2
         assert len(world.provider.sandboxes_of_claim(done.key)) == 2
-        assert world.plane.ledger.used("team:default", Dimension.COUNT, Scope.ALL) == 2
+        assert world.plane.ledger.used("team:default", Dimension.COUNT, QuotaScope.ALL) == 2
 
 
 async def test_a_claim_counts_nothing_of_an_earlier_one_of_its_name() -> None:

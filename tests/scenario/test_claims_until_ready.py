@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from paddock.adapters.runtime_agent import RuntimeAgent
-from paddock.claims.quota.ledger import Dimension, Scope
+from paddock.claims.quota.ledger import Dimension, QuotaScope
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import InvalidError, UnavailableError, UnsupportedError
 from paddock.resources.kinds.builtin import Event
@@ -120,7 +120,7 @@ async def test_stock_is_given_the_size_of_the_claim_and_says_that_it_has_it(
         for sandbox in owned(world):
             assert sandbox.metadata.uid in stock
             assert sandbox.spec.resources == sandbox.status.resources == sizes[0]
-        assert world.plane.ledger.used("team:default", Dimension.CPU, Scope.ALL) == 1000
+        assert world.plane.ledger.used("team:default", Dimension.CPU, QuotaScope.ALL) == 1000
 
 
 async def test_sandboxes_are_made_anew_where_stock_cannot_be_updated() -> None:
@@ -194,7 +194,7 @@ async def test_one_that_cannot_start_its_image_is_given_up_and_another_is_handed
         assert "its disk is full" in await said(world, "SandboxGivenUp")
         await world.until(lambda: len(world.provider.sandboxes_of_claim(KEY)) == 2)
         assert all(item.status.image == "team/other" for item in owned(world))
-        assert world.plane.ledger.used("team:default", Dimension.COUNT, Scope.ALL) == 2
+        assert world.plane.ledger.used("team:default", Dimension.COUNT, QuotaScope.ALL) == 2
 
 
 @pytest.mark.usefixtures("_images")
@@ -301,7 +301,7 @@ async def test_what_is_not_ready_when_the_claims_time_is_up_goes_and_the_rest_st
         assert "2 of 4 claimed in time; " in done.status.message
         await world.until(lambda: len(world.provider.sandboxes_of_claim(KEY)) == 2, seconds=60)
         assert all(item.status.phase is Phase.RUNNING for item in owned(world))
-        assert world.plane.ledger.used("team:default", Dimension.COUNT, Scope.ALL) == 2
+        assert world.plane.ledger.used("team:default", Dimension.COUNT, QuotaScope.ALL) == 2
 
 
 async def test_what_failed_is_kept_for_people_to_look_at_where_they_wish_it() -> None:
@@ -381,5 +381,5 @@ async def test_whatever_fails_a_claim_has_in_the_end_what_it_asked_for_and_nothi
             assert sandbox.spec.resources == sandbox.status.resources
             assert sandbox.status.resources.cpu == "500m"
         await world.until(
-            lambda: world.plane.ledger.used("team:default", Dimension.COUNT, Scope.ALL) == 6
+            lambda: world.plane.ledger.used("team:default", Dimension.COUNT, QuotaScope.ALL) == 6
         )

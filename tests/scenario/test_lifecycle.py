@@ -10,7 +10,7 @@ from msgspec import structs
 from paddock.cache import states
 from paddock.cache.states import SandboxState
 from paddock.claims.caller import Caller
-from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.claims.requests import NewSandbox
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import ConflictError, InvalidError, NotFoundError, QuotaExceededError
@@ -36,7 +36,7 @@ def claim_of(sandbox: Sandbox):
 async def test_a_warm_sandbox_is_handed_out_and_replaced_in_its_pool() -> None:
     async with paddock(pool_size=2) as world:
         await world.stocked(2)
-        sandbox = await world.manager.create(CALLER, WANTED)
+        sandbox = await world.manager.claims.create(CALLER, WANTED)
         assert sandbox.metadata.labels[LABEL_POOL] == "base"
         assert sandbox.metadata.owner_references == ()
         assert claim_of(sandbox).owner == "default"
@@ -46,7 +46,7 @@ async def test_a_warm_sandbox_is_handed_out_and_replaced_in_its_pool() -> None:
 
 async def test_without_stock_a_sandbox_is_created_and_handed_out_ready() -> None:
     async with paddock(pool_size=0) as world:
-        sandbox = await world.manager.create(CALLER, WANTED)
+        sandbox = await world.manager.claims.create(CALLER, WANTED)
         assert sandbox.status.phase is Phase.RUNNING
         instance = await world.runtime.inspect(sandbox.metadata.uid)
         assert instance is not None
@@ -55,30 +55,34 @@ async def test_without_stock_a_sandbox_is_created_and_handed_out_ready() -> None
 
 async def test_a_paused_sandbox_is_frozen_and_connect_wakes_it() -> None:
     async with paddock() as world:
-        sandbox = await world.manager.create(CALLER, WANTED)
+        sandbox = await world.manager.claims.create(CALLER, WANTED)
         sandbox_id = claim_of(sandbox).sandbox_id
-        paused = await world.manager.pause(CALLER, sandbox_id)
+        paused = await world.manager.lifecycle.pause(CALLER, sandbox_id)
         assert paused.status.phase is Phase.PAUSED
         instance = await world.runtime.inspect(sandbox.metadata.uid)
         assert instance is not None
         assert instance.state is InstanceState.FROZEN
         with pytest.raises(ConflictError):
-            await world.manager.pause(CALLER, sandbox_id)
-        again, resumed = await world.manager.connect(CALLER, sandbox_id, timeout_seconds=300)
+            await world.manager.lifecycle.pause(CALLER, sandbox_id)
+        again, resumed = await world.manager.lifecycle.connect(
+            CALLER, sandbox_id, timeout_seconds=300
+        )
         assert resumed
         assert again.status.phase is Phase.RUNNING
-        _, resumed = await world.manager.connect(CALLER, sandbox_id, timeout_seconds=300)
+        _, resumed = await world.manager.lifecycle.connect(CALLER, sandbox_id, timeout_seconds=300)
         assert not resumed
 
 
 async def test_a_sandbox_is_gone_at_its_deadline_and_its_runtime_is_destroyed() -> None:
     async with paddock() as world:
         await world.stocked(1)  # its seconds count from when it is claimed
-        sandbox = await world.manager.create(CALLER, NewSandbox(template="base", timeout_seconds=5))
+        sandbox = await world.manager.claims.create(
+            CALLER, NewSandbox(template="base", timeout_seconds=5)
+        )
         sandbox_id = claim_of(sandbox).sandbox_id
         await asyncio.sleep(5.001)
         with pytest.raises(NotFoundError):
-            await world.manager.get(CALLER, sandbox_id)
+            await world.manager.queries.get(CALLER, sandbox_id)
         await world.until(lambda: world.provider.sandbox(sandbox.key) is None)
         assert await world.runtime.inspect(sandbox.metadata.uid) is None
 
@@ -87,7 +91,7 @@ async def test_auto_pause_keeps_a_sandbox_at_its_deadline() -> None:
     async with paddock() as world:
         await world.stocked(1)  # its seconds count from when it is claimed
         wanted = NewSandbox(template="base", timeout_seconds=5, auto_pause=True)
-        sandbox = await world.manager.create(CALLER, wanted)
+        sandbox = await world.manager.claims.create(CALLER, wanted)
         sandbox_id = claim_of(sandbox).sandbox_id
 
         def is_paused() -> bool:
@@ -96,75 +100,79 @@ async def test_auto_pause_keeps_a_sandbox_at_its_deadline() -> None:
 
         await world.until(is_paused, seconds=6)
         await asyncio.sleep(1_000)
-        kept = await world.manager.get(CALLER, sandbox_id)
+        kept = await world.manager.queries.get(CALLER, sandbox_id)
         assert kept.status.phase is Phase.PAUSED
 
 
 async def test_set_timeout_may_shorten_and_connect_never_does() -> None:
     async with paddock() as world:
-        sandbox = await world.manager.create(
+        sandbox = await world.manager.claims.create(
             CALLER, NewSandbox(template="base", timeout_seconds=1_000)
         )
         sandbox_id = claim_of(sandbox).sandbox_id
         before = sandbox.spec.shutdown_time
         assert before is not None
-        connected, _ = await world.manager.connect(CALLER, sandbox_id, timeout_seconds=10)
+        connected, _ = await world.manager.lifecycle.connect(CALLER, sandbox_id, timeout_seconds=10)
         assert connected.spec.shutdown_time == before
-        shorter = await world.manager.set_timeout(CALLER, sandbox_id, timeout_seconds=10)
+        shorter = await world.manager.lifecycle.set_timeout(CALLER, sandbox_id, timeout_seconds=10)
         assert shorter.spec.shutdown_time is not None
         assert shorter.spec.shutdown_time < before - timedelta(seconds=800)
 
 
 async def test_a_sandbox_that_never_ends_stays_so_through_everything() -> None:
     async with paddock() as world:
-        sandbox = await world.manager.create(
+        sandbox = await world.manager.claims.create(
             CALLER, NewSandbox(template="base", timeout_seconds=None)
         )
         sandbox_id = claim_of(sandbox).sandbox_id
-        await world.manager.set_timeout(CALLER, sandbox_id, timeout_seconds=1)
-        await world.manager.pause(CALLER, sandbox_id)
-        await world.manager.connect(CALLER, sandbox_id, timeout_seconds=1)
+        await world.manager.lifecycle.set_timeout(CALLER, sandbox_id, timeout_seconds=1)
+        await world.manager.lifecycle.pause(CALLER, sandbox_id)
+        await world.manager.lifecycle.connect(CALLER, sandbox_id, timeout_seconds=1)
         await asyncio.sleep(1_000)
-        kept = await world.manager.get(CALLER, sandbox_id)
+        kept = await world.manager.queries.get(CALLER, sandbox_id)
         assert kept.spec.shutdown_time is None
         assert kept.spec.pause_time is None
 
 
 async def test_a_killed_sandbox_is_gone_for_everybody_at_once() -> None:
     async with paddock() as world:
-        sandbox = await world.manager.create(CALLER, WANTED)
+        sandbox = await world.manager.claims.create(CALLER, WANTED)
         sandbox_id = claim_of(sandbox).sandbox_id
-        await world.manager.kill(CALLER, sandbox_id)
+        await world.manager.lifecycle.kill(CALLER, sandbox_id)
         with pytest.raises(NotFoundError):
-            await world.manager.get(CALLER, sandbox_id)
+            await world.manager.queries.get(CALLER, sandbox_id)
         with pytest.raises(NotFoundError):
-            await world.manager.kill(CALLER, sandbox_id)
+            await world.manager.lifecycle.kill(CALLER, sandbox_id)
 
 
 async def test_another_teams_sandbox_looks_like_one_that_does_not_exist() -> None:
     async with paddock() as world:
-        sandbox = await world.manager.create(CALLER, WANTED)
+        sandbox = await world.manager.claims.create(CALLER, WANTED)
         stranger = Caller("strangers")
         with pytest.raises(NotFoundError) as foreign:
-            await world.manager.get(stranger, claim_of(sandbox).sandbox_id)
+            await world.manager.queries.get(stranger, claim_of(sandbox).sandbox_id)
         with pytest.raises(NotFoundError) as unknown:
-            await world.manager.get(stranger, "i" + "0" * 20)
+            await world.manager.queries.get(stranger, "i" + "0" * 20)
         words = [str(error.value).split("'")[::2] for error in (foreign, unknown)]
         assert words[0] == words[1]
 
 
 async def test_many_pauses_at_once_end_paused_and_many_resumes_end_running() -> None:
     async with paddock() as world:
-        sandbox = await world.manager.create(CALLER, WANTED)
+        sandbox = await world.manager.claims.create(CALLER, WANTED)
         sandbox_id = claim_of(sandbox).sandbox_id
         results = await asyncio.gather(
-            *(world.manager.pause(CALLER, sandbox_id) for _ in range(20)), return_exceptions=True
+            *(world.manager.lifecycle.pause(CALLER, sandbox_id) for _ in range(20)),
+            return_exceptions=True,
         )
         assert all(isinstance(item, (Sandbox, ConflictError)) for item in results)
         assert any(isinstance(item, Sandbox) for item in results)
-        assert (await world.manager.get(CALLER, sandbox_id)).status.phase is Phase.PAUSED
+        assert (await world.manager.queries.get(CALLER, sandbox_id)).status.phase is Phase.PAUSED
         resumes = await asyncio.gather(
-            *(world.manager.connect(CALLER, sandbox_id, timeout_seconds=300) for _ in range(20))
+            *(
+                world.manager.lifecycle.connect(CALLER, sandbox_id, timeout_seconds=300)
+                for _ in range(20)
+            )
         )
         assert all(item[0].status.phase is Phase.RUNNING for item in resumes)
 
@@ -172,18 +180,20 @@ async def test_many_pauses_at_once_end_paused_and_many_resumes_end_running() -> 
 async def test_two_hundred_creates_on_a_pool_of_fifty_never_share_a_sandbox() -> None:
     async with paddock(pool_size=50) as world:
         await world.stocked(50)
-        made = await asyncio.gather(*(world.manager.create(CALLER, WANTED) for _ in range(200)))
+        made = await asyncio.gather(
+            *(world.manager.claims.create(CALLER, WANTED) for _ in range(200))
+        )
         assert len({item.metadata.uid for item in made}) == 200
         assert len({claim_of(item).sandbox_id for item in made}) == 200
 
 
 async def test_a_quota_is_never_exceeded_and_resume_is_gated_too() -> None:
     async with paddock(pool_size=10) as world:
-        limit = Limit(Dimension.COUNT, Scope.RUNNING, 7)
+        limit = QuotaLimit(Dimension.COUNT, QuotaScope.RUNNING, 7)
         await world.plane.keyring.set_team_quota("default", Quota((limit,)))
 
         def create() -> Awaitable[Sandbox]:
-            return world.manager.create(CALLER, WANTED)
+            return world.manager.claims.create(CALLER, WANTED)
 
         results = await asyncio.gather(*(create() for _ in range(30)), return_exceptions=True)
         made = [item for item in results if isinstance(item, Sandbox)]
@@ -192,14 +202,14 @@ async def test_a_quota_is_never_exceeded_and_resume_is_gated_too() -> None:
             made.append(await world.within_quota(create))
         assert len(made) == 7
         first = claim_of(made[0]).sandbox_id
-        await world.manager.pause(CALLER, first)
+        await world.manager.lifecycle.pause(CALLER, first)
         replacement = await world.within_quota(create)
         with pytest.raises(QuotaExceededError):
-            await world.manager.connect(CALLER, first, timeout_seconds=60)
-        await world.manager.kill(CALLER, claim_of(replacement).sandbox_id)
+            await world.manager.lifecycle.connect(CALLER, first, timeout_seconds=60)
+        await world.manager.lifecycle.kill(CALLER, claim_of(replacement).sandbox_id)
         await world.until(lambda: world.provider.sandbox(replacement.key) is None)
         await world.within_quota(
-            lambda: world.manager.connect(CALLER, first, timeout_seconds=60),
+            lambda: world.manager.lifecycle.connect(CALLER, first, timeout_seconds=60),
         )
 
 
@@ -207,38 +217,40 @@ async def test_the_same_idempotency_key_gives_the_same_sandbox() -> None:
     async with paddock() as world:
         wanted = NewSandbox(template="base", idempotency_key="once")
         first, second = await asyncio.gather(
-            world.manager.create(CALLER, wanted), world.manager.create(CALLER, wanted)
+            world.manager.claims.create(CALLER, wanted), world.manager.claims.create(CALLER, wanted)
         )
-        third = await world.manager.create(CALLER, wanted)
+        third = await world.manager.claims.create(CALLER, wanted)
         assert first.metadata.uid == second.metadata.uid == third.metadata.uid
 
 
 async def test_a_snapshot_is_something_to_create_from_and_a_fork_makes_clones() -> None:
     async with paddock() as world:
-        sandbox = await world.manager.create(CALLER, WANTED)
+        sandbox = await world.manager.claims.create(CALLER, WANTED)
         sandbox_id = claim_of(sandbox).sandbox_id
-        stored = await world.manager.snapshot(CALLER, sandbox_id, name="trained")
+        stored = await world.manager.snapshots.create(CALLER, sandbox_id, name="trained")
         for reference in (stored.status.checkpoint_id, "trained", "default/trained:default"):
-            clone = await world.manager.create(CALLER, NewSandbox(template=reference))
+            clone = await world.manager.claims.create(CALLER, NewSandbox(template=reference))
             assert clone.spec.restore_from == stored.status.checkpoint_id
-        forks = await world.manager.fork(CALLER, sandbox_id, count=3, timeout_seconds=60)
+        forks = await world.manager.snapshots.fork(CALLER, sandbox_id, count=3, timeout_seconds=60)
         assert len({item.sandbox.metadata.uid for item in forks if item.sandbox}) == 3
 
 
 async def test_lists_are_paged_and_filtered() -> None:
     async with paddock() as world:
         for number in range(5):
-            await world.manager.create(
+            await world.manager.claims.create(
                 CALLER, NewSandbox(template="base", metadata={"n": str(number % 2)})
             )
             await asyncio.sleep(1)
         odd = SandboxFilter(metadata={"n": "1"})
-        page = world.manager.list(CALLER, odd, limit=10, token=None, ascending=False)
+        page = world.manager.queries.page(CALLER, odd, limit=10, token=None, ascending=False)
         assert len(page.items) == 2
         seen: list[str] = []
         token = None
         while True:
-            page = world.manager.list(CALLER, SandboxFilter(), limit=2, token=token, ascending=True)
+            page = world.manager.queries.page(
+                CALLER, SandboxFilter(), limit=2, token=token, ascending=True
+            )
             seen += [claim_of(item).sandbox_id for item in page.items]
             token = page.next_token
             if token is None:
@@ -272,7 +284,7 @@ def degraded(pool: SandboxPool) -> Condition:
 
 async def test_a_sandbox_that_dies_is_failed_and_not_listed() -> None:
     async with paddock() as world:
-        sandbox = await world.manager.create(CALLER, WANTED)
+        sandbox = await world.manager.claims.create(CALLER, WANTED)
         world.runtime.crash(sandbox.metadata.uid, "out of memory")
         await world.until(
             lambda: (
@@ -281,7 +293,7 @@ async def test_a_sandbox_that_dies_is_failed_and_not_listed() -> None:
             )
         )
         with pytest.raises(NotFoundError):
-            await world.manager.get(CALLER, claim_of(sandbox).sandbox_id)
+            await world.manager.queries.get(CALLER, claim_of(sandbox).sandbox_id)
 
 
 async def test_deadlines_that_passed_while_nothing_ran_are_met_afterwards() -> None:
@@ -297,12 +309,12 @@ async def test_deadlines_that_passed_while_nothing_ran_are_met_afterwards() -> N
     made = {}
     async with paddock(store=store, runtime=runtime, clock=clock) as world:
         for name, wish in wishes.items():
-            made[name] = (await world.manager.create(CALLER, wish)).key
+            made[name] = (await world.manager.claims.create(CALLER, wish)).key
         for name in ("kept", "dropped"):
             sandbox = world.provider.sandbox(made[name])
             assert sandbox is not None
             assert sandbox.spec.claim is not None
-            await world.manager.pause(CALLER, sandbox.spec.claim.sandbox_id)
+            await world.manager.lifecycle.pause(CALLER, sandbox.spec.claim.sandbox_id)
     await asyncio.sleep(600)
     async with paddock(store=store, runtime=runtime, clock=clock) as world:
         await asyncio.sleep(5)

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from paddock.claims.caller import Caller, Role
-from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import (
     ConflictError,
@@ -31,7 +31,7 @@ BASE = Key("default", "base")
 
 
 async def made(world: World, **changes) -> Sandbox:
-    return await world.manager.create(CALLER, structs.replace(WANTED, **changes))
+    return await world.manager.claims.create(CALLER, structs.replace(WANTED, **changes))
 
 
 def id_of(sandbox: Sandbox) -> str:
@@ -67,17 +67,19 @@ async def test_stock_comes_back_after_the_store_was_away() -> None:
 async def test_a_resume_that_takes_longer_than_its_timeout_costs_nothing() -> None:
     async with paddock() as world:
         sandbox = await made(world)
-        await world.manager.pause(CALLER, id_of(sandbox))
+        await world.manager.lifecycle.pause(CALLER, id_of(sandbox))
         world.runtime.fail_node(is_down=True)
         resuming = asyncio.ensure_future(
-            world.manager.resume(CALLER, id_of(sandbox), timeout_seconds=15)
+            world.manager.lifecycle.resume(CALLER, id_of(sandbox), timeout_seconds=15)
         )
         await asyncio.sleep(40)
         world.runtime.fail_node(is_down=False)
         resumed = await resuming
         assert resumed.status.phase is Phase.RUNNING
         await asyncio.sleep(10)
-        assert (await world.manager.get(CALLER, id_of(sandbox))).status.phase is Phase.RUNNING
+        assert (
+            await world.manager.queries.get(CALLER, id_of(sandbox))
+        ).status.phase is Phase.RUNNING
 
 
 async def test_a_timeout_set_while_it_is_paused_never_ends_a_paused_sandbox() -> None:
@@ -91,13 +93,13 @@ async def test_a_timeout_set_while_it_is_paused_never_ends_a_paused_sandbox() ->
 
         world.store.update = slow
         results = await asyncio.gather(
-            world.manager.pause(CALLER, id_of(sandbox)),
-            world.manager.set_timeout(CALLER, id_of(sandbox), timeout_seconds=60),
+            world.manager.lifecycle.pause(CALLER, id_of(sandbox)),
+            world.manager.lifecycle.set_timeout(CALLER, id_of(sandbox), timeout_seconds=60),
             return_exceptions=True,
         )
         assert all(isinstance(item, (Sandbox, NotFoundError)) for item in results)
         await asyncio.sleep(300)
-        kept = await world.manager.get(CALLER, id_of(sandbox))
+        kept = await world.manager.queries.get(CALLER, id_of(sandbox))
         assert kept.spec.shutdown_time is None
 
 
@@ -105,11 +107,11 @@ async def test_one_pause_without_memory_is_for_that_once() -> None:
     async with paddock() as world:
         sandbox = await made(world)
         for memory, state in ((False, InstanceState.STOPPED), (True, InstanceState.FROZEN)):
-            await world.manager.pause(CALLER, id_of(sandbox), memory=memory)
+            await world.manager.lifecycle.pause(CALLER, id_of(sandbox), memory=memory)
             instance = await world.runtime.inspect(sandbox.metadata.uid)
             assert instance is not None
             assert instance.state is state
-            await world.manager.connect(CALLER, id_of(sandbox), timeout_seconds=600)
+            await world.manager.lifecycle.connect(CALLER, id_of(sandbox), timeout_seconds=600)
 
 
 @pytest.mark.parametrize(
@@ -130,11 +132,11 @@ async def test_a_pause_that_cannot_work_leaves_it_running_with_an_end(
 
         world.runtime.freeze = refuse
         with pytest.raises(told, match=error.message):
-            await world.manager.pause(CALLER, id_of(sandbox))
+            await world.manager.lifecycle.pause(CALLER, id_of(sandbox))
         # Whoever hears of it finds a sandbox that runs, at once.
-        await world.manager.set_timeout(CALLER, id_of(sandbox), timeout_seconds=400)
+        await world.manager.lifecycle.set_timeout(CALLER, id_of(sandbox), timeout_seconds=400)
         await asyncio.sleep(60)
-        running = await world.manager.get(CALLER, id_of(sandbox))
+        running = await world.manager.queries.get(CALLER, id_of(sandbox))
         assert not running.spec.paused
         assert running.spec.shutdown_time is not None
 
@@ -151,12 +153,13 @@ async def test_a_hundred_hanging_operations_of_a_node_do_not_stop_other_sandboxe
         world.runtime.freeze = hang
         began = asyncio.get_running_loop().time()
         pauses = [
-            asyncio.ensure_future(world.manager.pause(CALLER, id_of(sandbox))) for sandbox in stuck
+            asyncio.ensure_future(world.manager.lifecycle.pause(CALLER, id_of(sandbox)))
+            for sandbox in stuck
         ]
         await asyncio.sleep(1)
         async with asyncio.timeout(10):
             sound = await made(world)
-            await world.manager.pause(CALLER, id_of(sound))
+            await world.manager.lifecycle.pause(CALLER, id_of(sound))
         for pause in pauses:
             with pytest.raises(PaddockError):
                 await pause
@@ -184,8 +187,8 @@ async def test_another_teams_pool_cannot_be_claimed_by_name() -> None:
         )
         await world.provider.write.create(pool)
         with pytest.raises(NotFoundError):
-            await world.manager.create(Caller("beta"), NewSandbox(template="alpha/secret"))
-        await world.manager.create(Caller("alpha"), NewSandbox(template="secret"))
+            await world.manager.claims.create(Caller("beta"), NewSandbox(template="alpha/secret"))
+        await world.manager.claims.create(Caller("alpha"), NewSandbox(template="secret"))
 
 
 async def test_a_reader_is_not_given_the_token_that_runs_commands() -> None:
@@ -224,10 +227,10 @@ async def test_the_same_idempotency_key_for_another_request_is_a_conflict() -> N
 
 async def test_a_resume_whose_write_failed_does_not_use_up_the_quota() -> None:
     async with paddock() as world:
-        limit = Limit(Dimension.COUNT, Scope.RUNNING, 1)
+        limit = QuotaLimit(Dimension.COUNT, QuotaScope.RUNNING, 1)
         await world.plane.keyring.set_team_quota("default", Quota((limit,)))
         sandbox = await made(world)
-        await world.manager.pause(CALLER, id_of(sandbox))
+        await world.manager.lifecycle.pause(CALLER, id_of(sandbox))
         real = world.store.update
 
         async def away(obj, **_):
@@ -235,14 +238,14 @@ async def test_a_resume_whose_write_failed_does_not_use_up_the_quota() -> None:
 
         world.store.update = away
         with pytest.raises(UnavailableError):
-            await world.manager.connect(CALLER, id_of(sandbox), timeout_seconds=60)
+            await world.manager.lifecycle.connect(CALLER, id_of(sandbox), timeout_seconds=60)
         world.store.update = real
         await world.within_quota(lambda: made(world))
 
 
 async def test_a_member_cannot_revoke_an_administrators_key_nor_leave_its_own_quota() -> None:
     async with paddock() as world:
-        quota = Quota((Limit(Dimension.COUNT, Scope.ALL, 1),))
+        quota = Quota((QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 1),))
         _, member = await world.plane.keyring.create(name="one", quota=quota)
         headers = {"X-API-Key": member}
         keys = (await world.http.get("/api-keys")).json()
@@ -258,7 +261,7 @@ async def test_the_note_of_a_keys_last_use_undoes_nothing_and_revives_nobody() -
         keyring = world.plane.keyring
         key, plain = await keyring.create(name="busy")
         keyring.authenticate(plain)
-        quota = Quota((Limit(Dimension.COUNT, Scope.ALL, 3),))
+        quota = Quota((QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 3),))
         await asyncio.gather(keyring.update_key(key.id, quota=quota), keyring.flush_last_used())
         assert keyring.key(key.id).quota == quota
         keyring.authenticate(plain)

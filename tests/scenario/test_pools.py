@@ -55,7 +55,7 @@ def sandbox_id(sandbox: Sandbox) -> str:
 async def test_an_evicted_sandbox_leaves_and_is_replaced_but_a_claimed_one_stays() -> None:
     async with paddock(pool_size=3) as world:
         await world.stocked(3)
-        claimed = await world.manager.create(CALLER, WANTED)
+        claimed = await world.manager.claims.create(CALLER, WANTED)
         await world.stocked(3)
         victim = idle(world)[0]
         for sandbox in (victim, claimed):
@@ -66,7 +66,9 @@ async def test_an_evicted_sandbox_leaves_and_is_replaced_but_a_claimed_one_stays
             )
         await world.until(lambda: world.provider.sandbox(victim.key) is None)
         await world.stocked(3)
-        assert (await world.manager.get(CALLER, sandbox_id(claimed))).status.phase is Phase.RUNNING
+        assert (
+            await world.manager.queries.get(CALLER, sandbox_id(claimed))
+        ).status.phase is Phase.RUNNING
 
 
 async def test_idle_sandboxes_are_replaced_when_they_are_too_old() -> None:
@@ -83,7 +85,7 @@ async def test_idle_sandboxes_are_replaced_when_they_are_too_old() -> None:
 async def test_a_changed_template_is_followed_a_few_at_a_time_and_claimed_ones_stay() -> None:
     async with paddock(pool_size=10) as world:
         await world.stocked(10)
-        claimed = await world.manager.create(CALLER, WANTED)
+        claimed = await world.manager.claims.create(CALLER, WANTED)
         await world.stocked(10)
         before = world.pool().status.revision
         await change_pool(world, update_strategy=UpdateStrategy(max_unavailable=2))
@@ -98,10 +100,12 @@ async def test_a_changed_template_is_followed_a_few_at_a_time_and_claimed_ones_s
 
         await world.until(updated, seconds=60)
         assert fewest >= 8
-        newest = await world.manager.create(CALLER, WANTED)
+        newest = await world.manager.claims.create(CALLER, WANTED)
         assert newest.spec.template is not None
         assert newest.spec.template.env == {"VERSION": "2"}
-        assert (await world.manager.get(CALLER, sandbox_id(claimed))).status.phase is Phase.RUNNING
+        assert (
+            await world.manager.queries.get(CALLER, sandbox_id(claimed))
+        ).status.phase is Phase.RUNNING
 
 
 async def test_claims_prefer_the_current_revision_while_an_update_is_under_way() -> None:
@@ -113,19 +117,19 @@ async def test_claims_prefer_the_current_revision_while_an_update_is_under_way()
         await change_pool(world, replicas=5)
         await world.stocked(5)
         current = world.pool().status.revision
-        assert revision_of(await world.manager.create(CALLER, WANTED)) == current
+        assert revision_of(await world.manager.claims.create(CALLER, WANTED)) == current
 
 
 async def test_deleting_a_pool_never_ends_what_is_in_use() -> None:
     async with paddock(pool_size=3) as world:
         await world.stocked(3)
-        claimed = await world.manager.create(CALLER, WANTED)
+        claimed = await world.manager.claims.create(CALLER, WANTED)
         await world.provider.write.delete(world.pool())
         await world.until(
             lambda: all(item.spec.claim for item in world.provider.all(Sandbox)), seconds=60
         )
         await asyncio.sleep(60)
-        kept = await world.manager.get(CALLER, sandbox_id(claimed))
+        kept = await world.manager.queries.get(CALLER, sandbox_id(claimed))
         assert kept.status.phase is Phase.RUNNING
         assert await world.runtime.inspect(claimed.metadata.uid) is not None
 
@@ -143,11 +147,11 @@ async def test_a_killed_sandbox_goes_back_where_its_pool_recycles(kind: RecycleT
             labels={"team": "a"},
             network=NetworkPolicy(allow_internet_access=False),
         )
-        claimed = await world.manager.create(CALLER, wanted)
+        claimed = await world.manager.claims.create(CALLER, wanted)
         created = world.runtime.calls[Operation.CREATE]
-        await world.manager.kill(CALLER, sandbox_id(claimed))
+        await world.manager.lifecycle.kill(CALLER, sandbox_id(claimed))
         with pytest.raises(NotFoundError):
-            await world.manager.get(CALLER, sandbox_id(claimed))
+            await world.manager.queries.get(CALLER, sandbox_id(claimed))
         await world.until(lambda: claimed.metadata.uid in uids(idle(world)))
         back = world.provider.sandbox(claimed.key)
         assert back is not None
@@ -166,11 +170,11 @@ async def test_a_sandbox_that_is_being_reset_is_given_to_nobody() -> None:
     async with paddock(pool_size=1) as world:
         await world.stocked(1)
         await change_pool(world, recycle_strategy=RecycleStrategy(type=RecycleType.RESTART))
-        claimed = await world.manager.create(CALLER, WANTED)
+        claimed = await world.manager.claims.create(CALLER, WANTED)
         await world.stocked(1)
         world.runtime.set_latency(Operation.CREATE, 5)
-        await world.manager.kill(CALLER, sandbox_id(claimed))
-        wishes = (world.manager.create(CALLER, WANTED) for _ in range(3))
+        await world.manager.lifecycle.kill(CALLER, sandbox_id(claimed))
+        wishes = (world.manager.claims.create(CALLER, WANTED) for _ in range(3))
         others = await asyncio.gather(*wishes)  # all while it is being reset
         assert claimed.metadata.uid not in uids(others)
 
@@ -180,6 +184,6 @@ async def test_after_too_many_resets_a_sandbox_is_deleted() -> None:
         await world.stocked(1)
         strategy = RecycleStrategy(type=RecycleType.RESTART, max_recycles=0)
         await change_pool(world, recycle_strategy=strategy)
-        claimed = await world.manager.create(CALLER, WANTED)
-        await world.manager.kill(CALLER, sandbox_id(claimed))
+        claimed = await world.manager.claims.create(CALLER, WANTED)
+        await world.manager.lifecycle.kill(CALLER, sandbox_id(claimed))
         await world.until(lambda: world.provider.sandbox(claimed.key) is None)

@@ -93,14 +93,14 @@ async def test_what_was_never_well_is_given_to_nobody() -> None:
             await with_probe(world, 2)
         wanted = NewSandbox(template="base", create_on_no_stock=False, claim_timeout_seconds=5)
         with pytest.raises(RateLimitedError):
-            await world.manager.create(CALLER, wanted)
+            await world.manager.claims.create(CALLER, wanted)
 
 
 async def test_what_is_in_somebodys_hands_is_not_probed() -> None:
     async with paddock(pool_size=1) as world:
         patients = Patients(world)
         await with_probe(world, 1)
-        claimed = await world.manager.create(CALLER, NewSandbox(template="base"))
+        claimed = await world.manager.claims.create(CALLER, NewSandbox(template="base"))
         # Whoever makes another has heard of the claim; a probe may have been on its way till then.
         await world.stocked(1)
         patients.asked.clear()

@@ -31,8 +31,8 @@ async def quarrel(world: World, sandbox_id: str, dice: random.Random, count: int
     async def one():
         await asyncio.sleep(dice.random())
         if dice.random() < 0.5:
-            return await world.manager.pause(CALLER, sandbox_id)
-        return await world.manager.connect(CALLER, sandbox_id, timeout_seconds=300)
+            return await world.manager.lifecycle.pause(CALLER, sandbox_id)
+        return await world.manager.lifecycle.connect(CALLER, sandbox_id, timeout_seconds=300)
 
     return await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
 
@@ -63,7 +63,7 @@ async def test_mixed_pauses_and_resumes_end_in_agreement_and_nothing_is_lost(
 ) -> None:
     dice = random.Random(seed)
     async with paddock(runtime=slow_runtime()) as world:
-        sandbox = await world.manager.create(
+        sandbox = await world.manager.claims.create(
             CALLER, NewSandbox(template="base", timeout_seconds=None)
         )
         assert sandbox.spec.claim is not None
@@ -76,7 +76,7 @@ async def test_mixed_pauses_and_resumes_end_in_agreement_and_nothing_is_lost(
         assert any(not isinstance(item, Exception) for item in results)
         await agreed(world, sandbox)
         # However it ended, it can be woken, and then runs.
-        woken, _ = await world.manager.connect(CALLER, sandbox_id, timeout_seconds=60)
+        woken, _ = await world.manager.lifecycle.connect(CALLER, sandbox_id, timeout_seconds=60)
         assert woken.status.phase is Phase.RUNNING
 
 
@@ -85,7 +85,7 @@ async def test_the_same_on_a_store_that_conflicts_refuses_and_loses_replies(seed
     dice = random.Random(seed)
     store = UnreliableStore(seed)
     async with paddock(store=store, runtime=slow_runtime()) as world:
-        sandbox = await world.manager.create(
+        sandbox = await world.manager.claims.create(
             CALLER, NewSandbox(template="base", timeout_seconds=None)
         )
         assert sandbox.spec.claim is not None
@@ -103,7 +103,7 @@ async def test_the_same_on_a_store_that_conflicts_refuses_and_loses_replies(seed
 async def test_whoever_kills_wins_and_nothing_of_it_is_left(seed: int) -> None:
     dice = random.Random(seed)
     async with paddock(runtime=slow_runtime()) as world:
-        sandbox = await world.manager.create(
+        sandbox = await world.manager.claims.create(
             CALLER, NewSandbox(template="base", timeout_seconds=None)
         )
         assert sandbox.spec.claim is not None
@@ -111,7 +111,7 @@ async def test_whoever_kills_wins_and_nothing_of_it_is_left(seed: int) -> None:
 
         async def kill() -> None:
             await asyncio.sleep(dice.random())
-            await world.manager.kill(CALLER, sandbox_id)
+            await world.manager.lifecycle.kill(CALLER, sandbox_id)
 
         results, _ = await asyncio.gather(quarrel(world, sandbox_id, dice, 10), kill())
         for item in results:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.claims.requests import NewSandbox
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import ConflictError, PaddockError, UnavailableError
@@ -16,7 +16,7 @@ from tests.scenario.paddock import CALLER, paddock
 
 pytestmark = pytest.mark.looptime
 
-COUNTED = (Dimension.COUNT, Scope.ALL)
+COUNTED = (Dimension.COUNT, QuotaScope.ALL)
 
 
 class UnreliableStore(MemoryStore):
@@ -66,12 +66,13 @@ async def test_no_sandbox_is_given_twice_and_no_quota_exceeded_whatever_the_stor
     store = UnreliableStore(seed)
     async with paddock(pool_size=10, store=store) as world:
         await world.stocked(10)
-        limit = Limit(*COUNTED, 25)
+        limit = QuotaLimit(*COUNTED, 25)
         await world.plane.keyring.set_team_quota("default", Quota((limit,)))
         store.is_unreliable = True
         wanted = NewSandbox(template="base", timeout_seconds=None)
         results = await asyncio.gather(
-            *(world.manager.create(CALLER, wanted) for _ in range(60)), return_exceptions=True
+            *(world.manager.claims.create(CALLER, wanted) for _ in range(60)),
+            return_exceptions=True,
         )
         store.is_unreliable = False
         given = [item for item in results if isinstance(item, Sandbox)]

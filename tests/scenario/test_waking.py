@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from paddock.api.internal import GatewayReport
-from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.quota.ledger import Dimension, QuotaLimit, Quota, QuotaScope
 from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import ConflictError, NotFoundError, QuotaExceededError
 from paddock.resources.kinds.sandbox import IdlePause, Phase, Sandbox
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.looptime
 
 
 async def paused(world, **wanted) -> Sandbox:
-    sandbox = await world.manager.create(CALLER, NewSandbox(template="base", **wanted))
+    sandbox = await world.manager.claims.create(CALLER, NewSandbox(template="base", **wanted))
     assert sandbox.spec.claim is not None
-    return await world.manager.pause(CALLER, sandbox.spec.claim.sandbox_id)
+    return await world.manager.lifecycle.pause(CALLER, sandbox.spec.claim.sandbox_id)
 
 
 @pytest.mark.parametrize(("timeout", "expected"), [(60, 300), (1000, 1000)])
@@ -27,7 +27,7 @@ async def test_what_pauses_at_its_end_gets_a_fresh_end(timeout: int, expected: i
     async with paddock() as world:
         asleep = await paused(world, timeout_seconds=timeout, auto_pause=True, auto_resume=True)
         before = world.plane.clock.now()
-        woken = await world.manager.wake(asleep)
+        woken = await world.manager.lifecycle.wake(asleep)
         after = world.plane.clock.now()
         assert woken.status.phase is Phase.RUNNING
         assert woken.spec.pause_time is not None
@@ -38,7 +38,7 @@ async def test_what_pauses_at_its_end_gets_a_fresh_end(timeout: int, expected: i
 async def test_what_never_ends_goes_on_without_an_end() -> None:
     async with paddock() as world:
         asleep = await paused(world, timeout_seconds=None)
-        woken = await world.manager.wake(asleep)
+        woken = await world.manager.lifecycle.wake(asleep)
         assert (woken.spec.pause_time, woken.spec.shutdown_time) == (None, None)
 
 
@@ -51,16 +51,16 @@ async def test_a_shutdown_stays_where_it_was() -> None:
             asleep.key,
             lambda it: structs.replace(it, spec=structs.replace(it.spec, shutdown_time=at)),
         )
-        woken = await world.manager.wake(asleep)
+        woken = await world.manager.lifecycle.wake(asleep)
         assert (woken.spec.pause_time, woken.spec.shutdown_time) == (None, at)
 
 
 async def test_what_is_past_its_end_is_not_woken() -> None:
     async with paddock() as world:
         asleep = await paused(world, timeout_seconds=60)
-        await world.manager.kill(CALLER, asleep.spec.claim.sandbox_id)
+        await world.manager.lifecycle.kill(CALLER, asleep.spec.claim.sandbox_id)
         with pytest.raises((NotFoundError, ConflictError)):
-            await world.manager.wake(asleep)
+            await world.manager.lifecycle.wake(asleep)
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ async def test_what_is_past_its_end_is_not_woken() -> None:
 async def test_a_retention_ends_with_the_pause_it_was_for(timeout, auto_pause, keeps_end) -> None:
     async with paddock() as world:
         wanted = NewSandbox(template="base", timeout_seconds=timeout, auto_pause=auto_pause)
-        sandbox = await world.manager.create(CALLER, wanted)
+        sandbox = await world.manager.claims.create(CALLER, wanted)
         assert sandbox.spec.claim is not None
-        asleep = await world.manager.pause(
+        asleep = await world.manager.lifecycle.pause(
             CALLER, sandbox.spec.claim.sandbox_id, retention_seconds=500
         )
         assert asleep.spec.shutdown_time is not None
-        woken = await world.manager.wake(asleep)
+        woken = await world.manager.lifecycle.wake(asleep)
         assert (woken.spec.shutdown_time == asleep.spec.shutdown_time) is keeps_end
 
 
@@ -84,16 +84,16 @@ async def test_a_quota_that_is_used_up_keeps_it_asleep() -> None:
     async with paddock() as world:
         asleep = await paused(world, timeout_seconds=60)
         assert asleep.spec.claim is not None
-        limit = Limit(Dimension.COUNT, Scope.RUNNING, 0)
+        limit = QuotaLimit(Dimension.COUNT, QuotaScope.RUNNING, 0)
         await world.plane.keyring.set_team_quota("default", Quota((limit,)))
         with pytest.raises(QuotaExceededError):
-            await world.manager.wake(asleep)
+            await world.manager.lifecycle.wake(asleep)
         assert world.provider.sandbox(asleep.key).spec.paused
 
 
 async def test_a_sandbox_that_asked_for_it_is_paused_when_nothing_happens_and_not_before() -> None:
     async with paddock() as world:
-        sandbox = await world.manager.create(
+        sandbox = await world.manager.claims.create(
             CALLER,
             NewSandbox(
                 template="base", timeout_seconds=3600, idle_pause=IdlePause(after_seconds=60)
@@ -110,9 +110,9 @@ async def test_a_sandbox_that_asked_for_it_is_paused_when_nothing_happens_and_no
             assert not is_paused()
         await world.until(is_paused, seconds=120)
         await world.until(lambda: world.provider.sandbox(sandbox.key).status.phase is Phase.PAUSED)
-        await world.manager.wake(world.provider.sandbox(sandbox.key))
+        await world.manager.lifecycle.wake(world.provider.sandbox(sandbox.key))
         await asyncio.sleep(30)
         assert not is_paused()
         await world.until(is_paused, seconds=120)
-        await world.manager.kill(CALLER, sandbox.spec.claim.sandbox_id)
+        await world.manager.lifecycle.kill(CALLER, sandbox.spec.claim.sandbox_id)
         await world.until(lambda: world.plane.activity.last(uid) is None)

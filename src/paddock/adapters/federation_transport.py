@@ -6,7 +6,7 @@ import aiohttp
 
 from paddock.adapters.problems import error_from
 from paddock.kit.errors import UnavailableError
-from paddock.manager.federation.protocol import SIGNATURE, Peer, Signer
+from paddock.manager.federation.protocol import SIGNATURE, PeerCluster, Signer
 
 
 class SignedTransport:
@@ -17,7 +17,7 @@ class SignedTransport:
         self._session: aiohttp.ClientSession | None = None
 
     async def call(
-        self, peer: Peer, method: str, path: str, body: bytes, *, timeout_seconds: float
+        self, peer: PeerCluster, method: str, path: str, body: bytes, *, timeout_seconds: float
     ) -> tuple[bytes, dict[str, str]]:
         """Return a peer's response body and headers; raise the error that it reports."""
         if self._session is None:

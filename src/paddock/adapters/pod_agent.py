@@ -12,7 +12,7 @@ from msgspec import structs
 from paddock.kit.clock import Clock
 from paddock.kit.errors import ConflictError, UnavailableError
 from paddock.manager.ports import Agent
-from paddock.manager.sandboxes.requests import LogEntry, Sample
+from paddock.manager.sandboxes.requests import LogEntry, UsageSample
 from paddock.resources import quantity
 from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.kinds.template import NetworkPolicy, Resources, SandboxTemplateSpec
@@ -63,7 +63,7 @@ class PodAgent:
 
     async def samples(
         self, sandbox: Sandbox, *, start: datetime | None, end: datetime | None
-    ) -> tuple[Sample, ...]:
+    ) -> tuple[UsageSample, ...]:
         """Return the current usage only: a cluster keeps the history itself."""
         found = await self._envd_client.metrics(sandbox.metadata.uid, _ip(sandbox))
         usage = read_usage(found, self._clock.now())
@@ -74,7 +74,7 @@ class PodAgent:
         if size is not None and size.memory is not None:
             usage = structs.replace(usage, memory_total_bytes=quantity.whole(size.memory))
         return (
-            Sample(
+            UsageSample(
                 at=usage.at,
                 cpu_count=usage.cpu_count,
                 cpu_used_percent=usage.cpu_used_percent,

@@ -14,7 +14,7 @@ from paddock.controllers.idle.plan import Load
 from paddock.kit.clock import Clock
 from paddock.kit.errors import PaddockError, UnsupportedError
 from paddock.kit.logs import fields
-from paddock.manager.sandboxes.requests import LogEntry, Sample
+from paddock.manager.sandboxes.requests import LogEntry, UsageSample
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import NetworkPolicy, Resources, SandboxTemplateSpec
 from paddock.resources.tokens import TokenSeed
@@ -66,7 +66,7 @@ class RuntimeAgent:
 
     async def samples(
         self, sandbox: Sandbox, *, start: datetime | None, end: datetime | None
-    ) -> tuple[Sample, ...]:
+    ) -> tuple[UsageSample, ...]:
         """Return the usage of a sandbox, oldest first."""
         kept = map(_unpacked, self._samples.get(sandbox.metadata.uid, ()))
         return tuple(
@@ -139,9 +139,9 @@ def _packed(usage: Usage) -> bytes:
     )
 
 
-def _unpacked(data: bytes) -> Sample:
+def _unpacked(data: bytes) -> UsageSample:
     at, cpu_count, cpu_used, used, total, cache, disk_used, disk_total = _PACKED.unpack(data)
-    return Sample(
+    return UsageSample(
         at=datetime.fromtimestamp(at, UTC),
         cpu_count=cpu_count,
         cpu_used_percent=cpu_used,

@@ -64,16 +64,18 @@ def create_app(
     async def wake(request: Request) -> Response:
         authorize(request)
         wanted = msgspec.json.decode(await request.body(), type=WakeBody)
-        sandbox = manager.find_by_id(wanted.id)
+        sandbox = manager.queries.find_by_id(wanted.id)
         if sandbox is None or sandbox.metadata.uid != wanted.uid:
             raise NotFoundError("the sandbox was not found")
-        return Response(codec.encode(await manager.wake(sandbox)), media_type="application/json")
+        return Response(
+            codec.encode(await manager.lifecycle.wake(sandbox)), media_type="application/json"
+        )
 
     async def lookup(request: Request) -> Response:
         authorize(request)
-        sandbox = manager.find_by_id(request.path_params["id"])
+        sandbox = manager.queries.find_by_id(request.path_params["id"])
         if sandbox is None:
-            sandbox = await manager.batches.reveal(request.path_params["id"])
+            sandbox = await manager.batches.materialize_claim(request.path_params["id"])
         if sandbox is not None:
             return Response(codec.encode(sandbox), media_type="application/json")
         if find_remote is None:

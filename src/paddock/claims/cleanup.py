@@ -29,7 +29,7 @@ may still be on its way to the store."""
 _BETWEEN_LOOKS = 1.0
 
 
-class Disowning:
+class ClaimCleanup:
     """Follows each failed claim to its end."""
 
     def __init__(self, provider: Provider, ledger: Ledger, pool_members: PoolMembers) -> None:
@@ -52,7 +52,7 @@ class Disowning:
 
     def after(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """Do something when everything that is being ended now has ended."""
-        return self._begun(self._then(tuple(self._tasks), work), "after disowning")
+        return self._begun(self._then(tuple(self._tasks), work), "after cleanup")
 
     def look_after_resume(self, sandbox: Sandbox) -> asyncio.Task[None]:
         """Find out whether a resume was written; if not, its place is given back."""

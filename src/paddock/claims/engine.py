@@ -20,15 +20,15 @@ from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.claims import warm
 from paddock.claims.caller import Caller
-from paddock.claims.cleanup import Disowning
-from paddock.claims.idempotency import MARGIN_SECONDS, Firsts
+from paddock.claims.cleanup import ClaimCleanup
+from paddock.claims.idempotency import MARGIN_SECONDS, IdempotencyKeys
 from paddock.claims.limiter import FairLimiter
-from paddock.claims.overrides import Fitting
-from paddock.claims.ports import REMOTE, Agent, Announcer, EnvironmentClaims
+from paddock.claims.overrides import ClaimOverrides
+from paddock.claims.ports import REMOTE, Announcer, ClaimAgent, EnvironmentSource
 from paddock.claims.quota.ledger import footprint
-from paddock.claims.quota.reserve import Allowance
+from paddock.claims.quota.reservations import QuotaReservations
 from paddock.claims.requests import NewSandbox
-from paddock.claims.template_resolver import Target, Targets
+from paddock.claims.template_resolver import ClaimTarget, TemplateResolver
 from paddock.kit import ids, metrics, tasks
 from paddock.kit.clock import Clock
 from paddock.kit.errors import (
@@ -75,34 +75,34 @@ class Claims:
         *,
         provider: Provider,
         pool_members: PoolMembers,
-        targets: Targets,
-        allowance: Allowance,
-        disowning: Disowning,
+        resolver: TemplateResolver,
+        reservations: QuotaReservations,
+        cleanup: ClaimCleanup,
         limiter: FairLimiter,
-        agent: Agent,
-        fitting: Fitting,
+        agent: ClaimAgent,
+        overrides: ClaimOverrides,
         announcer: Announcer,
         seed: TokenSeed,
         clock: Clock,
-        environments: EnvironmentClaims | None = None,
-        firsts: Firsts | None = None,
+        environments: EnvironmentSource | None = None,
+        idempotency_keys: IdempotencyKeys | None = None,
         max_timeout_seconds: int = MAX_TIMEOUT_SECONDS,
     ) -> None:
         self._provider = provider
         self._pool_members = pool_members
-        self._targets = targets
-        self._allowance = allowance
+        self._resolver = resolver
+        self._reservations = reservations
         self._limiter = limiter
         self._agent = agent
-        self._fitting = fitting
+        self._overrides = overrides
         self._announcer = announcer
         self._seed = seed
         self._clock = clock
         self._environments = environments
-        self._firsts = firsts
+        self._idempotency_keys = idempotency_keys
         """Needed where other processes may be sent the same idempotency key."""
         self._max_timeout = max_timeout_seconds
-        self._disowning = disowning
+        self._cleanup = cleanup
         self._running: dict[tuple[str, str], tuple[str, asyncio.Task[Sandbox]]] = {}
         """Claims under way by team and idempotency key, each with what was asked."""
 
@@ -110,9 +110,9 @@ class Claims:
         """Give the caller a sandbox that answers."""
         caller.must_write()
         self.check(request)
-        target = self._targets.resolve(caller, request.template)
+        target = self._resolver.resolve(caller, request.template)
         if request.image:
-            self._fitting.must_allow(request.image)
+            self._overrides.must_allow(request.image)
             if target.checkpoint is not None or target.env is not None:
                 problem = FieldProblem("image", "cannot be chosen for a snapshot or an environment")
                 raise InvalidError(str(problem), problems=[problem])
@@ -140,7 +140,7 @@ class Claims:
                 problem = FieldProblem(f"envVars[{name!r}]", what)
                 raise InvalidError(str(problem), problems=[problem])
 
-    async def _once(self, caller: Caller, request: NewSandbox, target: Target) -> Sandbox:
+    async def _once(self, caller: Caller, request: NewSandbox, target: ClaimTarget) -> Sandbox:
         """Join a claim under way with the same key, or give what it once made."""
         key = (caller.team, request.idempotency_key)
         asked = request_hash(request)
@@ -160,13 +160,13 @@ class Claims:
         return await asyncio.shield(task)
 
     async def _first(
-        self, caller: Caller, request: NewSandbox, target: Target, asked: str
+        self, caller: Caller, request: NewSandbox, target: ClaimTarget, asked: str
     ) -> Sandbox:
         """Claim, if no other process does or did with this key; else wait for what it made."""
-        if self._firsts is None:
+        if self._idempotency_keys is None:
             return await self._claim(caller, request, target)
         seconds = request.claim_timeout_seconds
-        first = await self._firsts.enter(
+        first = await self._idempotency_keys.enter(
             caller.team, request.idempotency_key, asked, seconds=seconds
         )
         if isinstance(first, Sandbox):
@@ -178,7 +178,7 @@ class Claims:
             return await self._claim(caller, request, target, until=first.until + MARGIN_SECONDS)
         except (asyncio.CancelledError, Exception):
             # The next may try as soon as nothing of this one can be left.
-            self._disowning.after(partial(self._firsts.leave, first))
+            self._cleanup.after(partial(self._idempotency_keys.leave, first))
             raise
 
     async def _again(self, sandbox: Sandbox) -> Sandbox:
@@ -190,8 +190,8 @@ class Claims:
         template = ready.spec.template
         if template is not None:
             await self._agent.configure(ready, template)
-            if self._fitting.can_resize(ready, template):
-                await self._fitting.resize(ready, template)
+            if self._overrides.can_resize(ready, template):
+                await self._overrides.resize(ready, template)
         return ready
 
     # ---- one claim -----------------------------------------------------------------------
@@ -200,17 +200,17 @@ class Claims:
         self,
         caller: Caller,
         request: NewSandbox,
-        target: Target,
+        target: ClaimTarget,
         *,
         resizes: bool = True,
         until: float = math.inf,
     ) -> Sandbox:
         started = self._clock.monotonic()
         asked = request_hash(request) if request.idempotency_key else ""
-        fit = self._fitting.fit(target.template, image=request.image, resources=request.resources)
+        fit = self._overrides.fit(target.template, image=request.image, resources=request.resources)
         terms = self._terms(caller, request, fit, asked)
         lock = terms.identity.lock
-        await self._allowance.reserve(caller, lock, footprint(fit.size))
+        await self._reservations.reserve(caller, lock, footprint(fit.size))
         unclear: list[Sandbox] = []
         try:
             fits = not fit.obstacle and (resizes or fit.resources is None)
@@ -220,13 +220,13 @@ class Claims:
         except (asyncio.CancelledError, Exception):
             if unclear:
                 # Whether something of ours is in the store is not known: its place stays taken.
-                self._disowning.begin(*unclear)
+                self._cleanup.begin(*unclear)
             else:
-                self._allowance.release(lock)
+                self._reservations.release(lock)
             raise
         if source == REMOTE:
             # Its own cluster has handed it over, and counts it.
-            self._allowance.release(lock)
+            self._reservations.release(lock)
             _CLAIMS.labels(source).inc()
             return sandbox
         try:
@@ -249,7 +249,7 @@ class Claims:
         self,
         caller: Caller,
         request: NewSandbox,
-        target: Target,
+        target: ClaimTarget,
         terms: Terms,
         pool: Key | None,
         unclear: list[Sandbox],
@@ -288,7 +288,7 @@ class Claims:
     ) -> Sandbox | None:
         if pool is None:
             return None
-        self._allowance.must_hold(terms.identity.owner)
+        self._reservations.must_hold(terms.identity.owner)
         now = self._clock.now()
         return await warm.take(
             self._pool_members,
@@ -299,7 +299,12 @@ class Claims:
         )
 
     def _fresh(
-        self, request: NewSandbox, target: Target, terms: Terms, caller: Caller, pool: Key | None
+        self,
+        request: NewSandbox,
+        target: ClaimTarget,
+        terms: Terms,
+        caller: Caller,
+        pool: Key | None,
     ) -> Sandbox:
         checkpoint = target.checkpoint
         base = SandboxSpec(
@@ -321,13 +326,13 @@ class Claims:
 
     def _must_be_in_time(self, team: str, until: float) -> None:
         """Refuse what was written so late that others may have counted without it."""
-        self._allowance.must_hold(team)
+        self._reservations.must_hold(team)
         if self._clock.monotonic() > until:
             raise UnavailableError("the claim took too long", retry_after_seconds=1)
 
     async def _made(self, wanted: Sandbox, unclear: list[Sandbox]) -> Sandbox:
         if wanted.spec.claim is not None:
-            self._allowance.must_hold(wanted.spec.claim.owner)
+            self._reservations.must_hold(wanted.spec.claim.owner)
         unclear.append(wanted)
         try:
             made = await self._provider.write.create(wanted)
@@ -355,7 +360,7 @@ class Claims:
             template_id=request.template,
             access_token_hash=hashed(self._seed.access_token(sandbox_id)) if secured else "",
             traffic_token_hash=hashed(self._seed.traffic_token(sandbox_id)) if private else "",
-            account=self._allowance.account,
+            account=self._reservations.account,
             idempotency_key=request.idempotency_key,
             idempotency_hash=asked,
             metadata=request.metadata,
@@ -382,7 +387,7 @@ class Claims:
     # ---- after the lock ------------------------------------------------------------------
 
     async def _hand_over(
-        self, sandbox: Sandbox, request: NewSandbox, target: Target, source: str
+        self, sandbox: Sandbox, request: NewSandbox, target: ClaimTarget, source: str
     ) -> Sandbox:
         """Make sure that what is handed out answers, with its token and environment."""
         if source == "cold":
@@ -404,7 +409,7 @@ class Claims:
                 group.create_task(self._agent.configure(sandbox, template), name="configure")
                 group.create_task(self._announcer.announce(sandbox), name="announce")
                 if sandbox.spec.resources is not None:
-                    group.create_task(self._fitting.resize(sandbox, template), name="resize")
+                    group.create_task(self._overrides.resize(sandbox, template), name="resize")
                 if request.network is not None:
                     group.create_task(
                         self._agent.set_network(sandbox, request.network), name="set network"
@@ -437,10 +442,10 @@ class Claims:
             extra=fields(sandbox=sandbox.key, error=repr(error)),
         )
         if request.reserve_failed:
-            self._disowning.after(partial(self._keep, sandbox, request))
+            self._cleanup.after(partial(self._keep, sandbox, request))
             return
         # Most are gone before the client hears of it; a store that is down does not hold it up.
-        await asyncio.wait((self._disowning.begin(sandbox),), timeout=CLEANUP_SECONDS)
+        await asyncio.wait((self._cleanup.begin(sandbox),), timeout=CLEANUP_SECONDS)
 
     async def _keep(self, sandbox: Sandbox, request: NewSandbox) -> None:
         seconds = request.reserve_failed_seconds

@@ -44,7 +44,7 @@ LOOK_SECONDS = 0.05
 LOOKS = 6
 
 
-class First(Struct, frozen=True):
+class KeyLease(Struct, frozen=True):
     """The right to make the sandbox of a key."""
 
     record: Lease
@@ -52,7 +52,7 @@ class First(Struct, frozen=True):
     """What is not written by then, on our own clock, must not be written any more."""
 
 
-class Firsts:
+class IdempotencyKeys:
     """Gives each key to one claim."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Firsts:
         self._forgetting: set[asyncio.Task[None]] = set()
         provider.informer(Sandbox).subscribe(self._observe)
 
-    async def enter(self, team: str, key: str, asked: str, *, seconds: float) -> First | Sandbox:
+    async def enter(self, team: str, key: str, asked: str, *, seconds: float) -> KeyLease | Sandbox:
         """Give the right to make the sandbox, or the sandbox that another process made.
 
         `ConflictError` where the key was used for something else; `UnavailableError` where
@@ -85,7 +85,7 @@ class Firsts:
             wanted = self._record(team, key, asked, seconds)
             started = self._clock.monotonic()
             try:
-                return First(await self._store.create(wanted), started + seconds)
+                return KeyLease(await self._store.create(wanted), started + seconds)
             except AlreadyExistsError:
                 taken = await self._taken(wanted, team, key, started + seconds)
             if taken is not None:
@@ -98,7 +98,7 @@ class Firsts:
                 )
             await self._seen_soon(team, key)
 
-    async def leave(self, first: First) -> None:
+    async def leave(self, first: KeyLease) -> None:
         """Let others try: nothing was made, and nothing will be."""
         await self._remove(first.record)
 
@@ -126,7 +126,7 @@ class Firsts:
 
     async def _taken(
         self, wanted: Lease, team: str, key: str, until: float
-    ) -> First | Sandbox | None:
+    ) -> KeyLease | Sandbox | None:
         """Look who has the key; where nobody has it any more, take it over."""
         try:
             record = await self._store.get(Lease, wanted.key)
@@ -146,7 +146,7 @@ class Firsts:
             written = await self._store.update(structs.replace(record, spec=wanted.spec))
         except (ConflictError, NotFoundError):
             return None
-        return First(written, until)
+        return KeyLease(written, until)
 
     def _known(self, team: str, key: str) -> Sandbox | None:
         found = self._provider.by_index(Sandbox, indexes.IDEMPOTENCY_KEY, (team, key))

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from msgspec import structs
 
 from paddock.cache.provider import Provider
-from paddock.claims.ports import Agent
+from paddock.claims.ports import ClaimAgent
 from paddock.claims.quota.ledger import DEFAULT_CPU_MILLIS, DEFAULT_MEMORY_BYTES
 from paddock.kit.errors import FieldProblem, ForbiddenError, InvalidError
 from paddock.resources import quantity
@@ -22,12 +22,12 @@ _KEEPS_IMAGE = "sandboxes in stock keep their image in this runtime"
 _KEEPS_SIZE = "sandboxes in stock cannot be given that size in this runtime"
 
 
-class Fitting:
+class ClaimOverrides:
     """Says what a claim may have, and gives a claimed sandbox its size."""
 
     def __init__(
         self,
-        agent: Agent,
+        agent: ClaimAgent,
         provider: Provider,
         *,
         images: tuple[str, ...] = (),

@@ -15,7 +15,7 @@ WARM = "warm"
 REMOTE = "remote"
 
 
-class Agent(Protocol):
+class ClaimAgent(Protocol):
     """The way to what runs a sandbox, for things that cannot wait for a reconcile."""
 
     async def configure(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
@@ -55,7 +55,7 @@ class Announcer(Protocol):
         ...
 
 
-class EnvironmentClaims(Protocol):
+class EnvironmentSource(Protocol):
     """Claims addressed to an environment."""
 
     async def obtain(

@@ -21,7 +21,7 @@ SHARED_NAMESPACE = "default"
 """Pools and public templates here serve every team."""
 
 
-class Target(Struct, frozen=True, kw_only=True):
+class ClaimTarget(Struct, frozen=True, kw_only=True):
     """Where a sandbox comes from."""
 
     template: SandboxTemplateSpec
@@ -33,17 +33,17 @@ class Target(Struct, frozen=True, kw_only=True):
     env: Key | None = None
 
 
-class Targets:
+class TemplateResolver:
     """Looks targets up in the cache."""
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
 
-    def resolve(self, caller: Caller, reference: str) -> Target:
+    def resolve(self, caller: Caller, reference: str) -> ClaimTarget:
         """Find what a name stands for; `NotFoundError` where it stands for nothing."""
         if (checkpoint := self.checkpoint(caller, reference)) is not None:
             return _from_checkpoint(checkpoint)
-        match = _read(reference)
+        match = parse_reference(reference)
         if match is None:
             problem = FieldProblem("templateID", f"{reference!r} is not [team/]name[:tag]")
             raise InvalidError(str(problem), problems=[problem])
@@ -54,7 +54,7 @@ class Targets:
                 return found
         raise NotFoundError(f"template '{reference}' not found")
 
-    def _in(self, namespace: str, name: str, caller: Caller) -> Target | None:
+    def _in(self, namespace: str, name: str, caller: Caller) -> ClaimTarget | None:
         key = Key(namespace, name)
         mine = namespace in (caller.team, SHARED_NAMESPACE) or caller.is_admin
         env = self._provider.informer(SandboxEnv).get(key) if mine else None
@@ -63,33 +63,33 @@ class Targets:
             home = reference.namespace or namespace
             template = self._template(reference.name, home, caller)
             spec = template.spec if template else SandboxTemplateSpec()
-            return Target(template=spec, env=key, template_name=name)
+            return ClaimTarget(template=spec, env=key, template_name=name)
         pool = self._provider.informer(SandboxPool).get(key)
         if pool is not None and not pool.is_deleting:
             return self._from_pool(pool, caller)
         template = self._template(name, namespace, caller)
         if template is None:
             return None
-        return Target(
+        return ClaimTarget(
             template=template.spec,
             pool=self._pool_of(template),
             template_name=template.metadata.name,
             template_key=template.key,
         )
 
-    def _from_pool(self, pool: SandboxPool, caller: Caller) -> Target | None:
+    def _from_pool(self, pool: SandboxPool, caller: Caller) -> ClaimTarget | None:
         reference = pool.spec.template_ref
         if reference is None:
             home = pool.metadata.namespace
             if home not in (caller.team, SHARED_NAMESPACE) and not caller.is_admin:
                 return None
             spec = pool.spec.template or SandboxTemplateSpec()
-            return Target(template=spec, pool=pool.key, template_name=pool.metadata.name)
+            return ClaimTarget(template=spec, pool=pool.key, template_name=pool.metadata.name)
         home = reference.namespace or pool.metadata.namespace
         template = self._template(reference.name, home, caller)
         if template is None:
             return None
-        return Target(
+        return ClaimTarget(
             template=template.spec,
             pool=pool.key,
             template_name=template.metadata.name,
@@ -114,36 +114,6 @@ class Targets:
                 return pool.key
         return None
 
-    def templates(self, caller: Caller) -> tuple[SandboxTemplate, ...]:
-        """List the templates that a caller may use."""
-        found = (
-            template
-            for template in self._provider.informer(SandboxTemplate).all()
-            if template.metadata.namespace == caller.team
-            or caller.is_admin
-            or (template.metadata.namespace == SHARED_NAMESPACE and template.spec.public)
-        )
-        return tuple(sorted(found, key=lambda item: item.key))
-
-    def template(self, caller: Caller, reference: str) -> SandboxTemplate:
-        """Find one template by name or alias."""
-        space, name = _read(reference) or ("", "")
-        found = (
-            template
-            for template in self.templates(caller)
-            if name in (template.metadata.name, *template.spec.aliases)
-            and space in ("", template.metadata.namespace)
-        )
-
-        def distance(template: SandboxTemplate) -> tuple[bool, bool, Key]:
-            home = template.metadata.namespace
-            return (home != caller.team, home != SHARED_NAMESPACE, template.key)
-
-        nearest = min(found, key=distance, default=None)
-        if nearest is None:
-            raise NotFoundError(f"template '{reference}' not found")
-        return nearest
-
     def checkpoint(self, caller: Caller, reference: str) -> Checkpoint | None:
         """Find a snapshot by id or name; the newest of a name.
 
@@ -164,7 +134,7 @@ class Targets:
         return max(own or found, key=_completed, default=None)
 
 
-def _read(reference: str) -> tuple[str, str] | None:
+def parse_reference(reference: str) -> tuple[str, str] | None:
     """Take a reference apart: team, where it names one, and name; `None` where it is no such.
 
     The tag `default` goes without saying. Templates have no others, so any other stays part of
@@ -182,6 +152,8 @@ def _completed(checkpoint: Checkpoint) -> tuple[float, str]:
     return (moment.timestamp() if moment else 0.0, checkpoint.metadata.name)
 
 
-def _from_checkpoint(checkpoint: Checkpoint) -> Target:
+def _from_checkpoint(checkpoint: Checkpoint) -> ClaimTarget:
     template = checkpoint.status.template or SandboxTemplateSpec()
-    return Target(template=template, checkpoint=checkpoint, template_name=checkpoint.metadata.name)
+    return ClaimTarget(
+        template=template, checkpoint=checkpoint, template_name=checkpoint.metadata.name
+    )

@@ -1,24 +1,24 @@
-"""What the manager needs of the outside and may not import: handed in by `paddock.app`."""
+"""Ports of the manager: what it needs of other layers. `paddock.app` hands in the adapters."""
 
 from datetime import datetime
 from typing import Protocol
 
-from paddock.claims import ports
-from paddock.manager.sandboxes.requests import LogEntry, Sample
+from paddock.claims.ports import ClaimAgent
+from paddock.manager.sandboxes.requests import LogEntry, UsageSample
 from paddock.resources.kinds.sandbox import Sandbox
 
 
-class Agent(ports.Agent, Protocol):
-    """The way to what runs a sandbox, for things that cannot wait for a reconcile."""
+class Agent(ClaimAgent, Protocol):
+    """Direct access to the runtime of a sandbox: claims' calls, and usage and logs."""
 
     async def samples(
         self, sandbox: Sandbox, *, start: datetime | None, end: datetime | None
-    ) -> tuple[Sample, ...]:
-        """Give what a sandbox used, oldest first."""
+    ) -> tuple[UsageSample, ...]:
+        """Return usage samples, oldest first."""
         ...
 
     async def logs(
         self, sandbox: Sandbox, *, since: datetime | None, limit: int
     ) -> tuple[LogEntry, ...]:
-        """Give a sandbox's log lines, oldest first."""
+        """Return the last `limit` log lines, oldest first."""
         ...

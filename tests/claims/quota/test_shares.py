@@ -18,7 +18,7 @@ from paddock.claims import idempotency
 from paddock.claims.caller import LABEL_KIND
 from paddock.claims.idempotency import KIND_FIRST
 from paddock.claims.quota import share_store
-from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.claims.requests import NewSandbox
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import ConflictError, NotFoundError, PaddockError, QuotaExceededError
@@ -138,7 +138,7 @@ class Planes:
                 self.most = max(self.most, self.now)
                 self.most_running = max(self.most_running, sum(self._claimed.values()))
 
-    async def quota(self, *limits: Limit) -> None:
+    async def quota(self, *limits: QuotaLimit) -> None:
         await self.all[0].control.keyring.set_team_quota("default", Quota(limits))
         for plane in self.all:
             while plane.control.keyring.team("default").quota != Quota(limits):
@@ -150,7 +150,7 @@ class Planes:
             while self.now < count:
                 for plane in self.all:
                     with contextlib.suppress(QuotaExceededError):
-                        await plane.manager.create(CALLER, WANTED)
+                        await plane.manager.claims.create(CALLER, WANTED)
                 await asyncio.sleep(0.1)
 
 
@@ -167,8 +167,8 @@ async def planes(count: int, seed: int = 0) -> AsyncGenerator[Planes]:
             await plane.kill()
 
 
-def count(limit: int, scope: Scope = Scope.ALL) -> Limit:
-    return Limit(Dimension.COUNT, scope, limit)
+def count(limit: int, scope: QuotaScope = QuotaScope.ALL) -> QuotaLimit:
+    return QuotaLimit(Dimension.COUNT, scope, limit)
 
 
 def id_of(sandbox: Sandbox) -> str:
@@ -183,7 +183,7 @@ async def test_a_storm_on_several_control_planes_never_exceeds_a_quota_and_can_u
     dice = random.Random(seed)
     limit = dice.choice((1, 3, 10, 40))
     async with planes(3, seed) as world:
-        await world.quota(count(limit), count(max(limit - 2, 1), Scope.RUNNING))
+        await world.quota(count(limit), count(max(limit - 2, 1), QuotaScope.RUNNING))
         world.store.is_slow = True
 
         async def client(number: int) -> None:
@@ -193,14 +193,14 @@ async def test_a_storm_on_several_control_planes_never_exceeds_a_quota_and_can_u
                 manager = dice.choice(world.all).manager
                 try:
                     if mine and dice.random() < 0.3:
-                        await manager.kill(CALLER, mine.pop())
+                        await manager.lifecycle.kill(CALLER, mine.pop())
                     elif mine and dice.random() < 0.4:
-                        await manager.pause(CALLER, mine[-1])
-                        await dice.choice(world.all).manager.connect(
+                        await manager.lifecycle.pause(CALLER, mine[-1])
+                        await dice.choice(world.all).manager.lifecycle.connect(
                             CALLER, mine[-1], timeout_seconds=600
                         )
                     else:
-                        mine.append(id_of(await manager.create(CALLER, WANTED)))
+                        mine.append(id_of(await manager.claims.create(CALLER, WANTED)))
                 except (QuotaExceededError, ConflictError, NotFoundError):
                     # Full, or another replica's picture is a moment behind.
                     continue
@@ -218,11 +218,15 @@ async def test_a_quota_far_away_costs_next_to_nothing_and_none_costs_nothing() -
     async with planes(2) as world:
         store, (one, other) = world.store, world.all
         before = store.written.get("Lease", 0)
-        await asyncio.gather(*(one.manager.create(CALLER, WANTED) for _ in range(50)))
+        await asyncio.gather(*(one.manager.claims.create(CALLER, WANTED) for _ in range(50)))
         assert store.written.get("Lease", 0) == before
         await world.quota(count(2000))
         await asyncio.gather(
-            *(plane.manager.create(CALLER, WANTED) for _ in range(100) for plane in (one, other))
+            *(
+                plane.manager.claims.create(CALLER, WANTED)
+                for _ in range(100)
+                for plane in (one, other)
+            )
         )
         assert store.written["Lease"] - before <= 20
 
@@ -231,16 +235,16 @@ async def test_what_one_control_plane_does_not_use_another_can_have() -> None:
     async with planes(2) as world:
         one, other = world.all
         await world.quota(count(8))
-        made = [await one.manager.create(CALLER, WANTED) for _ in range(8)]
+        made = [await one.manager.claims.create(CALLER, WANTED) for _ in range(8)]
         with pytest.raises(QuotaExceededError):
-            await other.manager.create(CALLER, WANTED)
+            await other.manager.claims.create(CALLER, WANTED)
         for sandbox in made[:3]:
-            await one.manager.kill(CALLER, id_of(sandbox))
+            await one.manager.lifecycle.kill(CALLER, id_of(sandbox))
         async with asyncio.timeout(10):
             while world.now > 5:
                 await asyncio.sleep(0.01)
         # Each at the first attempt: a claim waits for what is being given back.
-        await asyncio.gather(*(other.manager.create(CALLER, WANTED) for _ in range(3)))
+        await asyncio.gather(*(other.manager.claims.create(CALLER, WANTED) for _ in range(3)))
         assert world.now == world.most == 8
 
 
@@ -248,18 +252,18 @@ async def test_the_share_of_a_control_plane_that_stops_is_free_at_once() -> None
     async with planes(3) as world:
         one, other, third = world.all
         await world.quota(count(100))
-        sandbox = await third.manager.create(CALLER, WANTED)
+        sandbox = await third.manager.claims.create(CALLER, WANTED)
         await third.stop()
         world.all.remove(third)
         await world.reaches(100, seconds=60)
         # What it had claimed is counted as long as it is there, and no longer.
         with pytest.raises(QuotaExceededError):
-            await one.manager.create(CALLER, WANTED)
-        await one.manager.kill(CALLER, id_of(sandbox))
+            await one.manager.claims.create(CALLER, WANTED)
+        await one.manager.lifecycle.kill(CALLER, id_of(sandbox))
         async with asyncio.timeout(10):
             while world.now == 100:
                 await asyncio.sleep(0.01)
-        await other.manager.create(CALLER, WANTED)
+        await other.manager.claims.create(CALLER, WANTED)
         assert world.most == 100
 
 
@@ -267,14 +271,14 @@ async def test_the_share_of_a_control_plane_that_dies_is_free_in_time_and_not_be
     async with planes(2) as world:
         one, other = world.all
         await world.quota(count(8))
-        await other.manager.create(CALLER, WANTED)
+        await other.manager.claims.create(CALLER, WANTED)
         share = 2
         await other.kill()
         world.all.remove(other)
         began = asyncio.get_running_loop().time()
         await world.reaches(8 - share + 1)
         with pytest.raises(QuotaExceededError):
-            await one.manager.create(CALLER, WANTED)
+            await one.manager.claims.create(CALLER, WANTED)
         await world.reaches(8, seconds=share_store.DEAD_SECONDS + 30)
         assert asyncio.get_running_loop().time() - began >= share_store.DEAD_SECONDS - 20
         assert world.most == 8
@@ -284,7 +288,7 @@ async def test_a_control_plane_that_was_held_up_writes_nothing_on_an_old_share()
     async with planes(2) as world:
         other = world.all[1]
         await world.quota(count(2))
-        await other.manager.create(CALLER, WANTED)
+        await other.manager.claims.create(CALLER, WANTED)
         assert other.control.shares is not None
         # Nobody looks after its share: as if its process had not run for a while.
         await other.kill()
@@ -301,7 +305,11 @@ async def test_one_idempotency_key_at_several_control_planes_is_one_sandbox(seed
         for number in range(5):
             wanted = NewSandbox(template="base", idempotency_key=f"key-{number}")
             made = await asyncio.gather(
-                *(plane.manager.create(CALLER, wanted) for plane in world.all for _ in range(3))
+                *(
+                    plane.manager.claims.create(CALLER, wanted)
+                    for plane in world.all
+                    for _ in range(3)
+                )
             )
             assert len({item.metadata.uid for item in made}) == 1
         assert world.now == 5
@@ -313,18 +321,18 @@ async def test_a_key_whose_claim_failed_or_whose_sandbox_was_killed_can_be_used_
         one, other = world.all
         await world.quota(count(0))
         with pytest.raises(QuotaExceededError):
-            await one.manager.create(CALLER, wanted)
+            await one.manager.claims.create(CALLER, wanted)
         await world.quota(count(5))
-        first = await other.manager.create(CALLER, wanted)
+        first = await other.manager.claims.create(CALLER, wanted)
         with pytest.raises(ConflictError):
-            await one.manager.create(
+            await one.manager.claims.create(
                 CALLER, NewSandbox(template="base", idempotency_key="again", timeout_seconds=9)
             )
-        await one.manager.kill(CALLER, id_of(first))
+        await one.manager.lifecycle.kill(CALLER, id_of(first))
         async with asyncio.timeout(10):
             while world.now:
                 await asyncio.sleep(0.01)
-        second = await one.manager.create(CALLER, wanted)
+        second = await one.manager.claims.create(CALLER, wanted)
         assert second.metadata.uid != first.metadata.uid
 
 
@@ -334,13 +342,13 @@ async def test_the_record_of_a_key_whose_process_died_is_taken_over_and_old_ones
     )
     async with planes(2) as world:
         one, other = world.all
-        assert one.control.firsts is not None
+        assert one.control.idempotency_keys is not None
         asked = "of one that died before it claimed"
-        await one.control.firsts.enter("default", "late", asked, seconds=5)
+        await one.control.idempotency_keys.enter("default", "late", asked, seconds=5)
         with pytest.raises(ConflictError):
-            await other.manager.create(CALLER, wanted)
+            await other.manager.claims.create(CALLER, wanted)
         await asyncio.sleep(idempotency.MARGIN_SECONDS + 10)
-        await other.manager.create(CALLER, wanted)
+        await other.manager.claims.create(CALLER, wanted)
         await asyncio.sleep(
             idempotency.MARGIN_SECONDS + idempotency.KEEP_SECONDS + idempotency.SWEEP_SECONDS + 9
         )

@@ -168,7 +168,7 @@ async def _something(world, batches: Batches, dice, names: list[str], name: str,
             world.runtime.crash(uid)
     else:
         wanted = NewSandbox(template="p", timeout_seconds=20, create_on_no_stock=False)
-        await asyncio.gather(world.manager.create(CALLER, wanted), return_exceptions=True)
+        await asyncio.gather(world.manager.claims.create(CALLER, wanted), return_exceptions=True)
 
 
 class _Watcher:

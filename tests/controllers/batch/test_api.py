@@ -3,7 +3,7 @@
 import pytest
 
 from paddock.claims.caller import Caller, Role
-from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.resources.kinds.batch import BatchPhase
 from paddock.resources.kinds.pool import RecycleStrategy, RecycleType
 from paddock.resources.kinds.sandbox import LABEL_BATCH, LABEL_SHARD
@@ -40,7 +40,7 @@ async def test_the_same_call_again_finds_the_same_sandboxes() -> None:
 
 async def test_what_could_not_be_had_is_named() -> None:
     async with paddock(pool_size=3) as world:
-        limit = Limit(Dimension.COUNT, Scope.ALL, 2)
+        limit = QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 2)
         await world.plane.keyring.set_team_quota("default", Quota((limit,)))
         answer = await world.http.post(ROUTE, json={"templateID": "base", "count": 5})
         assert answer.status_code == 201
@@ -91,7 +91,7 @@ async def test_a_strangers_shard_looks_like_nothing() -> None:
         await batches.ready("b")
         item = batches.get("b").status.allocations[0]
         stranger = Caller("strangers", "", Role.MEMBER)
-        assert await world.manager.batches.reveal(item.sandbox_id, stranger) is None
+        assert await world.manager.batches.materialize_claim(item.sandbox_id, stranger) is None
         sandbox = world.provider.sandbox(Key("default", item.sandbox))
         assert sandbox is not None
         assert sandbox.spec.claim is None

@@ -48,7 +48,7 @@ async def test_what_a_batch_holds_is_given_to_nobody_else() -> None:
         await batches.create(pool("p", buffer=2, most=100))
         await world.stocked(2, "p")
         await batches.create(batch("b", 6, pool_ref="p"))
-        claims = [world.manager.create(CALLER, NewSandbox(template="p")) for _ in range(6)]
+        claims = [world.manager.claims.create(CALLER, NewSandbox(template="p")) for _ in range(6)]
         made = await asyncio.gather(*claims)
         await batches.ready("b")
         claimed = {item.metadata.uid for item in made}

@@ -31,7 +31,7 @@ async def test_claims_of_another_process_and_batches_never_share_a_sandbox() -> 
         await leader.stocked(8, "p")
         await replica.stocked(8, "p")
         await batches.create(*(batch(f"b{n}", 3, pool_ref="p") for n in range(3)))
-        claims = [replica.manager.create(CALLER, NewSandbox(template="p")) for _ in range(8)]
+        claims = [replica.manager.claims.create(CALLER, NewSandbox(template="p")) for _ in range(8)]
         made = await asyncio.gather(*claims)
         for n in range(3):
             await batches.ready(f"b{n}")
@@ -78,7 +78,7 @@ async def test_a_lost_reply_never_gives_a_sandbox_to_two(seed: int) -> None:
         names = [f"b{n}" for n in range(4)]
         await batches.create(*(batch(name, 3, pool_ref="p") for name in names))
         claims = [
-            world.manager.create(CALLER, NewSandbox(template="p", claim_timeout_seconds=300))
+            world.manager.claims.create(CALLER, NewSandbox(template="p", claim_timeout_seconds=300))
             for _ in range(4)
         ]
         made = await asyncio.gather(*claims)

@@ -68,12 +68,12 @@ async def test_shards_that_were_paused_one_by_one_are_not_called_resuming() -> N
             return told.message if told is not None else ""
 
         first, second = batches.get("b").status.allocations
-        assert await world.manager.batches.reveal(first.sandbox_id, CALLER)
-        await world.manager.pause(CALLER, first.sandbox_id)
+        assert await world.manager.batches.materialize_claim(first.sandbox_id, CALLER)
+        await world.manager.lifecycle.pause(CALLER, first.sandbox_id)
         await world.until(lambda: text() == "1 of 2 are ready, 1 are paused")
         assert batches.get("b").status.phase is BatchPhase.PENDING
-        assert await world.manager.batches.reveal(second.sandbox_id, CALLER)
-        await world.manager.pause(CALLER, second.sandbox_id)
+        assert await world.manager.batches.materialize_claim(second.sandbox_id, CALLER)
+        await world.manager.lifecycle.pause(CALLER, second.sandbox_id)
         await world.until(lambda: batches.get("b").status.phase is BatchPhase.PAUSED)
         await batches.change("b", pause=False)
         await batches.ready("b")

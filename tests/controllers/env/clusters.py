@@ -18,7 +18,7 @@ from paddock.gateway.routing.peers import GatewayPeers
 from paddock.gateway.routing.routes import RouteTable
 from paddock.kit import clock as clocks
 from paddock.kit.tasks import background
-from paddock.manager.environments.member_choice import Candidate
+from paddock.manager.environments.member_choice import MemberCandidate
 from paddock.resources.kinds.env import EnvMember, ScalingGroup
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.tokens import TokenSeed
@@ -153,11 +153,11 @@ class Cluster:
         """Whether this one believes that another has so many idle."""
         return sum(item.idle for item in self.elsewhere() if item.cluster == other) == idle
 
-    def here(self) -> tuple[Candidate, ...]:
-        """The members of this cluster, as its router sees them."""
-        return self.plane.environments.router.candidates(ENV)
+    def here(self) -> tuple[MemberCandidate, ...]:
+        """The members of this cluster, as its claim queue sees them."""
+        return self.plane.environments.claim_queue.candidates(ENV)
 
-    def elsewhere(self) -> tuple[Candidate, ...]:
+    def elsewhere(self) -> tuple[MemberCandidate, ...]:
         """The members of other clusters, as far as this one knows them."""
         parts = self.plane.federation
         assert parts is not None

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.claims.quota.ledger import Dimension, Limit, Quota, Scope
+from paddock.claims.quota.ledger import Dimension, QuotaLimit, Quota, QuotaScope
 from paddock.controllers.admission.gate import AdmissionGate, AdmissionOutcome, load
 from paddock.controllers.admission.limits import Amounts, CapacityPlugin, QuotaPlugin
 from paddock.controllers.admission.plugin import (
@@ -228,7 +228,7 @@ async def test_node_capacity_counts_cores_and_memory_of_everybody() -> None:
 @pytest.mark.looptime
 async def test_a_team_gets_part_of_what_it_asks_for_and_the_rest_when_its_quota_grows() -> None:
     async with paddock(pool_size=0) as world:
-        limit = Limit(Dimension.COUNT, Scope.ALL, 3)
+        limit = QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 3)
         await world.plane.keyring.set_team_quota("default", Quota((limit,)))
         await world.provider.write.create(environment({"one": member(5)}))
         await idle(world, "agents-one", 3)
@@ -240,7 +240,7 @@ async def test_a_team_gets_part_of_what_it_asks_for_and_the_rest_when_its_quota_
         admitted = condition(found(world).status.conditions, "Admitted")
         assert admitted is not None
         assert "3 of 5 fit" in admitted.message
-        more = Limit(Dimension.COUNT, Scope.ALL, 30)
+        more = QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 30)
         await world.plane.keyring.set_team_quota("default", Quota((more,)))
         await idle(world, "agents-one", 5, seconds=120)
         await asyncio.sleep(15)
@@ -307,7 +307,7 @@ async def test_refused_growth_of_a_scaled_member_saturates_it_for_a_while() -> N
 @pytest.mark.looptime
 async def test_members_and_environments_share_one_quota_without_exceeding_it() -> None:
     async with paddock(pool_size=0) as world:
-        limit = Limit(Dimension.COUNT, Scope.ALL, 10)
+        limit = QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 10)
         await world.plane.keyring.set_team_quota("default", Quota((limit,)))
         names = ("one", "two", "three")
         for name in names:

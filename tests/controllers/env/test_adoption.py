@@ -44,7 +44,7 @@ async def test_an_orphan_is_adopted_and_its_sandboxes_stay_the_same() -> None:
         assert made is not None
         assert made.metadata.labels["kept"] == "yes"
         assert is_true(found(world, ORPHAN).status.conditions, "Ready")
-        sandbox = await world.manager.create(CALLER, NewSandbox(template="orphan"))
+        sandbox = await world.manager.claims.create(CALLER, NewSandbox(template="orphan"))
         assert sandbox.key in before
 
 

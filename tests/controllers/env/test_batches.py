@@ -71,5 +71,5 @@ async def test_a_batch_that_waits_for_a_full_member_keeps_no_claim_from_its_sibl
         await idle(world, "agents-first", 1)
         await batches.create(batch("b", 40, pool_ref="agents"))
         await world.until(lambda: len(batches.held("b")) == 4, seconds=120)
-        box = await world.manager.create(CALLER, NewSandbox(template="agents"))
+        box = await world.manager.claims.create(CALLER, NewSandbox(template="agents"))
         assert box.metadata.labels[LABEL_POOL] == "agents-second"

@@ -62,9 +62,9 @@ async def test_stock_of_members_is_given_the_image_also_after_a_failure(
         done = await claimed(world, replicas=3, inplace_update=IMAGE)
         assert done.status.claimed_replicas == 3
         assert {item.status.image for item in owned(world)} == {"team/other"}
-        router = world.plane.environments.router
-        assert router.waiting(ENV).total == 0
-        assert not router._promised
+        claim_queue = world.plane.environments.claim_queue
+        assert claim_queue.waiting(ENV).total == 0
+        assert not claim_queue._promised
 
 
 async def test_only_members_that_can_be_given_the_size_serve_the_claim(

@@ -75,7 +75,7 @@ async def test_a_claim_moves_a_sandbox_from_idle_to_running_and_rewrites_no_pool
         await world.provider.write.create(environment({"one": member(3)}))
         await idle(world, "agents-one", 3)
         before = pool(world, "agents-one")
-        sandbox = await world.manager.create(CALLER, NewSandbox(template="agents"))
+        sandbox = await world.manager.claims.create(CALLER, NewSandbox(template="agents"))
         assert sandbox.metadata.labels[LABEL_ENV] == "agents"
         await settle(world)
         after = pool(world, "agents-one")
@@ -161,7 +161,7 @@ async def test_a_member_that_goes_takes_its_pool_but_not_what_is_claimed() -> No
         await world.provider.write.create(environment({"a": member(1), "b": member(1)}))
         await idle(world, "agents-a", 1)
         await idle(world, "agents-b", 1)
-        sandbox = await world.manager.create(CALLER, NewSandbox(template="agents-b"))
+        sandbox = await world.manager.claims.create(CALLER, NewSandbox(template="agents-b"))
         await change_members(world, {"a": member(1)})
         await world.until(lambda: pool(world, "agents-b") is None)
         await settle(world)
@@ -227,7 +227,9 @@ async def test_nothing_is_expected_of_a_member_with_which_something_is_wrong() -
             )
         )
         await idle(world, "agents-first", 1)
-        made = [world.manager.create(CALLER, NewSandbox(template="agents")) for _ in range(3)]
+        made = [
+            world.manager.claims.create(CALLER, NewSandbox(template="agents")) for _ in range(3)
+        ]
         async with asyncio.timeout(60):
             served = await asyncio.gather(*made)
         homes = sorted(item.metadata.labels[LABEL_POOL] for item in served)

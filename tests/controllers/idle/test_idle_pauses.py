@@ -30,8 +30,8 @@ def now(world: World, sandbox: Sandbox) -> Sandbox:
 async def test_what_nobody_uses_is_paused() -> None:
     async with paddock(pool_size=1) as world:
         await world.stocked(1)
-        idle = await world.manager.create(CALLER, IDLE)
-        used = await world.manager.create(CALLER, structs.replace(IDLE, idle_pause=None))
+        idle = await world.manager.claims.create(CALLER, IDLE)
+        used = await world.manager.claims.create(CALLER, structs.replace(IDLE, idle_pause=None))
         await asyncio.sleep(60)
         assert now(world, idle).status.phase is Phase.PAUSED
         assert now(world, used).status.phase is Phase.RUNNING
@@ -41,10 +41,10 @@ async def test_who_asks_for_a_pause_that_is_never_possible_is_not_told_to_try_ag
     runtime = SimulatedRuntime(clock=(clock := LoopClock()), capabilities=NO_PAUSES)
     async with paddock(pool_size=1, runtime=runtime, clock=clock) as world:
         await world.stocked(1)
-        box = await world.manager.create(CALLER, structs.replace(IDLE, idle_pause=None))
+        box = await world.manager.claims.create(CALLER, structs.replace(IDLE, idle_pause=None))
         assert box.spec.claim is not None
         with pytest.raises(UnsupportedError, match="could not be paused"):
-            await world.manager.pause(CALLER, box.spec.claim.sandbox_id)
+            await world.manager.lifecycle.pause(CALLER, box.spec.claim.sandbox_id)
         assert now(world, box).status.phase is Phase.RUNNING
 
 
@@ -52,7 +52,7 @@ async def test_what_cannot_be_paused_is_tried_seldom() -> None:
     runtime = SimulatedRuntime(clock=(clock := LoopClock()), capabilities=NO_PAUSES)
     async with paddock(pool_size=1, runtime=runtime, clock=clock) as world:
         await world.stocked(1)
-        idle = await world.manager.create(CALLER, IDLE)
+        idle = await world.manager.claims.create(CALLER, IDLE)
         await asyncio.sleep(60)
         assert "PauseUnsupported" in reasons(world, idle)
         assert not now(world, idle).spec.paused

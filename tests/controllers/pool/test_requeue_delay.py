@@ -22,12 +22,12 @@ async def test_a_pool_is_looked_at_seldom_while_claims_come_and_at_once_when_it_
         written: list[SandboxPool] = []
         world.provider.informer(SandboxPool).subscribe(lambda old, new: written.append(new))
         for _ in range(9):
-            await world.manager.create(CALLER, WANTED)
+            await world.manager.claims.create(CALLER, WANTED)
             await asyncio.sleep(0.1)
         assert 1 <= len(written) <= 4
 
         for _ in range(11):
-            await world.manager.create(CALLER, WANTED)
+            await world.manager.claims.create(CALLER, WANTED)
         await world.until(lambda: world.plane.pool_members.members(BASE).creating, seconds=0.25)
 
 
@@ -36,6 +36,6 @@ async def test_a_steady_stream_of_claims_never_finds_a_pool_empty() -> None:
         await world.stocked(20)
         await asyncio.sleep(5)
         for _ in range(100):
-            await world.manager.create(CALLER, WANTED)
+            await world.manager.claims.create(CALLER, WANTED)
             await asyncio.sleep(0.1)
             assert world.plane.pool_members.members(BASE).available

@@ -46,7 +46,9 @@ async def test_a_sandbox_that_is_extended_at_its_end_lives_on() -> None:
             end = world.plane.clock.now() + timedelta(seconds=600)
             return structs.replace(sandbox, spec=structs.replace(sandbox.spec, shutdown_time=end))
 
-        made = await world.manager.create(CALLER, NewSandbox(template="base", timeout_seconds=60))
+        made = await world.manager.claims.create(
+            CALLER, NewSandbox(template="base", timeout_seconds=60)
+        )
         store.word = extended
         await asyncio.sleep(120)
         assert store.overtaken == [made.metadata.uid]

@@ -133,24 +133,24 @@ async def test_a_gateway_knows_what_became_of_a_sandbox_before_the_call_returns(
             found = one.table.get(sandbox_id)
             return None if found is None else found.state
 
-        created = await world.manager.create(CALLER, NewSandbox(template="base"))
+        created = await world.manager.claims.create(CALLER, NewSandbox(template="base"))
         assert created.spec.claim is not None
         sandbox_id = created.spec.claim.sandbox_id
         assert seen() is SandboxState.RUNNING
-        await world.manager.pause(CALLER, sandbox_id)
+        await world.manager.lifecycle.pause(CALLER, sandbox_id)
         assert seen() is SandboxState.PAUSED
-        await world.manager.connect(CALLER, sandbox_id, timeout_seconds=60)
+        await world.manager.lifecycle.connect(CALLER, sandbox_id, timeout_seconds=60)
         assert seen() is SandboxState.RUNNING
-        await world.manager.pause(CALLER, sandbox_id)
-        await world.manager.resume(CALLER, sandbox_id, timeout_seconds=60)
+        await world.manager.lifecycle.pause(CALLER, sandbox_id)
+        await world.manager.lifecycle.resume(CALLER, sandbox_id, timeout_seconds=60)
         assert seen() is SandboxState.RUNNING
-        await world.manager.kill(CALLER, sandbox_id)
+        await world.manager.lifecycle.kill(CALLER, sandbox_id)
         assert seen() is None
         assert one.table.has_ended(sandbox_id)
-        created = await world.manager.create(CALLER, NewSandbox(template="base"))
+        created = await world.manager.claims.create(CALLER, NewSandbox(template="base"))
         assert created.spec.claim is not None
         sandbox_id = created.spec.claim.sandbox_id
-        await world.manager.set_timeout(CALLER, sandbox_id, timeout_seconds=0)
+        await world.manager.lifecycle.set_timeout(CALLER, sandbox_id, timeout_seconds=0)
         assert seen() is None
 
 
@@ -169,10 +169,10 @@ async def test_a_gateway_knows_that_a_sandbox_went_back_to_its_pool_before_kill_
             ),
         )
         await world.stocked(1)
-        created = await world.manager.create(CALLER, NewSandbox(template="base"))
+        created = await world.manager.claims.create(CALLER, NewSandbox(template="base"))
         assert created.spec.claim is not None
         assert one.table.get(created.spec.claim.sandbox_id) is not None
-        await world.manager.kill(CALLER, created.spec.claim.sandbox_id)
+        await world.manager.lifecycle.kill(CALLER, created.spec.claim.sandbox_id)
         back = world.provider.sandbox(created.key)
         assert back is not None
         assert back.spec.claim is None

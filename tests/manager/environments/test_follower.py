@@ -34,9 +34,9 @@ async def test_a_claim_that_waits_in_another_process_makes_the_pool_grow() -> No
         await world.provider.write.create(environment({"one": member()}, group=ScalingGroup()))
         await asyncio.sleep(2)
         provider, environments = another(world)
-        async with provider.run(), background(environments.apart().run(), name="apart"):
+        async with provider.run(), background(environments.follower().run(), name="follower"):
             await asyncio.sleep(1)
-            ticket = Ticket(environments.router, ENV)
+            ticket = Ticket(environments.claim_queue, ENV)
             ticket.stays_here = True
             async with asyncio.timeout(5):
                 assert await ticket.pool() == Key("default", "agents-one")
@@ -56,10 +56,10 @@ async def test_another_process_knows_when_all_are_saturated() -> None:
         await idle(world, "other-one", 1)
         await asyncio.sleep(2)
         provider, environments = another(world)
-        async with provider.run(), background(environments.apart().run(), name="apart"):
+        async with provider.run(), background(environments.follower().run(), name="follower"):
             await asyncio.sleep(1)
-            ticket = Ticket(environments.router, ENV)
+            ticket = Ticket(environments.claim_queue, ENV)
             with pytest.raises(RateLimitedError):
                 await ticket.pool()
-            other = Ticket(environments.router, Key("default", "other"))
+            other = Ticket(environments.claim_queue, Key("default", "other"))
             assert await other.pool() == Key("default", "other-one")

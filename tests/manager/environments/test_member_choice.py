@@ -12,8 +12,8 @@ from msgspec import structs
 from paddock.claims.requests import NewSandbox
 from paddock.kit.clock import LoopClock
 from paddock.kit.errors import NotFoundError, RateLimitedError, UnavailableError
-from paddock.manager.environments.member_choice import Candidate, choose, choose_federated
-from paddock.manager.environments.queue import Router
+from paddock.manager.environments.member_choice import MemberCandidate, choose, choose_federated
+from paddock.manager.environments.queue import ClaimQueue
 from paddock.manager.environments.ticket import Ticket
 from paddock.resources.kinds.batch import BatchSandbox, BatchSandboxSpec
 from paddock.resources.kinds.builtin import Event
@@ -34,7 +34,7 @@ from tests.scenario.paddock import CALLER, World, paddock
 WANTED = NewSandbox(template="agents")
 
 candidates = st.builds(
-    Candidate,
+    MemberCandidate,
     cluster=st.sampled_from(("", "east", "west")),
     name=st.text("abc", min_size=1, max_size=3),
     priority=st.integers(-5, 5),
@@ -91,8 +91,8 @@ def test_over_clusters_the_order_is_idle_here_idle_there_grow_here_grow_there(fo
 
 
 def test_no_number_of_idle_ones_outweighs_a_priority() -> None:
-    near = Candidate(name="near", priority=0, idle=1)
-    far = Candidate(name="far", priority=1, idle=1_000_000)
+    near = MemberCandidate(name="near", priority=0, idle=1)
+    far = MemberCandidate(name="far", priority=1, idle=1_000_000)
     assert choose([far, near]) is near
 
 
@@ -111,7 +111,7 @@ async def test_claims_go_by_priority_and_spill_over() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"first": member(1, priority=1), "second": member(5, priority=2)})
         await idle(world, "agents-second", 5)
-        got = [pool_of(await world.manager.create(CALLER, WANTED)) for _ in range(3)]
+        got = [pool_of(await world.manager.claims.create(CALLER, WANTED)) for _ in range(3)]
         assert got == ["agents-first", "agents-second", "agents-second"]
 
 
@@ -120,7 +120,7 @@ async def test_a_claim_that_waits_makes_the_pool_grow_and_is_served() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member()}, group=ScalingGroup())
         begun = world.plane.clock.now()
-        sandbox = await world.manager.create(CALLER, WANTED)
+        sandbox = await world.manager.claims.create(CALLER, WANTED)
         assert pool_of(sandbox) == "agents-one"
         assert world.plane.clock.now() - begun < timedelta(seconds=2)
         await asyncio.sleep(3)
@@ -140,7 +140,9 @@ async def test_a_claim_that_waits_makes_the_pool_grow_and_is_served() -> None:
 async def test_a_storm_is_served_and_the_pool_goes_back_when_it_is_over() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member()}, group=ScalingGroup(idle_timeout_seconds=60))
-        made = await asyncio.gather(*(world.manager.create(CALLER, WANTED) for _ in range(40)))
+        made = await asyncio.gather(
+            *(world.manager.claims.create(CALLER, WANTED) for _ in range(40))
+        )
         assert len({item.metadata.uid for item in made}) == 40
         await asyncio.sleep(5)
         shown = seen(world, "one")
@@ -159,10 +161,10 @@ async def test_when_all_are_saturated_the_answer_is_429_and_says_when_to_come_ag
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member(1, max_replicas=1)}, group=ScalingGroup())
         await idle(world, "agents-one", 1)
-        await world.manager.create(CALLER, WANTED)
+        await world.manager.claims.create(CALLER, WANTED)
         await asyncio.sleep(2)
         with pytest.raises(RateLimitedError) as refused:
-            await world.manager.create(CALLER, WANTED)
+            await world.manager.claims.create(CALLER, WANTED)
         assert refused.value.retry_after_seconds >= 1
         answer = await world.http.post("/sandboxes", json={"templateID": "agents"})
         assert answer.status_code == 429
@@ -174,11 +176,11 @@ async def test_those_who_wait_are_served_by_priority_then_by_time() -> None:
     slow = SimulatedRuntime(clock=LoopClock(), latencies={Operation.CREATE: 5.0})
     async with paddock(pool_size=0, runtime=slow) as world:
         await started(world, {"one": member()}, group=ScalingGroup())
-        router = world.plane.environments.router
+        queue = world.plane.environments.claim_queue
         order: list[str] = []
 
         async def wait(name: str, priority: int) -> None:
-            ticket = Ticket(router, ENV, priority=priority)
+            ticket = Ticket(queue, ENV, priority=priority)
             ticket.stays_here = True
             await ticket._wait()
             order.append(name)
@@ -196,7 +198,9 @@ async def test_those_who_wait_are_served_by_priority_then_by_time() -> None:
 async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member(max_replicas=3)}, group=ScalingGroup())
-        made = await asyncio.gather(*(world.manager.create(CALLER, WANTED) for _ in range(3)))
+        made = await asyncio.gather(
+            *(world.manager.claims.create(CALLER, WANTED) for _ in range(3))
+        )
         times = [item.spec.claim.claim_time for item in made if item.spec.claim]
         assert times == sorted(times)
 
@@ -206,13 +210,13 @@ async def test_a_newcomer_does_not_overtake_those_who_wait_to_another_cluster_ei
     class Neighbour:
         idle = 0
 
-        def candidates(self, env: Key) -> tuple[Candidate, ...]:
-            return (Candidate(cluster="east", name="far", idle=self.idle),)
+        def candidates(self, env: Key) -> tuple[MemberCandidate, ...]:
+            return (MemberCandidate(cluster="east", name="far", idle=self.idle),)
 
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member(0, max_replicas=9)}, group=ScalingGroup())
         neighbour = Neighbour()
-        router = Router(
+        queue = ClaimQueue(
             world.plane.environments.env_snapshots,
             world.plane.pool_members,
             world.plane.clock,
@@ -221,8 +225,8 @@ async def test_a_newcomer_does_not_overtake_those_who_wait_to_another_cluster_ei
         came: list[str] = []
 
         async def claim(name: str) -> None:
-            found = await Ticket(router, ENV).pool()
-            assert isinstance(found, Candidate)
+            found = await Ticket(queue, ENV).pool()
+            assert isinstance(found, MemberCandidate)
             neighbour.idle -= 1
             came.append(name)
 
@@ -250,10 +254,10 @@ async def test_a_claim_that_insists_on_a_group_gets_that_or_an_answer() -> None:
         await idle(world, "agents-a", 2)
         pinned = structs.replace(WANTED, metadata={"paddock.dev/scaling-group": "gpu"})
         for _ in range(3):
-            assert pool_of(await world.manager.create(CALLER, pinned)) == "agents-a"
+            assert pool_of(await world.manager.claims.create(CALLER, pinned)) == "agents-a"
         lost = structs.replace(WANTED, metadata={"paddock.dev/scaling-group": "none"})
         with pytest.raises(UnavailableError, match="none"):
-            await world.manager.create(CALLER, lost)
+            await world.manager.claims.create(CALLER, lost)
 
 
 @pytest.mark.looptime
@@ -265,7 +269,7 @@ async def test_an_environment_that_is_gone_is_not_found() -> None:
         await asyncio.sleep(1)
         assert world.provider.get(SandboxEnv, ENV) is None
         with pytest.raises(NotFoundError):
-            await world.manager.create(CALLER, WANTED)
+            await world.manager.claims.create(CALLER, WANTED)
 
 
 @pytest.mark.looptime
@@ -288,10 +292,10 @@ async def test_a_sandbox_claim_on_an_environment_stands_in_line_and_is_served() 
         assert claim.status.claimed_replicas == 5
         owned = world.provider.sandboxes_of_claim(wanted.key)
         assert {pool_of(item) for item in owned} <= {"agents-a", "agents-b"}
-        router = world.plane.environments.router
-        assert router.waiting(ENV).total == 0
-        assert not router._promised
-        assert not router._won
+        queue = world.plane.environments.claim_queue
+        assert queue.waiting(ENV).total == 0
+        assert not queue._promised
+        assert not queue._won
 
 
 @pytest.mark.looptime
@@ -308,10 +312,10 @@ async def test_waiting_claims_survive_a_new_control_plane() -> None:
             )
         )
         await asyncio.sleep(5)
-        assert world.plane.environments.router.waiting(ENV).total == 2
+        assert world.plane.environments.claim_queue.waiting(ENV).total == 2
     async with paddock(pool_size=0, store=store) as world:
         await asyncio.sleep(5)
-        assert world.plane.environments.router.waiting(ENV).total == 2
+        assert world.plane.environments.claim_queue.waiting(ENV).total == 2
 
         def grow(env: SandboxEnv) -> SandboxEnv:
             clusters = {"local": EnvCluster(members={"one": member(2)})}
@@ -370,7 +374,7 @@ async def test_claims_that_give_up_leave_nothing_behind() -> None:
             await asyncio.sleep(draw.uniform(0, 5))
             try:
                 async with asyncio.timeout(draw.choice((0.05, 0.3, 30))):
-                    return await world.manager.create(CALLER, WANTED)
+                    return await world.manager.claims.create(CALLER, WANTED)
             except TimeoutError:
                 return None
 
@@ -378,11 +382,11 @@ async def test_claims_that_give_up_leave_nothing_behind() -> None:
         got = [item.metadata.uid for item in made if item is not None]
         assert len(set(got)) == len(got) > 40
         await asyncio.sleep(40)
-        router = world.plane.environments.router
-        assert router.waiting(ENV).total == 0
-        assert not router._promised
-        assert not router._lines
-        sandbox = await world.manager.create(CALLER, WANTED)
+        queue = world.plane.environments.claim_queue
+        assert queue.waiting(ENV).total == 0
+        assert not queue._promised
+        assert not queue._lines
+        sandbox = await world.manager.claims.create(CALLER, WANTED)
         assert sandbox.metadata.uid not in got
 
 
@@ -390,7 +394,7 @@ async def test_claims_that_give_up_leave_nothing_behind() -> None:
 async def test_the_autoscaler_remembers_over_a_restart() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member()}, group=ScalingGroup(idle_timeout_seconds=30))
-        await world.manager.create(CALLER, WANTED)
+        await world.manager.claims.create(CALLER, WANTED)
         await asyncio.sleep(12)
         before = pool(world, "agents-one")
         assert before is not None
@@ -418,7 +422,7 @@ async def test_every_decision_leaves_a_sentence() -> None:
             idle_timeout_seconds=20, stabilization_seconds=20, idle_zero_quiet_window_seconds=20
         )
         await started(world, {"one": member()}, group=group)
-        sandbox = await world.manager.create(CALLER, WANTED)
+        sandbox = await world.manager.claims.create(CALLER, WANTED)
         await world.provider.write.delete(sandbox)
         await asyncio.sleep(300)
         events = (await world.store.list(Event)).items
@@ -437,6 +441,8 @@ async def test_a_request_with_a_key_gets_the_same_sandbox_again() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member()}, group=ScalingGroup())
         keyed = structs.replace(WANTED, idempotency_key="once")
-        first, second = await asyncio.gather(*(world.manager.create(CALLER, keyed) for _ in "ab"))
-        third = await world.manager.create(CALLER, keyed)
+        first, second = await asyncio.gather(
+            *(world.manager.claims.create(CALLER, keyed) for _ in "ab")
+        )
+        third = await world.manager.claims.create(CALLER, keyed)
         assert first.metadata.uid == second.metadata.uid == third.metadata.uid

@@ -13,7 +13,7 @@ from paddock.claims.requests import NewSandbox
 from paddock.kit.clock import ManualClock
 from paddock.kit.errors import ConflictError, InvalidError, UnauthenticatedError
 from paddock.kit.tasks import background
-from paddock.manager.environments.member_choice import Candidate
+from paddock.manager.environments.member_choice import MemberCandidate
 from paddock.manager.federation import service
 from paddock.manager.federation.protocol import (
     ForwardedClaim,
@@ -43,7 +43,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(service, name, 60.0)
 
 
-def can_help(item: Candidate) -> bool:
+def can_help(item: MemberCandidate) -> bool:
     return item.can_serve or item.can_grow or item.pending > 0
 
 
@@ -213,7 +213,7 @@ async def test_a_cluster_that_is_cut_off_in_the_middle_stops_nobody_and_comes_ba
         got = [answer.json()["sandboxID"] for answer in answers]
         assert {tuple(where(three, item)) for item in got} == {("c",)}
         # The one that is cut off goes on by itself.
-        own = await b.plane.manager.create(
+        own = await b.plane.manager.claims.create(
             b.plane.keyring.authenticate("e2b_" + "b" * 40), NewSandbox(template="agents")
         )
         assert own.spec.claim is not None

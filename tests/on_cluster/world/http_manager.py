@@ -60,7 +60,14 @@ class InTurn(httpx.AsyncBaseTransport):
 
 
 class HttpManager:
-    """What scenarios ask of the manager, asked over HTTP."""
+    """The use cases that scenarios call, over HTTP; grouped as in `Manager`."""
+
+    def __init__(self, world: "ClusterWorld") -> None:
+        self.claims = self.lifecycle = self.queries = HttpSandboxes(world)
+
+
+class HttpSandboxes:
+    """Creates, reads and changes sandboxes over HTTP."""
 
     def __init__(self, world: "ClusterWorld") -> None:
         self._world = world

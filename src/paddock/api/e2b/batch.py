@@ -13,7 +13,7 @@ from paddock.api.errors import status_of
 from paddock.claims.caller import Caller
 from paddock.claims.requests import DEFAULT_TIMEOUT_SECONDS
 from paddock.kit.errors import InvalidError
-from paddock.manager.sandboxes.batches import Made
+from paddock.manager.sandboxes.batches import CreateResult
 
 _IDEMPOTENCY_KEY = re.compile(r"^[a-zA-Z0-9_-]{1,240}$")
 
@@ -62,7 +62,7 @@ async def create_batch(context: E2bContext, request: Request, caller: Caller) ->
     return json_response(BatchResponse(wanted.count, len(ids), results), 201)
 
 
-def _shown(context: E2bContext, item: Made) -> BatchResult:
+def _shown(context: E2bContext, item: CreateResult) -> BatchResult:
     if item.sandbox is not None:
         return BatchResult(item.index, sandbox=context.renderer.created(item.sandbox))
     error = item.error

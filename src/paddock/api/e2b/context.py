@@ -84,7 +84,7 @@ def route(path: str, method: str, handler: Handler) -> Route:
         caller = context.caller(request)
         if (sandbox_id := request.path_params.get("id")) is not None:
             # A shard of a batch becomes a sandbox like any other when it is first asked for.
-            await context.manager.batches.reveal(sandbox_id.partition("-")[0], caller)
+            await context.manager.batches.materialize_claim(sandbox_id.partition("-")[0], caller)
         with log_call(request, caller):
             return await handler(context, request, caller)
 

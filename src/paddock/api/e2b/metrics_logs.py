@@ -20,7 +20,7 @@ async def metrics(context: E2bContext, request: Request, caller: Caller) -> Resp
     params = request.query_params
     start = query.unix_seconds(params, "start")
     end = query.unix_seconds(params, "end")
-    samples = await context.manager.metrics(
+    samples = await context.manager.queries.metrics(
         caller, request.path_params["id"], start_unix=start, end_unix=end
     )
     return json_response([to_e2b.metric(item) for item in samples])
@@ -34,7 +34,7 @@ async def metrics_of_many(context: E2bContext, request: Request, caller: Caller)
     found: dict[str, object] = {}
     for sandbox_id in dict.fromkeys(wanted):
         try:
-            samples = await context.manager.metrics(caller, sandbox_id)
+            samples = await context.manager.queries.metrics(caller, sandbox_id)
         except PaddockError:
             # One that is gone or nobody's is left out, as E2B does.
             continue
@@ -48,7 +48,7 @@ async def logs_v1(context: E2bContext, request: Request, caller: Caller) -> Resp
     params = request.query_params
     start = query.number(params, "start", default=0, low=0, high=10**14)
     limit = query.number(params, "limit", default=MAX_LOGS, low=1, high=MAX_LOGS)
-    entries = await context.manager.logs(
+    entries = await context.manager.queries.logs(
         caller, request.path_params["id"], since_unix_millis=start or None, limit=limit
     )
     return json_response(to_e2b.logs_v1(entries))
@@ -67,7 +67,7 @@ async def logs_v2(context: E2bContext, request: Request, caller: Caller) -> Resp
         raise InvalidError.at("direction", f"{direction!r} is neither forward nor backward")
     is_back = direction == "backward"
     since = None if is_back else cursor or None
-    entries = await context.manager.logs(
+    entries = await context.manager.queries.logs(
         caller, request.path_params["id"], since_unix_millis=since, limit=KEPT_LOGS
     )
     if is_back:

@@ -36,7 +36,7 @@ async def _create(context: E2bContext, request: Request, caller: Caller, default
     key = request.headers.get("idempotency-key", "")
     if key and not _IDEMPOTENCY_KEY.match(key):
         raise InvalidError.at("Idempotency-Key", "up to 255 letters, digits, dashes or underscores")
-    sandbox = await context.manager.create(
+    sandbox = await context.manager.claims.create(
         caller, from_e2b.new_sandbox(wanted, default_timeout=default, idempotency_key=key)
     )
     created = context.renderer.created(sandbox)
@@ -59,7 +59,7 @@ async def list_v2(context: E2bContext, request: Request, caller: Caller) -> Resp
     limit = query.number(
         request.query_params, "limit", default=query.MAX_LIMIT, low=1, high=query.MAX_LIMIT
     )
-    page = context.manager.list(
+    page = context.manager.queries.page(
         caller,
         query.sandbox_filter(request.query_params),
         limit=limit,
@@ -75,20 +75,20 @@ async def list_v2(context: E2bContext, request: Request, caller: Caller) -> Resp
 async def list_v1(context: E2bContext, request: Request, caller: Caller) -> Response:
     """List running sandboxes (older clients)."""
     wanted = query.sandbox_filter({**request.query_params, "state": "running"})
-    items = context.manager.all(caller, wanted)
+    items = context.manager.queries.all(caller, wanted)
     return json_response([context.renderer.listed(item) for item in items])
 
 
 async def detail(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Show one sandbox."""
-    sandbox = await context.manager.get(caller, request.path_params["id"])
+    sandbox = await context.manager.queries.get(caller, request.path_params["id"])
     may_act = caller.role is not Role.READER
     return json_response(context.renderer.detail(sandbox, with_token=may_act))
 
 
 async def kill(context: E2bContext, request: Request, caller: Caller) -> Response:
     """End a sandbox, running or paused."""
-    await context.manager.kill(caller, request.path_params["id"])
+    await context.manager.lifecycle.kill(caller, request.path_params["id"])
     return no_content()
 
 
@@ -97,7 +97,7 @@ async def pause(context: E2bContext, request: Request, caller: Caller) -> Respon
     wanted = await read_body(request, PauseBody, default=PauseBody())
     header = "x-e2b-kruise-reserve-paused-sandbox-duration"
     kept = request.headers.get(header)
-    await context.manager.pause(
+    await context.manager.lifecycle.pause(
         caller,
         request.path_params["id"],
         memory=wanted.memory is not False,
@@ -109,7 +109,7 @@ async def pause(context: E2bContext, request: Request, caller: Caller) -> Respon
 async def resume(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Resume a paused sandbox (older clients); a running one is a conflict."""
     wanted = await read_body(request, ResumeBody, default=ResumeBody())
-    sandbox = await context.manager.resume(
+    sandbox = await context.manager.lifecycle.resume(
         caller,
         request.path_params["id"],
         timeout_seconds=V1_TIMEOUT_SECONDS if wanted.timeout is None else wanted.timeout,
@@ -121,7 +121,7 @@ async def resume(context: E2bContext, request: Request, caller: Caller) -> Respo
 async def connect(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Extend a running sandbox or resume a paused one."""
     wanted = await read_body(request, ConnectBody, default=ConnectBody())
-    sandbox, resumed = await context.manager.connect(
+    sandbox, resumed = await context.manager.lifecycle.connect(
         caller,
         request.path_params["id"],
         timeout_seconds=DEFAULT_TIMEOUT_SECONDS if wanted.timeout is None else wanted.timeout,
@@ -132,7 +132,7 @@ async def connect(context: E2bContext, request: Request, caller: Caller) -> Resp
 async def set_timeout(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Let a sandbox end so many seconds from now."""
     wanted = await read_body(request, TimeoutBody)
-    await context.manager.set_timeout(
+    await context.manager.lifecycle.set_timeout(
         caller, request.path_params["id"], timeout_seconds=wanted.timeout
     )
     return no_content()
@@ -141,7 +141,7 @@ async def set_timeout(context: E2bContext, request: Request, caller: Caller) -> 
 async def refresh(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Let a sandbox live at least so many seconds more."""
     wanted = await read_body(request, RefreshBody, default=RefreshBody())
-    await context.manager.refresh(
+    await context.manager.lifecycle.refresh(
         caller, request.path_params["id"], seconds=wanted.duration or V1_TIMEOUT_SECONDS
     )
     return no_content()
@@ -158,14 +158,14 @@ async def network(context: E2bContext, request: Request, caller: Caller) -> Resp
         rules=wanted.rules,
     )
     policy = from_e2b.network(config, wanted.allow_internet_access) or NetworkPolicy()
-    await context.manager.set_network(caller, request.path_params["id"], policy)
+    await context.manager.lifecycle.set_network(caller, request.path_params["id"], policy)
     return no_content()
 
 
 async def fork(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Make clones of a running sandbox; each succeeds or fails by itself."""
     wanted = await read_body(request, ForkBody, default=ForkBody())
-    results = await context.manager.fork(
+    results = await context.manager.snapshots.fork(
         caller,
         request.path_params["id"],
         count=wanted.count,
@@ -194,7 +194,7 @@ def _refusal(error: PaddockError | None) -> dict[str, object]:
 async def snapshot(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Store a sandbox's state as something to create from."""
     wanted = await read_body(request, SnapshotBody, default=SnapshotBody())
-    checkpoint = await context.manager.snapshot(
+    checkpoint = await context.manager.snapshots.create(
         caller, request.path_params["id"], name=wanted.name, memory=wanted.memory is not False
     )
     shown = to_e2b.snapshot(checkpoint)

@@ -11,12 +11,12 @@ from paddock.claims.caller import Caller
 
 async def list_templates(context: E2bContext, _request: Request, caller: Caller) -> Response:
     """List the templates that a caller may use."""
-    return json_response([to_e2b.template(item) for item in context.manager.templates(caller)])
+    return json_response([to_e2b.template(item) for item in context.manager.templates.list(caller)])
 
 
 async def template(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Show one template with its builds."""
-    found = context.manager.template(caller, request.path_params["id"])
+    found = context.manager.templates.get(caller, request.path_params["id"])
     shown = to_e2b.template(found)
     build = {
         "buildID": shown.build_id,
@@ -45,13 +45,13 @@ async def template(context: E2bContext, request: Request, caller: Caller) -> Res
 
 async def alias(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Say which template a name stands for."""
-    found = context.manager.template(caller, request.path_params["alias"])
+    found = context.manager.templates.get(caller, request.path_params["alias"])
     return json_response({"templateID": found.metadata.name, "public": found.spec.public})
 
 
 async def delete_template(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Delete a snapshot or a template of one's own."""
-    await context.manager.delete_template(caller, request.path_params["id"])
+    await context.manager.templates.delete(caller, request.path_params["id"])
     return no_content()
 
 
@@ -60,9 +60,9 @@ async def publish(context: E2bContext, request: Request, caller: Caller) -> Resp
     wanted = await read_body(request, TemplatePatch)
     reference = request.path_params["id"]
     if wanted.public is None:
-        changed = context.manager.template(caller, reference)
+        changed = context.manager.templates.get(caller, reference)
     else:
-        changed = await context.manager.publish_template(caller, reference, public=wanted.public)
+        changed = await context.manager.templates.publish(caller, reference, public=wanted.public)
     return json_response({"names": to_e2b.template(changed).names})
 
 
@@ -70,7 +70,7 @@ async def snapshots(context: E2bContext, request: Request, caller: Caller) -> Re
     """List snapshots, page by page."""
     params = request.query_params
     limit = query.number(params, "limit", default=query.MAX_LIMIT, low=1, high=query.MAX_LIMIT)
-    items, token = context.manager.snapshots(
+    items, token = context.manager.snapshots.list(
         caller,
         sandbox_id=params.get("sandboxID") or None,
         name=params.get("name") or None,

@@ -19,7 +19,7 @@ from paddock.api.e2b.schemas import (
     TemplateBody,
 )
 from paddock.claims.quota.ledger import DEFAULT_CPU_MILLIS, DEFAULT_MEMORY_BYTES, resources_of
-from paddock.manager.sandboxes.requests import LogEntry, Sample
+from paddock.manager.sandboxes.requests import LogEntry, UsageSample
 from paddock.resources import quantity
 from paddock.resources.kinds.checkpoint import Checkpoint
 from paddock.resources.kinds.sandbox import ClaimIdentity, Phase, Sandbox
@@ -148,7 +148,7 @@ def network_body(policy: NetworkPolicy) -> NetworkConfig:
     )
 
 
-def metric(sample: Sample) -> MetricBody:
+def metric(sample: UsageSample) -> MetricBody:
     """Show what a sandbox used."""
     return MetricBody(
         timestamp=sample.at,

@@ -23,7 +23,7 @@ from paddock.api.federation import lists
 from paddock.api.internal import ERROR_HANDLERS
 from paddock.claims.caller import Caller, Role
 from paddock.kit.errors import NotFoundError, PaddockError
-from paddock.manager.environments.queue import Router
+from paddock.manager.environments.queue import ClaimQueue
 from paddock.manager.federation.protocol import (
     GATEWAY,
     PREFIX,
@@ -31,7 +31,7 @@ from paddock.manager.federation.protocol import (
     Abandoned,
     ForwardedCall,
     ForwardedClaim,
-    Reply,
+    ForwardedReply,
     Signer,
 )
 from paddock.manager.federation.service import Federation
@@ -59,7 +59,7 @@ def create_app(
     federation: Federation,
     signer: Signer,
     manager: Manager,
-    router: Router,
+    claim_queue: ClaimQueue,
     e2b: ASGIApp,
 ) -> Starlette:
     """Make the application that answers other control planes."""
@@ -72,30 +72,30 @@ def create_app(
 
     async def snapshot(request: Request) -> Response:
         await read_verified(request)
-        return _json(msgspec.json.encode(federation.announcement(router)))
+        return _json(msgspec.json.encode(federation.announcement(claim_queue)))
 
     async def claim(request: Request) -> Response:
         wanted = msgspec.json.decode(await read_verified(request), type=ForwardedClaim)
         caller = Caller(wanted.team, "", wanted.role)
         admitted = federation.admit(wanted)
-        sandbox = await manager.create(caller, admitted)
+        sandbox = await manager.claims.create(caller, admitted)
         if federation.is_abandoned(admitted.sandbox_id):
-            await manager.kill(caller, admitted.sandbox_id)
+            await manager.lifecycle.kill(caller, admitted.sandbox_id)
             raise NotFoundError("nobody waits for this claim any more")
         return _json(codec.encode(sandbox), {GATEWAY: federation.gateway})
 
     async def abandon(request: Request) -> Response:
         wanted = msgspec.json.decode(await read_verified(request), type=Abandoned)
         federation.abandon(wanted.sandbox_id)
-        sandbox = manager.find_by_id(wanted.sandbox_id)
+        sandbox = manager.queries.find_by_id(wanted.sandbox_id)
         if sandbox is not None and sandbox.spec.claim is not None:
             caller = Caller(sandbox.spec.claim.owner, "", Role.MEMBER)
-            await manager.kill(caller, wanted.sandbox_id)
+            await manager.lifecycle.kill(caller, wanted.sandbox_id)
         return Response(status_code=204)
 
     async def lookup(request: Request) -> Response:
         await read_verified(request)
-        sandbox = manager.find_by_id(request.path_params["id"])
+        sandbox = manager.queries.find_by_id(request.path_params["id"])
         if sandbox is None:
             raise NotFoundError("the sandbox was not found")
         return _json(codec.encode(sandbox), {GATEWAY: federation.gateway})
@@ -121,7 +121,7 @@ def _json(body: bytes, headers: dict[str, str] | None = None) -> Response:
     return Response(body, 200, headers, media_type="application/json")
 
 
-async def _call_e2b(e2b: ASGIApp, call: ForwardedCall, caller: Caller) -> Reply:
+async def _call_e2b(e2b: ASGIApp, call: ForwardedCall, caller: Caller) -> ForwardedReply:
     """Have our own API answer a call, for a caller whom the other control plane knows."""
     scope: Scope = {
         "type": "http",
@@ -156,7 +156,7 @@ async def _call_e2b(e2b: ASGIApp, call: ForwardedCall, caller: Caller) -> Reply:
             body.extend(message.get("body", b""))
 
     await e2b(scope, receive, send)
-    return Reply(status=status, body=bytes(body), headers=headers)
+    return ForwardedReply(status=status, body=bytes(body), headers=headers)
 
 
 class FederationProxy:
@@ -231,5 +231,5 @@ def _call(request: Request, caller: Caller, body: bytes) -> ForwardedCall:
     )
 
 
-def _to_response(reply: Reply) -> Response:
+def _to_response(reply: ForwardedReply) -> Response:
     return Response(reply.body, reply.status, dict(reply.headers))

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from paddock.manager.federation.protocol import Reply
+from paddock.manager.federation.protocol import ForwardedReply
 from paddock.manager.sandboxes import paging
 
 NEXT = "x-next-token"
@@ -20,8 +20,8 @@ MISSING = "x-paddock-missing-clusters"
 
 
 def merge(
-    replies: Sequence[Reply], missing: Sequence[str], *, limit: int | None, ascending: bool
-) -> Reply:
+    replies: Sequence[ForwardedReply], missing: Sequence[str], *, limit: int | None, ascending: bool
+) -> ForwardedReply:
     """Make one answer of several; without a limit everything is given, as older clients expect."""
     items = [item for reply in replies for item in _items(reply)]
     items.sort(key=_position, reverse=not ascending)
@@ -34,10 +34,10 @@ def merge(
         if has_more and items:
             headers[NEXT] = paging.encode(_position(items[-1]), ascending=ascending)
         headers[RUNNING] = str(sum(int(reply.headers.get(RUNNING, 0)) for reply in replies))
-    return Reply(status=200, body=msgspec.json.encode(items), headers=headers)
+    return ForwardedReply(status=200, body=msgspec.json.encode(items), headers=headers)
 
 
-def _items(reply: Reply) -> list[dict[str, Any]]:
+def _items(reply: ForwardedReply) -> list[dict[str, Any]]:
     return msgspec.json.decode(reply.body, type=list[dict[str, Any]])
 
 

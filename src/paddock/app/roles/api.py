@@ -73,8 +73,8 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         others: dict[str, Callable[[], Awaitable[None]]] = {
             "replicas": replicas.keep_resolved,
             "key usage": parts.keep_keys_flushed,
-            "failed claims": manager.disowning.run,
-            "waiting claims": parts.environments.apart().run,
+            "failed claims": manager.cleanup.run,
+            "waiting claims": parts.environments.follower().run,
         }
         if parts.shares is not None:
             others["quota shares"] = parts.shares.run

@@ -73,7 +73,7 @@ class ControlPlane:
         self.ledger = self.assembly.ledger
         self.keyring = self.assembly.keyring
         self.shares = self.assembly.shares
-        self.firsts = self.assembly.firsts
+        self.idempotency_keys = self.assembly.idempotency_keys
         self.federation = self.assembly.federation
         self.environments = self.assembly.environments
         self.recorder = Recorder(store, "paddock", clock=self.clock)
@@ -112,8 +112,12 @@ class ControlPlane:
             **self.controllers.work(),
             **({"federation": self.federation.run()} if self.federation else {}),
             **({"quota shares": self.shares.run()} if self.shares else {}),
-            **({"idempotency keys": self.firsts.keep_swept()} if self.firsts else {}),
-            "failed claims": self.manager.disowning.run(),
+            **(
+                {"idempotency keys": self.idempotency_keys.keep_swept()}
+                if self.idempotency_keys
+                else {}
+            ),
+            "failed claims": self.manager.cleanup.run(),
             "sampling": self.agent.keep_sampling(),
             "idle pauses": self._idle.run(),
             "key usage": self.assembly.keep_keys_flushed(),

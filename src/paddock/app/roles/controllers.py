@@ -91,8 +91,8 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
                 found["policies"] = cluster.driver.policies.run()
             if parts.shares is not None:
                 found["quota shares"] = parts.shares.run()
-            if parts.firsts is not None:
-                found["idempotency keys"] = parts.firsts.keep_swept()
+            if parts.idempotency_keys is not None:
+                found["idempotency keys"] = parts.idempotency_keys.keep_swept()
             return found
 
         supervised = [

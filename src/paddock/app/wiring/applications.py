@@ -25,7 +25,7 @@ def build_application(
     lookup: FindRemote | None = None
     if (parts := assembly.federation) is not None:
         e2b = FederationProxy(local, parts.federation, keyring)
-        router = assembly.environments.router
+        router = assembly.environments.claim_queue
         peers = create_federation(parts.federation, parts.signer, manager, router, local)
         lookup = parts.federation.find
     return Dispatcher(

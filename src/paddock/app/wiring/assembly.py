@@ -14,15 +14,15 @@ from paddock.app.wiring.batches import BatchControllers, default_tasks, load_pro
 from paddock.app.wiring.controllers import Controllers
 from paddock.app.wiring.environments import Environments
 from paddock.app.wiring.federation import FederationParts
-from paddock.app.wiring.manager import build_fitting, build_limiter, build_manager, own_records
+from paddock.app.wiring.manager import build_limiter, build_manager, build_overrides, own_records
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import KINDS, Provider
-from paddock.claims.idempotency import Firsts
+from paddock.claims.idempotency import IdempotencyKeys
 from paddock.claims.limiter import FairLimiter
 from paddock.claims.ports import Announcer
 from paddock.claims.quota.ledger import Ledger
-from paddock.claims.quota.reserve import Allowance
-from paddock.claims.quota.share_manager import Apportioned
+from paddock.claims.quota.reservations import QuotaReservations
+from paddock.claims.quota.share_manager import ShareManager
 from paddock.claims.quota.team_gate import TeamGate
 from paddock.controllers.batch.tasks.runner import TaskRunner
 from paddock.engine.informer import Filter
@@ -58,11 +58,11 @@ class Assembly(Struct, frozen=True, kw_only=True):
     pool_members: PoolMembers
     ledger: Ledger
     keyring: Keyring
-    allowance: Allowance
+    reservations: QuotaReservations
     """Reserves quota for claims."""
-    shares: Apportioned | None
-    """The same object as `allowance`, if several processes share the quotas of teams."""
-    firsts: Firsts | None
+    shares: ShareManager | None
+    """The same object as `reservations`, if several processes share the quotas of teams."""
+    idempotency_keys: IdempotencyKeys | None
     """Idempotency keys that several processes share; None if this process is alone."""
     limiter: FairLimiter
     federation: FederationParts | None
@@ -74,8 +74,8 @@ class Assembly(Struct, frozen=True, kw_only=True):
             self.settings,
             provider=self.provider,
             pool_members=self.pool_members,
-            allowance=self.allowance,
-            firsts=self.firsts,
+            reservations=self.reservations,
+            idempotency_keys=self.idempotency_keys,
             agent=agent,
             announcer=announcer,
             seed=self.seed,
@@ -113,8 +113,8 @@ class Assembly(Struct, frozen=True, kw_only=True):
             recorder=recorder,
             batches=batches,
             environments=self.environments,
-            gate=TeamGate(self.allowance, self.limiter),
-            fitting=build_fitting(self.settings, agent, self.provider),
+            gate=TeamGate(self.reservations, self.limiter),
+            overrides=build_overrides(self.settings, agent, self.provider),
         )
 
     async def keep_keys_flushed(self) -> None:
@@ -160,11 +160,13 @@ def assemble(
     provider.informer(Sandbox).subscribe(ledger.observe)
     provider.informer(BatchSandbox).subscribe(pool_members.observe_batch)
     provider.informer(Secret).subscribe(keyring.observe)
-    shares: Apportioned | None = None
-    firsts: Firsts | None = None
+    shares: ShareManager | None = None
+    idempotency_keys: IdempotencyKeys | None = None
     if not is_alone:
-        shares = Apportioned(ledger, keyring, provider, clock)
-        firsts = Firsts(idempotency_store or store, provider, clock, ledger.account, home)
+        shares = ShareManager(ledger, keyring, provider, clock)
+        idempotency_keys = IdempotencyKeys(
+            idempotency_store or store, provider, clock, ledger.account, home
+        )
     peers = federation.connect(settings, seed, clock) if is_federated else None
     return Assembly(
         settings=settings,
@@ -175,9 +177,9 @@ def assemble(
         pool_members=pool_members,
         ledger=ledger,
         keyring=keyring,
-        allowance=shares or Allowance(ledger, keyring),
+        reservations=shares or QuotaReservations(ledger, keyring),
         shares=shares,
-        firsts=firsts,
+        idempotency_keys=idempotency_keys,
         limiter=build_limiter(settings, clock),
         federation=peers,
         environments=Environments(

@@ -83,7 +83,11 @@ class BatchControllers:
             provider=provider,
             pool_members=pool_members,
             pool_selector=PoolSelector(
-                provider, pool_members, clock, profiles, of_environment=environments.router.pool_for
+                provider,
+                pool_members,
+                clock,
+                profiles,
+                of_environment=environments.claim_queue.pool_for,
             ),
             task_watcher=self.task_watcher,
             seed=seed,

@@ -51,7 +51,7 @@ class Controllers:
         batches: BatchControllers,
         environments: Environments,
         gate: Gate,
-        fitting: Fitting,
+        overrides: Fitting,
         prober: Prober | None = None,
     ) -> None:
         self._provider = provider
@@ -96,10 +96,10 @@ class Controllers:
             taker=Taker(
                 provider=provider, pool_members=pool_members, seed=seed, clock=clock, gate=gate
             ),
-            fitting=fitting,
+            overrides=overrides,
             clock=clock,
             recorder=recorder,
-            line=environments.router,
+            line=environments.claim_queue,
         )
         sandbox = Controller("sandbox", self._sandboxes.reconcile, workers=SANDBOX_WORKERS)
         sandbox_events.subscribe(

@@ -1,4 +1,4 @@
-"""Creates the parts of environments: controller, admission, and the router of claims."""
+"""Creates the parts of environments: controller, admission, and the claim_queue of claims."""
 
 import socket
 from collections.abc import Iterable
@@ -23,9 +23,9 @@ from paddock.engine.recorder import Recorder
 from paddock.kit import ids
 from paddock.kit.clock import Clock
 from paddock.kit.errors import NotFoundError
-from paddock.manager.environments.claims import EnvClaims
-from paddock.manager.environments.follower import Apart
-from paddock.manager.environments.queue import Router
+from paddock.manager.environments.claims import EnvironmentClaims
+from paddock.manager.environments.follower import EnvironmentFollower
+from paddock.manager.environments.queue import ClaimQueue
 from paddock.manager.federation.service import Federation
 from paddock.manager.keys import Keyring
 from paddock.resources import quantity
@@ -103,8 +103,8 @@ class Environments:
         self._clock = clock
         self.gate = admission(settings, provider, keyring, clock)
         self.env_snapshots = EnvSnapshots()
-        self.router = Router(self.env_snapshots, pool_members, clock, elsewhere=federation)
-        self.claims = EnvClaims(self.router, forward=federation)
+        self.claim_queue = ClaimQueue(self.env_snapshots, pool_members, clock, elsewhere=federation)
+        self.claims = EnvironmentClaims(self.claim_queue, forward=federation)
 
     def growth(self, pool: SandboxPool, now: datetime) -> int | None:
         """Return how much a pool may grow; `None` means unlimited, 0 without an environment."""
@@ -124,12 +124,12 @@ class Environments:
             cluster_id=self._settings.cluster_id,
             clock=self._clock,
             recorder=recorder,
-            demand=self.router,
+            demand=self.claim_queue,
             supply=supply,
             instance_types=load_instance_types(self._settings.instance_types),
         )
         controller = Controller("env", envs.reconcile, workers=ENV_WORKERS)
-        env_events.subscribe(controller, provider, envs.claim_rate, self.router.on_demand)
+        env_events.subscribe(controller, provider, envs.claim_rate, self.claim_queue.on_demand)
         return controller
 
     def adoption(self, recorder: Recorder) -> tuple[Controller[Key], ...]:
@@ -141,13 +141,13 @@ class Environments:
         env_events.subscribe_adoption(controller, self._provider)
         return (controller,)
 
-    def apart(self) -> Apart:
+    def follower(self) -> EnvironmentFollower:
         """Create the follower for a process without controllers."""
         name = self._settings.identity or f"{socket.gethostname()}-{ids.name_suffix()}"
-        return Apart(
+        return EnvironmentFollower(
             self._provider,
             self.env_snapshots,
-            self.router,
+            self.claim_queue,
             self._settings.cluster_id,
             name,
             self._clock,

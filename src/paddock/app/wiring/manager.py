@@ -3,23 +3,25 @@
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.claims.caller import LABEL_KIND, SYSTEM_NAMESPACE
-from paddock.claims.cleanup import Disowning
+from paddock.claims.cleanup import ClaimCleanup
 from paddock.claims.engine import Claims
-from paddock.claims.idempotency import Firsts
+from paddock.claims.idempotency import IdempotencyKeys
 from paddock.claims.limiter import FairLimiter
-from paddock.claims.overrides import Fitting
+from paddock.claims.overrides import ClaimOverrides
 from paddock.claims.ports import Announcer
-from paddock.claims.quota.reserve import Allowance
+from paddock.claims.quota.reservations import QuotaReservations
 from paddock.claims.quota.share_store import KIND_SHARES
-from paddock.claims.template_resolver import Targets
+from paddock.claims.template_resolver import TemplateResolver
 from paddock.engine.informer import Filter
 from paddock.kit.clock import Clock
-from paddock.manager.environments.claims import EnvClaims
+from paddock.manager.environments.claims import EnvironmentClaims
 from paddock.manager.ports import Agent
 from paddock.manager.sandboxes.batches import Batches
 from paddock.manager.sandboxes.lifecycle import Lifecycle
+from paddock.manager.sandboxes.queries import SandboxQueries
 from paddock.manager.sandboxes.snapshots import Snapshots
 from paddock.manager.service import Manager
+from paddock.manager.templates import Templates
 from paddock.resources import quantity
 from paddock.resources.kinds.builtin import Lease, Secret
 from paddock.resources.meta import Resource
@@ -45,9 +47,9 @@ def build_limiter(settings: Settings, clock: Clock) -> FairLimiter:
     )
 
 
-def build_fitting(settings: Settings, agent: Agent, provider: Provider) -> Fitting:
+def build_overrides(settings: Settings, agent: Agent, provider: Provider) -> ClaimOverrides:
     """Make what says which images and sizes claims may have."""
-    return Fitting(
+    return ClaimOverrides(
         agent,
         provider,
         memory_bytes=quantity.whole(settings.claim_memory) if settings.claim_memory else 0,
@@ -60,28 +62,29 @@ def build_manager(
     *,
     provider: Provider,
     pool_members: PoolMembers,
-    allowance: Allowance,
+    reservations: QuotaReservations,
     agent: Agent,
     announcer: Announcer,
     seed: TokenSeed,
     clock: Clock,
     limiter: FairLimiter | None = None,
-    environments: EnvClaims | None = None,
-    firsts: Firsts | None = None,
+    environments: EnvironmentClaims | None = None,
+    idempotency_keys: IdempotencyKeys | None = None,
 ) -> Manager:
     """Wire one manager; pool members, ledger and keyring subscribe to changes themselves."""
-    disowning = Disowning(provider, allowance.ledger, pool_members)
-    targets = Targets(provider)
+    cleanup = ClaimCleanup(provider, reservations.ledger, pool_members)
+    resolver = TemplateResolver(provider)
+    queries = SandboxQueries(provider, agent, clock)
     claims = Claims(
         provider=provider,
         pool_members=pool_members,
-        targets=targets,
-        allowance=allowance,
-        disowning=disowning,
-        firsts=firsts,
+        resolver=resolver,
+        reservations=reservations,
+        cleanup=cleanup,
+        idempotency_keys=idempotency_keys,
         limiter=limiter or build_limiter(settings, clock),
         agent=agent,
-        fitting=build_fitting(settings, agent, provider),
+        overrides=build_overrides(settings, agent, provider),
         announcer=announcer,
         seed=seed,
         clock=clock,
@@ -90,28 +93,20 @@ def build_manager(
     )
     lifecycle = Lifecycle(
         provider=provider,
-        allowance=allowance,
-        disowning=disowning,
+        queries=queries,
+        reservations=reservations,
+        cleanup=cleanup,
         agent=agent,
         announcer=announcer,
         clock=clock,
         max_timeout_seconds=settings.max_timeout_seconds,
     )
-    snapshots = Snapshots(
-        provider=provider,
-        claims=claims,
-        lifecycle=lifecycle,
-        targets=targets,
-        clock=clock,
-    )
     return Manager(
-        provider=provider,
         claims=claims,
+        queries=queries,
         lifecycle=lifecycle,
-        snapshots=snapshots,
-        targets=targets,
-        agent=agent,
-        clock=clock,
+        snapshots=Snapshots(provider=provider, claims=claims, queries=queries, clock=clock),
+        templates=Templates(provider, resolver),
         batches=Batches(provider, claims, agent, seed, clock),
-        disowning=disowning,
+        cleanup=cleanup,
     )

@@ -34,7 +34,7 @@ class Dimension(StrEnum):
     """MiB."""
 
 
-class Scope(StrEnum):
+class QuotaScope(StrEnum):
     """Which sandboxes count."""
 
     ALL = "all"
@@ -42,18 +42,18 @@ class Scope(StrEnum):
     """Paused ones are free."""
 
 
-class Limit(Struct, frozen=True):
+class QuotaLimit(Struct, frozen=True):
     """At most so much of one dimension."""
 
     dimension: Dimension
-    scope: Scope
+    scope: QuotaScope
     limit: int
 
 
 class Quota(Struct, frozen=True):
     """All limits of one team or key."""
 
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[QuotaLimit, ...] = ()
 
 
 class Footprint(Struct, frozen=True):
@@ -103,7 +103,7 @@ def holders(team: str, key_id: str) -> tuple[str, ...]:
     return (f"team:{team}", f"key:{key_id}") if key_id else (f"team:{team}",)
 
 
-Line: TypeAlias = tuple[str, Dimension, Scope]
+UsageKey: TypeAlias = tuple[str, Dimension, QuotaScope]
 """What is counted together: whose, what, and which of them."""
 
 
@@ -114,12 +114,12 @@ class Ledger:
         self.account = account
         """Our own, where several processes share quotas."""
         self._entries: dict[str, _Entry] = {}
-        self._sums: dict[Line, int] = {}
-        self._accounts: dict[Line, dict[str, int]] = {}
+        self._sums: dict[UsageKey, int] = {}
+        self._accounts: dict[UsageKey, dict[str, int]] = {}
         self._pending: set[str] = set()
         """Reserved and not confirmed yet."""
 
-    def used(self, holder: str, dimension: Dimension, scope: Scope) -> int:
+    def used(self, holder: str, dimension: Dimension, scope: QuotaScope) -> int:
         """Say how much a holder has, reservations included."""
         return self._sums.get((holder, dimension, scope), 0)
 
@@ -132,7 +132,7 @@ class Ledger:
         """Enter a claim before it is written; `QuotaExceededError` enters nothing."""
         parties = tuple(who)
         for holder, quota in parties:
-            self.check(holder, quota, size, (Scope.ALL, Scope.RUNNING))
+            self.check(holder, quota, size, (QuotaScope.ALL, QuotaScope.RUNNING))
         if lock not in self._entries:
             names = tuple(holder for holder, _ in parties)
             own = self.account
@@ -150,7 +150,7 @@ class Ledger:
         if entry is None or entry.running:
             return
         for holder, quota in who:
-            self.check(holder, quota, entry.footprint, (Scope.RUNNING,))
+            self.check(holder, quota, entry.footprint, (QuotaScope.RUNNING,))
         self._count(entry, -1)
         entry.running = entry.resuming = True
         entry.runner = self.account
@@ -170,7 +170,7 @@ class Ledger:
             self._pending.discard(lock)
 
     def check(
-        self, holder: str, quota: Quota | None, size: Footprint, scopes: tuple[Scope, ...]
+        self, holder: str, quota: Quota | None, size: Footprint, scopes: tuple[QuotaScope, ...]
     ) -> None:
         """Raise `QuotaExceededError` where one more of this size is too much."""
         for limit in quota.limits if quota else ():
@@ -180,11 +180,11 @@ class Ledger:
             if used + size.of(limit.dimension) > limit.limit:
                 raise exceeded(holder, limit, used=used, needed=size.of(limit.dimension))
 
-    def held_by(self, account: str, line: Line) -> int:
+    def held_by(self, account: str, line: UsageKey) -> int:
         """Say how much of a line one account has, reservations included."""
         return self._accounts.get(line, {}).get(account, 0)
 
-    def accounts(self, line: Line) -> Mapping[str, int]:
+    def accounts(self, line: UsageKey) -> Mapping[str, int]:
         """Say how much of a line each account has; what was claimed without one is not here."""
         return self._accounts.get(line, {})
 
@@ -249,8 +249,8 @@ class Ledger:
             (Dimension.MEMORY, sign * size.memory_mib),
         )
         sums = self._sums
-        for scope in (Scope.ALL, Scope.RUNNING) if entry.running else (Scope.ALL,):
-            account = entry.account if scope is Scope.ALL else entry.runner
+        for scope in (QuotaScope.ALL, QuotaScope.RUNNING) if entry.running else (QuotaScope.ALL,):
+            account = entry.account if scope is QuotaScope.ALL else entry.runner
             for holder in entry.holders:
                 for dimension, amount in amounts:
                     line = (holder, dimension, scope)
@@ -261,7 +261,7 @@ class Ledger:
                     if account:
                         self._count_for(account, line, amount)
 
-    def _count_for(self, account: str, line: Line, amount: int) -> None:
+    def _count_for(self, account: str, line: UsageKey, amount: int) -> None:
         counted = self._accounts.setdefault(line, {})
         counted[account] = counted.get(account, 0) + amount
         if not counted[account]:
@@ -270,10 +270,10 @@ class Ledger:
             del self._accounts[line]
 
 
-def exceeded(holder: str, limit: Limit, *, used: int, needed: int) -> QuotaExceededError:
+def exceeded(holder: str, limit: QuotaLimit, *, used: int, needed: int) -> QuotaExceededError:
     """Say which limit is in the way."""
     # What is paused still counts where all count.
-    how = "kill or pause" if limit.scope is Scope.RUNNING else "kill"
+    how = "kill or pause" if limit.scope is QuotaScope.RUNNING else "kill"
     return QuotaExceededError(
         f"{holder.replace(':', ' ')} has {used} of {limit.limit} "
         f"{limit.dimension} ({limit.scope}); this needs {needed}",

@@ -15,9 +15,9 @@ from msgspec import structs
 from paddock.cache.provider import Provider
 from paddock.claims.caller import Caller
 from paddock.claims.quota import share_math, share_store
-from paddock.claims.quota.ledger import Footprint, Ledger, Quota, Scope, exceeded
-from paddock.claims.quota.reserve import Allowance, QuotaSource
-from paddock.claims.quota.share_store import USE_SECONDS, Account, Books, Need
+from paddock.claims.quota.ledger import Footprint, Ledger, Quota, QuotaScope, exceeded
+from paddock.claims.quota.reservations import QuotaReservations, QuotaSource
+from paddock.claims.quota.share_store import USE_SECONDS, Demand, ShareStore, TeamAccount
 from paddock.kit.backoff import Backoff
 from paddock.kit.clock import Clock
 from paddock.kit.errors import PaddockError, QuotaExceededError, UnavailableError
@@ -39,7 +39,7 @@ _ATTEMPTS = 50
 Quotas = Iterable[tuple[str, Quota | None]]
 
 
-class Apportioned(Allowance):
+class ShareManager(QuotaReservations):
     """Takes places within this process's shares of quotas."""
 
     def __init__(
@@ -48,9 +48,9 @@ class Apportioned(Allowance):
         super().__init__(ledger, quotas)
         self._me = ledger.account
         self._clock = clock
-        self._books = Books(ledger, provider, clock, quotas.namespace)
-        self._teams: dict[str, Account] = {}
-        self._by_key: dict[Key, Account] = {}
+        self._books = ShareStore(ledger, provider, clock, quotas.namespace)
+        self._teams: dict[str, TeamAccount] = {}
+        self._by_key: dict[Key, TeamAccount] = {}
         self._stirred = asyncio.Event()
         provider.informer(Lease).subscribe(self._observe_book)
         provider.informer(Sandbox).subscribe(self._observe_sandbox)
@@ -60,7 +60,7 @@ class Apportioned(Allowance):
     async def reserve(self, caller: Caller, lock: str, size: Footprint) -> None:
         """Take a place before the claim is written; `QuotaExceededError` takes none."""
         quotas = self.quotas.quotas(caller)
-        await self._have_room(caller.team, quotas, size, (Scope.ALL, Scope.RUNNING))
+        await self._have_room(caller.team, quotas, size, (QuotaScope.ALL, QuotaScope.RUNNING))
         self.ledger.reserve(lock, quotas, size)
 
     async def reserve_resume(self, caller: Caller, lock: str) -> None:
@@ -68,7 +68,7 @@ class Apportioned(Allowance):
         quotas = self.quotas.quotas(caller)
         size = self.ledger.paused_size(lock)
         if size is not None:
-            await self._have_room(caller.team, quotas, size, (Scope.RUNNING,))
+            await self._have_room(caller.team, quotas, size, (QuotaScope.RUNNING,))
         self.ledger.reserve_resume(lock, quotas)
 
     def must_hold(self, team: str) -> None:
@@ -82,14 +82,14 @@ class Apportioned(Allowance):
             )
 
     async def _have_room(
-        self, team: str, quotas: Quotas, size: Footprint, scopes: tuple[Scope, ...]
+        self, team: str, quotas: Quotas, size: Footprint, scopes: tuple[QuotaScope, ...]
     ) -> None:
         """Return, without another wait in between, when our share has room for one more."""
-        needs: dict[str, Need] = {}
+        needs: dict[str, Demand] = {}
         for holder, quota in quotas:
             for limit in quota.limits if quota else ():
                 if limit.scope in scopes:
-                    need = Need(holder, limit, size.of(limit.dimension))
+                    need = Demand(holder, limit, size.of(limit.dimension))
                     needs[share_store.text(need.line)] = need
         if not needs:
             return
@@ -106,7 +106,7 @@ class Apportioned(Allowance):
         finally:
             account.waiting -= 1
 
-    async def _wait_for_room(self, account: Account, needs: Mapping[str, Need]) -> None:
+    async def _wait_for_room(self, account: TeamAccount, needs: Mapping[str, Demand]) -> None:
         until = self._clock.monotonic() + WAIT_SECONDS
         while True:
             account.changed.clear()
@@ -125,13 +125,13 @@ class Apportioned(Allowance):
             except TimeoutError:
                 raise refusal from None
 
-    def _fits(self, account: Account, needs: Mapping[str, Need]) -> bool:
+    def _fits(self, account: TeamAccount, needs: Mapping[str, Demand]) -> bool:
         return account.usable_until > self._clock.monotonic() and all(
             self.ledger.held_by(self._me, need.line) + need.size <= account.amounts.get(name, 0)
             for name, need in needs.items()
         )
 
-    def _may_come(self, account: Account, needs: Mapping[str, Need]) -> bool:
+    def _may_come(self, account: TeamAccount, needs: Mapping[str, Demand]) -> bool:
         """Say whether others have more than they use, and are there to give it back."""
         book, _ = self._books.book(account)
         for name, need in needs.items():
@@ -145,7 +145,9 @@ class Apportioned(Allowance):
                 return False
         return True
 
-    async def _grow(self, account: Account, needs: Mapping[str, Need]) -> QuotaExceededError | None:
+    async def _grow(
+        self, account: TeamAccount, needs: Mapping[str, Demand]
+    ) -> QuotaExceededError | None:
         """Take more, as one write; gives why that cannot be."""
         for attempt in range(1, _ATTEMPTS + 1):
             book, lease = self._books.book(account)
@@ -173,10 +175,10 @@ class Apportioned(Allowance):
 
     # ---- hearing -------------------------------------------------------------------------
 
-    def _account(self, team: str) -> Account:
+    def _account(self, team: str) -> TeamAccount:
         account = self._teams.get(team)
         if account is None:
-            account = self._teams[team] = Account(team, self.quotas.namespace)
+            account = self._teams[team] = TeamAccount(team, self.quotas.namespace)
             self._by_key[account.key] = account
             self._stirred.set()
         return account
@@ -224,7 +226,7 @@ class Apportioned(Allowance):
                         extra=fields(team=account.team, error=repr(error)),
                     )
 
-    async def _tend(self, account: Account) -> None:
+    async def _tend(self, account: TeamAccount) -> None:
         now = self._clock.monotonic()
         book, lease = self._books.book(account)
         share = book.shares.get(self._me)
@@ -246,7 +248,7 @@ class Apportioned(Allowance):
         if wanted is not None and not await self._books.write(account, lease, wanted):
             self._stirred.set()
 
-    def _as_it_is(self, need: Need) -> Need | None:
+    def _as_it_is(self, need: Demand) -> Demand | None:
         """Give a need with its limit as it is by now; `None` where there is none any more."""
         quota = self.quotas.quota_of(need.holder)
         for limit in quota.limits if quota else ():
@@ -254,7 +256,7 @@ class Apportioned(Allowance):
                 return structs.replace(need, limit=limit)
         return None
 
-    async def _close(self, account: Account) -> None:
+    async def _close(self, account: TeamAccount) -> None:
         """Give back what we do not use, and let what we have count by itself."""
         account.usable_until = 0.0
         # What is under way may still be written: then it stays open, and is closed in time.

@@ -30,13 +30,13 @@ class Share(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The store's version up to which its process may have written; empty: it is in use."""
 
 
-class Book(Struct, frozen=True):
+class TeamShares(Struct, frozen=True):
     """Every share of one team and its keys, by account."""
 
     shares: dict[str, Share] = {}
 
 
-class View(Struct, frozen=True, kw_only=True):
+class LimitView(Struct, frozen=True, kw_only=True):
     """What one process sees of one line."""
 
     limit: int
@@ -50,7 +50,7 @@ class View(Struct, frozen=True, kw_only=True):
     """What was claimed without an account."""
 
 
-def free(book: Book, me: str, line: str, view: View, *, seen: int) -> int:
+def free(book: TeamShares, me: str, line: str, view: LimitView, *, seen: int) -> int:
     """Say how much of a line nobody has and nobody may take, beyond what we use."""
     left = view.limit - view.unaccounted - view.mine
     for account in book.shares.keys() | view.others.keys():
@@ -65,7 +65,7 @@ def _held(share: Share | None, line: str, used: int, seen: int) -> int:
     return max(share.amounts.get(line, 0), used)
 
 
-def room(book: Book, me: str, views: Mapping[str, View], *, seen: int) -> int:
+def room(book: TeamShares, me: str, views: Mapping[str, LimitView], *, seen: int) -> int:
     """Say how many more sandboxes of the views' sizes would fit."""
     fitting = (
         free(book, me, line, view, seen=seen) // view.size
@@ -75,15 +75,15 @@ def room(book: Book, me: str, views: Mapping[str, View], *, seen: int) -> int:
     return min(fitting, default=BLOCK)
 
 
-def block(book: Book, spare: int) -> int:
+def block(book: TeamShares, spare: int) -> int:
     """Say how many of those that are left one process may keep for itself."""
     users = max(sum(not share.closed_at for share in book.shares.values()), 2)
     return min(BLOCK, max(spare, 0) // (2 * users))
 
 
 def grown(
-    book: Book, me: str, views: Mapping[str, View], *, waiting: int, seen: int
-) -> Book | None:
+    book: TeamShares, me: str, views: Mapping[str, LimitView], *, waiting: int, seen: int
+) -> TeamShares | None:
     """Take what is needed and, where there is plenty, some more; `None` where it is not there."""
     fitting = room(book, me, views, seen=seen)
     if fitting < 1:
@@ -93,7 +93,9 @@ def grown(
     return _with(book, me, {line: view.mine + count * view.size for line, view in views.items()})
 
 
-def kept(book: Book, me: str, views: Mapping[str, View], *, seen: int) -> Book | None:
+def kept(
+    book: TeamShares, me: str, views: Mapping[str, LimitView], *, seen: int
+) -> TeamShares | None:
     """Give back what one process should not keep for itself; `None` where that is nothing."""
     share = book.shares.get(me)
     if share is None or share.closed_at or not views:
@@ -111,19 +113,19 @@ def kept(book: Book, me: str, views: Mapping[str, View], *, seen: int) -> Book |
     return _with(book, me, amounts)
 
 
-def renewed(book: Book, me: str) -> Book:
+def renewed(book: TeamShares, me: str) -> TeamShares:
     """Show that a share is in use."""
     return _with(book, me, {})
 
 
-def closed(book: Book, account: str, *, at: str, amounts: Mapping[str, int]) -> Book:
+def closed(book: TeamShares, account: str, *, at: str, amounts: Mapping[str, int]) -> TeamShares:
     """Close a share, of which so much is in use."""
     turn = book.shares[account].turn + 1
     share = Share(amounts=dict(amounts), turn=turn, closed_at=at)
-    return Book({**book.shares, account: share})
+    return TeamShares({**book.shares, account: share})
 
 
-def without_ended(book: Book, me: str, used: Mapping[str, int], *, seen: int) -> Book:
+def without_ended(book: TeamShares, me: str, used: Mapping[str, int], *, seen: int) -> TeamShares:
     """Leave out closed shares of which nothing is left; `used` is what each account still has."""
     ended = {
         account
@@ -133,10 +135,12 @@ def without_ended(book: Book, me: str, used: Mapping[str, int], *, seen: int) ->
         and ordinal(share.closed_at) <= seen
         and not used.get(account)
     }
-    return Book({account: share for account, share in book.shares.items() if account not in ended})
+    return TeamShares(
+        {account: share for account, share in book.shares.items() if account not in ended}
+    )
 
 
-def _with(book: Book, me: str, amounts: Mapping[str, int]) -> Book:
+def _with(book: TeamShares, me: str, amounts: Mapping[str, int]) -> TeamShares:
     before = book.shares.get(me, Share())
     share = Share(amounts={**before.amounts, **amounts}, turn=before.turn + 1)
-    return Book({**book.shares, me: share})
+    return TeamShares({**book.shares, me: share})

@@ -18,14 +18,14 @@ from paddock.claims.quota import share_math
 from paddock.claims.quota.ledger import (
     Dimension,
     Ledger,
-    Limit,
-    Line,
-    Scope,
+    QuotaLimit,
+    QuotaScope,
+    UsageKey,
     footprint,
     holders,
     resources_of,
 )
-from paddock.claims.quota.share_math import Book, Share, View
+from paddock.claims.quota.share_math import LimitView, Share, TeamShares
 from paddock.kit.clock import Clock
 from paddock.kit.errors import AlreadyExistsError, ConflictError, NotFoundError
 from paddock.kit.logs import fields
@@ -45,20 +45,20 @@ DEAD_SECONDS = 90.0
 the two is more than any write takes."""
 
 
-class Need(Struct, frozen=True):
+class Demand(Struct, frozen=True):
     """One more sandbox, seen from one limit."""
 
     holder: str
-    limit: Limit
+    limit: QuotaLimit
     size: int
 
     @property
-    def line(self) -> Line:
+    def line(self) -> UsageKey:
         """What it counts on."""
         return self.holder, self.limit.dimension, self.limit.scope
 
 
-class Account:
+class TeamAccount:
     """What this process has of one team's quotas."""
 
     def __init__(self, team: str, namespace: str) -> None:
@@ -72,12 +72,12 @@ class Account:
         self.usable_until = 0.0
         self.used_at = 0.0
         self.waiting = 0
-        self.needs: dict[str, Need] = {}
+        self.needs: dict[str, Demand] = {}
         """The last need of each line."""
         self.changed = asyncio.Event()
 
 
-class Books:
+class ShareStore:
     """Reads and writes books, and knows how long each share has been as it is."""
 
     def __init__(self, ledger: Ledger, provider: Provider, clock: Clock, namespace: str) -> None:
@@ -103,15 +103,15 @@ class Books:
         """How far in the store's sequence our picture of sandboxes is."""
         return self._provider.informer(Sandbox).seen
 
-    def book(self, account: Account) -> tuple[Book, Lease | None]:
+    def book(self, account: TeamAccount) -> tuple[TeamShares, Lease | None]:
         """Give a team's book, and what it is written in."""
         lease = self._provider.informer(Lease).get(account.key)
         return _read(lease), lease
 
-    def view(self, need: Need) -> View:
+    def view(self, need: Demand) -> LimitView:
         """Give what we see of a line."""
         accounts = self._ledger.accounts(need.line)
-        return View(
+        return LimitView(
             limit=need.limit.limit,
             size=need.size,
             mine=accounts.get(self._me, 0),
@@ -119,13 +119,13 @@ class Books:
             unaccounted=self._ledger.used(*need.line) - sum(accounts.values()),
         )
 
-    def silent_for(self, account: Account, name: str) -> float:
+    def silent_for(self, account: TeamAccount, name: str) -> float:
         """Say how long a share has been as it is, as far as we have seen."""
         now = self._clock.monotonic()
         _, heard = self._heard.get(account.key, {}).get(name, (None, now))
         return now - heard
 
-    async def write(self, account: Account, lease: Lease | None, wanted: Book) -> bool:
+    async def write(self, account: TeamAccount, lease: Lease | None, wanted: TeamShares) -> bool:
         """Write a book and take our share from it; whether nobody else was first.
 
         After any other error it may have been written: then the book says more than we take,
@@ -150,13 +150,13 @@ class Books:
         account.usable_until = 0.0 if mine.closed_at else started + USE_SECONDS
         return True
 
-    def _in_use(self, account: Account) -> dict[str, int]:
+    def _in_use(self, account: TeamAccount) -> dict[str, int]:
         """Give what each account of a team still has: sandboxes, or sandboxes that run."""
         team = f"team:{account.team}"
-        everything = self._ledger.accounts((team, Dimension.COUNT, Scope.ALL))
-        return {**self._ledger.accounts((team, Dimension.COUNT, Scope.RUNNING)), **everything}
+        everything = self._ledger.accounts((team, Dimension.COUNT, QuotaScope.ALL))
+        return {**self._ledger.accounts((team, Dimension.COUNT, QuotaScope.RUNNING)), **everything}
 
-    async def _look(self, account: Account) -> None:
+    async def _look(self, account: TeamAccount) -> None:
         """Read the book past the cache."""
         try:
             found = await self._provider.live.get(Lease, account.key)
@@ -164,7 +164,7 @@ class Books:
             return
         self._provider.informer(Lease).observe(found)
 
-    async def close_dead(self, account: Account) -> bool:
+    async def close_dead(self, account: TeamAccount) -> bool:
         """Close the shares of processes that were not heard of for long; whether there were any."""
         dead = [
             name
@@ -192,15 +192,15 @@ class Books:
         return (await self._provider.live.list(Lease, namespace=self._namespace, limit=1)).version
 
 
-def text(line: Line) -> str:
+def text(line: UsageKey) -> str:
     """Give a line's name in a book."""
     return " ".join(line)
 
 
-def line(name: str) -> Line:
+def line(name: str) -> UsageKey:
     """Give the line that has this name in a book."""
     holder, dimension, scope = name.rsplit(" ", 2)
-    return holder, Dimension(dimension), Scope(scope)
+    return holder, Dimension(dimension), QuotaScope(scope)
 
 
 def _used(sandboxes: Iterable[Sandbox], account: str, name: str) -> int:
@@ -213,23 +213,23 @@ def _used(sandboxes: Iterable[Sandbox], account: str, name: str) -> int:
         and holder in holders(claim.owner, claim.key_id)
         and (
             claim.account == account
-            if scope is Scope.ALL
+            if scope is QuotaScope.ALL
             else (claim.running_account or claim.account) == account and not sandbox.spec.paused
         )
     )
 
 
-def _read(lease: Lease | None) -> Book:
+def _read(lease: Lease | None) -> TeamShares:
     found = lease.metadata.annotations.get(ANNOTATION, "") if lease is not None else ""
-    return msgspec.json.decode(found, type=Book) if found else Book()
+    return msgspec.json.decode(found, type=TeamShares) if found else TeamShares()
 
 
-def _with(lease: Lease, book: Book) -> Lease:
+def _with(lease: Lease, book: TeamShares) -> Lease:
     annotations = {**lease.metadata.annotations, ANNOTATION: msgspec.json.encode(book).decode()}
     return with_meta(lease, annotations=annotations)
 
 
-def _made(account: Account, book: Book) -> Lease:
+def _made(account: TeamAccount, book: TeamShares) -> Lease:
     meta = ObjectMeta(
         name=account.key.name, namespace=account.key.namespace, labels={LABEL_KIND: KIND_SHARES}
     )

@@ -53,15 +53,15 @@ class ClaimController:
         *,
         provider: Provider,
         taker: Taker,
-        fitting: Fitting,
+        overrides: Fitting,
         clock: Clock,
         recorder: Recorder,
         line: Line | None = None,
     ) -> None:
         self._line = line
         self._taker = taker
-        self._fitting = fitting
-        self._source = Source(provider, fitting)
+        self._overrides = overrides
+        self._source = Source(provider, overrides)
         self.wake: Callable[[Key], None] = lambda _claim: None
         """Called with a claim's key when it is its turn."""
         self._provider = provider
@@ -153,7 +153,7 @@ class ClaimController:
     async def _take_in_turn(self, claim: SandboxClaim, env: Key, line: Line) -> Result:
         """Take what members of an environment have for this claim; wait in line for the rest."""
         taken, problem = 0, ""
-        while (pool := line.won(claim.key, env)) is not None:
+        while (pool := line.take_granted(claim.key, env)) is not None:
             try:
                 taken += await self._from_member(claim, pool)
             except PaddockError as error:
@@ -170,7 +170,7 @@ class ClaimController:
         got = max(len(holding.ready), claim.status.claimed_replicas) + len(holding.on_their_way)
         # After failures one is enough to find out whether all is well again.
         most = 1 if claim.status.failures else claim.spec.replicas
-        line.stand(
+        line.enqueue(
             claim.key,
             env,
             count=max(min(claim.spec.replicas - got, most), 0),
@@ -227,7 +227,7 @@ class ClaimController:
     async def _resize(self, case: "_Case", sandboxes: tuple[Sandbox, ...]) -> Result:
         results = await asyncio.gather(
             *(
-                self._fitting.resize(item, item.spec.template or case.meant.fit.template)
+                self._overrides.resize(item, item.spec.template or case.meant.fit.template)
                 for item in sandboxes
             ),
             return_exceptions=True,

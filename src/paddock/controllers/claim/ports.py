@@ -13,7 +13,7 @@ from paddock.resources.transitions.claim import Fit
 class Line(Protocol):
     """Where claims on environments wait for their turn."""
 
-    def stand(
+    def enqueue(
         self,
         claim: Key,
         env: Key,
@@ -26,7 +26,7 @@ class Line(Protocol):
         """Let a claim wait for so many more."""
         ...
 
-    def won(self, claim: Key, env: Key) -> Key | None:
+    def take_granted(self, claim: Key, env: Key) -> Key | None:
         """Give a pool that has one for this claim."""
         ...
 

@@ -32,9 +32,9 @@ class Meant(Struct, frozen=True, kw_only=True):
 class Source:
     """Finds out what claims mean."""
 
-    def __init__(self, provider: Provider, fitting: Fitting) -> None:
+    def __init__(self, provider: Provider, overrides: Fitting) -> None:
         self._provider = provider
-        self._fitting = fitting
+        self._overrides = overrides
 
     def of(self, claim: SandboxClaim) -> Meant:
         """Look up what a claim names."""
@@ -101,7 +101,7 @@ class Source:
             return plain, ""
         size = update.resources if has_size else None
         try:
-            fit = self._fitting.fit(
+            fit = self._overrides.fit(
                 template,
                 image=update.image or "",
                 resources=Resources(cpu=size.cpu, memory=size.memory) if size else None,

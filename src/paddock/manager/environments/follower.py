@@ -15,7 +15,7 @@ from paddock.cache.provider import Provider
 from paddock.kit.clock import Clock
 from paddock.kit.errors import NotFoundError, PaddockError
 from paddock.kit.logs import fields
-from paddock.manager.environments.queue import Router
+from paddock.manager.environments.queue import ClaimQueue
 from paddock.resources.kinds.env import MemberState, ObservedQueue, SandboxEnv, SandboxEnvStatus
 from paddock.resources.meta import Key
 
@@ -27,21 +27,21 @@ FORGET_SECONDS = 60.0
 """What a process said that has been silent for so long is taken out."""
 
 
-class Apart:
+class EnvironmentFollower:
     """Follows environments by their status, and tells of its own line there."""
 
     def __init__(
         self,
         provider: Provider,
         env_snapshots: EnvSnapshots,
-        router: Router,
+        queue: ClaimQueue,
         cluster: str,
         name: str,
         clock: Clock,
     ) -> None:
         self._provider = provider
         self._env_snapshots = env_snapshots
-        self._router = router
+        self._queue = queue
         self._cluster = cluster
         self._name = name
         self._clock = clock
@@ -49,7 +49,7 @@ class Apart:
         self._told: dict[Key, datetime] = {}
         self._wake = asyncio.Event()
         provider.informer(SandboxEnv).subscribe(self._observe)
-        router.on_demand(self._mark)
+        queue.on_demand(self._mark)
 
     def _observe(self, old: SandboxEnv | None, new: SandboxEnv | None) -> None:
         if new is not None:
@@ -88,7 +88,7 @@ class Apart:
                     self._told.setdefault(env, self._clock.now())
 
     async def _tell(self, env: Key) -> None:
-        waiting, now = self._router.waiting(env), self._clock.now()
+        waiting, now = self._queue.waiting(env), self._clock.now()
         own: tuple[ObservedQueue, ...] = ()
         if waiting.total:
             own = (

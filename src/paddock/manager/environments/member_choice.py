@@ -19,8 +19,8 @@ STALE_SECONDS = 45.0
 _UNBOUNDED = 1 << 30
 
 
-class Candidate(Struct, frozen=True, kw_only=True):
-    """One member as the router sees it."""
+class MemberCandidate(Struct, frozen=True, kw_only=True):
+    """One member of an environment, in this cluster or another."""
 
     cluster: str = ""
     """Empty is this one."""
@@ -65,10 +65,10 @@ def candidate(
     idle: int | None = None,
     queue: int = 0,
     cluster: str = "",
-) -> Candidate:
+) -> MemberCandidate:
     """Make a candidate of a snapshot; `idle` where it is known better."""
     until = member.saturated_until
-    return Candidate(
+    return MemberCandidate(
         cluster=cluster,
         name=member.name,
         pool=member.pool,
@@ -83,7 +83,7 @@ def candidate(
     )
 
 
-def rank(item: Candidate) -> tuple[bool, bool, bool, int, int, int, int, str, Key]:
+def rank(item: MemberCandidate) -> tuple[bool, bool, bool, int, int, int, int, str, Key]:
     """Give what candidates are compared by; the smallest is best."""
     headroom = _UNBOUNDED if item.headroom is None else item.headroom
     return (
@@ -99,12 +99,12 @@ def rank(item: Candidate) -> tuple[bool, bool, bool, int, int, int, int, str, Ke
     )
 
 
-def choose(candidates: Iterable[Candidate]) -> Candidate | None:
+def choose(candidates: Iterable[MemberCandidate]) -> MemberCandidate | None:
     """Choose the best; `None` where there is none at all."""
     return min(candidates, key=rank, default=None)
 
 
-def choose_federated(candidates: Iterable[Candidate]) -> Candidate | None:
+def choose_federated(candidates: Iterable[MemberCandidate]) -> MemberCandidate | None:
     """Choose over clusters: here idle, there idle, here it can grow, there it can; else `None`.
 
     `None` means to wait here. A stale word of another cluster is worth less than any fresh one,

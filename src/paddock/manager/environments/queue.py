@@ -24,7 +24,7 @@ from paddock.kit import metrics
 from paddock.kit.clock import Clock
 from paddock.kit.errors import RateLimitedError, UnavailableError
 from paddock.manager.environments.member_choice import (
-    Candidate,
+    MemberCandidate,
     candidate,
     choose,
     choose_federated,
@@ -36,7 +36,7 @@ _WAITING = metrics.gauge("paddock_env_claims_waiting", "Claims in line.", ("env"
 _REFUSED = metrics.counter("paddock_env_claims_refused_total", "Claims answered 429.", ("env",))
 
 
-class Order(Struct, frozen=True, order=True):
+class QueuePosition(Struct, frozen=True, order=True):
     """A place in line: the higher priority first, then who came first."""
 
     rank: int
@@ -44,14 +44,14 @@ class Order(Struct, frozen=True, order=True):
     number: int
 
 
-class Waiter:
+class QueuedClaim:
     """One claim in line."""
 
     __slots__ = ("grant", "group", "order", "stays_here")
 
     def __init__(
         self,
-        order: Order,
+        order: QueuePosition,
         group: str,
         grant: Callable[[Key | Exception], None],
         *,
@@ -63,15 +63,15 @@ class Waiter:
         self.stays_here = stays_here
 
 
-class Elsewhere(Protocol):
+class RemoteClusters(Protocol):
     """What other clusters have for an environment."""
 
-    def candidates(self, env: Key) -> tuple[Candidate, ...]:
+    def candidates(self, env: Key) -> tuple[MemberCandidate, ...]:
         """Give their members, as far as is known."""
         ...
 
 
-class Router:
+class ClaimQueue:
     """Routes claims of one control plane."""
 
     def __init__(
@@ -80,17 +80,17 @@ class Router:
         pool_members: PoolMembers,
         clock: Clock,
         *,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: RemoteClusters | None = None,
     ) -> None:
         self._env_snapshots = env_snapshots
         self._pool_members = pool_members
         self._clock = clock
         self._elsewhere = elsewhere
-        self._lines: dict[Key, list[Waiter]] = {}
+        self._lines: dict[Key, list[QueuedClaim]] = {}
         self._promised: dict[Key, int] = {}
         self._numbers = itertools.count()
         self._listeners: list[Callable[[Key], None]] = []
-        self._standing: dict[tuple[Key, Key], list[Waiter]] = {}
+        self._standing: dict[tuple[Key, Key], list[QueuedClaim]] = {}
         """What SandboxClaims wait for, by claim and environment."""
         self._won: dict[tuple[Key, Key], list[Key]] = {}
         env_snapshots.on_change(self._renewed)
@@ -117,20 +117,20 @@ class Router:
         """Say how many stand in line."""
         return len(self._lines.get(env, ()))
 
-    def order(self, priority: int) -> Order:
+    def order(self, priority: int) -> QueuePosition:
         """Give the place in line of a claim that has just come."""
-        return Order(-priority, self._clock.now(), next(self._numbers))
+        return QueuePosition(-priority, self._clock.now(), next(self._numbers))
 
     # ---- choosing ------------------------------------------------------------------------
 
-    def candidates(self, env: Key, group: str = "") -> tuple[Candidate, ...]:
+    def candidates(self, env: Key, group: str = "") -> tuple[MemberCandidate, ...]:
         """Give the members of this cluster, with what is idle this very moment."""
         snapshot = self._env_snapshots.get(env)
         if snapshot is None:
             return ()
         return self._local(snapshot, group)
 
-    def _local(self, snapshot: EnvSnapshot, group: str) -> tuple[Candidate, ...]:
+    def _local(self, snapshot: EnvSnapshot, group: str) -> tuple[MemberCandidate, ...]:
         now, waiting = self._clock.now(), len(self._lines.get(snapshot.env, ()))
         return tuple(
             candidate(
@@ -147,7 +147,7 @@ class Router:
     def _idle(self, pool: Key) -> int:
         return len(self._pool_members.members(pool).available) - self._promised.get(pool, 0)
 
-    def _ahead(self, env: Key, order: Order, group: str) -> Iterator[Waiter]:
+    def _ahead(self, env: Key, order: QueuePosition, group: str) -> Iterator[QueuedClaim]:
         """Give those who stand before this one and want the same."""
         for item in self._lines.get(env, ()):
             if item.order >= order:
@@ -155,7 +155,7 @@ class Router:
             if not item.group or not group or item.group == group:
                 yield item
 
-    def now(self, env: Key, order: Order, group: str) -> Key | None:
+    def now(self, env: Key, order: QueuePosition, group: str) -> Key | None:
         """Give the pool that serves at once, unless somebody stands before this one."""
         if next(self._ahead(env, order, group), None) is not None:
             return None
@@ -163,8 +163,8 @@ class Router:
         return best.pool if best is not None else None
 
     def federated(
-        self, env: Key, order: Order, group: str, skipped: frozenset[str]
-    ) -> Candidate | None:
+        self, env: Key, order: QueuePosition, group: str, skipped: frozenset[str]
+    ) -> MemberCandidate | None:
         """Give the best member of all clusters; `None` means to wait here."""
         here = self.candidates(env, group)
         there = self._elsewhere.candidates(env) if self._elsewhere is not None else ()
@@ -222,13 +222,13 @@ class Router:
 
     # ---- the line ------------------------------------------------------------------------
 
-    def join(self, env: Key, waiter: Waiter) -> None:
+    def join(self, env: Key, waiter: QueuedClaim) -> None:
         """Put one into line."""
         bisect.insort(self._lines.setdefault(env, []), waiter, key=lambda item: item.order)
         self._changed(env)
         self._pump(env)
 
-    def leave(self, env: Key, waiter: Waiter) -> None:
+    def leave(self, env: Key, waiter: QueuedClaim) -> None:
         """Take one out of line."""
         line = self._lines.get(env)
         if line is None or waiter not in line:
@@ -286,7 +286,7 @@ class Router:
 
     # ---- claims that are objects ---------------------------------------------------------
 
-    def stand(
+    def enqueue(
         self,
         claim: Key,
         env: Key,
@@ -302,8 +302,8 @@ class Router:
         while len(waiters) > count:
             self.leave(env, waiters.pop())
         while len(waiters) < count:
-            order = Order(-priority, since, next(self._numbers))
-            waiter = Waiter(order, "", partial(self._win, place, order, wake))
+            order = QueuePosition(-priority, since, next(self._numbers))
+            waiter = QueuedClaim(order, "", partial(self._win, place, order, wake))
             waiters.append(waiter)
             self.join(env, waiter)
             count -= waiter not in waiters
@@ -313,7 +313,7 @@ class Router:
     def _win(
         self,
         place: tuple[Key, Key],
-        order: Order,
+        order: QueuePosition,
         wake: Callable[[Key], None],
         granted: Key | Exception,
     ) -> None:
@@ -325,7 +325,7 @@ class Router:
         self._won.setdefault(place, []).append(granted)
         wake(place[0])
 
-    def won(self, claim: Key, env: Key) -> Key | None:
+    def take_granted(self, claim: Key, env: Key) -> Key | None:
         """Give a pool that was promised to a SandboxClaim; take from it at once, then `settle`."""
         pools = self._won.get((claim, env))
         if not pools:

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Mapping
 
 from paddock.kit.errors import RateLimitedError
-from paddock.manager.environments.member_choice import Candidate
-from paddock.manager.environments.queue import Router, Waiter
+from paddock.manager.environments.member_choice import MemberCandidate
+from paddock.manager.environments.queue import ClaimQueue, QueuedClaim
 from paddock.resources.meta import Key
 
 ELSEWHERE_SECONDS = 1.0
@@ -15,10 +15,10 @@ ELSEWHERE_SECONDS = 1.0
 class Ticket:
     """One claim's place in line; asked again where the promised sandbox went to somebody else."""
 
-    def __init__(self, router: Router, env: Key, *, priority: int = 0, group: str = "") -> None:
-        self._router = router
+    def __init__(self, queue: ClaimQueue, env: Key, *, priority: int = 0, group: str = "") -> None:
+        self._queue = queue
         self._env = env
-        self._order = router.order(priority)
+        self._order = queue.order(priority)
         self._group = group
         self._promise: Key | None = None
         self.skipped: frozenset[str] = frozenset()
@@ -26,23 +26,23 @@ class Ticket:
         self.stays_here = False
         """Whether other clusters are out of the question."""
 
-    async def pool(self, *, may_wait: bool = True) -> Key | Candidate:
+    async def pool(self, *, may_wait: bool = True) -> Key | MemberCandidate:
         """Give the pool of this cluster, or the member of another, that serves this claim."""
         self.settle()
         while True:
-            pool = self._router.now(self._env, self._order, self._group)
+            pool = self._queue.now(self._env, self._order, self._group)
             if pool is not None:
                 return pool
             best = None
             if not self.stays_here:
-                best = self._router.federated(self._env, self._order, self._group, self.skipped)
+                best = self._queue.federated(self._env, self._order, self._group, self.skipped)
             if best is not None and not best.is_local:
                 return best
             if not may_wait:
                 raise RateLimitedError(
                     f"environment {self._env.name} has none in stock", retry_after_seconds=1
                 )
-            error = self._router.refusal(self._env, self._group, self._router.length(self._env))
+            error = self._queue.refusal(self._env, self._group, self._queue.length(self._env))
             if error is not None:
                 raise error
             await self._wait()
@@ -53,7 +53,7 @@ class Ticket:
         """Say that the promise was kept or came to nothing."""
         if self._promise is not None:
             pool, self._promise = self._promise, None
-            self._router.settle(self._env, pool)
+            self._queue.settle(self._env, pool)
 
     async def _wait(self) -> None:
         turn: asyncio.Future[Key] = asyncio.get_running_loop().create_future()
@@ -61,14 +61,14 @@ class Ticket:
         def grant(granted: Key | Exception) -> None:
             if turn.done():
                 if not isinstance(granted, Exception):
-                    self._router.settle(self._env, granted)
+                    self._queue.settle(self._env, granted)
             elif isinstance(granted, Exception):
                 turn.set_exception(granted)
             else:
                 turn.set_result(granted)
 
-        waiter = Waiter(self._order, self._group, grant, stays_here=self.stays_here)
-        self._router.join(self._env, waiter)
+        waiter = QueuedClaim(self._order, self._group, grant, stays_here=self.stays_here)
+        self._queue.join(self._env, waiter)
         try:
             async with asyncio.timeout(None if self.stays_here else ELSEWHERE_SECONDS):
                 await turn
@@ -76,7 +76,7 @@ class Ticket:
             # Still in line, at the same place: only another look is taken.
             return
         finally:
-            self._router.leave(self._env, waiter)
+            self._queue.leave(self._env, waiter)
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._promise = turn.result()
 

@@ -29,7 +29,7 @@ _TAG = 5
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-class Peer(Struct, frozen=True):
+class PeerCluster(Struct, frozen=True):
     """Another cluster's control plane."""
 
     cluster: str
@@ -82,7 +82,7 @@ class ForwardedCall(Struct, frozen=True, kw_only=True):
     body: bytes = b""
 
 
-class Reply(Struct, frozen=True, kw_only=True):
+class ForwardedReply(Struct, frozen=True, kw_only=True):
     """What the other cluster answered a call."""
 
     status: int
@@ -96,16 +96,16 @@ class Abandoned(Struct, frozen=True):
     sandbox_id: str
 
 
-def parse_peers(text: str, own: str) -> tuple[Peer, ...]:
+def parse_peers(text: str, own: str) -> tuple[PeerCluster, ...]:
     """Read `cluster=url` pairs, separated by commas."""
-    peers: list[Peer] = []
+    peers: list[PeerCluster] = []
     for part in filter(None, (item.strip() for item in text.split(","))):
         cluster, equals, url = part.partition("=")
         if not equals or not cluster or not url.strip().startswith(("http://", "https://")):
             problem = FieldProblem("federation_peers", f"{part!r} is not cluster=http://host:port")
             hint = "write https:// where the other cluster's gateways serve TLS"
             raise InvalidError(str(problem), problems=[problem], hint=hint)
-        peers.append(Peer(cluster.strip(), url.strip().rstrip("/")))
+        peers.append(PeerCluster(cluster.strip(), url.strip().rstrip("/")))
     names = [own, *(peer.cluster for peer in peers)]
     if len(set(names)) != len(names) or len({tag_of(name) for name in names}) != len(names):
         problem = FieldProblem("federation_peers", "every cluster needs a name of its own")

@@ -26,8 +26,8 @@ from paddock.kit.errors import (
     UnavailableError,
 )
 from paddock.kit.logs import fields
-from paddock.manager.environments.member_choice import Candidate, candidate
-from paddock.manager.environments.queue import Router
+from paddock.manager.environments.member_choice import MemberCandidate, candidate
+from paddock.manager.environments.queue import ClaimQueue
 from paddock.manager.federation.protocol import (
     GATEWAY,
     MAX_HOPS,
@@ -37,8 +37,8 @@ from paddock.manager.federation.protocol import (
     Announcement,
     ForwardedCall,
     ForwardedClaim,
-    Peer,
-    Reply,
+    ForwardedReply,
+    PeerCluster,
     remote_id,
     tag_in,
     tag_of,
@@ -72,7 +72,7 @@ class Transport(Protocol):
     """The way to peers: signed HTTP."""
 
     async def call(
-        self, peer: Peer, method: str, path: str, body: bytes, *, timeout_seconds: float
+        self, peer: PeerCluster, method: str, path: str, body: bytes, *, timeout_seconds: float
     ) -> tuple[bytes, dict[str, str]]:
         """Ask a peer; `PaddockError` is its answer, `UnavailableError` may be no answer at all."""
         ...
@@ -95,7 +95,7 @@ class Federation:
         *,
         cluster: str,
         gateway: str,
-        peers: tuple[Peer, ...],
+        peers: tuple[PeerCluster, ...],
         transport: Transport,
         clock: Clock,
     ) -> None:
@@ -111,12 +111,12 @@ class Federation:
 
     # ---- what there is -------------------------------------------------------------------
 
-    def announcement(self, router: Router) -> Announcement:
+    def announcement(self, queue: ClaimQueue) -> Announcement:
         """Say what this cluster has."""
         now = self._clock.now()
         members: list[Announced] = []
-        for env, snapshot in router.snapshots().items():
-            idle = {item.pool: item.idle for item in router.candidates(env)}
+        for env, snapshot in queue.snapshots().items():
+            idle = {item.pool: item.idle for item in queue.candidates(env)}
             for member in snapshot.members:
                 until = member.saturated_until
                 saturated = (until - now).total_seconds() if until is not None else 0.0
@@ -137,10 +137,10 @@ class Federation:
                 )
         return Announcement(cluster=self.cluster, gateway=self._gateway, members=tuple(members))
 
-    def candidates(self, env: Key) -> tuple[Candidate, ...]:
+    def candidates(self, env: Key) -> tuple[MemberCandidate, ...]:
         """Give other clusters' members of an environment, as far as their word is fresh."""
         now, moment = self._clock.now(), self._clock.monotonic()
-        found: list[Candidate] = []
+        found: list[MemberCandidate] = []
         for cluster, known in self._known.items():
             heard = moment - known.heard_at
             if heard > FRESH_SECONDS:
@@ -176,7 +176,7 @@ class Federation:
                 task.cancel()
             await asyncio.gather(*leavings, return_exceptions=True)
 
-    async def _follow(self, peer: Peer) -> None:
+    async def _follow(self, peer: PeerCluster) -> None:
         was_heard = True
         while True:
             try:
@@ -198,7 +198,7 @@ class Federation:
     # ---- claims sent away ----------------------------------------------------------------
 
     async def claim(
-        self, caller: Caller, request: NewSandbox, env: Key, where: Candidate
+        self, caller: Caller, request: NewSandbox, env: Key, where: MemberCandidate
     ) -> Sandbox:
         """Get a sandbox from another cluster; an error means that there is none from there."""
         peer = self._peers[where.cluster]
@@ -233,14 +233,14 @@ class Federation:
         finally:
             _FORWARDED.labels(where.cluster, outcome).inc()
 
-    def _leave(self, peer: Peer, sandbox_id: str) -> None:
+    def _leave(self, peer: PeerCluster, sandbox_id: str) -> None:
         task = asyncio.get_running_loop().create_task(
             self._abandon(peer, sandbox_id), name=f"abandon {sandbox_id}"
         )
         self._leavings.add(task)
         task.add_done_callback(self._leavings.discard)
 
-    async def _abandon(self, peer: Peer, sandbox_id: str) -> None:
+    async def _abandon(self, peer: PeerCluster, sandbox_id: str) -> None:
         body = msgspec.json.encode(Abandoned(sandbox_id))
         for attempt in range(_ABANDON_TRIES):
             try:
@@ -277,7 +277,7 @@ class Federation:
 
     # ---- sandboxes elsewhere -------------------------------------------------------------
 
-    def home(self, sandbox_id: str) -> Peer | None:
+    def home(self, sandbox_id: str) -> PeerCluster | None:
         """Give the cluster that a sandbox's id tells of, if it is another one."""
         tag = tag_in(sandbox_id)
         return self._by_tag.get(tag) if tag else None
@@ -295,18 +295,22 @@ class Federation:
             raise UnavailableError(f"cluster {peer.cluster} does not say where its gateway is")
         return codec.decode(Sandbox, data), gateway
 
-    async def pass_on(self, sandbox_id: str, call: ForwardedCall, *, patience: float) -> Reply:
+    async def pass_on(
+        self, sandbox_id: str, call: ForwardedCall, *, patience: float
+    ) -> ForwardedReply:
         """Have another cluster answer a call about a sandbox of its own."""
         peer = self.home(sandbox_id)
         if peer is None:
             raise NotFoundError("the sandbox was not found")
         return await self._answer(peer, call, patience)
 
-    async def pass_round(self, call: ForwardedCall) -> tuple[dict[str, Reply], tuple[str, ...]]:
+    async def pass_round(
+        self, call: ForwardedCall
+    ) -> tuple[dict[str, ForwardedReply], tuple[str, ...]]:
         """Have every other cluster answer a call; gives the answers, and who gave none."""
-        replies: dict[str, Reply] = {}
+        replies: dict[str, ForwardedReply] = {}
 
-        async def ask(peer: Peer) -> None:
+        async def ask(peer: PeerCluster) -> None:
             try:
                 replies[peer.cluster] = await self._answer(peer, call, PATIENCE_SECONDS)
             except (PaddockError, msgspec.DecodeError) as error:
@@ -324,11 +328,13 @@ class Federation:
         known = self._known.get(cluster)
         return known is not None and self._clock.monotonic() - known.heard_at <= FRESH_SECONDS
 
-    async def _answer(self, peer: Peer, call: ForwardedCall, patience: float) -> Reply:
+    async def _answer(
+        self, peer: PeerCluster, call: ForwardedCall, patience: float
+    ) -> ForwardedReply:
         data, _ = await self._transport.call(
             peer, "POST", f"{PREFIX}/calls", msgspec.json.encode(call), timeout_seconds=patience
         )
-        return msgspec.json.decode(data, type=Reply)
+        return msgspec.json.decode(data, type=ForwardedReply)
 
     @property
     def gateway(self) -> str:

@@ -1,7 +1,8 @@
-"""Many sandboxes at once, and the shards of batches as sandboxes of their own.
+"""Many sandboxes in one call, and shards of batches as sandboxes of their own.
 
-A batch's status says which sandbox serves which shard; the sandbox itself is not written until
-somebody asks for it by its public id. `reveal` writes its claim then, by one compare-and-swap.
+A batch's status records which sandbox serves which shard. The sandbox itself is not written until
+a client addresses it by its public id: then `materialize_claim` writes its claim, by one
+compare-and-swap.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ MAX_AT_ONCE = 1000
 _IN_FLIGHT = 64
 
 
-class Made(Struct, frozen=True):
+class CreateResult(Struct, frozen=True):
     """One sandbox of many: itself, or why there is none."""
 
     index: int
@@ -49,7 +50,7 @@ class Batches:
 
     async def create_many(
         self, caller: Caller, request: NewSandbox, count: int
-    ) -> tuple[Made, ...]:
+    ) -> tuple[CreateResult, ...]:
         """Give the caller many sandboxes; those that could not be had say why.
 
         With an idempotency key the same call, sent again, finds the same sandboxes and makes
@@ -60,14 +61,14 @@ class Batches:
             raise InvalidError(str(problem), problems=[problem])
         gate = asyncio.Semaphore(_IN_FLIGHT)
 
-        async def one(index: int) -> Made:
+        async def one(index: int) -> CreateResult:
             key = f"{request.idempotency_key}#{index}" if request.idempotency_key else ""
             wanted = structs.replace(request, idempotency_key=key)
             async with gate:
                 try:
-                    return Made(index, await self._claims.create(caller, wanted))
+                    return CreateResult(index, await self._claims.create(caller, wanted))
                 except PaddockError as error:
-                    return Made(index, error=error)
+                    return CreateResult(index, error=error)
 
         made = tuple(await asyncio.gather(*(one(index) for index in range(count))))
         first = made[0].error
@@ -75,7 +76,9 @@ class Batches:
             raise first
         return made
 
-    async def reveal(self, sandbox_id: str, caller: Caller | None = None) -> Sandbox | None:
+    async def materialize_claim(
+        self, sandbox_id: str, caller: Caller | None = None
+    ) -> Sandbox | None:
         """Make a shard's sandbox addressable; `None` where no shard has this id.
 
         With a caller, only what is theirs. Whoever is first writes; others find it written.

@@ -18,9 +18,9 @@ from paddock.cache.states import SandboxState
 from paddock.cache.waits import WaitTask
 from paddock.claims import warm
 from paddock.claims.caller import Caller
-from paddock.claims.cleanup import Disowning
+from paddock.claims.cleanup import ClaimCleanup
 from paddock.claims.ports import Announcer
-from paddock.claims.quota.reserve import Allowance
+from paddock.claims.quota.reservations import QuotaReservations
 from paddock.kit.clock import Clock
 from paddock.kit.errors import (
     ConflictError,
@@ -31,6 +31,7 @@ from paddock.kit.errors import (
 )
 from paddock.manager.ports import Agent
 from paddock.manager.sandboxes import recycle
+from paddock.manager.sandboxes.queries import SandboxQueries, not_found
 from paddock.resources.kinds.sandbox import Phase, Sandbox, SandboxSpec
 from paddock.resources.kinds.template import NetworkPolicy
 from paddock.resources.transitions import deadlines
@@ -51,37 +52,22 @@ class Lifecycle:
         self,
         *,
         provider: Provider,
-        allowance: Allowance,
-        disowning: Disowning,
+        queries: SandboxQueries,
+        reservations: QuotaReservations,
+        cleanup: ClaimCleanup,
         agent: Agent,
         announcer: Announcer,
         clock: Clock,
         max_timeout_seconds: int,
     ) -> None:
         self._provider = provider
-        self._allowance = allowance
-        self._disowning = disowning
+        self._queries = queries
+        self._reservations = reservations
+        self._cleanup = cleanup
         self._agent = agent
         self._announcer = announcer
         self._clock = clock
         self._max_timeout = max_timeout_seconds
-
-    def find(self, caller: Caller, sandbox_id: str) -> Sandbox:
-        """Find a caller's live sandbox; unknown, foreign and dead ones look the same."""
-        sandbox = self._own(caller, sandbox_id)
-        if states.state(sandbox, self._clock.now()) is SandboxState.DEAD:
-            raise _not_found(sandbox_id)
-        return sandbox
-
-    def _own(self, caller: Caller, sandbox_id: str) -> Sandbox:
-        # Older clients append their client id to the sandbox's.
-        public_id = sandbox_id.partition("-")[0]
-        sandbox = self._provider.claimed_sandbox(public_id)
-        if sandbox is None or sandbox.spec.claim is None:
-            raise _not_found(sandbox_id)
-        if sandbox.spec.claim.owner != caller.team and not caller.is_admin:
-            raise _not_found(sandbox_id)
-        return sandbox
 
     # ---- pause and resume ----------------------------------------------------------------
 
@@ -95,7 +81,7 @@ class Lifecycle:
     ) -> Sandbox:
         """Pause; done when this returns. A sandbox that is paused already is a conflict."""
         caller.must_write()
-        sandbox = self.find(caller, sandbox_id)
+        sandbox = self._queries.find(caller, sandbox_id)
         if states.state(sandbox, self._clock.now()) is SandboxState.PAUSED and sandbox.spec.paused:
             raise ConflictError(f"sandbox {sandbox_id} is paused already")
         _require(states.pausable(sandbox, self._clock.now()), sandbox_id, "paused")
@@ -125,7 +111,7 @@ class Lifecycle:
         """Resume; running when this returns. A sandbox that runs already is a conflict."""
         caller.must_write()
         self._check(timeout_seconds)
-        sandbox = self.find(caller, sandbox_id)
+        sandbox = self._queries.find(caller, sandbox_id)
         if states.state(sandbox, self._clock.now()) in (
             SandboxState.RUNNING,
             SandboxState.CREATING,
@@ -141,7 +127,7 @@ class Lifecycle:
         """Extend a running sandbox or resume a paused one; says whether it was resumed."""
         caller.must_write()
         self._check(timeout_seconds)
-        sandbox = self.find(caller, sandbox_id)
+        sandbox = self._queries.find(caller, sandbox_id)
         now = self._clock.now()
         if states.state(sandbox, now) in (SandboxState.RUNNING, SandboxState.CREATING):
             written = await self._write(
@@ -181,8 +167,8 @@ class Lifecycle:
         def running(spec: SandboxSpec) -> SandboxSpec:
             if not spec.paused or spec.claim is None:
                 return spec
-            self._allowance.must_hold(spec.claim.owner)
-            identity = structs.replace(spec.claim, running_account=self._allowance.account)
+            self._reservations.must_hold(spec.claim.owner)
+            identity = structs.replace(spec.claim, running_account=self._reservations.account)
             if auto_pause is not None:
                 identity = structs.replace(identity, auto_pause=auto_pause)
             spec = structs.replace(spec, claim=identity)
@@ -192,20 +178,20 @@ class Lifecycle:
 
         with task:
             if claim is None:
-                raise _not_found(str(sandbox.key))
+                raise not_found(str(sandbox.key))
             _require(states.resumable(current, self._clock.now()), claim.sandbox_id, "resumed")
             owner = Caller(claim.owner, claim.key_id, caller.role)
-            await self._allowance.reserve_resume(owner, claim.lock)
+            await self._reservations.reserve_resume(owner, claim.lock)
             started = self._clock.monotonic()
             try:
                 written = await self._write(current, running)
             except (asyncio.CancelledError, *warm.AMBIGUOUS):
                 # Perhaps it was written: its place is free when the store says that it was not.
-                looked = self._disowning.look_after_resume(current)
+                looked = self._cleanup.look_after_resume(current)
                 await asyncio.wait((looked,), timeout=LOOK_SECONDS)
                 raise
             except Exception:
-                self._allowance.cancel_resume(claim.lock)
+                self._reservations.cancel_resume(claim.lock)
                 raise
             resumed = await task.wait(RESUME_SECONDS, written=written)
         if timeout_seconds is None or self._clock.monotonic() - started < SLOW_SECONDS:
@@ -273,9 +259,9 @@ class Lifecycle:
         )
 
     def _running(self, caller: Caller, sandbox_id: str) -> Sandbox:
-        sandbox = self.find(caller, sandbox_id)
+        sandbox = self._queries.find(caller, sandbox_id)
         if sandbox.spec.paused:
-            raise _not_found(sandbox_id)
+            raise not_found(sandbox_id)
         return sandbox
 
     def _check(self, timeout_seconds: int) -> None:
@@ -291,9 +277,9 @@ class Lifecycle:
         Its pool may want it back, and then gets it back reset.
         """
         caller.must_write()
-        sandbox = self._own(caller, sandbox_id)
+        sandbox = self._queries.find_owned(caller, sandbox_id)
         if sandbox.status.phase is not Phase.FAILED or sandbox.is_deleting:
-            sandbox = self.find(caller, sandbox_id)
+            sandbox = self._queries.find(caller, sandbox_id)
         # One that died by itself takes a place of its owner's quota until somebody ends it.
         ended = await recycle.give_back(self._provider, sandbox, now=self._clock.now())
         if ended is None:
@@ -303,7 +289,7 @@ class Lifecycle:
     async def set_network(self, caller: Caller, sandbox_id: str, policy: NetworkPolicy) -> Sandbox:
         """Replace the egress policy; in force when this returns."""
         caller.must_write()
-        sandbox = self.find(caller, sandbox_id)
+        sandbox = self._queries.find(caller, sandbox_id)
         if sandbox.spec.paused:
             raise ConflictError(f"sandbox {sandbox_id} is paused")
         before = sandbox.spec.network or NetworkPolicy()
@@ -324,7 +310,7 @@ class Lifecycle:
 
         def changed(current: Sandbox) -> Sandbox:
             if current.is_deleting:
-                raise _not_found(str(sandbox.key))
+                raise not_found(str(sandbox.key))
             return structs.replace(current, spec=change(current.spec))
 
         return await self._provider.write.mutate(
@@ -335,14 +321,10 @@ class Lifecycle:
 def _unpaused(spec: SandboxSpec, sandbox_id: str) -> SandboxSpec:
     """Refuse a spec that was paused since it was read: a paused sandbox has no timeout."""
     if spec.paused:
-        raise _not_found(sandbox_id)
+        raise not_found(sandbox_id)
     return spec
 
 
 def _require(verdict: states.Eligibility, sandbox_id: str, what: str) -> None:
     if not verdict:
         raise ConflictError(f"sandbox {sandbox_id} cannot be {what}: {verdict.reason}")
-
-
-def _not_found(sandbox_id: str) -> NotFoundError:
-    return NotFoundError(f"sandbox {sandbox_id!r} was not found")

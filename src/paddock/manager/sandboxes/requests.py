@@ -26,7 +26,7 @@ class SandboxPage(Struct, frozen=True):
     total_running: int
 
 
-class Sample(Struct, frozen=True, kw_only=True):
+class UsageSample(Struct, frozen=True, kw_only=True):
     """What a sandbox used at one moment."""
 
     at: datetime

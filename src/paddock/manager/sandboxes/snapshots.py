@@ -11,23 +11,19 @@ from paddock.cache.provider import Provider
 from paddock.claims.caller import Caller
 from paddock.claims.engine import Claims
 from paddock.claims.requests import NewSandbox
-from paddock.claims.template_resolver import Targets
 from paddock.kit import ids
 from paddock.kit.clock import Clock
 from paddock.kit.errors import (
     ConflictError,
     FieldProblem,
-    ForbiddenError,
     InvalidError,
-    NotFoundError,
     PaddockError,
 )
 from paddock.manager.sandboxes import paging
-from paddock.manager.sandboxes.lifecycle import Lifecycle
+from paddock.manager.sandboxes.queries import SandboxQueries
 from paddock.manager.sandboxes.requests import ForkResult
 from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase, CheckpointSpec, Content
 from paddock.resources.kinds.sandbox import ClaimIdentity, Sandbox
-from paddock.resources.kinds.template import SandboxTemplate
 from paddock.resources.meta import GROUP, ObjectMeta
 from paddock.resources.transitions.pause_strategy import strategy_for
 
@@ -46,22 +42,20 @@ class Snapshots:
         *,
         provider: Provider,
         claims: Claims,
-        lifecycle: Lifecycle,
-        targets: Targets,
+        queries: SandboxQueries,
         clock: Clock,
     ) -> None:
         self._provider = provider
         self._claims = claims
-        self._lifecycle = lifecycle
-        self._targets = targets
+        self._queries = queries
         self._clock = clock
 
-    async def snapshot(
+    async def create(
         self, caller: Caller, sandbox_id: str, *, name: str | None, memory: bool = True
     ) -> Checkpoint:
         """Store a sandbox's state; stored when this returns. The sandbox goes on."""
         caller.must_write()
-        sandbox = self._lifecycle.find(caller, sandbox_id)
+        sandbox = self._queries.find(caller, sandbox_id)
         names = self._names(caller, name)
         return await self._store(caller, sandbox, names=names, memory=memory)
 
@@ -114,7 +108,7 @@ class Snapshots:
     ) -> tuple[ForkResult, ...]:
         """Make clones of a running sandbox: one stored state, so many sandboxes."""
         caller.must_write()
-        sandbox = self._lifecycle.find(caller, sandbox_id)
+        sandbox = self._queries.find(caller, sandbox_id)
         claim = sandbox.spec.claim
         if sandbox.spec.paused or claim is None:
             raise ConflictError(f"sandbox {sandbox_id} is paused; only a running one is forked")
@@ -130,7 +124,7 @@ class Snapshots:
         except PaddockError as error:
             return ForkResult(None, error)
 
-    def snapshots(
+    def list(
         self,
         caller: Caller,
         *,
@@ -165,40 +159,6 @@ class Snapshots:
             )
 
         return is_of
-
-    async def delete_template(self, caller: Caller, reference: str) -> None:
-        """Delete a snapshot or a template of the caller's own."""
-        caller.must_write()
-        checkpoint = self._targets.checkpoint(caller, reference)
-        if checkpoint is not None:
-            await self._provider.write.delete(checkpoint)
-            return
-        template = self._own_template(caller, reference)
-        if self._provider.pools_of_template(template.metadata.name):
-            raise ConflictError(
-                f"template '{reference}' is used by a pool", hint="delete the pool first"
-            )
-        try:
-            await self._provider.write.delete(template)
-        except NotFoundError as error:
-            raise NotFoundError(f"template '{reference}' not found") from error
-
-    async def publish(self, caller: Caller, reference: str, *, public: bool) -> SandboxTemplate:
-        """Let every team use a template of the caller's own, or no longer."""
-        caller.must_write()
-        template = self._own_template(caller, reference)
-        return await self._provider.write.mutate(
-            SandboxTemplate,
-            template.key,
-            lambda item: structs.replace(item, spec=structs.replace(item.spec, public=public)),
-            uid=template.metadata.uid,
-        )
-
-    def _own_template(self, caller: Caller, reference: str) -> SandboxTemplate:
-        template = self._targets.template(caller, reference)
-        if template.metadata.namespace != caller.team and not caller.is_admin:
-            raise ForbiddenError(f"template '{reference}' belongs to another team")
-        return template
 
 
 def _alike(sandbox: Sandbox, claim: ClaimIdentity, timeout_seconds: int) -> NewSandbox:

@@ -1,7 +1,7 @@
-"""Who may have one more: quotas as claims and resumes ask for them.
+"""Quota reservations, as claims and resumes make them.
 
-`Allowance` is that of a process which serves alone: it has every sandbox in its ledger, so the
-ledger's word is enough. `apportioning.Apportioned` is that of one among several.
+`QuotaReservations` is for a process that serves alone: its ledger counts every sandbox, so a
+check against the ledger is enough. `share_manager.ShareManager` is for one of several processes.
 """
 
 from typing import Protocol
@@ -27,7 +27,7 @@ class QuotaSource(Protocol):
         ...
 
 
-class Allowance:
+class QuotaReservations:
     """Takes places in a ledger, within the quotas of teams and keys."""
 
     def __init__(self, ledger: Ledger, quotas: QuotaSource) -> None:

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from paddock.api.internal import GatewayReport
-from paddock.claims.quota.ledger import Dimension, QuotaLimit, Quota, QuotaScope
+from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import ConflictError, NotFoundError, QuotaExceededError
 from paddock.resources.kinds.sandbox import IdlePause, Phase, Sandbox

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddock.claims.quota.ledger import Dimension, QuotaLimit, Quota, QuotaScope
+from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.controllers.admission.gate import AdmissionGate, AdmissionOutcome, load
 from paddock.controllers.admission.limits import Amounts, CapacityPlugin, QuotaPlugin
 from paddock.controllers.admission.plugin import (

@@ -95,3 +95,16 @@ async def test_a_pause_does_not_count_towards_the_timeout_of_a_hook(tmp_path: Pa
     process = TaskProcess(command=("1",), lifecycle=TaskHooks(pre_start=hook))
     ended = await _ended(tmp_path, process, paused_at=2.0, for_seconds=60.0)
     assert ended["reason"] == "Succeeded"
+
+
+async def test_a_task_that_is_removed_during_its_hook_is_deleted(tmp_path: Path) -> None:
+    hook = TaskHook(command=("4",), timeout_seconds=5)
+    process = TaskProcess(command=("1",), lifecycle=TaskHooks(pre_start=hook))
+    tasks = TaskManager(Sleepers(), TaskFiles(tmp_path))
+    tasks.add(Task(name="t", process=process))
+    await asyncio.sleep(2)
+
+    tasks.remove("t")
+    await asyncio.sleep(60)
+
+    assert tasks.all() == []

@@ -41,6 +41,7 @@ from paddock.resources.meta import Key, ObjectMeta, owner_reference, with_meta
 from paddock.resources.selectors import parse_labels
 from tests.cache.make import identity, in_phase, sandbox, with_spec
 from tests.engine.faults import FaultyStore
+from tests.resources.mutation import accepted_changes, mappings
 
 pytestmark = pytest.mark.looptime
 
@@ -54,6 +55,19 @@ def names(found: Any) -> list[str]:
 
 
 # ---- lookups -----------------------------------------------------------------------------
+
+
+async def test_what_the_cache_returns_cannot_be_changed(cache: Provider):
+    pod = {"spec": {"tolerations": [{"key": "x"}]}}
+    spec = SandboxTemplateSpec(env={"A": "1"}, pod_template=pod)
+    claim = identity("i1", metadata={"user": "u"}, env_vars={"B": "2"})
+    made = sandbox("one", pool="p", claim=claim)
+    await cache.write.create(SandboxTemplate(metadata=meta("t"), spec=spec))
+    await cache.write.create(structs.replace(made, spec=structs.replace(made.spec, template=spec)))
+
+    for found in (cache.template("t"), cache.claimed_sandbox("i1")):
+        assert mappings(found) >= 4
+        assert list(accepted_changes(found)) == []
 
 
 async def test_a_claimed_sandbox_is_found_by_its_id_and_an_unclaimed_one_is_not(

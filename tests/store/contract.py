@@ -19,6 +19,7 @@ from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSta
 from paddock.resources.meta import Key, with_meta
 from paddock.resources.selectors import parse_fields, parse_labels
 from paddock.store.port import Change, Propagation, Store
+from tests.resources.mutation import accepted_changes, mappings
 from tests.store.backends import Harness
 from tests.store.objects import (
     PATIENCE_SECONDS,
@@ -53,6 +54,23 @@ class Creating:
     async def test_what_was_created_is_what_is_read(self, store: Store, ns: str):
         made = await store.create(template(ns, "a", annotations={"note": "héllo ☃"}))
         assert await store.get(SandboxTemplate, Key(ns, "a")) == made
+
+    async def test_what_readers_share_cannot_be_changed(self, store: Store, ns: str):
+        pod = {"spec": {"tolerations": [{"key": "x"}], "nodeSelector": {"a": "b"}}}
+        draft = template(ns, "a", labels={"app": "x"}, annotations={"note": "y"})
+        spec = structs.replace(draft.spec, env={"A": "1"}, pod_template=pod)
+        made = await store.create(structs.replace(draft, spec=spec))
+        page = await store.list(SandboxTemplate, namespace=ns)
+        async with aclosing(store.watch(SandboxTemplate, namespace=ns)) as stream:
+            seen = (await take(stream, 1))[0].object
+            written = await store.update(with_image(made, "other"))
+            changed = (await take(stream, 1))[0].object
+        observed = await store.update_status(with_revision(written, "2"))
+        got = await store.get(SandboxTemplate, made.key)
+
+        for obj in (made, page.items[0], seen, written, changed, observed, got):
+            assert mappings(obj) == 7
+            assert list(accepted_changes(obj)) == []
 
     async def test_two_objects_never_share_a_uid(self, store: Store, ns: str):
         first = await store.create(template(ns, "a"))

@@ -7,7 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack, aclosing, closing
 from pathlib import Path
 
 import pytest
@@ -27,12 +27,14 @@ from paddock.resources.selectors import parse_labels
 from paddock.store import garbage
 from paddock.store.sqlite import SqliteStore, schema
 from paddock.store.sqlite.database import Database, Row
+from tests.resources.mutation import accepted_changes
 from tests.store.objects import (
     changes_since,
     eventually,
     exists,
     lease,
     owned_by,
+    take,
     template,
     with_image,
     with_revision,
@@ -73,6 +75,20 @@ class Gate:
 
 
 class TestRestarting:
+    async def test_what_was_loaded_cannot_be_changed(self, path: Path):
+        async with await SqliteStore.open(path) as store:
+            for name in ("a", "b"):
+                made = await store.create(template("x", name, labels={"l": "1"}))
+                await store.update(with_image(made, "new"))
+        async with await SqliteStore.open(path) as store:
+            page = await store.list(SandboxTemplate)
+            events = store.watch(SandboxTemplate, since=str(int(page.version) - 2))
+            async with aclosing(events) as stream:
+                past = [event.object for event in await take(stream, 2)]
+            for obj in (*page.items, *past):
+                assert obj.metadata.labels == {"l": "1"}
+                assert list(accepted_changes(obj)) == []
+
     async def test_everything_is_there_again(self, path: Path):
         async with await SqliteStore.open(path) as store:
             made = await store.create(template("x", "a", labels={"l": "1"}))

@@ -47,6 +47,20 @@ def decode(cls: type[R], data: bytes | memoryview) -> R:
         raise _invalid(cls, error) from error
 
 
+@cache
+def _status_decoder(cls: type[Resource]) -> msgspec.json.Decoder[Any]:
+    field = ("status", get_type_hints(cls)["status"])
+    return msgspec.json.Decoder(msgspec.defstruct(f"StatusOf{cls.__name__}", [field], gc=False))
+
+
+def decode_status(cls: type[Resource], data: bytes) -> Any:
+    """Read the status alone out of a whole resource."""
+    try:
+        return _status_decoder(cls).decode(data).status
+    except msgspec.DecodeError as error:
+        raise _invalid(cls, error) from error
+
+
 def to_builtins(value: Any) -> Any:
     """Give plain dicts and lists, as JSON would have them; msgspec's own would keep tuples."""
     return msgspec.json.decode(_encoder.encode(value))

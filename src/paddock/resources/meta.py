@@ -12,6 +12,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
+from paddock.resources.frozen import EMPTY, FrozenDict, freeze_flat
+
 GROUP = "paddock.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -71,14 +73,21 @@ class ObjectMeta(ResourcePart, frozen=True, kw_only=True):
     """Since when it is being deleted."""
     deletion_grace_period_seconds: int | None = None
     """Not used."""
-    labels: Mapping[str, str] = {}
+    labels: Mapping[str, str] = EMPTY
     """By which it is selected."""
-    annotations: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = EMPTY
     """Anything that is not selected by."""
     finalizers: tuple[str, ...] = ()
     """Who has yet to agree to its end."""
     owner_references: tuple[OwnerReference, ...] = ()
     """Whose it is; it goes when they are all gone."""
+
+    def __post_init__(self) -> None:
+        # Written out: this runs for every object that is read or written.
+        if type(self.labels) is not FrozenDict:
+            structs.force_setattr(self, "labels", freeze_flat(self.labels))
+        if type(self.annotations) is not FrozenDict:
+            structs.force_setattr(self, "annotations", freeze_flat(self.annotations))
 
 
 class ConditionStatus(StrEnum):

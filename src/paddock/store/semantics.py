@@ -40,6 +40,10 @@ def canonical(obj: R) -> R:
     What is stored is then what a restart would load, is shared with nobody who could change a
     mapping inside it, and has the types that its kind declares.
     """
+    return codec.decode(type(obj), _encoded(obj))
+
+
+def _encoded(obj: Resource) -> bytes:
     try:
         data = codec.encode(obj)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -49,7 +53,7 @@ def canonical(obj: R) -> R:
             f"{obj.KIND} {obj.key} is {len(data)} bytes; the limit is {MAX_OBJECT_BYTES}",
             hint="keep large data in files or volumes and refer to it",
         )
-    return codec.decode(type(obj), data)
+    return data
 
 
 def prepare_create(obj: R, *, uid: str, now: datetime, with_status: bool) -> R:
@@ -93,18 +97,15 @@ def prepare_update(current: R | None, obj: R) -> R:
     Gives `current` itself when nothing changes.
     """
     current = check_version(current, obj)
-    new = structs.replace(obj, metadata=_merged(current.metadata, obj.metadata))
+    stored: dict[str, Any] = {"metadata": _merged(current.metadata, obj.metadata)}
     if has_status(type(obj)):
-        new = structs.replace(new, status=getattr(current, "status"))  # noqa: B009  # pyright: ignore[reportCallIssue]
-    new = codec.typed(new)
+        stored["status"] = getattr(current, "status")  # noqa: B009
+    new = codec.typed(structs.replace(obj, **stored))
     if new == current:
         return current
     new = canonical(new)
     changes = _changed_content(current, new)
-    if changes:
-        meta = structs.replace(new.metadata, generation=current.metadata.generation + 1)
-        new = structs.replace(new, metadata=meta)
-    elif new == current:
+    if not changes and new == current:
         return current
     new = _share(current, new, changes)
     validation.validate_update(current, new)
@@ -122,7 +123,7 @@ def prepare_status(current: R | None, obj: R) -> R:
     new: R = structs.replace(current, status=getattr(obj, "status"))  # noqa: B009  # pyright: ignore[reportCallIssue]
     if new == current:
         return current
-    status = getattr(canonical(new), "status")  # noqa: B009
+    status = codec.decode_status(type(obj), _encoded(new))
     new = structs.replace(current, status=status)  # pyright: ignore[reportCallIssue]
     return current if new == current else new
 
@@ -227,7 +228,10 @@ def _merged(current: ObjectMeta, asked: ObjectMeta) -> ObjectMeta:
 
 
 def _share(current: R, new: R, changes: list[str]) -> R:
-    """Reuse the parts that stayed the same: 100,000 objects then hold one copy of each."""
+    """Reuse the parts that stayed the same; a change of content is a new generation.
+
+    100,000 objects then hold one copy of each part.
+    """
     same: dict[str, Any] = {
         name: _shared_part(getattr(current, name), getattr(new, name))
         if name in changes
@@ -244,6 +248,8 @@ def _share(current: R, new: R, changes: list[str]) -> R:
     }
     if old.owner_references == meta.owner_references:
         same_meta["owner_references"] = old.owner_references
+    if changes:
+        same_meta["generation"] = old.generation + 1
     return structs.replace(new, metadata=structs.replace(meta, **same_meta), **same)
 
 

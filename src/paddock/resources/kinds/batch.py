@@ -5,6 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from paddock.resources.frozen import freeze_documents
 from paddock.resources.kinds.template import SandboxTemplateSpec
 from paddock.resources.meta import Condition, Resource, ResourcePart
 
@@ -125,6 +126,9 @@ class BatchSandboxSpec(ResourcePart, frozen=True, kw_only=True):
     """How a pool is chosen for `*`."""
     owner: str = ""
     """The team its sandboxes are claimed for."""
+
+    def __post_init__(self) -> None:
+        freeze_documents(self, "shard_patches", "shard_task_patches")
 
 
 class Allocation(ResourcePart, frozen=True, kw_only=True):

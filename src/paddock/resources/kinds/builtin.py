@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import ClassVar
 
+from paddock.resources.frozen import EMPTY, freeze_fields
 from paddock.resources.meta import Resource, ResourcePart
 
 
@@ -91,4 +92,7 @@ class Secret(Resource, frozen=True, kw_only=True):
     PLURAL: ClassVar[str] = "secrets"
 
     type: str = "Opaque"
-    data: Mapping[str, str] = {}
+    data: Mapping[str, str] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "data")

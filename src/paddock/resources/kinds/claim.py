@@ -5,6 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar
 
+from paddock.resources.frozen import EMPTY, freeze_fields
 from paddock.resources.meta import Condition, Resource, ResourcePart
 
 
@@ -53,11 +54,11 @@ class SandboxClaimSpec(ResourcePart, frozen=True, kw_only=True):
     """What the sandboxes have otherwise than their template. Immutable."""
     ttl_seconds_after_completed: int = 3600
     """Negative: never deleted."""
-    labels: Mapping[str, str] = {}
+    labels: Mapping[str, str] = EMPTY
     """Put on every sandbox."""
-    annotations: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = EMPTY
     """Put on every sandbox."""
-    env_vars: Mapping[str, str] = {}
+    env_vars: Mapping[str, str] = EMPTY
     """Variables of every process in them."""
     create_on_no_stock: bool = True
     """Make new ones where the pool has none."""
@@ -65,6 +66,9 @@ class SandboxClaimSpec(ResourcePart, frozen=True, kw_only=True):
     """Keep sandboxes that failed to get ready, to look at them; they bear a label that says so."""
     priority: int = 0
     """Higher is served first."""
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "labels", "annotations", "env_vars")
 
 
 class ClaimedSandbox(ResourcePart, frozen=True, kw_only=True):

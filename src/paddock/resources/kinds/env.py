@@ -5,6 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar
 
+from paddock.resources.frozen import EMPTY, freeze_fields
 from paddock.resources.kinds.pool import SandboxPoolSpec, UpdateStrategy
 from paddock.resources.kinds.template import NetworkPolicy, Resources, TemplateRef
 from paddock.resources.meta import Condition, Resource, ResourcePart
@@ -40,9 +41,9 @@ class EnvDefaults(ResourcePart, frozen=True, kw_only=True):
 class MemberConfig(ResourcePart, frozen=True, kw_only=True):
     """How one member scales and is preferred."""
 
-    labels: Mapping[str, str] = {}
+    labels: Mapping[str, str] = EMPTY
     """Of the sandboxes."""
-    annotations: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = EMPTY
     """Of the sandboxes."""
     instance_type: str | None = None
     """The name of a shape."""
@@ -65,12 +66,18 @@ class MemberConfig(ResourcePart, frozen=True, kw_only=True):
     update_strategy: UpdateStrategy | None = None
     """How it follows a changed template."""
 
+    def __post_init__(self) -> None:
+        freeze_fields(self, "labels", "annotations")
+
 
 class MemberMetadata(ResourcePart, frozen=True, kw_only=True):
     """Put on the member's pool."""
 
-    labels: Mapping[str, str] = {}
-    annotations: Mapping[str, str] = {}
+    labels: Mapping[str, str] = EMPTY
+    annotations: Mapping[str, str] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "labels", "annotations")
 
 
 class EnvMember(ResourcePart, frozen=True, kw_only=True):
@@ -89,8 +96,11 @@ class EnvMember(ResourcePart, frozen=True, kw_only=True):
 class EnvCluster(ResourcePart, frozen=True, kw_only=True):
     """The members of one cluster."""
 
-    members: Mapping[str, EnvMember] = {}
+    members: Mapping[str, EnvMember] = EMPTY
     """Pools by name."""
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "members")
 
 
 class ScheduledFloor(ResourcePart, frozen=True, kw_only=True):
@@ -149,8 +159,11 @@ class ScalingGroup(ResourcePart, frozen=True, kw_only=True):
 class Autoscaling(ResourcePart, frozen=True, kw_only=True):
     """Scaling groups by name."""
 
-    groups: Mapping[str, ScalingGroup] = {}
+    groups: Mapping[str, ScalingGroup] = EMPTY
     """How each group scales."""
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "groups")
 
 
 class EnvOverrides(ResourcePart, frozen=True, kw_only=True):
@@ -158,7 +171,7 @@ class EnvOverrides(ResourcePart, frozen=True, kw_only=True):
 
     image: str | None = None
     """Instead of the template's."""
-    env: Mapping[str, str] = {}
+    env: Mapping[str, str] = EMPTY
     """Over the template's."""
     network_policy: NetworkPolicy | None = None
     """Instead of the template's."""
@@ -168,6 +181,9 @@ class EnvOverrides(ResourcePart, frozen=True, kw_only=True):
     """How long an unused one is kept."""
     update_strategy: UpdateStrategy | None = None
     """Of every member that has none."""
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "env")
 
 
 class SandboxEnvSpec(ResourcePart, frozen=True, kw_only=True):
@@ -179,12 +195,15 @@ class SandboxEnvSpec(ResourcePart, frozen=True, kw_only=True):
     """How claims are served."""
     defaults: EnvDefaults = EnvDefaults()
     """The shape of members that name none."""
-    clusters: Mapping[str, EnvCluster] = {}
+    clusters: Mapping[str, EnvCluster] = EMPTY
     """Members by cluster; each cluster looks at its own entry only."""
     autoscaling: Autoscaling = Autoscaling()
     """How members grow and shrink."""
     overrides: EnvOverrides = EnvOverrides()
     """What every member has otherwise than the template."""
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "clusters")
 
 
 class MemberState(StrEnum):
@@ -259,10 +278,13 @@ class ObservedQueue(ResourcePart, frozen=True, kw_only=True):
     """Of the process."""
     waiting: int = 0
     """Content with any group."""
-    pinned: Mapping[str, int] = {}
+    pinned: Mapping[str, int] = EMPTY
     """By the scaling group they insist on."""
     time: datetime | None = None
     """When it said so; an old word counts for nothing."""
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "pinned")
 
 
 class SandboxEnvStatus(ResourcePart, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from msgspec import field
 
+from paddock.resources.frozen import EMPTY, freeze_documents
 from paddock.resources.meta import Resource, ResourcePart
 
 
@@ -21,7 +22,10 @@ class PodManifest(Resource, frozen=True, kw_only=True):
     API_VERSION: ClassVar[str] = "v1"
     PLURAL: ClassVar[str] = "pods"
 
-    spec: Mapping[str, Any] = {}
+    spec: Mapping[str, Any] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze_documents(self, "spec")
 
 
 class ContainerStateRunning(ResourcePart, frozen=True, kw_only=True):
@@ -120,7 +124,10 @@ class VolumeClaimManifest(Resource, frozen=True, kw_only=True):
     API_VERSION: ClassVar[str] = "v1"
     PLURAL: ClassVar[str] = "persistentvolumeclaims"
 
-    spec: Mapping[str, Any] = {}
+    spec: Mapping[str, Any] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze_documents(self, "spec")
 
 
 class VolumeClaim(Resource, frozen=True, kw_only=True):
@@ -138,4 +145,7 @@ class NetworkPolicyManifest(Resource, frozen=True, kw_only=True):
     API_VERSION: ClassVar[str] = "networking.k8s.io/v1"
     PLURAL: ClassVar[str] = "networkpolicies"
 
-    spec: Mapping[str, Any] = {}
+    spec: Mapping[str, Any] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze_documents(self, "spec")

@@ -5,6 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar
 
+from paddock.resources.frozen import EMPTY, freeze_fields
 from paddock.resources.kinds.template import SandboxTemplateSpec, TemplateRef
 from paddock.resources.meta import Condition, Resource, ResourcePart
 
@@ -79,9 +80,9 @@ class SandboxPoolSpec(ResourcePart, frozen=True, kw_only=True):
     """What happens to a sandbox that is given back."""
     max_idle_age_seconds: int | None = None
     """Idle sandboxes older than this are replaced."""
-    labels: Mapping[str, str] = {}
+    labels: Mapping[str, str] = EMPTY
     """Put on every sandbox of the pool."""
-    annotations: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = EMPTY
     """Put on every sandbox of the pool."""
     algorithm: str = "packed"
     """How batches are served: `packed` or `spread`."""
@@ -89,6 +90,9 @@ class SandboxPoolSpec(ResourcePart, frozen=True, kw_only=True):
     """Who decides what becomes of evicted sandboxes."""
     paused: bool = False
     """Neither grows nor shrinks."""
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "labels", "annotations")
 
 
 class AutoscalingState(ResourcePart, frozen=True, kw_only=True):

@@ -9,6 +9,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar
 
+from msgspec import structs
+
+from paddock.resources.frozen import EMPTY, FrozenDict, freeze_flat
 from paddock.resources.kinds.template import (
     NetworkPolicy,
     PauseStrategy,
@@ -99,9 +102,9 @@ class ClaimIdentity(ResourcePart, frozen=True, kw_only=True):
     """By which the same request, sent twice, finds the same sandbox."""
     idempotency_hash: str = ""
     """What was asked with that key: the same key for something else is a conflict."""
-    metadata: Mapping[str, str] = {}
+    metadata: Mapping[str, str] = EMPTY
     """The client's own words."""
-    env_vars: Mapping[str, str] = {}
+    env_vars: Mapping[str, str] = EMPTY
     """Variables of every process, over those of the template."""
     timeout_seconds: int | None = None
     """The timeout the client asked for; `None` is never."""
@@ -109,6 +112,13 @@ class ClaimIdentity(ResourcePart, frozen=True, kw_only=True):
     """At its end it is paused, not killed."""
     auto_pause_memory: bool = True
     """Off: the auto-pause keeps files only."""
+
+    def __post_init__(self) -> None:
+        # Written out, as in `ObjectMeta`.
+        if type(self.metadata) is not FrozenDict:
+            structs.force_setattr(self, "metadata", freeze_flat(self.metadata))
+        if type(self.env_vars) is not FrozenDict:
+            structs.force_setattr(self, "env_vars", freeze_flat(self.env_vars))
 
 
 class SandboxSpec(ResourcePart, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from paddock.resources.frozen import EMPTY, freeze_documents, freeze_fields
 from paddock.resources.meta import Condition, Resource, ResourcePart
 
 
@@ -105,7 +106,7 @@ class SandboxTemplateSpec(ResourcePart, frozen=True, kw_only=True):
     """An image of the runtime's store, or a container image on Kubernetes."""
     resources: Resources = Resources()
     """What a sandbox may use at most."""
-    env: Mapping[str, str] = {}
+    env: Mapping[str, str] = EMPTY
     """Variables of every process, by name."""
     user: str = "user"
     """Who runs commands that name nobody."""
@@ -139,6 +140,10 @@ class SandboxTemplateSpec(ResourcePart, frozen=True, kw_only=True):
     """Whether other teams (namespaces) may use it."""
     description: str = ""
     """For people."""
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "env")
+        freeze_documents(self, "pod_template", "volume_claim_templates")
 
 
 class SandboxTemplateStatus(ResourcePart, frozen=True, kw_only=True):

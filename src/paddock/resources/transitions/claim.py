@@ -9,6 +9,7 @@ from datetime import datetime
 
 from msgspec import structs
 
+from paddock.resources.frozen import EMPTY, freeze_fields
 from paddock.resources.kinds.sandbox import (
     LABEL_BATCH,
     LABEL_CLAIM,
@@ -48,8 +49,11 @@ class Terms(ResourcePart, frozen=True, kw_only=True):
     paused_retention_seconds: int | None = None
     shutdown_time: datetime | None = None
     """A fixed end instead of a timeout."""
-    labels: Mapping[str, str] = {}
-    annotations: Mapping[str, str] = {}
+    labels: Mapping[str, str] = EMPTY
+    annotations: Mapping[str, str] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, "labels", "annotations")
 
 
 class Fit(ResourcePart, frozen=True, kw_only=True):

@@ -1,32 +1,48 @@
-"""Merging a shard's patch into its template: strategic merge of plain documents, and back. Pure.
+"""Strategic merge of plain documents: the one implementation and the one table of keys. Pure.
 
-Objects merge, `null` removes, lists are replaced; lists of variables, ports and volumes are merged
-by the field that names their items. `{"$patch": "replace"}` and `{"$patch": "delete"}` do as in
-Kubernetes.
+Objects merge, `null` removes, lists are replaced. Lists in `MERGE_KEYS` are merged item by item,
+lists in `MERGED_SETS` are extended. Directives (`$patch`, `$retainKeys`, …) work as in Kubernetes.
+Used for PATCH requests, for the patches of a batch's shards, and for a template's `podTemplate`.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
 
-from paddock.kit.errors import InvalidError
+from paddock.kit.errors import FieldProblem, InvalidError
 from paddock.resources.codec import unknown_fields
 
-MERGE_KEYS: Mapping[str, str] = {"env": "name", "ports": "port", "volumes": "name"}
-_DIRECTIVE = "$patch"
+MERGE_KEYS: Mapping[str, tuple[str, ...]] = {
+    "conditions": ("type",),
+    "containers": ("name",),
+    "env": ("name",),
+    "ephemeralContainers": ("name",),
+    "hostAliases": ("ip",),
+    "imagePullSecrets": ("name",),
+    "initContainers": ("name",),
+    "ownerReferences": ("uid",),
+    "ports": ("containerPort", "port"),
+    "volumeMounts": ("mountPath",),
+    "volumes": ("name",),
+}
+"""Fields by which items of a list are matched: the first that every item of the patch has.
+
+A container's port is named by `containerPort`, a template's by `port`.
+"""
+MERGED_SETS = frozenset({"finalizers"})
+"""Lists of plain values to which a patch adds."""
+_DIRECTIVES = ("$patch", "$retainKeys", "$setElementOrder", "$deleteFromPrimitiveList")
 S = TypeVar("S", bound=Struct)
 
 
 def merged(base: S, patch: Mapping[str, Any], *, where: str) -> S:
-    """Give the struct with a patch merged in; `InvalidError` says what is wrong with it."""
-    plain = msgspec.to_builtins(base)
+    """Return the struct with a patch merged in; `InvalidError` names `where` and the fault."""
     try:
-        document = _object(plain, patch)
+        document = merge(msgspec.to_builtins(base), patch)
         result = msgspec.convert(document, type(base))
-    except (msgspec.ValidationError, TypeError, ValueError) as error:
+    except (msgspec.ValidationError, InvalidError, TypeError, ValueError) as error:
         raise InvalidError(f"{where} cannot be merged: {error}") from error
     if unknown := unknown_fields(type(base), document):
         names = ", ".join(problem.path for problem in unknown)
@@ -34,38 +50,114 @@ def merged(base: S, patch: Mapping[str, Any], *, where: str) -> S:
     return result
 
 
-def _object(base: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
-    directive = patch.get(_DIRECTIVE)
-    own = {name: value for name, value in patch.items() if name != _DIRECTIVE}
-    if directive in ("replace", "delete"):
-        return copy.deepcopy(own) if directive == "replace" else {}
-    if directive is not None:
-        raise ValueError(f"{directive!r} is not a directive: use replace or delete")
-    result: dict[str, Any] = dict(cast("Any", base)) if isinstance(base, Mapping) else {}
-    for name, value in own.items():
-        if value is None:
-            result.pop(name, None)
-        else:
-            result[name] = _value(name, result.get(name), value)
+def merge(base: Any, patch: Mapping[str, Any], *, has_directives: bool = True) -> dict[str, Any]:
+    """Return the document with a patch merged in. Neither is changed or shared.
+
+    Without directives, a name that begins with `$` is a field as any other. `InvalidError` has the
+    path of the fault.
+    """
+    return _Merge(has_directives=has_directives).object(base, patch, "")
+
+
+class _Merge:
+    """One merge."""
+
+    def __init__(self, *, has_directives: bool) -> None:
+        self._has_directives = has_directives
+
+    def object(self, base: Any, patch: Mapping[str, Any], path: str) -> dict[str, Any]:
+        result: dict[str, Any] = _copied(base) if isinstance(base, Mapping) else {}
+        changes = dict(patch)
+        if self._has_directives:
+            directives = {name: changes.pop(name) for name in patch if name.startswith("$")}
+            how = directives.get("$patch", "merge")
+            if how == "delete":
+                return {}
+            if how == "replace":
+                return _copied(changes)
+            if how != "merge":
+                raise _refused(path, f"{how!r} is not a directive: use replace, delete or merge")
+            result = _directed(result, directives, path)
+        for name, value in changes.items():
+            if value is None:
+                result.pop(name, None)
+            else:
+                where = f"{path}.{name}" if path else name
+                result[name] = self._value(name, result.get(name), value, where)
+        return result
+
+    def _value(self, name: str, base: Any, patch: Any, path: str) -> Any:
+        if isinstance(patch, Mapping):
+            return self.object(base, cast("Mapping[str, Any]", patch), path)
+        if not isinstance(patch, (list, tuple)):
+            return patch
+        items = list(cast("list[Any]", patch))
+        present = list(cast("list[Any]", base)) if isinstance(base, list) else []
+        if name in MERGED_SETS:
+            return [*present, *(_copied(item) for item in items if item not in present)]
+        keys = MERGE_KEYS.get(name)
+        if keys is None or not all(isinstance(item, Mapping) for item in (*present, *items)):
+            return _copied(items)
+        return self._list(present, items, keys, path)
+
+    def _list(
+        self, present: list[Any], patch: list[Any], keys: tuple[str, ...], path: str
+    ) -> list[Any]:
+        if self._has_directives and any(item.get("$patch") == "replace" for item in patch):
+            return [_copied(item) for item in patch if "$patch" not in item]
+        fitting = (key for key in keys if all(key in item for item in patch))
+        key = next(fitting, keys[-1])
+        result: dict[int, Any] = dict(enumerate(present))
+        places: dict[Any, int] = {}
+        for place, item in enumerate(present):
+            if key in item:
+                places.setdefault(_identity(item, key, f"{path}[{place}]"), place)
+        for place, item in enumerate(patch):
+            where = f"{path}[{place}]"
+            # Items are matched with those of the base only: two new ones may have the same key,
+            # as a port that is open for TCP and for UDP.
+            known = places.get(_identity(item, key, where), len(present) + place)
+            if self._has_directives and item.get("$patch") == "delete":
+                result.pop(known, None)
+            else:
+                result[known] = self.object(result.get(known), item, where)
+        return list(result.values())
+
+
+def _directed(result: dict[str, Any], directives: dict[str, Any], path: str) -> dict[str, Any]:
+    if isinstance(kept := directives.get("$retainKeys"), (list, tuple)):
+        result = {name: value for name, value in result.items() if name in kept}
+    for name, value in directives.items():
+        directive, _, field = name.partition("/")
+        if directive not in _DIRECTIVES:
+            raise _refused(path, f"{name!r} is not a directive")
+        if directive == "$deleteFromPrimitiveList" and isinstance(value, (list, tuple)):
+            present = result.get(field)
+            items = cast("list[Any]", present) if isinstance(present, list) else []
+            result[field] = [item for item in items if item not in value]
     return result
 
 
-def _value(name: str, base: Any, patch: Any) -> Any:
-    if isinstance(patch, Mapping):
-        return _object(base, cast("Mapping[str, Any]", patch))
-    key = MERGE_KEYS.get(name)
-    if isinstance(patch, (list, tuple)) and key is not None:
-        items: list[Any] = list(cast("Any", patch))
-        if all(isinstance(item, Mapping) and key in item for item in items):
-            return _list(base, items, key)
-    return copy.deepcopy(cast("Any", patch))
+def _identity(item: Mapping[str, Any], key: str, path: str) -> tuple[bool, Any]:
+    """Return what an item is matched by; as in JSON, `true` is not 1."""
+    if key not in item:
+        raise _refused(f"{path}.{key}", "is needed in every item, to find the one that is meant")
+    value = item[key]
+    if isinstance(value, (Mapping, list, tuple)):
+        raise _refused(f"{path}.{key}", "must be a plain value, to find the item that is meant")
+    return isinstance(value, bool), value
 
 
-def _list(base: Any, patch: list[Mapping[str, Any]], key: str) -> list[Any]:
-    present: dict[Any, Any] = {item[key]: item for item in base or ()}
-    for item in patch:
-        if item.get(_DIRECTIVE) == "delete":
-            present.pop(item[key], None)
-        else:
-            present[item[key]] = _object(present.get(item[key]), item)
-    return list(present.values())
+def _copied(value: Any) -> Any:
+    """Return a copy of plain, mutable dicts and lists."""
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Any]", value).items()
+        return {name: _copied(item) for name, item in items}
+    if isinstance(value, (list, tuple)):
+        return [_copied(item) for item in cast("list[Any]", value)]
+    return value
+
+
+def _refused(path: str, message: str) -> InvalidError:
+    problem = FieldProblem(path, message)
+    return InvalidError(f"the patch cannot be applied: {problem}", problems=[problem])

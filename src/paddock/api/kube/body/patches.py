@@ -5,29 +5,19 @@ says where. Server-side apply is `apply`'s business.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
 
 from paddock.api.kube.body.depth import MAX_DEPTH, is_too_deep
 from paddock.kit.errors import ConflictError, FieldProblem, InvalidError
+from paddock.resources import strategic_merge
 
 MAX_OPERATIONS = 10_000
 MAX_COPIED_BYTES = 3 * 1024 * 1024
 """By all copies of one patch together: each could double what is there."""
 _TOO_DEEP = f"what it makes is nested too deeply: {MAX_DEPTH} levels are the most"
-
-MERGE_KEYS: Mapping[str, str] = {
-    "ownerReferences": "uid",
-    "conditions": "type",
-    "ports": "port",
-    "volumes": "name",
-    "env": "name",
-}
-"""Lists whose items a strategic patch matches by a field; other lists are replaced."""
-MERGED_SETS = frozenset({"finalizers"})
-"""Lists of plain values to which a strategic patch adds."""
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -222,75 +212,10 @@ def _index(text: str, size: int, where: str) -> int:
 
 
 def strategic_patch(target: Any, patch: Any) -> Any:
-    """Apply a strategic merge patch: a merge patch that knows some lists by their items' keys."""
+    """Apply a strategic merge patch: a merge patch that matches items of some lists by a key."""
     if not isinstance(patch, dict):
         raise _refused("", "a strategic merge patch is an object")
-    return _strategic_object(target, cast("dict[str, Any]", patch), "")
-
-
-def _strategic_object(target: Any, patch: dict[str, Any], path: str) -> Any:
-    directive = patch.get("$patch")
-    if directive == "delete":
-        return {}
-    if directive == "replace":
-        return {name: value for name, value in patch.items() if not name.startswith("$")}
-    if directive not in (None, "merge"):
-        raise _refused(path, f"{directive!r} is not a directive: use replace, delete or merge")
-    result: dict[str, Any] = dict(cast("Any", target)) if isinstance(target, dict) else {}
-    if isinstance(kept := patch.get("$retainKeys"), list):
-        result = {name: value for name, value in result.items() if name in kept}
-    for name, value in patch.items():
-        if name.startswith("$"):
-            _strategic_directive(result, name, value, path)
-        elif value is None:
-            result.pop(name, None)
-        elif isinstance(value, dict):
-            where = f"{path}.{name}" if path else name
-            result[name] = _strategic_object(result.get(name), cast("dict[str, Any]", value), where)
-        elif isinstance(value, list):
-            result[name] = _strategic_list(name, result.get(name), cast("list[Any]", value))
-        else:
-            result[name] = value
-    return result
-
-
-def _strategic_directive(result: dict[str, Any], name: str, value: Any, path: str) -> None:
-    directive, _, field = name.partition("/")
-    if directive == "$deleteFromPrimitiveList" and isinstance(value, list):
-        present = result.get(field)
-        items = cast("list[Any]", present) if isinstance(present, list) else []
-        result[field] = [item for item in items if item not in value]
-    elif directive not in ("$patch", "$retainKeys", "$setElementOrder", "$deleteFromPrimitiveList"):
-        raise _refused(path, f"{name!r} is not a directive")
-
-
-def _strategic_list(name: str, target: Any, patch: list[Any]) -> list[Any]:
-    present: list[Any] = list(cast("list[Any]", target)) if isinstance(target, list) else []
-    if name in MERGED_SETS:
-        return [*present, *(item for item in patch if item not in present)]
-    key = MERGE_KEYS.get(name)
-    if key is None or not all(isinstance(item, dict) for item in [*present, *patch]):
-        return copy.deepcopy(patch)
-    if any(item.get("$patch") == "replace" for item in patch):
-        return [item for item in patch if "$patch" not in item]
-    for item in patch:
-        _strategic_item(present, key, item)
-    return present
-
-
-def _strategic_item(present: list[Any], key: str, item: dict[str, Any]) -> None:
-    if key not in item:
-        raise _refused(key, "is needed in every item, to find the one that is meant")
-    position = next(
-        (index for index, old in enumerate(present) if _same(old.get(key), item[key])), None
-    )
-    if item.get("$patch") == "delete":
-        if position is not None:
-            del present[position]
-    elif position is None:
-        present.append(_strategic_object({}, item, key))
-    else:
-        present[position] = _strategic_object(present[position], item, key)
+    return strategic_merge.merge(target, cast("dict[str, Any]", patch))
 
 
 def _refused(path: str, message: str) -> InvalidError:

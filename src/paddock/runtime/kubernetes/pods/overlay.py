@@ -5,23 +5,13 @@ other lists are replaced. Whoever may write templates need not be allowed to mak
 that would reach beyond the pod are refused unless the operator's settings allow them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 from paddock.kit.errors import FieldProblem, InvalidError
+from paddock.resources import strategic_merge
 from paddock.runtime.kubernetes.names import ENVD, TOOLS
 
-_KEYS: Mapping[str, str] = {
-    "containers": "name",
-    "initContainers": "name",
-    "ephemeralContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "volumeMounts": "mountPath",
-    "imagePullSecrets": "name",
-    "ports": "containerPort",
-    "hostAliases": "ip",
-}
 _OURS = ("restartPolicy", "shareProcessNamespace", "serviceAccountName", "serviceAccount")
 _OURS_TOO = ("automountServiceAccountToken", "nodeName", "ephemeralContainers")
 _HOST = ("hostNetwork", "hostPID", "hostIPC")
@@ -29,31 +19,8 @@ _SAFE_CAPABILITIES = frozenset({"NET_BIND_SERVICE"})
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge one mapping over another; `None` removes."""
-    merged = dict(base)
-    for name, value in over.items():
-        if value is None:
-            merged.pop(name, None)
-        elif isinstance(value, Mapping) and isinstance(merged.get(name), Mapping):
-            merged[name] = merge(merged[name], cast("Mapping[str, Any]", value))
-        elif name in _KEYS and isinstance(value, Sequence) and isinstance(merged.get(name), list):
-            merged[name] = _merge_named(merged[name], cast("Sequence[Any]", value), _KEYS[name])
-        else:
-            merged[name] = value
-    return merged
-
-
-def _merge_named(base: list[Any], over: Sequence[Any], key: str) -> list[Any]:
-    merged = list(base)
-    places = {item[key]: place for place, item in enumerate(merged)}
-    for item in over:
-        wanted = _mapping(item)
-        place = places.get(wanted.get(key))
-        if place is None:
-            merged.append(item)
-        else:
-            merged[place] = merge(merged[place], wanted)
-    return merged
+    """Merge one mapping over another; `None` removes. A template has no directives."""
+    return strategic_merge.merge(base, over, has_directives=False)
 
 
 def validate_pod_template(template: Mapping[str, Any], *, allow_host: bool) -> None:

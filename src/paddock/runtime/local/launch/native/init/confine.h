@@ -1,11 +1,11 @@
 /*
- * What everything in a sandbox may do at most: a seccomp allow-list and a capability bounding set.
+ * The upper bound of privileges in a sandbox: a seccomp allow-list and a capability bounding set.
  *
  * Called by init while it still holds all capabilities of the sandbox's user namespace, so that the
- * filter needs no no_new_privs (set-uid programs such as sudo go on working) unless `locked` asks for it.
- * Everything not named here fails with EPERM; with ENOSYS what is young, so that programs made for it do as on
- * an older kernel, clone3 (the C library then uses clone, whose flags can be looked at) and another
- * architecture's calls.
+ * filter needs no no_new_privs (set-uid programs such as sudo keep working) unless `locked` requests it.
+ * Calls that are not listed fail with EPERM. These fail with ENOSYS instead: new calls, so that programs fall back
+ * as on an older kernel; clone3, so that the C library uses clone, whose flags the filter can check; and calls of
+ * another architecture.
  */
 #include <errno.h>
 #include <linux/audit.h>
@@ -65,9 +65,9 @@ static const short allowed_calls[] = {
     A(shmctl) A(semget) A(semop) A(semctl) A(semtimedop) A(msgget) A(msgsnd) A(msgrcv) A(msgctl) A(mq_open) A(mq_unlink)
     A(mq_timedsend) A(mq_timedreceive) A(mq_notify) A(mq_getsetattr) A(io_setup) A(io_destroy) A(io_submit) A(io_cancel)
     A(io_getevents) A(io_pgetevents)
-    /* the machine, as far as anybody may ask */
+    /* facts of the machine */
     A(uname) A(sysinfo) A(getrandom)
-    /* Younger than the headers of many machines, not than the C libraries of images; the same numbers everywhere: */
+    /* Newer than the headers of many machines, but used by C libraries of images; the same numbers everywhere: */
     441 /* epoll_pwait2 */, 447 /* memfd_secret */, 448 /* process_mrelease */, 449 /* futex_waitv */,
     450 /* set_mempolicy_home_node */, 451 /* cachestat */, 452 /* fchmodat2 */, 453 /* map_shadow_stack */,
     454 /* futex_wake */, 455 /* futex_wait */, 456 /* futex_requeue */, 462 /* mseal */, 463 /* setxattrat */,
@@ -84,17 +84,17 @@ static const short allowed_calls[] = {
 #undef A
 };
 
-/* Capabilities that root of its own namespaces may keep: nothing about mounts, devices, networks, tracing others. */
+/* Capabilities that root inside keeps: none for mounts, devices, networks or tracing others. */
 static const unsigned char kept_capabilities[] = {
     CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SETPCAP,
     CAP_NET_BIND_SERVICE, CAP_SYS_CHROOT, CAP_SETFCAP, CAP_AUDIT_WRITE,
 };
 
 /*
- * Init keeps one more, of no use but this: who lacks a capability that another process has may not trace it, and
- * nobody else in a sandbox can have this one, for it is not in the bounding set. Not being dumpable would do the same,
- * but a restored process that is not dumpable could never be stored again (its memory then belongs to the host's
- * user namespace, where CRIU's look from inside the sandbox has no rights).
+ * Init keeps one more capability, only to protect itself: a process may not trace another one that has a capability
+ * it lacks, and no other process in a sandbox can have this one, because it is not in the bounding set. Being not
+ * dumpable would protect it, too, but a restored process that is not dumpable cannot be dumped again (its memory then
+ * belongs to the host's user namespace, where CRIU's code inside the sandbox has no permission).
  */
 enum { GUARD = CAP_WAKE_ALARM };
 
@@ -131,8 +131,8 @@ static int install_filter(void) {
     RET(SECCOMP_RET_ALLOW);
     J(BPF_JMP | BPF_JEQ | BPF_K, __NR_clone3, 0, 1);
     RET(SECCOMP_RET_ERRNO | ENOSYS);
-    /* socket: no AF_VSOCK, AF_ALG, AF_PACKET, AF_KEY and whatever else: unix, inet, inet6, netlink; and of netlink
-       what lists links, sockets and devices, not what packet filters, encryption and auditing are set up with */
+    /* socket: only unix, inet, inet6 and netlink, not AF_VSOCK, AF_ALG, AF_PACKET, AF_KEY and others; of netlink only
+       the protocols that list links, sockets and devices, not those that configure packet filters, IPsec and audit */
     J(BPF_JMP | BPF_JEQ | BPF_K, __NR_socket, 0, 12);
     S(BPF_LD | BPF_W | BPF_ABS, low);
     J(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, 9, 0);
@@ -146,7 +146,7 @@ static int install_filter(void) {
     J(BPF_JMP | BPF_JEQ | BPF_K, NETLINK_KOBJECT_UEVENT, 1, 0);
     RET(SECCOMP_RET_ERRNO | EPROTONOSUPPORT);
     RET(SECCOMP_RET_ALLOW);
-    /* ioctl: TIOCSTI and TIOCLINUX put words into another's mouth */
+    /* ioctl: TIOCSTI and TIOCLINUX can inject input into another process's terminal */
     J(BPF_JMP | BPF_JEQ | BPF_K, __NR_ioctl, 0, 5);
     S(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1]));
     J(BPF_JMP | BPF_JEQ | BPF_K, 0x5412, 1, 0);
@@ -154,7 +154,7 @@ static int install_filter(void) {
     RET(SECCOMP_RET_ERRNO | EPERM);
     RET(SECCOMP_RET_ALLOW);
     ok[__NR_socket] = ok[__NR_ioctl] = 0;
-    /* all others as ascending ranges: above one, look on; at or above its beginning, allow; between two, refuse */
+    /* all others as ascending ranges: above a range, try the next; inside it, allow; below it, refuse */
     for (int a = 0; a < NR_ROOM;) {
         if (!ok[a]) { a++; continue; }
         int b = a;

@@ -1,19 +1,19 @@
 /*
- * Pid 1 of a sandbox: parent of every command, and nothing else.
+ * Pid 1 of a sandbox, the parent of every command.
  *
- * It drops privileges (seccomp allow-list, capability bounding set), then serves two socketpairs whose
- * both ends it holds: fds 100/101 for envd, 102/103 for the node. Who stands outside copies a client
+ * It drops privileges (seccomp allow-list, capability bounding set), then serves two socketpairs of which
+ * it holds both ends: fds 100/101 for envd, 102/103 for the node. A client outside duplicates its
  * end (101 or 103) with pidfd_getfd. The datagrams are described in paddock/envd/process/init_protocol.py.
  *
- * Rules this file keeps:
- *  - It never blocks: replies that do not fit stay with their channel (one at most, no request is read
- *    meanwhile), exits stay in the process table until they could be told.
- *  - It keeps copies of the outside ends of pipes and ptys until FORGET, so that nobody's death
- *    breaks a pipe and a checkpoint sees both ends.
- *  - It has no descriptor from a mount outside, its own session, and no parent-death signal.
- *  - Inside, nobody may trace it or read its descriptors (GUARD in confine.h).
+ * Invariants:
+ *  - It never blocks: a reply that does not fit stays with its channel (at most one; no request is read
+ *    meanwhile), exits stay in the process table until they are sent.
+ *  - It keeps copies of the outer ends of pipes and ptys until FORGET, so that the exit of a client does not
+ *    break a pipe and a checkpoint includes both ends.
+ *  - It has no descriptor of a mount outside, its own session, and no parent-death signal.
+ *  - No process inside may trace it or read its descriptors (GUARD in confine.h).
  *
- * Whoever started it may leave a socket at fd 104: its end says that init is confined and serves.
+ * The parent may pass a socket at fd 104: init closes it when it is confined and serves.
  *
  * Usage: init sudo|locked      (locked: no_new_privs for everything below)
  */
@@ -65,8 +65,8 @@ struct proc {
     struct proc *next;
     uint32_t id;
     pid_t pid;
-    int channel, exited, told, pty;
-    int fd[4];                 /* stdin (write end), stdout, stderr, pty master: -1 where there is none */
+    int channel, exited, sent, pty;
+    int fd[4];                 /* stdin (write end), stdout, stderr, pty master; -1 for none */
     int wait_status;
     struct rusage usage;
     uint32_t memo_size;
@@ -75,13 +75,13 @@ struct proc {
 
 struct channel {
     int fd;
-    uint8_t *request;          /* a request that came in several datagrams */
+    uint8_t *request;          /* a request in several datagrams */
     size_t request_size;
     struct header request_head;
-    int pending;               /* a reply waits for room */
+    int pending;               /* a reply waits for buffer space */
     size_t out_size;
     int out_fds[4], out_nfds;
-    int attaching;             /* the list goes on from `cursor` when there is room */
+    int attaching;             /* the list continues from `cursor` when there is buffer space */
     uint32_t attach_seq, cursor;
     uint64_t session;
     uint8_t out[sizeof(struct header) + sizeof(struct record) + MAX_MEMO];
@@ -125,11 +125,11 @@ static int transmit(int fd, const void *data, size_t size, const int *fds, int n
 
 static void flush(struct channel *c) {
     int r = transmit(c->fd, c->out, c->out_size, c->out_fds, c->out_nfds);
-    /* Too many descriptors in flight: somebody outside does not read; wait as for room. */
+    /* Too many descriptors in flight: a client does not read; wait as for buffer space. */
     c->pending = r == -EAGAIN || r == -ENOBUFS || r == -ETOOMANYREFS || r == -ENOMEM;
 }
 
-static void answer(struct channel *c, const struct header *q, int status, const void *body, size_t size) {
+static void respond(struct channel *c, const struct header *q, int status, const void *body, size_t size) {
     struct header h = { q->op | REPLY, 0, 0, q->seq, status };
     memcpy(c->out, &h, sizeof h);
     if (size) memcpy(c->out + sizeof h, body, size);
@@ -155,15 +155,15 @@ static size_t put_record(uint8_t *at, struct proc *p, int with_fds, int *fds, in
     return sizeof r + r.memo_size;
 }
 
-static void answer_record(struct channel *c, const struct header *q, struct proc *p, int flags) {
+static void respond_record(struct channel *c, const struct header *q, struct proc *p, int flags) {
     struct header h = { q->op | REPLY, flags, 0, q->seq, 0 };
     memcpy(c->out, &h, sizeof h);
     c->out_size = sizeof h + put_record(c->out + sizeof h, p, 1, c->out_fds, &c->out_nfds);
     flush(c);
 }
 
-/* Send as much of the list as there is room for. Spawns cannot come between: nothing is read meanwhile. */
-static void go_on_attaching(int index) {
+/* Send as much of the list as fits. Spawns cannot interleave: no request is read meanwhile. */
+static void continue_attach(int index) {
     struct channel *c = &channels[index];
     struct header q = { ATTACH, 0, 0, c->attach_seq, 0 };
     while (c->attaching && !c->pending) {
@@ -173,33 +173,33 @@ static void go_on_attaching(int index) {
             if (p->channel == index && i++ == c->cursor) break;
         if (!p) {
             c->attaching = 0;
-            answer(c, &q, 0, &c->session, sizeof c->session);
+            respond(c, &q, 0, &c->session, sizeof c->session);
             return;
         }
         c->cursor++;
-        p->told = p->exited;
-        answer_record(c, &q, p, MORE);
+        p->sent = p->exited;
+        respond_record(c, &q, p, MORE);
     }
 }
 
-static void tell_exits(int index) {
+static void send_exits(int index) {
     struct channel *c = &channels[index];
     if (c->pending || c->attaching) return;
     for (struct proc *p = procs; p; p = p->next) {
-        if (p->channel != index || !p->exited || p->told) continue;
+        if (p->channel != index || !p->exited || p->sent) continue;
         uint8_t buf[sizeof(struct header) + sizeof(struct record)];
         int fds[4], nfds;
         struct header h = { EXIT, 0, 0, 0, 0 };
         memcpy(buf, &h, sizeof h);
         size_t size = sizeof h + put_record(buf + sizeof h, p, 0, fds, &nfds);
         if (transmit(c->fd, buf, size, NULL, 0) < 0) return;
-        p->told = 1;
+        p->sent = 1;
     }
 }
 
-static int has_untold(int index) {
+static int has_unsent_exits(int index) {
     for (struct proc *p = procs; p; p = p->next)
-        if (p->channel == index && p->exited && !p->told) return 1;
+        if (p->channel == index && p->exited && !p->sent) return 1;
     return 0;
 }
 
@@ -213,8 +213,8 @@ static void fail(int fd, int stage) {
     _exit(127);
 }
 
-/* The node keeps the last processes a sandbox may have from its programs (soft RLIMIT_NPROC, `reserve.py`):
- * a command asked for from outside may have them, or nobody could end a fork bomb. */
+/* The node reserves the last processes of a sandbox's limit (soft RLIMIT_NPROC, `kernel/nproc_reserve.py`) for
+ * commands from outside; otherwise a fork bomb could not be killed. */
 static void open_reserve(struct rlimit *usual) {
     if (getrlimit(RLIMIT_NPROC, usual)) return;
     struct rlimit all = { usual->rlim_max, usual->rlim_max };
@@ -259,7 +259,7 @@ static void become_command(const struct spawn *s, const uint32_t *groups, const 
     sigprocmask(SIG_SETMASK, &none, NULL);
     setsid();
     if (s->flags & F_PTY) ioctl(in, TIOCSCTTY, 0);
-    /* The three ends may themselves be 0..2 when init has none: lift them above first. */
+    /* The three ends may be 0..2 themselves if init has none open: duplicate them above first. */
     in = fcntl(in, F_DUPFD, 3); out = fcntl(out, F_DUPFD, 3); err = fcntl(err, F_DUPFD, 3);
     report = fcntl(report, F_DUPFD_CLOEXEC, 3);
     errno = EMFILE;
@@ -276,13 +276,13 @@ static void become_command(const struct spawn *s, const uint32_t *groups, const 
     gid_t gids[64];
     int n = s->ngroups > 64 ? 64 : s->ngroups;
     for (int i = 0; i < n; i++) gids[i] = groups[i];
-    /* Where an unprivileged user made the namespace, setgroups is forbidden and there is nothing to drop. */
+    /* In a namespace of an unprivileged user, setgroups is forbidden and there are no groups to drop. */
     int groups_set = setgroups(n, gids) == 0 || (n == 0 && errno == EPERM);
     if (!groups_set || setresgid(s->gid, s->gid, s->gid) || setresuid(s->uid, s->uid, s->uid))
         fail(report, ST_IDENTITY);
     if (chdir(cwd)) fail(report, ST_DIRECTORY);
     execute(argv, envp);
-    if (errno == EAGAIN) {                   /* its user has no more; root, who forked, had */
+    if (errno == EAGAIN) {                   /* over the limit of its user; the fork was root's */
         struct rlimit usual;
         open_reserve(&usual);
         execute(argv, envp);
@@ -290,7 +290,7 @@ static void become_command(const struct spawn *s, const uint32_t *groups, const 
     fail(report, ST_EXEC);
 }
 
-/* Make the streams: `outer` are ours to keep, `inner` the command's. */
+/* Create the streams: init keeps `outer`, the command gets `inner`. */
 static int make_streams(const struct spawn *s, int outer[4], int inner[3]) {
     int p[2];
     if (s->flags & F_PTY) {
@@ -322,12 +322,12 @@ static int make_streams(const struct spawn *s, int outer[4], int inner[3]) {
         if (pipe2(p, O_CLOEXEC) < 0) return -errno;
         outer[2] = p[0]; inner[2] = p[1];
     }
-    /* A command run by another user may open /proc/self/fd/1 anew (/dev/stdout). */
+    /* A command of another user may reopen /proc/self/fd/1 (/dev/stdout). */
     for (int i = 0; i < 3; i++) if (i || (s->flags & F_STDIN)) if (fchown(inner[i], s->uid, s->gid) < 0) return -errno;
     return 0;
 }
 
-/* Start the command; 0, or a negative errno with *stage set. */
+/* Start the command; return 0, or a negative errno with *stage set. */
 static int launch(const struct spawn *s, const uint32_t *groups, const char *cwd, char **argv, char **envp,
                   struct proc *p, int *stage) {
     int inner[3] = { -1, -1, -1 }, report[2] = { -1, -1 }, result = 0;
@@ -342,7 +342,7 @@ static int launch(const struct spawn *s, const uint32_t *groups, const char *cwd
     shut(&report[1]);
     struct fail f;
     ssize_t n;
-    /* Someone inside may stop the command before its exec: do not wait for it forever. */
+    /* A process inside may stop the command before its exec: do not wait forever. */
     struct pollfd wait = { .fd = report[0], .events = POLLIN };
     int ready;
     do ready = poll(&wait, 1, 10000); while (ready < 0 && errno == EINTR);
@@ -362,12 +362,12 @@ out:
     return result;
 }
 
-/* Take the next u32-length-prefixed string, made a C string in place. */
+/* Read the next u32-length-prefixed string and make it a C string in place. */
 static char *take(uint8_t **at, uint8_t *end, uint32_t *size) {
     if (end - *at < 4) return NULL;
     memcpy(size, *at, 4);
     if ((size_t)(end - *at) - 4 < *size) return NULL;
-    char *s = (char *)*at;                   /* the text moves down over its own prefix, which makes room for NUL */
+    char *s = (char *)*at;                   /* the text moves over its prefix, which leaves a byte for NUL */
     memmove(s, *at + 4, *size);
     s[*size] = 0;
     *at += 4 + *size;
@@ -425,25 +425,26 @@ static void do_spawn(struct channel *c, const struct header *q, uint8_t *body, s
     if (result < 0) {
         uint32_t s = stage;
         if (p) drop(p);
-        answer(c, q, result, &s, sizeof s);
+        respond(c, q, result, &s, sizeof s);
         return;
     }
     p->next = procs;
     procs = p;
     nprocs++;
-    answer_record(c, q, p, 0);
+    respond_record(c, q, p, 0);
 }
 
 /* ---- signals ---- */
 
-enum { STOPPED = 1, SENT };                            /* what one of a tree was told */
+enum { STOPPED = 1, SENT };                            /* the last signal to a process of a tree */
 
-/* What was hit once stays hit, whatever session and parent it has since; what is gone still names its session. */
-struct seen { pid_t pid, ppid, sid; unsigned long long start; uint8_t hit, told, gone; };
-struct sight { struct seen *all; int count, room; };   /* ordered by pid, as /proc is */
+/* A process that was part of the tree stays marked, whatever its session and parent are later; one that has
+ * exited (`gone`) still identifies its session. */
+struct entry { pid_t pid, ppid, sid; unsigned long long start; uint8_t marked, sent, gone; };
+struct scan { struct entry *all; int count, room; };   /* ordered by pid, as /proc is */
 
-/* 1, or 0 where there is no such process any more, or a negative errno where nobody can say. */
-static int read_stat(const char *name, struct seen *s) {
+/* Return 1, 0 if the process has exited, or a negative errno if that is unknown. */
+static int read_stat(const char *name, struct entry *s) {
     char path[64], buf[512];
     snprintf(path, sizeof path, "/proc/%s/stat", name);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -452,7 +453,7 @@ static int read_stat(const char *name, struct seen *s) {
     close(fd);
     if (n <= 0) return 0;
     buf[n] = 0;
-    char *after = strrchr(buf, ')');         /* the name may hold anything, parentheses too */
+    char *after = strrchr(buf, ')');         /* the name may contain anything, also parentheses */
     memset(s, 0, sizeof *s);
     s->pid = atoi(name);
     return after && sscanf(after + 1, " %*c %d %*d %d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
@@ -460,49 +461,50 @@ static int read_stat(const char *name, struct seen *s) {
 }
 
 static int by_pid(const void *a, const void *b) {
-    return ((const struct seen *)a)->pid - ((const struct seen *)b)->pid;
+    return ((const struct entry *)a)->pid - ((const struct entry *)b)->pid;
 }
 
-static struct seen *seen_as(const struct sight *s, pid_t pid) {
-    struct seen key = { .pid = pid };
+static struct entry *entry_of(const struct scan *s, pid_t pid) {
+    struct entry key = { .pid = pid };
     return s->count ? bsearch(&key, s->all, s->count, sizeof key, by_pid) : NULL;
 }
 
-static int make_room(struct sight *s, int wanted) {
+static int make_room(struct scan *s, int wanted) {
     if (wanted <= s->room) return 1;
-    struct seen *more = realloc(s->all, 2 * wanted * sizeof *more);
+    struct entry *more = realloc(s->all, 2 * wanted * sizeof *more);
     if (!more) return 0;
     s->all = more;
     s->room = 2 * wanted;
     return 1;
 }
 
-/* Every session in a tree was begun by one of the tree, so whoever has a leader that was hit is of it too. */
-static int is_of_tree(const struct sight *s, const struct seen *it, pid_t root, int root_alive) {
+/* Every session in a tree was created by a process of the tree, so a process whose leader is marked belongs to it. */
+static int is_of_tree(const struct scan *s, const struct entry *it, pid_t root, int root_alive) {
     if (it->pid == 1) return 0;
     if (it->sid == root || (it->pid == root && root_alive)) return 1;
-    const struct seen *parent = seen_as(s, it->ppid), *leader = seen_as(s, it->sid);
-    return (parent && parent->hit && !parent->gone) || (leader && leader->hit);
+    const struct entry *parent = entry_of(s, it->ppid), *leader = entry_of(s, it->sid);
+    return (parent && parent->marked && !parent->gone) || (leader && leader->marked);
 }
 
-/* Keep those of an earlier look whose numbers come before `pid`. */
-static void carry_over(struct sight *now, const struct sight *before, int *at, pid_t pid, int gone) {
+/* Copy the marked processes of an earlier scan whose pids are below `pid`. */
+static void carry_over(struct scan *now, const struct scan *before, int *at, pid_t pid, int gone) {
     for (; *at < before->count && before->all[*at].pid < pid; ++*at) {
-        if (!before->all[*at].hit) continue;
+        if (!before->all[*at].marked) continue;
         now->all[now->count] = before->all[*at];
         now->all[now->count++].gone |= gone;
     }
 }
 
-/* Find all processes, and mark those that belong to a tree now or did before. To `stop` those of the session at sight
- * catches also what forks and ends all the time. A look that fails half way says so, and forgets nobody. */
-static int look_at_tree(pid_t root, int root_alive, int stop, struct sight *sight) {
+/* Scan all processes and mark those that belong to a tree now or did before. With `stop`, processes of the session are
+ * stopped as soon as they are seen, which also catches those that fork and exit all the time. A scan that fails half
+ * way returns an error and keeps all marks. */
+static int scan_tree(pid_t root, int root_alive, int stop, struct scan *scan) {
     DIR *dir = opendir("/proc");
     if (!dir) return -errno;
-    struct sight now = { 0 }, before = *sight;
+    struct scan now = { 0 }, before = *scan;
     int result = 0, at = 0;
     for (struct dirent *e; (e = readdir(dir));) {
-        struct seen it;
+        struct entry it;
         if (e->d_name[0] < '1' || e->d_name[0] > '9') continue;
         if (!make_room(&now, now.count + 1 + before.count - at)) { result = -ENOMEM; break; }
         if ((result = read_stat(e->d_name, &it)) < 0) break;
@@ -511,8 +513,8 @@ static int look_at_tree(pid_t root, int root_alive, int stop, struct sight *sigh
         if (stop && it.sid == root && it.pid != 1) kill(it.pid, SIGSTOP);
         carry_over(&now, &before, &at, it.pid, 1);
         if (at < before.count && before.all[at].pid == it.pid) {
-            struct seen *old = &before.all[at++];    /* its number is given anew only when its session is gone, too */
-            if (old->start == it.start) { it.hit = old->hit; it.told = old->told; }
+            struct entry *old = &before.all[at++];    /* a pid is reused only when no session has it as id */
+            if (old->start == it.start) { it.marked = old->marked; it.sent = old->sent; }
         }
         now.all[now.count++] = it;
     }
@@ -522,46 +524,46 @@ static int look_at_tree(pid_t root, int root_alive, int stop, struct sight *sigh
     for (int changed = 1; changed;) {
         changed = 0;
         for (int i = 0; i < now.count; i++)
-            if (!now.all[i].hit && is_of_tree(&now, &now.all[i], root, root_alive)) now.all[i].hit = changed = 1;
+            if (!now.all[i].marked && is_of_tree(&now, &now.all[i], root, root_alive)) now.all[i].marked = changed = 1;
     }
     free(before.all);
-    *sight = now;
+    *scan = now;
     return result;
 }
 
-/* Tell those of a tree who were not told as much before; how many there were. */
-static int tell_tree(struct sight *sight, int what, int signo, int *heard) {
-    int told = 0;
-    for (int i = 0; i < sight->count; i++) {
-        struct seen *it = &sight->all[i];
-        if (!it->hit || it->gone || it->told >= what) continue;
-        it->told = what;
-        told++;
-        if (kill(it->pid, signo) == 0) ++*heard;
+/* Send a signal to the marked processes that did not get it before; return their number. */
+static int signal_marked(struct scan *scan, int what, int signo, int *delivered) {
+    int sent = 0;
+    for (int i = 0; i < scan->count; i++) {
+        struct entry *it = &scan->all[i];
+        if (!it->marked || it->gone || it->sent >= what) continue;
+        it->sent = what;
+        sent++;
+        if (kill(it->pid, signo) == 0) ++*delivered;
     }
-    return told;
+    return sent;
 }
 
-/* What forks all the time would outrun a kill; what stands still does not. A fork that has begun comes to its end in
- * spite of SIGSTOP, though, and only SIGKILL forbids it: whoever was killed may have left a child just before. So the
- * end is a look after the kill that finds nobody new. Where no look is possible, those who are known are killed. */
+/* A process that forks all the time would outrun a kill, so processes are stopped first. A fork in progress completes
+ * in spite of SIGSTOP, and only SIGKILL prevents it: a killed process may have left a child just before. So the loop
+ * ends with a scan after the kill that finds no new process. If a scan fails, the known processes are killed. */
 static int signal_tree(pid_t root, int root_alive, int signo) {
-    struct sight sight = { 0 };
+    struct scan scan = { 0 };
     int hits = 0, stopped = 0, error = 0, kills = signo == SIGKILL;
     for (int pass = 0; ; pass++) {
-        error = look_at_tree(root, root_alive, kills, &sight);
+        error = scan_tree(root, root_alive, kills, &scan);
         int last = error || !kills || pass == MAX_PASSES;
-        if (!last && tell_tree(&sight, STOPPED, SIGSTOP, &stopped)) continue;
-        if (!tell_tree(&sight, SENT, signo, &hits) || last) break;
+        if (!last && signal_marked(&scan, STOPPED, SIGSTOP, &stopped)) continue;
+        if (!signal_marked(&scan, SENT, signo, &hits) || last) break;
     }
-    if (error && !hits && kill(-root, signo) == 0) hits = 1;    /* its group needs no look */
-    free(sight.all);
+    if (error && !hits && kill(-root, signo) == 0) hits = 1;    /* its process group needs no scan */
+    free(scan.all);
     return hits ? hits : error ? error : -ESRCH;
 }
 
 static void do_signal(struct channel *c, const struct header *q, const uint8_t *body, size_t size) {
     struct { uint32_t id; int32_t signo; uint32_t scope; } s;
-    if (size < sizeof s) { answer(c, q, -EINVAL, NULL, 0); return; }
+    if (size < sizeof s) { respond(c, q, -EINVAL, NULL, 0); return; }
     memcpy(&s, body, sizeof s);
     struct proc *p = find(c - channels, s.id);
     int result = -ESRCH;
@@ -570,7 +572,7 @@ static void do_signal(struct channel *c, const struct header *q, const uint8_t *
     else if (p && s.scope == 1) result = kill(-p->pid, s.signo) ? -errno : 1;
     else if (p && !p->exited) result = kill(p->pid, s.signo) ? -errno : 1;
     uint32_t hits = result > 0 ? result : 0;
-    answer(c, q, result < 0 ? result : 0, &hits, result < 0 ? 0 : sizeof hits);
+    respond(c, q, result < 0 ? result : 0, &hits, result < 0 ? 0 : sizeof hits);
 }
 
 /* ---- requests ---- */
@@ -579,20 +581,20 @@ static void do_forget(struct channel *c, const struct header *q, uint32_t id) {
     for (struct proc **at = &procs; *at; at = &(*at)->next) {
         struct proc *p = *at;
         if (p->id != id || p->channel != c - channels) continue;
-        if (!p->exited) { answer(c, q, -EBUSY, NULL, 0); return; }
+        if (!p->exited) { respond(c, q, -EBUSY, NULL, 0); return; }
         *at = p->next;
         nprocs--;
         drop(p);
-        answer(c, q, 0, NULL, 0);
+        respond(c, q, 0, NULL, 0);
         return;
     }
-    answer(c, q, -ESRCH, NULL, 0);
+    respond(c, q, -ESRCH, NULL, 0);
 }
 
 static void do_close_stdin(struct channel *c, const struct header *q, uint32_t id) {
     struct proc *p = find(c - channels, id);
     if (p) shut(&p->fd[0]);
-    answer(c, q, p ? 0 : -ESRCH, NULL, 0);
+    respond(c, q, p ? 0 : -ESRCH, NULL, 0);
 }
 
 static void serve(struct channel *c, const struct header *q, uint8_t *body, size_t size) {
@@ -601,7 +603,7 @@ static void serve(struct channel *c, const struct header *q, uint8_t *body, size
     switch (q->op) {
     case PING: {
         uint32_t reply[2] = { VERSION, nprocs };
-        answer(c, q, 0, reply, sizeof reply);
+        respond(c, q, 0, reply, sizeof reply);
         return;
     }
     case ATTACH:
@@ -610,13 +612,13 @@ static void serve(struct channel *c, const struct header *q, uint8_t *body, size
         c->attach_seq = q->seq;
         c->cursor = 0;
         c->attaching = 1;
-        go_on_attaching(c - channels);
+        continue_attach(c - channels);
         return;
     case SPAWN: do_spawn(c, q, body, size); return;
     case SIGNAL: do_signal(c, q, body, size); return;
     case CLOSE_STDIN: do_close_stdin(c, q, id); return;
     case FORGET: do_forget(c, q, id); return;
-    default: answer(c, q, -ENOSYS, NULL, 0);
+    default: respond(c, q, -ENOSYS, NULL, 0);
     }
 }
 
@@ -633,12 +635,12 @@ static void read_request(struct channel *c) {
     memcpy(&h, datagram, sizeof h);
     uint8_t *body = datagram + sizeof h;
     size_t size = n - sizeof h;
-    /* A beginning whose writer died is dropped when another request comes. */
+    /* An incomplete request of a client that exited is dropped when another request arrives. */
     if (c->request && (h.op != c->request_head.op || h.seq != c->request_head.seq)) forget_request(c);
     if (!c->request && !(h.flags & MORE)) { serve(c, &h, body, size); return; }
-    if (c->request_size + size > MAX_REQUEST) { forget_request(c); answer(c, &h, -E2BIG, NULL, 0); return; }
+    if (c->request_size + size > MAX_REQUEST) { forget_request(c); respond(c, &h, -E2BIG, NULL, 0); return; }
     uint8_t *more = realloc(c->request, c->request_size + size + 1);
-    if (!more) { forget_request(c); answer(c, &h, -ENOMEM, NULL, 0); return; }
+    if (!more) { forget_request(c); respond(c, &h, -ENOMEM, NULL, 0); return; }
     memcpy(more + c->request_size, body, size);
     c->request = more;
     c->request_size += size;
@@ -709,10 +711,10 @@ int main(int argc, char **argv) {
         struct pollfd fds[CHANNELS];
         for (int i = 0; i < CHANNELS; i++) {
             struct channel *c = &channels[i];
-            if (!c->pending && c->attaching) go_on_attaching(i);
-            tell_exits(i);
+            if (!c->pending && c->attaching) continue_attach(i);
+            send_exits(i);
             fds[i].fd = c->fd;
-            fds[i].events = (c->pending ? POLLOUT : POLLIN) | (has_untold(i) ? POLLOUT : 0);
+            fds[i].events = (c->pending ? POLLOUT : POLLIN) | (has_unsent_exits(i) ? POLLOUT : 0);
             fds[i].revents = 0;
         }
         if (ppoll(fds, CHANNELS, NULL, &open_mask) < 0 && errno != EINTR && errno != EAGAIN && errno != ENOMEM) return 74;

@@ -1,34 +1,33 @@
 /*
- * The launcher: a tiny process with one thread from which all sandboxes of a node are cloned.
+ * The launcher: a small single-threaded process from which all sandboxes of a node are cloned.
  *
  *     launcher <control fd> <stage directory>
- *     launcher run <group> <v1 group>… -- <program> <argument>…        (see `run`)
+ *     launcher run <cgroup> <v1 cgroup>… -- <program> <argument>…        (see `run`)
  *
- * Cloning costs what the parent weighs, and becoming init what the child weighs, so neither is Python. It
- * does three things, one after the other, for whoever holds the other end of its control socket:
+ * It is not written in Python because the cost of clone and exec grows with the memory of the process. It
+ * handles requests on its control socket, one after the other:
  *
- *     P base cgroup join…                    clone a skeleton; the descriptor sent along is its control
- *                                            socket; answered with its pid and a pidfd
+ *     P base cgroup join…                    clone a skeleton; the descriptor with it is the skeleton's control
+ *                                            socket; the reply has its pid and a pidfd
  *     R base flags box layers layer… binds (mode source)…
- *                                            mount a root mapped to the ids of the user namespace sent along
- *                                            (or of a stand-in with the same map, where there is none yet);
- *                                            answered with the detached mount, then one per bind
- *     R … L …                                the same, but hand the mounts on to a skeleton with the `L …`
- *                                            below; our end of its control socket is sent along, too
+ *                                            mount a root mapped to the ids of the user namespace passed with it
+ *                                            (or of a temporary one with the same map, if none is passed);
+ *                                            the reply has the detached mount, then one per bind
+ *     R … L …                                the same, but pass the mounts to a skeleton with the `L …` message
+ *                                            below; the node's end of its control socket is passed, too
  *
- * Messages are fields that each end with NUL, one message per datagram; an answer is `pid errno text`.
- * Nothing is kept here: when the launcher is killed, nothing is lost but what was being made.
+ * Messages are fields that each end with NUL, one message per datagram; a reply is `pid errno text`.
+ * The launcher has no state: when it is killed, only the request in progress is lost.
  *
- * A skeleton has namespaces, groups and detached filesystems, says `ready`, and waits; it may be parked
- * like that. Told what to become,
+ * A skeleton has namespaces, cgroups and detached file systems, sends `ready`, and waits for
  *
- *     L hostname mode overlay (count item…)×4    with the root's mount and one more per bind; the items are
+ *     L hostname mode overlay (count item…)×4    with the root's mount and one mount per bind; the items are
  *                                            mount points of binds, files and directories to hide, trees of
  *                                            the host
  *
- * it puts everything in its place, pivots and becomes init, which closes the socket when it serves. What
- * goes wrong before is told there in words. It ends with whoever holds the other end. Nothing foreign runs
- * in it. `paddock/runtime/local/launch/protocol.py` is the other side of all this.
+ * Then it mounts everything, pivots into the root and becomes init, which closes the socket when it serves. An
+ * error before that is sent on the socket as text. The skeleton exits when the other end is closed. No foreign
+ * code runs in it. The Python side is `paddock/runtime/local/launch/{launcher,protocol,skeleton}.py`.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -54,7 +53,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* From <sys/mount.h>, which does not go together with the kernel's header. */
+/* From <sys/mount.h>, which conflicts with the kernel's header. */
 extern int mount(const char *, const char *, const char *, unsigned long, const void *);
 extern int umount2(const char *, int);
 extern int unshare(int);                     /* and from <sched.h>, likewise */
@@ -63,24 +62,24 @@ enum { DETACH = 2 };
 enum { MESSAGE = 128 << 10, MAX_FIELDS = 1024, MAX_FDS = 32, RANGE = 65536, NOFILE = 65536 };
 enum { FIRST_CHANNEL = 100, CHANNELS = 2, READY_FD = 104 };
 enum { NO_SETUID_FIXUP = 1 << 2 };
-enum { NO_GROUP = 96 };                      /* exit status: known to `checkpoint/criu.py` */
+enum { NO_GROUP = 96 };                      /* exit status, also in `checkpoint/criu.py` */
 
 static const char *const devices[] = { "null", "zero", "full", "random", "urandom", "tty" };
 enum { DEVICES = sizeof devices / sizeof *devices };
 
 static int control, is_rootless, is_staged;
-static char data[MESSAGE + 1], *fields[MAX_FIELDS], said[2048];
+static char data[MESSAGE + 1], *fields[MAX_FIELDS], error_text[2048];
 static int nfields, fds[MAX_FDS], nfds;
 
-/* ---- failing: what went wrong, in words, as a negative errno ---- */
+/* ---- errors: a text in `error_text`, and a negative errno as result ---- */
 
 static int failed(const char *format, ...) {
     int number = errno ? errno : EINVAL;
     va_list arguments;
     va_start(arguments, format);
-    int n = vsnprintf(said, sizeof said, format, arguments);
+    int n = vsnprintf(error_text, sizeof error_text, format, arguments);
     va_end(arguments);
-    if (n >= 0 && n < (int)sizeof said) snprintf(said + n, sizeof said - n, ": %s", strerror(number));
+    if (n >= 0 && n < (int)sizeof error_text) snprintf(error_text + n, sizeof error_text - n, ": %s", strerror(number));
     return -number;
 }
 
@@ -121,17 +120,17 @@ static int send_with(int channel, const char *text, size_t size, const int *give
     return n < 0 ? -1 : 0;
 }
 
-static int tell(int channel, const char *text) { return send_with(channel, text, strlen(text), NULL, 0); }
+static int send_text(int channel, const char *text) { return send_with(channel, text, strlen(text), NULL, 0); }
 
 static void close_all(const int *those, int count) { for (int i = 0; i < count; i++) close(those[i]); }
 
-/* ---- system calls without a name in the C library ---- */
+/* ---- system calls that the C library lacks ---- */
 
 static int open_tree_of(const char *path) {
     return syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
 }
 
-/* To a path, or with an empty one to the working directory, searchable or not. */
+/* Attach a mount to a path; an empty path is the working directory, even if it is not searchable. */
 static int move_to(int mounted, const char *path) {
     unsigned flags = MOVE_MOUNT_F_EMPTY_PATH | (*path ? 0 : MOVE_MOUNT_T_EMPTY_PATH);
     return syscall(SYS_move_mount, mounted, "", AT_FDCWD, path, flags);
@@ -148,7 +147,7 @@ static int set_option(int fs, const char *key, const char *value) {
 
 static int create(int fs) { return syscall(SYS_fsconfig, fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0); }
 
-static int put(const char *path, const char *text) {
+static int write_file(const char *path, const char *text) {
     int fd = open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) return failed("%s", path);
     int result = write(fd, text, strlen(text)) < 0 ? failed("%s", path) : 0;
@@ -162,13 +161,13 @@ static int map_ids(pid_t pid, unsigned long base) {
     int result = 0;
     if (is_rootless) {
         snprintf(path, sizeof path, "/proc/%d/setgroups", pid);
-        if ((result = put(path, "deny"))) return result;
+        if ((result = write_file(path, "deny"))) return result;
     }
     for (int i = 0; i < 2 && !result; i++) {
         snprintf(path, sizeof path, "/proc/%d/%s", pid, kinds[i]);
         if (is_rootless) snprintf(text, sizeof text, "0 %u 1", i ? getegid() : geteuid());
         else snprintf(text, sizeof text, "0 %lu %d", base, RANGE);
-        result = put(path, text);
+        result = write_file(path, text);
     }
     return result;
 }
@@ -182,26 +181,26 @@ static int filesystem(const char *kind, unsigned attributes, const char *const *
     if (fs < 0) return failed("fsopen %s", kind);
     for (; options && *options; options += 2)
         if (set_option(fs, options[0], options[1]) < 0) { mounted = failed("%s of %s", options[0], kind); goto out; }
-    if (create(fs) < 0) mounted = failed("making %s", kind);
+    if (create(fs) < 0) mounted = failed("creating %s", kind);
     else if ((mounted = syscall(SYS_fsmount, fs, FSMOUNT_CLOEXEC, attributes)) < 0) mounted = failed("mounting %s", kind);
 out:
     close(fs);
     return mounted;
 }
 
-static int raise_loopback(void) {
+static int bring_up_loopback(void) {
     struct ifreq request = { .ifr_name = "lo" };
     int probe = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (probe < 0) return failed("socket");
     int result = ioctl(probe, SIOCGIFFLAGS, &request);
     request.ifr_flags |= IFF_UP;
     if (!result) result = ioctl(probe, SIOCSIFFLAGS, &request);
-    result = result ? failed("raising loopback") : 0;
+    result = result ? failed("bringing up loopback") : 0;
     close(probe);
     return result;
 }
 
-/* Both ends of envd's and of the node's channel: see init. Whatever was inherited there is replaced. */
+/* Both ends of envd's and of the node's channel (see init.c). Inherited descriptors there are replaced. */
 static int make_channels(void) {
     for (int at = FIRST_CHANNEL; at < FIRST_CHANNEL + 2 * CHANNELS; at += 2) {
         int pair[2];
@@ -227,7 +226,7 @@ static void set_limits(void) {
 
 static int prepare(const int *joins, int njoins, struct mounts *m) {
     const unsigned quiet = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
-    /* The kernel has some three thousand terminals for all sandboxes together. */
+    /* All sandboxes together share the kernel's limit of about three thousand ptys. */
     const char *const pts[] = {
         "newinstance", NULL, "ptmxmode", "666", "mode", "620", "max", "128", is_rootless ? NULL : "gid", "5", NULL,
     };
@@ -236,12 +235,12 @@ static int prepare(const int *joins, int njoins, struct mounts *m) {
     if (!is_rootless && setgroups(0, NULL)) return failed("setgroups");
     if (setresgid(0, 0, 0) || setresuid(0, 0, 0)) return failed("becoming root inside");
     for (int i = 0; i < njoins; i++)
-        if (write(joins[i], "0", 1) < 0) return failed("joining a control group");
+        if (write(joins[i], "0", 1) < 0) return failed("joining a cgroup");
     close_all(joins, njoins);
-    if (unshare(CLONE_NEWCGROUP)) return failed("unshare of control groups");
+    if (unshare(CLONE_NEWCGROUP)) return failed("unsharing the cgroup namespace");
     if (mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL)) return failed("making mounts private");
     int result;
-    if ((result = raise_loopback()) || (result = make_channels())) return result;
+    if ((result = bring_up_loopback()) || (result = make_channels())) return result;
     set_limits();
     if ((m->proc = filesystem("proc", quiet, NULL)) < 0) return m->proc;
     if ((m->sys = filesystem("sysfs", quiet | MOUNT_ATTR_RDONLY, NULL)) < 0) return m->sys;
@@ -255,8 +254,8 @@ static int prepare(const int *joins, int njoins, struct mounts *m) {
     return 0;
 }
 
-/* Find (or make) a mount point below the root without following links out of it. */
-static int inside(const char *path, char *found, size_t size) {
+/* Find or create a mount point below the root; symbolic links are refused. */
+static int mount_point(const char *path, char *found, size_t size) {
     size_t at = snprintf(found, size, ".");
     while (*path) {
         size_t n = strcspn(path, "/");
@@ -267,7 +266,7 @@ static int inside(const char *path, char *found, size_t size) {
             if (wrote < 0 || (size_t)wrote >= size - at) { errno = ENAMETOOLONG; return failed("%s", path); }
             at += wrote;
             if (lstat(found, &facts)) {
-                if (mkdir(found, 0755)) return failed("making %s", found);
+                if (mkdir(found, 0755)) return failed("creating %s", found);
             } else if (S_ISLNK(facts.st_mode)) {
                 errno = ELOOP;
                 return failed("%s leads through a symbolic link in the image", found);
@@ -280,69 +279,69 @@ static int inside(const char *path, char *found, size_t size) {
 
 struct list { int count; char **item; };
 
-/* The next counted list of fields. */
-static int take(int *at, struct list *list) {
+/* Read the next counted list of fields. */
+static int read_list(int *at, struct list *list) {
     list->count = *at < nfields ? atoi(fields[*at]) : -1;
     list->item = fields + *at + 1;
     *at += 1 + list->count;
     errno = EINVAL;
-    return list->count < 0 || *at > nfields ? failed("this is no request to a skeleton") : 0;
+    return list->count < 0 || *at > nfields ? failed("invalid launch message") : 0;
 }
 
-/* Close init's directory to the sandbox's root for good: what lies there is what a sandbox starts from when it was
- * stopped, and its confinement with it. */
-static int keep_init(void) {
+/* Make init's directory read-only for the sandbox's root: a stopped sandbox restarts from the init there, and its
+ * confinement depends on it. */
+static int protect_init(void) {
     int directory = open_tree_of(".paddock"), result = 0;
-    if (directory < 0 || set_attributes(directory, MOUNT_ATTR_RDONLY, -1) || move_to(directory, ".paddock")) result = failed("closing init's directory");
+    if (directory < 0 || set_attributes(directory, MOUNT_ATTR_RDONLY, -1) || move_to(directory, ".paddock")) result = failed("making init's directory read-only");
     if (directory >= 0) close(directory);
     return result;
 }
 
-/* Not every kernel has all of them. */
+/* Mount `cover` over paths; not every kernel has all of them. */
 static int hide(const struct list *paths, const char *cover) {
     for (int i = 0; i < paths->count; i++)
         if (mount(cover, paths->item[i], NULL, MS_BIND, NULL) && errno != ENOENT) return failed("hiding %s", paths->item[i]);
     return 0;
 }
 
-/* Everything here is relative to the root, which is put on the working directory that the launcher chose: the path
- * there may lead through directories that are closed to the ids we have now. */
+/* Everything here is relative to the root, which is mounted on the working directory that the launcher chose: an
+ * absolute path may lead through directories that our current ids cannot search. */
 static int assemble(const struct mounts *m) {
     char path[4096];
     const char *hostname = fields[1], *overlay = fields[3];
     const unsigned long quiet = MS_NOSUID | MS_NODEV | MS_NOEXEC, nosuid = strcmp(fields[2], "locked") ? 0 : MS_NOSUID;
     struct list binds, files, directories, trees;
     int result, at = 4, *bind_fds = fds + !is_rootless;
-    if (take(&at, &binds) || take(&at, &files) || take(&at, &directories) || take(&at, &trees)) return -EINVAL;
-    if (nfds != binds.count + !is_rootless) { errno = EINVAL; return failed("%d descriptors came", nfds); }
+    if (read_list(&at, &binds) || read_list(&at, &files) || read_list(&at, &directories) || read_list(&at, &trees)) return -EINVAL;
+    if (nfds != binds.count + !is_rootless) { errno = EINVAL; return failed("%d descriptors received", nfds); }
     if (sethostname(hostname, strlen(hostname))) return failed("sethostname");
     if (is_rootless) {
         if (mount("overlay", ".", "overlay", MS_NODEV | nosuid, overlay)) return failed("mounting the root");
         if (!getcwd(path, sizeof path) || chdir(path)) return failed("entering the root");
-    } else if (move_to(fds[0], "") || fchdir(fds[0])) return failed("placing the root");
+    } else if (move_to(fds[0], "") || fchdir(fds[0])) return failed("attaching the root");
     for (int i = 0; i < trees.count; i++) {
-        if ((result = inside(trees.item[i], path, sizeof path))) return result;
+        if ((result = mount_point(trees.item[i], path, sizeof path))) return result;
         if (mount(trees.item[i], path, NULL, MS_BIND | MS_REC, NULL)) return failed("binding %s", trees.item[i]);
-        /* Some of it may belong to whoever made the sandbox, who is root inside. */
+        /* Some files may belong to the user who created the sandbox, who is root inside. */
         struct mount_attr closed = { .attr_set = MOUNT_ATTR_RDONLY };
         if (syscall(SYS_mount_setattr, AT_FDCWD, path, AT_RECURSIVE, &closed, sizeof closed))
-            return failed("closing %s", trees.item[i]);
+            return failed("making %s read-only", trees.item[i]);
     }
     for (int i = 0; i < DEVICES; i++) {
         snprintf(path, sizeof path, "dev/%s", devices[i]);
-        if (move_to(m->device[i], path)) return failed("placing %s", path);
+        if (move_to(m->device[i], path)) return failed("attaching %s", path);
     }
     if (move_to(m->proc, "proc") || move_to(m->sys, "sys") || move_to(m->pts, "dev/pts") || move_to(m->shm, "dev/shm"))
-        return failed("placing filesystems");
+        return failed("attaching file systems");
     for (int i = 0; i < binds.count; i++) {
-        if ((result = inside(binds.item[i], path, sizeof path))) return result;
-        if (move_to(bind_fds[i], path)) return failed("placing %s", binds.item[i]);
+        if ((result = mount_point(binds.item[i], path, sizeof path))) return result;
+        if (move_to(bind_fds[i], path)) return failed("attaching %s", binds.item[i]);
     }
-    if ((result = keep_init())) return result;
-    /* Nothing can ever be in the second, unless it is mounted there. */
+    if ((result = protect_init())) return result;
+    /* sys/fs/cgroup is always empty, because no cgroup file system is mounted there. */
     if ((result = hide(&files, "dev/null")) || (result = hide(&directories, "sys/fs/cgroup"))) return result;
     if (mount("proc/sys", "proc/sys", NULL, MS_BIND, NULL) ||
-        mount("", "proc/sys", NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | quiet, NULL)) return failed("closing /proc/sys");
+        mount("", "proc/sys", NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | quiet, NULL)) return failed("making /proc/sys read-only");
     if (syscall(SYS_pivot_root, ".", ".") || umount2(".", DETACH) || chdir("/")) return failed("changing the root");
     return 0;
 }
@@ -353,16 +352,16 @@ static void become_init(int channel) {
     failed("becoming init");
 }
 
-static void live(int channel, int go, const int *joins, int njoins) {
+static void run_skeleton(int channel, int go, const int *joins, int njoins) {
     struct mounts mounts = { 0 };
     char one;
     if (read(go, &one, 1) != 1) _exit(0);
     close(go);
     if (!prepare(joins, njoins, &mounts)) {
-        if (tell(channel, "ready") || !receive(channel)) _exit(0);
+        if (send_text(channel, "ready") || !receive(channel)) _exit(0);
         if (!assemble(&mounts)) become_init(channel);
     }
-    tell(channel, said);
+    send_text(channel, error_text);
     _exit(70);
 }
 
@@ -386,26 +385,26 @@ static int make_skeleton(int *given, pid_t *pid) {
     int *joins = held + nheld;
     for (; njoins < nfields - 3; njoins++) {
         /* `tasks`, not `cgroup.procs`: a thread that moves itself needs no lock over all forks of the machine,
-         * which costs some 7 ms; a skeleton has one thread. */
+         * which costs about 7 ms; a skeleton has one thread. */
         char path[4096];
         snprintf(path, sizeof path, "%s/tasks", fields[3 + njoins]);
         if ((held[nheld] = open(path, O_WRONLY | O_CLOEXEC)) < 0) { result = failed("%s", path); goto out; }
         nheld++;
     }
     if (pipe2(go, O_CLOEXEC)) { result = failed("pipe"); goto out; }
-    /* The cgroup namespace follows once all groups are joined. */
+    /* The cgroup namespace is unshared later, after all cgroups are joined. */
     *pid = clone_into(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS, cgroup, given);
     if (*pid == 0) {
         close(go[1]);
         close(control);
         signal(SIGCHLD, SIG_DFL);
         signal(SIGINT, SIG_DFL);
-        live(fds[0], go[0], joins, njoins);
+        run_skeleton(fds[0], go[0], joins, njoins);
     }
     if (*pid < 0) result = failed("clone3");
     else if ((result = map_ids(*pid, strtoul(fields[1], NULL, 10))) || write(go[1], "1", 1) != 1) {
-        if (!result) result = failed("saying go");
-        close(*given);                       /* the child ends by itself: nobody says go */
+        if (!result) result = failed("starting the skeleton");
+        close(*given);                       /* the child exits when `go` is closed */
         *pid = 0;
     }
     close_all(go, 2);
@@ -414,8 +413,8 @@ out:
     return result;
 }
 
-/* A user namespace that only carries a map; kept, as ranges of ids are used again. */
-static int stand_in(unsigned long base) {
+/* A user namespace that only carries an id map; cached, because id ranges are reused. */
+static int mapped_userns(unsigned long base) {
     static struct { unsigned long base; int fd; } *kept;
     static int count, room;
     for (int i = 0; i < count; i++) if (kept[i].base == base) return kept[i].fd;
@@ -444,22 +443,22 @@ static int stand_in(unsigned long base) {
     return fd;
 }
 
-static int place(const char *source, int userns, const char *target) {
+static int attach_mapped(const char *source, int userns, const char *target) {
     int tree = open_tree_of(source), result = 0;
     if (tree < 0) return failed("%s", source);
     if (set_attributes(tree, 0, userns)) result = failed("mapping the ids of %s", source);
-    else if ((mkdir(target, 0700) && errno != EEXIST) || move_to(tree, target)) result = failed("placing %s", source);
+    else if ((mkdir(target, 0700) && errno != EEXIST) || move_to(tree, target)) result = failed("attaching %s", source);
     close(tree);
     return result;
 }
 
-/* Overlayfs takes its directories by path, so the mapped mounts are put below a mount on the stage (the working
- * directory) until `clear_stage`. The paths are relative because sandboxes see them in /proc/mounts. */
-static int set_stage(void) {
-    if (mkdir("staged", 0700) && errno != EEXIST) return failed("making the stage");
+/* Overlayfs needs paths, so the mapped mounts are attached below a mount on the stage (the working directory) until
+ * `clear_stage`. The paths are relative because sandboxes see them in /proc/mounts. */
+static int mount_stage(void) {
+    if (mkdir("staged", 0700) && errno != EEXIST) return failed("creating the stage");
     int tree = open_tree_of("staged");
     if (tree < 0 || move_to(tree, "staged")) {
-        int result = failed("setting the stage");
+        int result = failed("mounting the stage");
         if (tree >= 0) close(tree);
         return result;
     }
@@ -468,7 +467,7 @@ static int set_stage(void) {
     return chdir("staged") ? failed("entering the stage") : 0;
 }
 
-/* All at once, and after the answer: each time waits for the kernel a while. */
+/* One unmount for all, after the reply: each unmount takes a while. */
 static void clear_stage(void) {
     if (is_staged) umount2("staged", DETACH);
     is_staged = 0;
@@ -477,10 +476,10 @@ static void clear_stage(void) {
 static int create_overlay(int overlay, unsigned long base, const char *layers, int is_volatile) {
     if (set_option(overlay, "source", "paddock") || set_option(overlay, "lowerdir", layers) ||
         set_option(overlay, "upperdir", "0/upper") || set_option(overlay, "workdir", "0/work") ||
-        /* Else files are told apart by another device than what watches them names: no name would be found for it. */
+        /* Without it stat(2) reports another device than inotify's fdinfo: watched files would not be found by name. */
         set_option(overlay, "xino", "on") ||
         (is_volatile && set_option(overlay, "volatile", NULL))) return -1;
-    /* Overlayfs acts with its mounter's ids, and host root has none in a mapped upper. */
+    /* Overlayfs acts with its mounter's ids, and host root has no id in a mapped upper directory. */
     setfsgid(base);
     setfsuid(base);
     int result = create(overlay);
@@ -501,7 +500,7 @@ static int mount_overlay(unsigned long base, const char *flags, int nlayers) {
     if (mounted < 0) {
         char why[512];
         int number = errno;
-        ssize_t n = read(overlay, why, sizeof why - 1);      /* the kernel's own words */
+        ssize_t n = read(overlay, why, sizeof why - 1);      /* the kernel's message */
         why[n > 0 ? n : 0] = 0;
         errno = number;
         mounted = failed("mounting the root (%s)", why);
@@ -521,40 +520,40 @@ static int bind_tree(const char *source, int userns, int read_only) {
     return tree;
 }
 
-/* Gives where the fields of the request end, or a negative errno. */
+/* Return the index behind the fields of the request, or a negative errno. */
 static int make_root(int *given, int *ngiven) {
     int nlayers = nfields > 4 ? atoi(fields[4]) : 0, at = 5 + nlayers, nbinds, result;
     nbinds = nlayers > 0 && at < nfields ? atoi(fields[at]) : -1;
     at++;
     if (nbinds < 0 || nbinds > MAX_FDS - 1 || at + 2 * nbinds > nfields) { errno = EINVAL; return failed("a request with %d fields", nfields); }
     unsigned long base = strtoul(fields[1], NULL, 10);
-    int userns = nfds ? fds[0] : stand_in(base);
+    int userns = nfds ? fds[0] : mapped_userns(base);
     if (userns < 0) return userns;
     int back = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (back < 0) return failed("the stage");
-    if (!(result = set_stage())) {
-        result = place(fields[3], userns, "0");
+    if (!(result = mount_stage())) {
+        result = attach_mapped(fields[3], userns, "0");
         for (int i = 0; i < nlayers && !result; i++) {
             char name[16];
             snprintf(name, sizeof name, "%d", i + 1);
-            result = place(fields[5 + i], userns, name);
+            result = attach_mapped(fields[5 + i], userns, name);
         }
         if (!result && (result = mount_overlay(base, fields[2], nlayers)) >= 0) { given[(*ngiven)++] = result; result = 0; }
     }
-    if (fchdir(back)) _exit(71);             /* whatever came next would happen in the wrong place */
+    if (fchdir(back)) _exit(71);             /* later requests would use the wrong directory */
     close(back);
     for (int i = 0; i < nbinds && !result; i++, at += 2)
         if ((result = bind_tree(fields[at + 1], userns, !strcmp(fields[at], "ro"))) >= 0) { given[(*ngiven)++] = result; result = 0; }
     return result ? result : at;
 }
 
-/* Mount a root, and hand it on where the request says so. */
+/* Mount a root, and pass it to a skeleton if the request has a launch message. */
 static int start(int *given, int *ngiven) {
     int at = make_root(given, ngiven);
     if (at < 0 || at == nfields) return at < 0 ? at : 0;
-    if (nfds != 2) { errno = EINVAL; return failed("%d descriptors came", nfds); }
+    if (nfds != 2) { errno = EINVAL; return failed("%d descriptors received", nfds); }
     char *end = fields[nfields - 1] + strlen(fields[nfields - 1]) + 1;
-    int result = send_with(fds[1], fields[at], end - fields[at], given, *ngiven) ? failed("telling the skeleton") : 0;
+    int result = send_with(fds[1], fields[at], end - fields[at], given, *ngiven) ? failed("sending to the skeleton") : 0;
     close_all(given, *ngiven);
     *ngiven = 0;
     return result;
@@ -564,44 +563,44 @@ static int serve(void) {
     while (receive(control)) {
         int given[MAX_FDS], ngiven = 0, result;
         pid_t pid = 0;
-        char reply[sizeof said + 64];
+        char reply[sizeof error_text + 64];
         if (nfields && !strcmp(fields[0], "P")) {
             result = make_skeleton(given, &pid);
             ngiven = result ? 0 : 1;
         } else if (nfields && !strcmp(fields[0], "R")) result = start(given, &ngiven);
-        else { errno = EINVAL; result = failed("an unknown request"); }
+        else { errno = EINVAL; result = failed("unknown request"); }
         close_all(fds, nfds);
         if (result) { close_all(given, ngiven); ngiven = 0; }
-        snprintf(reply, sizeof reply, "%d %d %s", pid, -result, result ? said : "");
+        snprintf(reply, sizeof reply, "%d %d %s", pid, -result, result ? error_text : "");
         int sent = send_with(control, reply, strlen(reply), given, ngiven);
         close_all(given, ngiven);
-        if (sent) return 0;                  /* the node is gone, and with it whoever wanted this */
+        if (sent) return 0;                  /* the node has exited */
         clear_stage();
     }
     return 0;
 }
 
-/* Run a program in control groups and wait for its end. It is born into the first, as moving there would wait for
- * all processors; its own namespace of groups begins there. */
+/* Run a program in cgroups and wait for its exit. It is cloned into the first, because moving there would wait for
+ * all processors; its cgroup namespace is rooted there. */
 static int run(char **argv) {
     int pidfd, status, njoins = 1;
     while (argv[njoins] && strcmp(argv[njoins], "--")) njoins++;
     int group = argv[0] && argv[njoins] ? open(argv[0], O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     pid_t pid = group < 0 ? -1 : clone_into(0, group, &pidfd);
     if (pid == 0) {
-        /* Whoever kills us means the program. */
+        /* A signal that kills this process must also kill the program. */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         for (int i = 1; i < njoins; i++) {
             char path[4096];
             snprintf(path, sizeof path, "%s/tasks", argv[i]);
-            if (put(path, "0")) _exit(NO_GROUP);
+            if (write_file(path, "0")) _exit(NO_GROUP);
         }
         if (unshare(CLONE_NEWCGROUP)) _exit(NO_GROUP);
         execv(argv[njoins + 1], argv + njoins + 1);
         _exit(127);
     }
     if (pid < 0) return NO_GROUP;
-    syscall(SYS_close_range, 3u, ~0u, 0);    /* or nobody would notice when the program closes them */
+    syscall(SYS_close_range, 3u, ~0u, 0);    /* or peers would not see the program close them */
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
     if (WIFSIGNALED(status)) {
         signal(WTERMSIG(status), SIG_DFL);
@@ -618,17 +617,17 @@ int main(int argc, char **argv) {
     is_rootless = geteuid() != 0;
     prctl(PR_SET_NAME, "paddock-launch");
     signal(SIGINT, SIG_IGN);
-    /* Skeletons and sandboxes are watched through pidfds by the node; here they must only not stay zombies. */
+    /* The node watches skeletons and sandboxes by pidfd; this only avoids zombies. */
     signal(SIGCHLD, SIG_IGN);
     if (!is_rootless) {
         const char *stage = argv[2];
-        /* Slave: what the host mounts later is seen here, what is placed here is not seen there. The stage is a
-         * mount of its own, so that nothing placed below can propagate anywhere. */
+        /* Slave: later mounts of the host propagate to us, ours do not propagate to the host. The stage is a private
+         * mount, so that nothing below it propagates anywhere. */
         if (prctl(PR_SET_SECUREBITS, NO_SETUID_FIXUP) || unshare(CLONE_NEWNS) ||
             mount("", "/", NULL, MS_REC | MS_SLAVE, NULL) || mount(stage, stage, NULL, MS_BIND, NULL) ||
             mount("", stage, NULL, MS_PRIVATE, NULL)) { perror("launcher"); return 71; }
     }
-    /* Skeletons inherit this: it is where they put their root before it becomes `/`. */
+    /* Skeletons inherit this working directory and mount their root on it. */
     if (chdir(argv[2])) { perror(argv[2]); return 72; }
     return serve();
 }

@@ -89,7 +89,7 @@ class RuntimeContract:
         yield
         await world.clear()
 
-    async def test_a_created_sandbox_runs_and_can_be_reached(self, world):
+    async def test_a_created_sandbox_runs_and_is_reachable(self, world):
         instance = await world.running()
         assert instance.state is InstanceState.RUNNING
         assert instance.address.envd
@@ -97,18 +97,18 @@ class RuntimeContract:
         assert instance.incarnation == 1
         assert await world.runtime.inspect(instance.uid) == instance
 
-    async def test_creating_it_again_gives_the_same_one(self, world):
+    async def test_creating_a_sandbox_again_returns_the_existing_one(self, world):
         blueprint = world.blueprint()
         first = await world.runtime.create(blueprint)
         assert await world.runtime.create(blueprint) == first
 
-    async def test_creating_the_same_one_at_once_makes_one(self, world):
+    async def test_concurrent_creates_of_one_uid_make_one_sandbox(self, world):
         blueprint = world.blueprint()
         made = await asyncio.gather(*(world.runtime.create(blueprint) for _ in range(5)))
         assert len({one.address.envd for one in made}) == 1
         assert [i.uid for i in await world.runtime.instances()].count(blueprint.uid) == 1
 
-    async def test_instances_lists_what_is_there(self, world):
+    async def test_instances_lists_all_sandboxes(self, world):
         made = {(await world.running()).uid for _ in range(3)}
         assert made <= {instance.uid for instance in await world.runtime.instances()}
 
@@ -120,7 +120,7 @@ class RuntimeContract:
         with pytest.raises(NotFoundError):
             await getattr(world.runtime, ask)("nobody")
 
-    async def test_inspecting_an_unknown_uid_gives_nothing(self, world):
+    async def test_inspecting_an_unknown_uid_returns_none(self, world):
         assert await world.runtime.inspect("nobody") is None
 
     async def test_destroying_is_final_and_may_be_repeated(self, world):
@@ -129,7 +129,7 @@ class RuntimeContract:
         await world.runtime.destroy(instance.uid)
         assert await world.runtime.inspect(instance.uid) is None
 
-    async def test_destroying_at_once_by_several_is_no_error(self, world):
+    async def test_concurrent_destroys_are_no_error(self, world):
         instance = await world.running()
         await asyncio.gather(*(world.runtime.destroy(instance.uid) for _ in range(4)))
         assert await world.runtime.inspect(instance.uid) is None
@@ -163,7 +163,7 @@ class RuntimeContract:
         with pytest.raises(ConflictError):
             await world.runtime.restore(uid)
 
-    async def test_what_cannot_be_done_here_is_refused_as_such(self, world):
+    async def test_missing_capabilities_are_refused_as_unsupported(self, world):
         can = await world.runtime.capabilities()
         uid = (await world.running()).uid
         if not can.can_freeze:
@@ -184,7 +184,7 @@ class RuntimeContract:
         assert (await world.runtime.inspect(uid)).state is InstanceState.RUNNING
 
     @needs("can_update_image")
-    async def test_another_image_begins_a_new_life_in_place(self, world):
+    async def test_updating_the_image_begins_a_new_incarnation_in_place(self, world):
         before = await world.running()
         for _ in range(2):
             after = await world.runtime.update_image(before.uid, "another")
@@ -196,7 +196,7 @@ class RuntimeContract:
             await world.runtime.update_image("nobody", "another")
 
     @needs("can_checkpoint")
-    async def test_hibernating_and_restoring_begin_a_new_life(self, world):
+    async def test_hibernate_and_restore_begin_a_new_incarnation(self, world):
         uid = (await world.running()).uid
         for _ in range(2):
             asleep = await world.runtime.hibernate(uid)
@@ -224,7 +224,7 @@ class RuntimeContract:
         assert await world.runtime.inspect(uid) is None
 
     @needs("can_stop")
-    async def test_a_stopped_sandbox_starts_anew(self, world):
+    async def test_a_stopped_sandbox_can_be_restarted(self, world):
         uid = (await world.running()).uid
         for _ in range(2):
             assert (await world.runtime.stop(uid)).state is InstanceState.STOPPED
@@ -235,7 +235,7 @@ class RuntimeContract:
         assert again.incarnation == 2
 
     @needs("can_snapshot_files")
-    async def test_a_stored_state_is_listed_until_it_is_deleted(self, world):
+    async def test_a_checkpoint_is_listed_until_it_is_deleted(self, world):
         uid = (await world.running()).uid
         for _ in range(2):
             stored = await world.runtime.snapshot(uid, "cp-a", memory=False, keep_running=True)
@@ -247,25 +247,25 @@ class RuntimeContract:
         assert await world.runtime.checkpoints() == ()
 
     @needs("can_snapshot_files")
-    async def test_sandboxes_start_from_a_stored_state_after_its_source_is_gone(self, world):
+    async def test_sandboxes_start_from_a_checkpoint_after_its_source_is_destroyed(self, world):
         uid = (await world.running()).uid
         await world.runtime.snapshot(uid, "cp-b", memory=False, keep_running=True)
         await world.runtime.destroy(uid)
         child = await world.running(checkpoint_id="cp-b")
         assert child.state is InstanceState.RUNNING
 
-    async def test_an_unknown_stored_state_is_not_found(self, world):
+    async def test_an_unknown_checkpoint_is_not_found(self, world):
         with pytest.raises(NotFoundError):
             await world.running(checkpoint_id="cp-nowhere")
 
     @needs("can_snapshot_files")
-    async def test_storing_may_end_the_sandbox(self, world):
+    async def test_a_snapshot_may_stop_the_sandbox(self, world):
         uid = (await world.running()).uid
         await world.runtime.snapshot(uid, "cp-c", memory=False, keep_running=False)
         assert (await world.runtime.inspect(uid)).state is InstanceState.STOPPED
 
     @needs("can_checkpoint")
-    async def test_a_state_with_memory_can_be_stored_and_left_running(self, world):
+    async def test_a_snapshot_with_memory_leaves_the_sandbox_running(self, world):
         uid = (await world.running()).uid
         stored = await world.runtime.snapshot(uid, "cp-d", memory=True, keep_running=True)
         assert stored.has_memory
@@ -289,7 +289,7 @@ class RuntimeContract:
         with pytest.raises(ConflictError):
             await world.runtime.fork(uid, (world.blueprint(),))
 
-    async def test_a_sandbox_that_ends_by_itself_is_told_of(self, world):
+    async def test_a_sandbox_that_exits_by_itself_is_reported(self, world):
         uid = (await world.running()).uid
         events = world.runtime.watch()
         seen = asyncio.ensure_future(first_event_of(uid, events))
@@ -326,17 +326,17 @@ class RuntimeContract:
         assert await world.runtime.logs(uid, limit=0) == ()
 
     @needs("can_filter_egress")
-    async def test_egress_can_be_replaced_while_it_runs(self, world):
+    async def test_egress_can_be_replaced_while_the_sandbox_runs(self, world):
         uid = (await world.running()).uid
         await world.runtime.set_egress(uid, EgressPolicy(allow_internet=False))
         with pytest.raises(NotFoundError):
             await world.runtime.set_egress("nobody", EgressPolicy())
 
-    async def test_starting_without_commands_is_at_once(self, world):
+    async def test_starting_without_commands_returns_at_once(self, world):
         uid = (await world.running()).uid
         assert (await world.runtime.start(uid)).state is InstanceState.RUNNING
 
-    async def test_a_sandbox_that_never_gets_ready_fails_its_start_in_time(self, world):
+    async def test_start_fails_after_the_ready_timeout(self, world):
         uid = (await world.running(ready_command="false", ready_timeout_seconds=0.5)).uid
         world.never_ready(uid)
         with pytest.raises(DeadlineExceededError):

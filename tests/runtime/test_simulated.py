@@ -14,7 +14,7 @@ def blueprint(uid: str) -> Blueprint:
 
 
 @pytest.mark.looptime
-async def test_operations_take_their_time_on_the_loops_clock(looptime):
+async def test_operations_take_their_latency_on_the_loops_clock(looptime):
     runtime = SimulatedRuntime(latencies={Operation.CREATE: 2.0, Operation.HIBERNATE: 3.0})
     await runtime.create(blueprint("a"))
     await runtime.hibernate("a")
@@ -39,7 +39,7 @@ async def test_a_lost_reply_leaves_the_work_done():
     assert (await runtime.inspect("a")).state is InstanceState.FROZEN
 
 
-async def test_a_node_that_is_down_refuses_and_its_sandboxes_are_told_of_when_it_is_back():
+async def test_a_node_that_is_down_refuses_calls_and_reports_its_sandboxes_when_it_is_back():
     runtime = SimulatedRuntime()
     await runtime.create(blueprint("a"))
     events = runtime.watch()
@@ -53,7 +53,7 @@ async def test_a_node_that_is_down_refuses_and_its_sandboxes_are_told_of_when_it
     await events.aclose()
 
 
-async def test_files_follow_forks_and_stored_states():
+async def test_forks_and_checkpoints_copy_files():
     runtime = SimulatedRuntime()
     await runtime.create(blueprint("a"))
     runtime.files("a")["/x"] = "1"
@@ -65,7 +65,7 @@ async def test_files_follow_forks_and_stored_states():
     assert runtime.files("old")["/x"] == "1"
 
 
-async def test_a_child_that_cannot_be_made_does_not_stop_the_others():
+async def test_one_failed_fork_does_not_affect_the_others():
     runtime = SimulatedRuntime()
     await runtime.create(blueprint("a"))
     runtime.fail_next(Operation.CREATE, uid="k1")
@@ -82,7 +82,7 @@ async def test_missing_capabilities_are_refused_with_their_reason():
         await runtime.freeze("a")
 
 
-async def test_random_failures_repeat_with_their_seed():
+async def test_random_failures_are_reproducible_by_seed():
     async def outcomes() -> list[bool]:
         runtime = SimulatedRuntime(failure_rate=0.3, seed=5)
         made = []

@@ -42,19 +42,19 @@ async def count(instance) -> int:
     return int((await run(instance, "cat /tmp/count")).out or 0)
 
 
-async def test_a_uid_that_is_no_name_is_refused(make):
+async def test_an_invalid_uid_is_refused(make):
     for uid in ("../x", "", "a/b", ".hidden", "x" * 64):
         with pytest.raises(InvalidError):
             await make(uid=uid)
 
 
-async def test_an_unknown_image_is_refused_with_what_to_do(make):
+async def test_an_unknown_image_is_refused_with_a_hint(make):
     with pytest.raises(NotFoundError) as caught:
         await make(image="nowhere")
     assert caught.value.hint
 
 
-async def test_what_is_in_stock_has_its_envd_before_anybody_calls(node, make):
+async def test_a_warm_pool_member_has_its_envd_before_the_first_call(node, make):
     instance = await make(agent=AgentConfig(is_reserved=True))
 
     await node.runtime.start(instance.uid)
@@ -65,7 +65,7 @@ async def test_what_is_in_stock_has_its_envd_before_anybody_calls(node, make):
     assert (await run(instance, "echo $E2B_SANDBOX_ID")).out == "mine\n"
 
 
-async def test_the_sandbox_knows_its_name_and_address(make):
+async def test_host_name_and_address_are_set_inside(make):
     instance = await make(hostname="my-box")
     out = (await run(instance, "hostname; cat /etc/hostname; getent hosts my-box")).out.split()
     assert out[:2] == ["my-box", "my-box"]
@@ -79,7 +79,7 @@ async def test_users_and_homes_are_those_of_the_image(make):
     assert (await run(instance, "touch ~/mine && stat -c %U ~/mine", user="user")).out == "user\n"
 
 
-async def test_the_token_given_at_claim_is_asked_for_at_once(node, make):
+async def test_the_token_of_a_claim_is_required_at_once(node, make):
     instance = await make()
     await run(instance, "true")
     await node.runtime.configure(instance.uid, AgentConfig(access_token="s3", env={"WHO": "me"}))
@@ -88,7 +88,7 @@ async def test_the_token_given_at_claim_is_asked_for_at_once(node, make):
     assert (await run(instance, "echo $WHO", token="s3")).out == "me\n"
 
 
-async def test_start_and_ready_commands_run_and_what_they_write_is_logged(node, make):
+async def test_start_and_ready_commands_run_and_their_output_is_logged(node, make):
     instance = await make(
         start_command="echo hello from $GREETED; echo oh >&2; sleep 0.2; touch /tmp/up; sleep 99",
         ready_command="test -e /tmp/up",
@@ -103,7 +103,7 @@ async def test_start_and_ready_commands_run_and_what_they_write_is_logged(node, 
     assert (await run(instance, "pgrep -fc 'sleep 99$'")).out.strip() in ("1", "2")
 
 
-async def test_a_frozen_sandbox_stands_still_and_goes_on(node, make):
+async def test_a_frozen_sandbox_uses_no_cpu_and_continues_when_thawed(node, make):
     instance = await make()
     await begin(instance, COUNT)
     await eventually(lambda: _is_counting(instance))
@@ -154,7 +154,7 @@ async def test_processes_and_files_continue_after_hibernation(node, make):
     assert (await run(again, f"kill -0 {pid} && echo same")).out == "same\n"
 
 
-async def test_forks_have_memory_files_and_an_address_of_their_own(node, make):
+async def test_forks_have_their_own_memory_files_and_address(node, make):
     if not (await node.runtime.capabilities()).can_checkpoint:
         pytest.skip("memory cannot be stored on this machine")
     parent = await make()
@@ -177,7 +177,7 @@ async def test_forks_have_memory_files_and_an_address_of_their_own(node, make):
     assert (await run(kids[1], "test -e /tmp/mine || echo no")).out == "no\n"
 
 
-async def test_a_stopped_sandbox_keeps_its_files_and_nothing_else(node, make):
+async def test_a_stopped_sandbox_keeps_only_its_files(node, make):
     instance = await make()
     await run(instance, "echo kept > /root/file; sleep 999 >/dev/null 2>&1 &")
     await node.runtime.stop(instance.uid)
@@ -185,7 +185,7 @@ async def test_a_stopped_sandbox_keeps_its_files_and_nothing_else(node, make):
     assert (await run(again, "cat /root/file; pgrep -c sleep")).out == "kept\n0\n"
 
 
-async def test_files_of_a_stored_state_are_those_of_its_moment(node, make):
+async def test_a_checkpoint_has_the_files_of_its_time(node, make):
     parent = await make()
     await run(parent, "echo before > /root/file")
     await node.runtime.snapshot(parent.uid, "cp-files", memory=False, keep_running=True)
@@ -195,7 +195,7 @@ async def test_files_of_a_stored_state_are_those_of_its_moment(node, make):
     assert (await run(parent, "cat /root/file")).out == "after\n"
 
 
-async def test_ports_bound_to_loopback_inside_are_reached_through_the_namespace(node, make):
+async def test_ports_on_loopback_are_reachable_through_the_network_namespace(node, make):
     instance = await make()
     server = 'import socket as s; l = s.create_server(("127.0.0.1", 8000)); '
     server += 'c, _ = l.accept(); c.sendall(b"hi")'
@@ -217,7 +217,7 @@ async def test_ports_bound_to_loopback_inside_are_reached_through_the_namespace(
         os.close(netns)
 
 
-async def test_limits_are_what_the_kernel_enforces(node, make):
+async def test_limits_are_enforced_by_the_kernel(node, make):
     instance = await make(limits=Limits(cpu_millis=200, memory_bytes=96 << 20, pids=50))
     spin = "import time; t = time.monotonic(); [0 for _ in range(8 * 10**6)]; "
     spin += "print(time.process_time() / (time.monotonic() - t))"
@@ -236,7 +236,7 @@ async def test_the_base_image_runs_with_sudo(make):
     assert "Python 3" in (await run(instance, "python3 --version", user="user")).out
 
 
-async def test_many_sandboxes_come_up_at_once(node, make):
+async def test_many_sandboxes_start_concurrently(node, make):
     made = await asyncio.gather(*(make() for _ in range(24)))
     assert len({one.address.ip for one in made}) == 24
     outs = await asyncio.gather(*(run(one, "echo $$") for one in made))

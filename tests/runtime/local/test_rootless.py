@@ -71,7 +71,7 @@ async def test_start_and_ready_commands_run(rootless_node, make):
     assert (await run(instance, "cat ~/up", user="user")).out == "up\n"
 
 
-async def test_files_outlive_a_stop_and_are_cloned(rootless_node, make):
+async def test_files_survive_a_stop_and_are_cloned(rootless_node, make):
     instance = await make()
     await run(instance, "echo kept > ~/kept", user="user")
 
@@ -84,7 +84,7 @@ async def test_files_outlive_a_stop_and_are_cloned(rootless_node, make):
         assert (await run(one, "cat ~/kept", user="user")).out == "kept\n"
 
 
-async def test_envds_are_forked_warm(rootless_node, make):
+async def test_envds_are_forked_from_the_zygote(rootless_node, make):
     await run(await make(), "true")
 
     assert "envds will take more memory" not in rootless_node.log.read_text()

@@ -89,7 +89,7 @@ async def house(tmp_path):
     await asyncio.wait(made.tasks)
 
 
-async def test_callers_are_served_though_the_disk_is_full(house):
+async def test_callers_are_served_on_a_full_disk(house):
     house.is_full = True
     house.listener.open()
     await house.call()
@@ -99,7 +99,7 @@ async def test_callers_are_served_though_the_disk_is_full(house):
     await eventually(lambda: house.zygote.asked == 2 and house.listener.is_serving)
 
 
-async def test_callers_of_what_cannot_start_are_told_so_at_the_same_time(house, monkeypatch):
+async def test_callers_are_rejected_concurrently_when_envd_cannot_start(house, monkeypatch):
     monkeypatch.setattr(envd_listener, "_REJECT_SECONDS", 5.0)
     house.zygote.is_broken = True
     house.listener.listen()
@@ -111,7 +111,7 @@ async def test_callers_of_what_cannot_start_are_told_so_at_the_same_time(house, 
             assert b"it does not start" in await reader.read()
 
 
-async def test_nobody_is_started_over_and_over_for_callers_who_cannot_be_told(house):
+async def test_starts_back_off_when_callers_cannot_be_rejected(house):
     house.zygote.is_broken = True
     house.listener.listen()
     house.listener._listener = Deaf(house.listener._listener)

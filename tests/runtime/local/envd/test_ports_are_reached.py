@@ -56,7 +56,7 @@ async def dialer() -> AsyncIterator[LocalDialer]:
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1", "::1", "0.0.0.0", "its own address"])
-async def test_a_server_is_reached_wherever_it_listens(
+async def test_a_server_is_reachable_on_every_listen_address(
     node: TestNode, dialer: LocalDialer, where: str
 ) -> None:
     """What binds to `localhost` gets ::1 alone in many a language."""

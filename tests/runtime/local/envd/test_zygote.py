@@ -38,7 +38,7 @@ async def fork(zygote: ZygoteProcess, listener: socket.socket) -> None:
     os.close(pidfd)
 
 
-async def test_one_that_is_short_of_something_is_not_broken(zygote, listener):
+async def test_a_zygote_without_descriptors_is_not_broken(zygote, listener):
     await fork(zygote, listener)
     pid = zygote.pid
     await eventually(lambda: not children_of(pid))
@@ -53,7 +53,7 @@ async def test_one_that_is_short_of_something_is_not_broken(zygote, listener):
     assert zygote.pid == pid
 
 
-async def test_one_that_has_worked_and_ended_is_not_broken(zygote, listener):
+async def test_a_zygote_that_exits_after_a_reply_is_not_broken(zygote, listener):
     await fork(zygote, listener)
     os.kill(zygote.pid, signal.SIGSTOP)
     asked = asyncio.create_task(zygote.fork({}, {"listener": listener.fileno()}))
@@ -65,7 +65,7 @@ async def test_one_that_has_worked_and_ended_is_not_broken(zygote, listener):
     assert not isinstance(lost.value, ZygoteBrokenError)
 
 
-async def test_an_envd_whose_waiter_gives_up_when_it_is_there_is_let_go(zygote, listener):
+async def test_an_envd_whose_caller_is_cancelled_is_killed(zygote, listener):
     await fork(zygote, listener)
     pid = zygote.pid
     await eventually(lambda: not children_of(pid))

@@ -29,7 +29,7 @@ async def test_root_inside_keeps_only_harmless_capabilities(box):
     assert not [name for name, bit in dangerous.items() if bounding >> bit & 1]
 
 
-async def test_seccomp_and_a_range_of_ids_of_its_own_are_in_force(node, box):
+async def test_seccomp_and_a_private_id_range_are_in_force(node, box):
     one, other = await box(), await box()
     pids = (await node.facts())["inits"]
     maps = [Path(f"/proc/{pids[i.uid]}/uid_map").read_text().split() for i in (one, other)]
@@ -107,7 +107,7 @@ async def test_kernel_settings_cannot_be_written(shared_box, path):
     assert not await succeeds(shared_box, f"echo 0 2>/dev/null > {path}")
 
 
-async def test_nobody_inside_can_hide_from_the_memory_killer(shared_box):
+async def test_no_process_inside_can_hide_from_the_oom_killer(shared_box):
     for who in ("self", "1"):
         script = f"echo -1000 2>/dev/null > /proc/{who}/oom_score_adj"
         assert not await succeeds(shared_box, script)
@@ -183,7 +183,7 @@ async def test_dangerous_system_calls_are_refused(shared_box, name):
     assert outcome.status == 0, (name, outcome)
 
 
-async def test_calls_younger_than_the_list_are_unknown_not_forbidden(shared_box):
+async def test_system_calls_newer_than_the_list_fail_with_enosys(shared_box):
     script = (
         "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True); "
         "os.close(os.open('/tmp/young', os.O_CREAT | os.O_WRONLY)); "
@@ -211,7 +211,7 @@ async def test_raw_and_exotic_sockets_are_refused(shared_box, make):
     assert not await succeeds(shared_box, f"{PYTHON} -c 'import socket; {make}' 2>/dev/null")
 
 
-async def test_nothing_of_the_host_can_be_seen(node, shared_box):
+async def test_the_host_is_not_visible(node, shared_box):
     hidden = [
         str(node.state), str(node.directory), "/root/.ssh", "/home/agent", "/mnt/sandboxing",
         "/etc/ssh/ssh_host_rsa_key", "/var/lib/docker", "/var/run/docker.sock", "/run/systemd",
@@ -234,7 +234,7 @@ async def test_nothing_of_the_host_can_be_seen(node, shared_box):
     assert host_secret not in shadow or ":*:" in host_secret or ":!" in host_secret
 
 
-async def test_files_processes_and_messages_of_neighbours_are_not_there(box):
+async def test_files_processes_and_ipc_of_other_sandboxes_are_not_visible(box):
     one, other = await box(), await box()
     mark = os.urandom(6).hex()
     leave = f"for d in /tmp /dev/shm /var/tmp /home/user; do cp /bin/sleep $d/{mark}; done"
@@ -257,14 +257,14 @@ async def test_processes_outside_cannot_be_signalled_or_traced(shared_box):
     assert everyone.out == "alive\n"
 
 
-async def test_no_sandbox_sees_the_control_sockets(node, shared_box):
+async def test_control_sockets_are_not_visible_inside(node, shared_box):
     found = await run(shared_box, "find / -xdev -name '*.sock' 2>/dev/null; cat /proc/net/unix")
     assert "envd.sock" not in found.out
     assert "control.sock" not in found.out
     assert str(node.socket) not in found.out
 
 
-async def test_sudo_works_for_the_user_and_gives_no_more_than_root_inside(shared_box):
+async def test_sudo_works_and_gives_root_inside_only(shared_box):
     if not await succeeds(shared_box, "command -v sudo"):
         pytest.skip("sudo is not installed on this machine")
     outcome = await run(shared_box, "sudo -n id -u", user="user")
@@ -302,7 +302,7 @@ async def test_init_cannot_be_replaced_or_starved_by_hostile_signals(shared_box)
     assert await health(shared_box) == 204
 
 
-async def test_init_cannot_be_replaced_not_even_for_the_next_start(node, box):
+async def test_init_cannot_be_replaced_for_the_next_start(node, box):
     instance = await box()
     evil = "#!/bin/sh\ngrep CapEff /proc/self/status > /caught; exec sleep 60\n"
     attempts = [
@@ -324,13 +324,13 @@ async def test_init_cannot_be_replaced_not_even_for_the_next_start(node, box):
 @pytest.mark.parametrize(
     "path", ["/.paddock", "/proc", "/sys/fs", "/dev//null", "/", "/../.paddock/x"]
 )
-async def test_nothing_can_be_mounted_over_what_confines_a_sandbox(box, tmp_path, path):
+async def test_nothing_can_be_mounted_over_reserved_directories(box, tmp_path, path):
     with pytest.raises(InvalidError) as caught:
         await box(mounts=(Mount(source=str(tmp_path), path=path),))
     assert caught.value.hint
 
 
-async def test_a_hostile_etc_cannot_lead_the_node_astray(node, box):
+async def test_the_node_follows_no_link_in_a_hostile_etc(node, box):
     instance = await box(start_command="true", user="user")
     await run(instance, "rm /etc/passwd; ln -s /proc/1/root/etc/passwd /etc/passwd; "
                         "rm -rf /etc/group; ln -s /etc/shadow /etc/group")  # fmt: skip

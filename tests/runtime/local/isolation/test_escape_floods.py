@@ -34,7 +34,7 @@ async def group_of(node: TestNode, uid: str) -> tuple[Cgroups, str]:
     return Cgroups(facts["node_id"]), name
 
 
-async def test_a_fork_bomb_stays_within_its_limit_and_neighbours_answer(node, box):
+async def test_a_fork_bomb_stays_within_its_limit_and_other_sandboxes_respond(node, box):
     bomber, neighbour = await box(limits=Limits(pids=64)), await box()
     bomb = asyncio.ensure_future(
         run(bomber, "b() { b | b & }; for i in 1 2 3 4; do b 2>/dev/null; done; sleep 99")
@@ -48,7 +48,7 @@ async def test_a_fork_bomb_stays_within_its_limit_and_neighbours_answer(node, bo
 
 
 @pytest.mark.parametrize("user", ["root", "user"])
-async def test_a_sandbox_full_of_processes_takes_the_command_that_ends_them(node, box, user):
+async def test_a_kill_command_can_start_in_a_sandbox_full_of_processes(node, box, user):
     instance = await box(limits=Limits(pids=64))
     await begin(instance, f"exec {PYTHON} -c '{BOMB}'", user=user)
     groups, group = await group_of(node, instance.uid)
@@ -61,7 +61,7 @@ async def test_a_sandbox_full_of_processes_takes_the_command_that_ends_them(node
     await eventually(lambda: groups.usage(group).pids < 8)
 
 
-async def test_who_cannot_start_a_command_hears_why(box):
+async def test_a_command_that_cannot_start_reports_the_reason(box):
     instance = await box(limits=Limits(pids=8))
     await begin(instance, "for i in 1 2 3 4 5 6 7 8 9; do sleep 1000 & done; wait")
     message = ""
@@ -74,7 +74,7 @@ async def test_who_cannot_start_a_command_hears_why(box):
     assert "resource_exhausted" in message  # it may go well later
 
 
-async def test_a_memory_bomb_is_killed_and_told_of(node, box):
+async def test_a_memory_bomb_is_killed_and_reported(node, box):
     instance, neighbour = await box(limits=Limits(memory_bytes=64 << 20)), await box()
     events = node.runtime.watch()
     seen = asyncio.ensure_future(first_event_of(instance.uid, events))
@@ -88,7 +88,7 @@ async def test_a_memory_bomb_is_killed_and_told_of(node, box):
     await events.aclose()
 
 
-async def test_a_full_disk_stops_only_its_owner(node, box):
+async def test_a_full_disk_affects_only_its_own_sandbox(node, box):
     if not (await node.runtime.capabilities()).can_limit_disk:
         pytest.skip("disk use cannot be limited on this machine")
     filler, neighbour = await box(limits=Limits(disk_bytes=32 << 20)), await box()
@@ -98,7 +98,7 @@ async def test_a_full_disk_stops_only_its_owner(node, box):
     assert await succeeds(neighbour, "dd if=/dev/zero of=/tmp/x bs=1M count=8 2>/dev/null")
 
 
-async def test_endless_empty_files_end_at_the_limit(node, box):
+async def test_empty_files_count_against_the_disk_limit(node, box):
     if not (await node.runtime.capabilities()).can_limit_disk:
         pytest.skip("disk use cannot be limited on this machine")
     instance, neighbour = await box(limits=Limits(disk_bytes=4 << 20)), await box()
@@ -115,7 +115,7 @@ END"""
     assert await succeeds(neighbour, "mkdir /tmp/mine && touch /tmp/mine/one")
 
 
-async def test_running_out_of_descriptors_harms_nobody_else(box):
+async def test_running_out_of_descriptors_affects_only_its_own_sandbox(box):
     instance, neighbour = await box(), await box()
     script = f"""{PYTHON} - <<'END'
 import os, time
@@ -136,7 +136,7 @@ END"""
     assert "exhausted True" in (await holding).out
 
 
-async def test_who_watches_with_very_many_leaves_others_theirs(box):
+async def test_very_many_inotify_watches_do_not_affect_other_sandboxes(box):
     """The kernel counts them for whoever made the namespaces: for all sandboxes together."""
     instance, neighbour = await box(), await box()
     open_many = """
@@ -159,7 +159,7 @@ END"""
     assert (await greedy).out == "held True\n"
 
 
-async def test_running_out_of_terminals_leaves_some_to_others(box):
+async def test_running_out_of_terminals_does_not_affect_other_sandboxes(box):
     instance, neighbour = await box(), await box()
     script = f"""{PYTHON} - <<'END'
 import os, time

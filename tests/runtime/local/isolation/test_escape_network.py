@@ -90,7 +90,7 @@ def is_answered(address: str, port: int) -> bool:
     return False
 
 
-async def test_services_of_the_host_cannot_be_reached_on_any_of_its_addresses(shared_box):
+async def test_services_of_the_host_are_unreachable_on_all_its_addresses(shared_box):
     names = (await run(shared_box, "cat /etc/resolv.conf")).out
     gateway = names.split("nameserver ")[1].split()[0]
     addresses = sorted({gateway, "127.0.0.1", *own_addresses()})
@@ -103,7 +103,7 @@ async def test_services_of_the_host_cannot_be_reached_on_any_of_its_addresses(sh
         assert await python(shared_box, TRY_TCP, str(port), *mapped) == ""
 
 
-async def test_nothing_said_to_the_host_without_a_connection_arrives(shared_box):
+async def test_no_datagram_reaches_the_host(shared_box):
     names = (await run(shared_box, "cat /etc/resolv.conf")).out
     gateway = names.split("nameserver ")[1].split()[0]
     everybody = ["255.255.255.255", "224.0.0.1", "224.0.0.251", "ff02::1%eth0"]
@@ -129,13 +129,13 @@ async def test_nothing_said_to_the_host_without_a_connection_arrives(shared_box)
         "0.0.0.0 127.0.0.53 ::ffff:169.254.169.254 ::ffff:10.0.0.1 64:ff9b::a9fe:a9fe",
     ],
 )
-async def test_metadata_and_private_addresses_are_closed_however_they_are_written(
+async def test_metadata_and_private_addresses_are_unreachable_in_every_notation(
     shared_box, addresses
 ):
     assert await python(shared_box, TRY_TCP, "80", *addresses.split()) == ""
 
 
-async def test_neighbours_cannot_reach_each_other(box):
+async def test_sandboxes_cannot_reach_each_other(box):
     one, other = await box(), await box()
     script = 'import socket; s = socket.create_server(("0.0.0.0", 8080)); s.accept()'
     server = asyncio.ensure_future(run(one, f"{PYTHON} -c '{script}'", timeout=110))
@@ -147,12 +147,12 @@ async def test_neighbours_cannot_reach_each_other(box):
     await server
 
 
-async def test_no_packet_leaves_with_the_address_of_a_neighbour(box):
+async def test_packets_with_the_address_of_another_sandbox_are_dropped(box):
     one, other = await box(), await box()
     assert await python(one, SPOOF, other.address.ip) == ""
 
 
-async def test_addresses_routes_and_links_stay_as_they_were_made(shared_box):
+async def test_addresses_routes_and_links_cannot_be_changed(shared_box):
     assert await python(shared_box, CONFIGURE) == "-1\n-1\n-1\n"
 
 

@@ -9,10 +9,10 @@ import pytest
 from paddock.runtime.port import Blueprint, Instance
 from tests.runtime.local.inside import run, succeeds
 from tests.runtime.local.isolation.test_escape import (
-    test_calls_younger_than_the_list_are_unknown_not_forbidden,
+    test_system_calls_newer_than_the_list_fail_with_enosys,
     test_dangerous_system_calls_are_refused,
     test_kernel_settings_cannot_be_written,
-    test_nobody_inside_can_hide_from_the_memory_killer,
+    test_no_process_inside_can_hide_from_the_oom_killer,
     test_privileged_tools_fail,
     test_processes_outside_cannot_be_signalled_or_traced,
     test_raw_and_exotic_sockets_are_refused,
@@ -21,10 +21,10 @@ from tests.runtime.local.nodes import ROOTLESS_ID, TestNode
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 __all__ = [
-    "test_calls_younger_than_the_list_are_unknown_not_forbidden",
+    "test_system_calls_newer_than_the_list_fail_with_enosys",
     "test_dangerous_system_calls_are_refused",
     "test_kernel_settings_cannot_be_written",
-    "test_nobody_inside_can_hide_from_the_memory_killer",
+    "test_no_process_inside_can_hide_from_the_oom_killer",
     "test_privileged_tools_fail",
     "test_processes_outside_cannot_be_signalled_or_traced",
     "test_raw_and_exotic_sockets_are_refused",
@@ -40,7 +40,7 @@ async def shared_box(rootless_node: TestNode) -> Instance:
     return await rootless_node.runtime.create(Blueprint(uid="shared", image="host"))
 
 
-async def test_nothing_of_the_machine_can_be_seen_or_written(rootless_node, shared_box):
+async def test_the_machine_is_neither_visible_nor_writable(rootless_node, shared_box):
     hidden = [
         str(rootless_node.state),
         str(rootless_node.directory),
@@ -54,7 +54,7 @@ async def test_nothing_of_the_machine_can_be_seen_or_written(rootless_node, shar
     assert not await succeeds(shared_box, "touch /.paddock/mine 2>/dev/null")
 
 
-async def test_what_its_owner_has_among_the_machine_s_programs_is_read_only(shared_box):
+async def test_programs_of_the_nodes_user_are_read_only(shared_box):
     mine = Path("/opt", f"paddock-test-{os.urandom(4).hex()}")
     if not mine.parent.is_dir():
         pytest.skip("there is no /opt on this machine")
@@ -68,6 +68,6 @@ async def test_what_its_owner_has_among_the_machine_s_programs_is_read_only(shar
         shutil.rmtree(mine)
 
 
-async def test_there_is_no_network_but_its_own(shared_box):
+async def test_there_is_only_loopback(shared_box):
     links = (await run(shared_box, "ls /sys/class/net")).out.split()
     assert links == ["lo"]

@@ -16,7 +16,7 @@ def settings(directory: Path, **values: str) -> Path:
     return directory
 
 
-def test_what_is_too_low_for_many_is_raised_and_the_rest_left(tmp_path):
+def test_low_limits_are_raised_and_others_left_unchanged(tmp_path):
     given = settings(
         tmp_path,
         fs__inotify__max_user_instances="128\n",
@@ -33,12 +33,12 @@ def test_what_is_too_low_for_many_is_raised_and_the_rest_left(tmp_path):
 
 
 @pytest.mark.sandbox
-def test_the_kernel_takes_them():
+def test_the_kernel_accepts_the_values():
     if os.geteuid() != 0:
         pytest.skip("needs root")
     sysctls.raise_limits()
     assert sysctls.raise_limits() == {}
 
 
-def test_a_machine_without_them_is_taken_as_it_is(tmp_path):
+def test_missing_settings_are_ignored(tmp_path):
     assert sysctls.raise_limits(tmp_path) == {}

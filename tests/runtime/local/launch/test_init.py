@@ -88,7 +88,7 @@ async def inside(program):
     outer.wait()
 
 
-async def test_a_new_reader_finds_every_command_with_streams_and_memo(inside):
+async def test_a_new_client_finds_every_command_with_streams_and_memo(inside):
     first = await inside.client()
     assert await first.attach() == []
     spec = SpawnRequest(id=7, argv=["cat"], env=ENV, flags=SpawnFlags.STDIN_PIPE, memo=b"remember")
@@ -106,7 +106,7 @@ async def test_a_new_reader_finds_every_command_with_streams_and_memo(inside):
     close_all((again.stdout, again.stderr))
 
 
-async def test_exits_that_nobody_heard_are_told_on_attach(inside):
+async def test_unsent_exits_are_reported_on_attach(inside):
     first = await inside.client()
     await first.attach()
     record = await first.spawn(SpawnRequest(id=1, argv=["sh", "-c", "exit 3"], env=ENV))
@@ -122,7 +122,7 @@ async def test_exits_that_nobody_heard_are_told_on_attach(inside):
     assert await second.ping() == 0
 
 
-async def test_what_cannot_be_started_says_where_it_failed(inside):
+async def test_a_failed_start_reports_the_stage(inside):
     client = await inside.client()
     await client.attach()
     cases = [
@@ -138,7 +138,7 @@ async def test_what_cannot_be_started_says_where_it_failed(inside):
     assert await client.ping() == 0
 
 
-async def test_a_taken_id_and_a_living_command_are_refused(inside):
+async def test_a_used_id_and_forgetting_a_running_command_are_refused(inside):
     client = await inside.client()
     await client.attach()
     record = await client.spawn(SpawnRequest(id=1, argv=["sleep", "60"], env=ENV))
@@ -151,7 +151,7 @@ async def test_a_taken_id_and_a_living_command_are_refused(inside):
     assert busy.value.errno == errno.EBUSY
 
 
-async def test_arguments_larger_than_a_datagram_arrive_whole(inside):
+async def test_arguments_larger_than_a_datagram_arrive_complete(inside):
     client = await inside.client()
     await client.attach()
     env = ENV | {f"V{n}": "x" * 100_000 for n in range(5)}
@@ -163,7 +163,7 @@ async def test_arguments_larger_than_a_datagram_arrive_whole(inside):
     close_all(record.fds)
 
 
-async def test_a_signal_to_the_tree_reaches_what_left_the_session(inside):
+async def test_a_signal_to_the_tree_reaches_processes_outside_the_session(inside):
     client = await inside.client()
     await client.attach()
     script = "setsid sleep 61 & sleep 62 & setsid sh -c 'sleep 63 & wait' & wait"
@@ -195,7 +195,7 @@ for _ in range(3):
 """
 
 
-async def test_what_forks_all_the_time_cannot_outrun_a_kill(inside):
+async def test_processes_that_fork_all_the_time_cannot_outrun_a_kill(inside):
     client = await inside.client()
     await client.attach()
     for number in range(1, 11):
@@ -227,7 +227,7 @@ time.sleep(60)
 """
 
 
-async def test_what_strays_while_it_is_killed_is_not_left_standing_still(inside):
+async def test_processes_that_leave_the_tree_during_a_kill_are_not_left_stopped(inside):
     client = await inside.client()
     await client.attach()
     for number in range(1, 11):
@@ -242,7 +242,7 @@ async def test_what_strays_while_it_is_killed_is_not_left_standing_still(inside)
 
 
 @pytest.mark.parametrize("room", [0, 1], ids=["for nothing", "for the list of processes"])
-async def test_a_kill_goes_as_far_as_it_can_without_descriptors(inside, room):
+async def test_a_kill_without_descriptors_reaches_the_known_processes(inside, room):
     client = await inside.client()
     await client.attach()
     record = await client.spawn(SpawnRequest(id=1, argv=["sh", "-c", "sleep 60; true"], env=ENV))
@@ -273,7 +273,7 @@ async def test_terminals_have_a_size_and_the_user_owns_them(inside):
     os.close(record.pty)
 
 
-async def test_a_reader_that_does_not_read_stops_only_itself(inside):
+async def test_a_client_that_does_not_read_blocks_only_its_own_channel(inside):
     # Given a client that asks and never reads, until its channel is full
     rude = take_channel(inside.pidfd)
     rude.setblocking(False)

@@ -30,7 +30,7 @@ assert found == ["u"] * 8, found
 """
 
 
-def test_threads_that_read_for_the_first_time_do_not_end_the_process():
+def test_concurrent_first_reads_do_not_crash():
     for _ in range(5):
         done = subprocess.run(
             [sys.executable, "-c", FIRST_IN_THREADS], capture_output=True, check=False
@@ -38,7 +38,7 @@ def test_threads_that_read_for_the_first_time_do_not_end_the_process():
         assert done.returncode == 0, done
 
 
-def test_structs_are_read_by_decoders_that_were_made_at_import():
+def test_structs_are_decoded_by_decoders_created_at_import():
     """A type that is given with the data is worked out by whoever comes first."""
     lazily = [
         f"{module.relative_to(ROOT)}:{call.lineno}"

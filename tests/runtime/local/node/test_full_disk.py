@@ -28,7 +28,7 @@ def fill(directory: Path) -> None:
                 continue
 
 
-async def test_sandboxes_on_a_full_disk_can_be_ended(tmp_path):
+async def test_sandboxes_can_be_destroyed_on_a_full_disk(tmp_path):
     with small_disk(tmp_path / "disk", "64m") as disk:
         node = TestNode("--storage", "plain", state=str(disk / "n"))
         await node.start()
@@ -46,7 +46,7 @@ async def test_sandboxes_on_a_full_disk_can_be_ended(tmp_path):
             await node.stop()
 
 
-async def test_what_cannot_be_written_down_is_so_all_the_same(tmp_path):
+async def test_state_changes_when_records_cannot_be_written(tmp_path):
     node = TestNode("--storage", "plain", state=str(tmp_path / "n"))
     await node.start()
     try:
@@ -73,7 +73,7 @@ async def test_what_cannot_be_written_down_is_so_all_the_same(tmp_path):
         await node.stop()
 
 
-def test_a_record_that_does_not_fit_is_refused_and_the_last_one_stays(tmp_path):
+def test_a_record_that_does_not_fit_is_refused_and_the_previous_one_stays(tmp_path):
     with small_disk(tmp_path / "disk", "1m") as disk:
         directories = StateDirectory(disk / "n")
         directories.prepare()
@@ -94,7 +94,7 @@ def test_a_record_that_does_not_fit_is_refused_and_the_last_one_stays(tmp_path):
         assert (kept.state, kept.blueprint.env) == (InstanceState.RUNNING, {})
 
 
-def test_a_network_record_that_did_not_fit_leaves_nothing_behind(tmp_path):
+def test_a_network_record_that_did_not_fit_leaves_no_file(tmp_path):
     with small_disk(tmp_path / "disk", "1m") as disk:
         records = NetworkRecords(str(disk / "net"))
         records.load()
@@ -113,7 +113,7 @@ def test_a_network_record_that_did_not_fit_leaves_nothing_behind(tmp_path):
         assert list((disk / "net").iterdir()) == []
 
 
-def test_a_network_record_that_a_crash_cut_off_is_cleared_away(tmp_path):
+def test_an_incomplete_network_record_is_removed(tmp_path):
     first = NetworkRecord(uid="one", slot=1, policy=EgressPolicy(), marks=(1,))
     records = NetworkRecords(str(tmp_path))
     records.load()

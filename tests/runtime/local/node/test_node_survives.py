@@ -83,7 +83,7 @@ async def counts_on(instance) -> bool:
     return await eventually(is_further)
 
 
-async def test_a_state_directory_with_a_long_path_is_like_any_other():
+async def test_a_state_directory_may_have_a_long_path():
     node = TestNode(state=LONG)
     await node.start()
     try:
@@ -100,7 +100,7 @@ async def test_a_state_directory_with_a_long_path_is_like_any_other():
         await node.stop()
 
 
-async def test_a_killed_node_comes_back_to_the_same_world(own_node):
+async def test_a_restarted_node_adopts_all_sandboxes(own_node):
     runtime = own_node.runtime
     running = await runtime.create(blueprint("running", start_command=COUNT))
     await runtime.start("running")
@@ -138,7 +138,7 @@ async def begin_with_token(instance) -> int:
     return int(outcome.out)
 
 
-async def test_a_killed_envd_comes_back_and_finds_its_commands(own_node):
+async def test_a_killed_envd_is_replaced_and_finds_its_commands(own_node):
     instance = await own_node.runtime.create(blueprint("a"))
     pid = await begin(instance, COUNT)
     envd = await envd_of(own_node, "a")
@@ -148,7 +148,7 @@ async def test_a_killed_envd_comes_back_and_finds_its_commands(own_node):
     assert await envd_of(own_node, "a", other_than=envd)
 
 
-async def test_an_envd_that_a_killed_node_had_not_written_down_is_taken_over():
+async def test_an_envd_that_a_killed_node_had_not_recorded_is_adopted():
     """It answers its first caller a moment before that, and must not be one of two afterwards."""
     node = TestNode()
     node.prelude = FORGET_ENVDS
@@ -180,7 +180,7 @@ async def test_killed_helpers_are_replaced(own_node):
     assert after["zygote"] not in (None, before["zygote"])
 
 
-async def test_what_a_dying_launcher_had_cloned_is_gone_when_its_failure_is_told():
+async def test_clones_of_a_killed_launcher_are_removed_before_the_error_is_returned():
     node = TestNode("--parked", "0")
     node.prelude = LOSE_THE_FIRST_CLONE
     await node.start()
@@ -193,7 +193,7 @@ async def test_what_a_dying_launcher_had_cloned_is_gone_when_its_failure_is_told
         await node.stop()
 
 
-async def test_a_node_that_could_not_look_once_looks_again():
+async def test_monitoring_continues_after_an_error():
     node = TestNode("--parked", "0")
     node.prelude = STUMBLE_ONCE
     await node.start()
@@ -210,7 +210,7 @@ async def test_a_node_that_could_not_look_once_looks_again():
         await node.stop()
 
 
-async def test_callers_are_told_that_no_envd_can_be_started_until_one_can(tmp_path):
+async def test_callers_get_503_while_envd_cannot_start(tmp_path):
     node = TestNode("--parked", "0")
     node.prelude = f"import os; os.environ['PYTHONPATH'] = {str(tmp_path)!r}"
     broken = tmp_path / "sitecustomize.py"
@@ -251,7 +251,7 @@ async def _create_patiently(runtime, uid: str):
     raise AssertionError("no sandbox could be made")
 
 
-async def test_an_idle_envd_goes_and_comes_back():
+async def test_an_idle_envd_exits_and_is_restarted():
     node = TestNode("--envd-idle-seconds", "0.3", "--parked", "0")
     await node.start()
     try:
@@ -330,7 +330,7 @@ async def _kill_at_random(own_node: TestNode, chance: random.Random) -> None:
         raise AssertionError(f"something stays (there, wanted): {left}") from error
 
 
-async def test_a_creation_cut_off_by_a_kill_can_be_repeated(own_node):
+async def test_a_creation_interrupted_by_a_kill_can_be_repeated(own_node):
     runtime = own_node.runtime
     for delay in (0.0, 0.005, 0.01, 0.02):
         creating = asyncio.ensure_future(runtime.create(blueprint("again")))
@@ -346,7 +346,7 @@ async def test_a_creation_cut_off_by_a_kill_can_be_repeated(own_node):
         await runtime.destroy("again")
 
 
-async def test_hibernating_cut_off_by_a_kill_loses_nothing(own_node):
+async def test_hibernation_interrupted_by_a_kill_loses_nothing(own_node):
     runtime = own_node.runtime
     await runtime.create(blueprint("h"))
     for delay in (0.01, 0.05, 0.12):
@@ -367,7 +367,7 @@ async def test_hibernating_cut_off_by_a_kill_loses_nothing(own_node):
         assert (await run(await runtime.inspect("h"), "cat /tmp/kept")).out == "kept\n"
 
 
-async def test_what_rests_outlives_a_reboot_of_the_machine(own_node):
+async def test_stopped_and_hibernated_sandboxes_survive_a_reboot(own_node):
     runtime = own_node.runtime
     await runtime.create(blueprint("stopped"))
     await run(await runtime.inspect("stopped"), "echo kept > /root/kept")

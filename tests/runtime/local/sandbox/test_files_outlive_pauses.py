@@ -88,7 +88,7 @@ async def python(instance: Instance, code: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("pause", ["freeze", "hibernate", "stop"])
-async def test_every_kind_of_file_is_as_it_was_after_a_pause(node, pause: str) -> None:
+async def test_every_kind_of_file_is_unchanged_after_a_pause(node, pause: str) -> None:
     if pause == "hibernate" and not (await node.runtime.capabilities()).can_checkpoint:
         pytest.skip("memory cannot be stored on this machine")
     uid = f"f{os.urandom(4).hex()}"

@@ -71,7 +71,7 @@ def kilobytes(pid: int, field: str) -> int:
 
 
 @pytest.mark.usefixtures("swap")
-async def test_memory_of_a_frozen_sandbox_goes_out_and_comes_back_as_it_was(node, sandbox):
+async def test_memory_of_a_frozen_sandbox_is_swapped_out_and_back_unchanged(node, sandbox):
     pid = await holder(sandbox)
     assert kilobytes(pid, "VmRSS") > SIZE // 1024
 
@@ -92,7 +92,7 @@ async def test_memory_of_a_frozen_sandbox_goes_out_and_comes_back_as_it_was(node
 
 
 @pytest.mark.usefixtures("swap")
-async def test_a_sandbox_fills_no_more_swap_than_it_may_have_memory(node):
+async def test_swap_of_a_sandbox_is_limited_by_its_memory_limit(node):
     limits = Limits(memory_bytes=24 << 20)
     uid = f"m{os.urandom(4).hex()}"
     sandbox = await node.runtime.create(Blueprint(uid=uid, image="host", limits=limits))

@@ -16,7 +16,7 @@ def stock(tmp_path):
     dirs.close()
 
 
-async def test_one_that_was_taken_is_called_where_it_was_moved(stock, tmp_path):
+async def test_a_taken_directory_is_reachable_at_its_new_path(stock, tmp_path):
     place = tmp_path / "sandbox"
 
     sockets = stock.take(str(place))
@@ -29,7 +29,7 @@ async def test_one_that_was_taken_is_called_where_it_was_moved(stock, tmp_path):
     assert (place / "record.0").read_bytes() == b""
 
 
-async def test_the_stock_is_filled_up_again(stock, tmp_path):
+async def test_the_stock_is_refilled(stock, tmp_path):
     def ready() -> int:
         return len(list((tmp_path / "premises").iterdir()))
 
@@ -43,7 +43,7 @@ async def test_the_stock_is_filled_up_again(stock, tmp_path):
     await eventually(lambda: ready() == before)
 
 
-async def test_what_a_killed_node_left_is_not_given_to_anybody(tmp_path):
+async def test_directories_of_a_killed_node_are_removed(tmp_path):
     left = tmp_path / "premises" / "left"
     left.mkdir(parents=True)
     dirs = SocketDirs(tmp_path / "premises")
@@ -55,7 +55,7 @@ async def test_what_a_killed_node_left_is_not_given_to_anybody(tmp_path):
     assert not (tmp_path / "premises").exists()
 
 
-async def test_one_that_somebody_removed_is_passed_over(stock, tmp_path):
+async def test_a_removed_directory_is_skipped(stock, tmp_path):
     for path in list((tmp_path / "premises").iterdir()):
         path.rename(tmp_path / f"stolen-{path.name}")
 

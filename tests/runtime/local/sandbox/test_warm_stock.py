@@ -63,7 +63,7 @@ async def box(stocked):
         await stocked.runtime.destroy(uid)
 
 
-async def test_it_is_confined_as_if_it_had_been_made_for_its_owner(stocked, box):
+async def test_a_warm_sandbox_is_confined_like_a_cold_one(stocked, box):
     one, other = await box(), await box()
     pids = (await stocked.facts())["inits"]
     maps = [Path(f"/proc/{pids[i.uid]}/uid_map").read_text().split() for i in (one, other)]
@@ -82,12 +82,12 @@ async def test_it_is_confined_as_if_it_had_been_made_for_its_owner(stocked, box)
     assert "envd" not in ids  # the one that waited is as invisible as any
 
 
-async def test_nobody_can_connect_to_what_waits_in_a_parked_sandbox(box):
+async def test_the_waiting_envd_has_no_abstract_socket(box):
     unix = (await run(await box(), "cat /proc/net/unix")).out.splitlines()[1:]
     assert not [line for line in unix if "@" in line]
 
 
-async def test_it_is_called_what_its_owner_asked_for(box):
+async def test_a_claimed_warm_sandbox_has_the_requested_host_name(box):
     instance = await box(hostname="mine", agent=AgentConfig(sandbox_id="abc", access_token="t"))
     assert await health(instance) == 204
     said = await run(instance, "hostname; cat /etc/hostname; cat /etc/hosts", token="t")
@@ -98,7 +98,7 @@ async def test_it_is_called_what_its_owner_asked_for(box):
     assert renamed.out == "x\n"
 
 
-async def test_its_owners_limits_hold(stocked, box):
+async def test_a_claimed_warm_sandbox_has_the_requested_limits(stocked, box):
     instance = await box(limits=Limits(memory_bytes=64 << 20, pids=40, disk_bytes=8 << 20))
     hog = "/usr/bin/python3 -c 'x = bytearray(400 << 20)'"
     assert (await run(instance, hog)).status != 0
@@ -108,7 +108,7 @@ async def test_its_owners_limits_hold(stocked, box):
     assert usage.disk_total_bytes == 8 << 20
 
 
-async def test_its_owners_egress_policy_holds_from_the_start(stocked, box):
+async def test_a_claimed_warm_sandbox_has_the_requested_egress_policy(stocked, box):
     server = socket.create_server(("0.0.0.0", 0))
     open_box = await box()
     closed = await box(egress=EgressPolicy(allow_internet=False))
@@ -131,7 +131,7 @@ async def test_its_owners_egress_policy_holds_from_the_start(stocked, box):
     assert await stocked.runtime.inspect("wrong") is None
 
 
-async def test_what_it_becomes_lives_through_everything_a_sandbox_can(stocked, box):
+async def test_a_claimed_warm_sandbox_survives_every_pause(stocked, box):
     runtime = stocked.runtime
     instance = await box()
     await run(instance, "echo kept > /root/kept")
@@ -145,7 +145,7 @@ async def test_what_it_becomes_lives_through_everything_a_sandbox_can(stocked, b
     assert (await run(again, "cat /root/kept")).out == "kept\n"
 
 
-async def test_another_kind_is_made_anew(stocked):
+async def test_another_kind_is_created_cold(stocked):
     instance = await stocked.runtime.create(
         Blueprint(uid="locked", image="host", privileges="locked")
     )
@@ -162,7 +162,7 @@ async def own_node():
     await node.stop()
 
 
-async def test_a_parked_sandbox_that_was_killed_is_not_handed_out(own_node):
+async def test_a_killed_warm_sandbox_is_not_claimed(own_node):
     await own_node.runtime.create(Blueprint(uid="first", image="host"))
     await wait_for_full_stock(own_node)  # none comes or goes while we look
     inits = set(traces(own_node.state, own_node.number)["processes"])
@@ -181,7 +181,7 @@ async def test_a_parked_sandbox_that_was_killed_is_not_handed_out(own_node):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("step", KILLED_BEFORE.values(), ids=KILLED_BEFORE)
-async def test_a_kill_at_any_step_neither_loses_nor_leaves_anything(own_node, step, tmp_path):
+async def test_a_kill_at_any_step_of_a_claim_loses_and_leaks_nothing(own_node, step, tmp_path):
     """The node is killed by itself when it comes to a step; the next one has to cope."""
     runtime = own_node.runtime
     own_node.kill()
@@ -232,7 +232,7 @@ setattr(holder, {name!r}, last)
 """
 
 
-async def test_records_take_turns_and_the_newest_whole_one_counts(tmp_path):
+async def test_the_newest_complete_record_is_read(tmp_path):
     # given a record that was written three times
     directory = StateDirectory(tmp_path)
     directory.prepare()

@@ -1,4 +1,4 @@
-"""Nodes shared by the tests of one process: starting one costs a second."""
+"""Nodes shared by the tests of one process: starting one takes a second."""
 
 import asyncio
 import os
@@ -42,23 +42,23 @@ def _rootless_node():
 
 @pytest.fixture
 async def node(_node):
-    """A node as root, with everything this machine can do."""
+    """A node that runs as root, with all capabilities of this machine."""
     yield _node
     _node.runtime.close()
 
 
 @pytest.fixture
 async def rootless_node(_rootless_node):
-    """A node of an unprivileged user."""
+    """A node that runs as an unprivileged user."""
     yield _rootless_node
     _rootless_node.runtime.close()
 
 
-@pytest.fixture(params=["cold", "parked"])
+@pytest.fixture(params=["cold", "warm"])
 async def shared_box(node, request):
-    """A sandbox for tests that leave it as it is; made anew if one of them broke it.
+    """A sandbox for tests that do not change it; replaced if a test broke it.
 
-    One was made for its owner, the other had been parked before: both must hold.
+    Each test runs on a cold and on a claimed warm sandbox.
     """
     kept = node.shared.get(request.param)
     if kept is not None:
@@ -66,7 +66,7 @@ async def shared_box(node, request):
         if found is not None and found.state == "running":
             return found
         await node.runtime.destroy(kept)
-    make = make_warm if request.param == "parked" else make_cold
+    make = make_warm if request.param == "warm" else make_cold
     made = await make(node)
     node.shared[request.param] = made.uid
     return made
@@ -74,7 +74,7 @@ async def shared_box(node, request):
 
 @pytest.fixture
 async def box(node):
-    """Make sandboxes for one test."""
+    """Create sandboxes for one test."""
     made = []
 
     async def make(**changes) -> Instance:
@@ -88,15 +88,15 @@ async def box(node):
 
 
 async def make_warm(node: TestNode) -> Instance:
-    """Have a sandbox that was in the stock."""
+    """Create a sandbox from the warm stock."""
     await wait_for_warm(node)
-    made = await node.runtime.create(Blueprint(uid="shared-parked", image="host"))
+    made = await node.runtime.create(Blueprint(uid="shared-warm", image="host"))
     assert home_of(node, made.uid).startswith("parked-")
     return made
 
 
 async def make_cold(node: TestNode) -> Instance:
-    """Have a sandbox that was made from nothing: one of more than the stock ever holds."""
+    """Create a sandbox that is not from the warm stock, by creating more than the stock holds."""
     for _ in range(10):
         made = await asyncio.gather(
             *(
@@ -104,12 +104,12 @@ async def make_cold(node: TestNode) -> Instance:
                 for number in range(11)
             )
         )
-        # Which of them it is depends on what was parked while they were made: where that takes
-        # long, the stock may be filled up again in between.
+        # Which one is cold depends on the stock meanwhile: on a slow machine it may be refilled
+        # in between.
         cold = [one for one in made if home_of(node, one.uid) == ""]
         for one in made:
             if one not in cold[:1]:
                 await node.runtime.destroy(one.uid)
         if cold:
             return cold[0]
-    pytest.fail("whatever is asked for had been parked")
+    pytest.fail("every sandbox came from the warm stock")

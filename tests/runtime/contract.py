@@ -1,4 +1,4 @@
-"""What every runtime driver must do. A driver joins by subclassing with a `world` fixture."""
+"""The contract suite of runtime drivers; a driver subclasses it with a `world` fixture."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from paddock.runtime.port import (
 
 
 class World:
-    """A driver under test, and what only a test can do to it."""
+    """A driver under test, with controls that only tests have."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class World:
 
 
 async def first_event_of(uid: str, events: AsyncIterator[RuntimeEvent]) -> RuntimeEvent:
-    """Wait for word of one sandbox; there may be some of others."""
+    """Wait for the first event of one sandbox, skipping those of others."""
     async for event in events:
         if event.uid == uid:
             return event
@@ -67,7 +67,7 @@ async def first_event_of(uid: str, events: AsyncIterator[RuntimeEvent]) -> Runti
 
 
 def needs(capability: str):
-    """Run a test where the driver can, and prove a clear refusal where it cannot."""
+    """Skip a test if the driver lacks a capability, and check that it gives a reason."""
 
     def mark(test):
         test.needs = capability
@@ -77,7 +77,7 @@ def needs(capability: str):
 
 
 class RuntimeContract:
-    """The suite."""
+    """Tests that every driver must pass."""
 
     @pytest.fixture(autouse=True)
     async def _able(self, request: pytest.FixtureRequest, world: World):
@@ -293,7 +293,7 @@ class RuntimeContract:
         uid = (await world.running()).uid
         events = world.runtime.watch()
         seen = asyncio.ensure_future(first_event_of(uid, events))
-        await asyncio.sleep(0)  # it has asked by now, before anything that follows
+        await asyncio.sleep(0)  # the watch is sent before anything that follows
         await world.crash(uid)
         event = await asyncio.wait_for(seen, 30)
         assert event.state is InstanceState.FAILED

@@ -1,4 +1,4 @@
-"""The contract suite on every driver of this machine."""
+"""Runs the contract suite on every driver of this machine."""
 
 import os
 

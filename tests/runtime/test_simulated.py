@@ -1,4 +1,4 @@
-"""What the simulated driver adds for tests: cost, failure and loss on cue, at any scale."""
+"""Controls of the simulated driver: latency, scripted failures, lost replies, scale."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Commands in a sandbox, run as its users do: through envd, by the Connect protocol."""
+"""Runs commands in a sandbox through envd, by the Connect protocol."""
 
 import asyncio
 import base64
@@ -11,7 +11,7 @@ from paddock.runtime.port import Instance
 
 
 class Outcome(Struct, frozen=True):
-    """How a command ended and what it wrote."""
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -19,7 +19,7 @@ class Outcome(Struct, frozen=True):
 
 
 async def health(instance: Instance) -> int:
-    """Ask envd whether it is there."""
+    """Return the HTTP status of envd's /health."""
     reader, writer = await asyncio.open_unix_connection(_path(instance))
     try:
         writer.write(b"GET /health HTTP/1.1\r\nHost: sandbox\r\nConnection: close\r\n\r\n")
@@ -32,18 +32,18 @@ async def run(
     instance: Instance, script: str, *, user: str = "root", token: str | None = None,
     timeout: float = 60,
 ) -> Outcome:  # fmt: skip
-    """Run a shell script to its end."""
+    """Run a shell script and wait for its exit."""
     async with asyncio.timeout(timeout):
         return await start(instance, ["/bin/bash", "-c", script], user=user, token=token)
 
 
 async def succeeds(instance: Instance, script: str, **options) -> bool:
-    """Tell whether a shell script ends well."""
+    """Whether a shell script exits with 0."""
     return (await run(instance, script, **options)).status == 0
 
 
 async def begin(instance: Instance, script: str, *, user: str = "root") -> int:
-    """Start a command that goes on after we hang up; gives its pid inside."""
+    """Start a command that outlives the connection; return its pid inside."""
     command = ["/bin/bash", "-c", script]
     reader, writer = await _open(instance, command, user=user, token=None)
     try:
@@ -58,7 +58,7 @@ async def begin(instance: Instance, script: str, *, user: str = "root") -> int:
 async def start(
     instance: Instance, command: list[str], *, user: str = "root", token: str | None = None
 ) -> Outcome:
-    """Run a program to its end."""
+    """Run a program and wait for its exit."""
     reader, writer = await _open(instance, command, user=user, token=token)
     out, error, status = b"", b"", None
     try:
@@ -108,7 +108,7 @@ def _status(line: bytes) -> int:
 
 
 async def _events(reader: asyncio.StreamReader):
-    """Read enveloped messages out of a chunked body."""
+    """Yield the enveloped messages of a chunked body."""
     buffer = b""
     while True:
         size = (await reader.readline()).strip()

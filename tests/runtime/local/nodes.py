@@ -1,6 +1,6 @@
-"""Nodes for tests: real processes, killed and restarted at will, checked for what they leave.
+"""Real node processes for tests: started, killed, and checked for leaks.
 
-Each node has a fabric number and a state directory of its own, so that several run side by side.
+Each node has its own fabric number and state directory, so that several can run concurrently.
 """
 
 import asyncio
@@ -33,20 +33,20 @@ ROOTLESS_ID = 12345
 
 
 _OWN_MOUNTS = ("layers", "storage/pool")
-"""Where a node mounts something for itself, in its state; what sandboxes have is their own."""
+"""Mount points of the node itself in its state directory."""
 _NUMBERS = usable_numbers(range(10, 40))
 _turns = itertools.cycle(range(len(_NUMBERS)))
 _in_use: dict[int, int] = {}
-"""Numbers of ours, each with the lock that keeps other test runs on this machine away from it."""
+"""Numbers used by this process, each with the lock that reserves it on this machine."""
 
 
 def _lock_file(number: int) -> Path:
-    """One for all runs on this machine."""
+    """Return the lock file of a number, shared by all test runs on this machine."""
     return Path(f"/tmp/paddock-test-fabric-{number}.lock")
 
 
 def fabric_number() -> int:
-    """A number for a fabric that no other node of the tests on this machine uses now."""
+    """Reserve a fabric number that no other test node on this machine uses."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     for _ in _NUMBERS:
         number = _NUMBERS[(int(worker) * 5 + next(_turns)) % len(_NUMBERS)]
@@ -62,7 +62,7 @@ def fabric_number() -> int:
 
 
 def release_fabric_number(number: int) -> None:
-    """Let another node have a fabric's number."""
+    """Release a fabric number."""
     os.close(_in_use.pop(number))
 
 
@@ -83,9 +83,9 @@ class TestNode:
         self.runtime = LocalRuntime(self.socket)
         self.log = self.directory / "node.log"
         self.prelude = ""
-        """Python that runs in the node's process before the node does."""
+        """Python code to run in the node process before the node."""
         self.shared: dict[str, str] = {}
-        """Sandboxes that several tests use, by how they were made."""
+        """Uids of sandboxes that several tests use, by how they were created."""
 
     @property
     def pid(self) -> int:
@@ -133,18 +133,18 @@ class TestNode:
         return await self.runtime._call("facts", kind=dict)
 
     def kill(self) -> None:
-        """kill -9, as an operator's accident would."""
+        """Send SIGKILL and reap the process."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     async def wait_until_it_ends(self, seconds: float = 30) -> None:
-        """Wait for a node that ends by itself."""
+        """Wait for the exit of the node process."""
         assert self._process is not None
         await asyncio.to_thread(self._process.wait, seconds)
 
     async def stop(self) -> None:
-        """Let it end in order, with everything it made, and remove its directory."""
+        """Stop the node with SIGTERM, check that nothing is left, and remove its directory."""
         if self._process is None or self._process.poll() is not None:
             await self.start()
         assert self._process is not None
@@ -157,21 +157,26 @@ class TestNode:
             self._process.wait()
             pytest.fail(f"the node does not end:\n{self.log.read_text()[-3000:]}")
         assert code == 0, self.log.read_text()[-3000:]
-        # Orphans of a killed node wait for the machine's first process to reap them.
+        # Orphans of a killed node are reaped by the machine's init after a moment.
         await eventually(lambda: not any(traces(self.state, self.number).values()))
         shutil.rmtree(self.directory)
         release_fabric_number(self.number)
 
 
 def importable_code(place: Path) -> str:
-    """Where an unprivileged user can import a node from: from a copy if the checkout is closed."""
+    """Return a PYTHONPATH that an unprivileged user can read; a copy if the checkout is private."""
     source = Path(paddock.__file__).parents[1]
     packages = [Path(path) for path in sys.path if path.endswith("site-packages")]
     ways = [path for start in (source / "paddock", *packages) for path in (start, *start.parents)]
     if all(path.stat().st_mode & 0o005 == 0o005 for path in ways):
         return os.pathsep.join(map(str, (source, *packages)))
     if not place.exists():
-        for module in (paddock, msgspec, uvloop, httptools):  # all that a node and envd import
+        for module in (
+            paddock,
+            msgspec,
+            uvloop,
+            httptools,
+        ):  # everything that a node and envd import
             package = Path(str(module.__file__)).parent
             shutil.copytree(package, place / package.name)
         subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
@@ -179,9 +184,9 @@ def importable_code(place: Path) -> str:
 
 
 def runnable_python() -> str:
-    """A Python that an unprivileged user can run, of the version that the packages are for."""
+    """Return a Python of this version that an unprivileged user can run."""
     for candidate in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
-        # Twice: setpriv itself still reaches what its user does not.
+        # Started twice: setpriv's own exec still has more permissions.
         version = f"import sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]!r})"
         again = f"[{candidate!r}, '-c', {version!r}]"
         check = f"import subprocess, sys; sys.exit(subprocess.call({again}))"
@@ -195,7 +200,7 @@ def runnable_python() -> str:
 
 
 async def eventually(check, *, seconds: float = 20, pause: float = 0.02):
-    """Poll the kernel's world until something holds; gives what the check gave."""
+    """Poll until a check returns a true value; return that value."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         result = check()
@@ -209,9 +214,9 @@ async def eventually(check, *, seconds: float = 20, pause: float = 0.02):
 
 
 async def wait_for_warm(node: TestNode, least: int = 1) -> int:
-    """Wait for whole sandboxes of the host's image in the stock.
+    """Wait for warm sandboxes of the `host` image; return their number.
 
-    Other tests have asked the same node for others, and what is asked for most is parked.
+    The node keeps the most requested kind warm, and other tests may have requested another.
     """
 
     async def are_there() -> int:
@@ -222,12 +227,12 @@ async def wait_for_warm(node: TestNode, least: int = 1) -> int:
             return 0
         return facts["parked_of_those"] if facts["parked_of_those"] >= least else 0
 
-    # For a node's first sandbox all of the machine's software is looked through: that takes long.
+    # The first sandbox of a node takes long: all software of the machine is scanned.
     return await are_there() or await eventually(are_there, seconds=60)
 
 
 async def wait_for_full_stock(node: TestNode) -> None:
-    """Wait until nothing more is being parked."""
+    """Wait until the warm stock is full."""
 
     async def is_full() -> bool:
         facts = await node.facts()
@@ -238,9 +243,9 @@ async def wait_for_full_stock(node: TestNode) -> None:
 
 
 async def envd_of(node: TestNode, uid: str, *, other_than: int | None = None) -> int:
-    """Give the process of a sandbox's envd.
+    """Return the pid of a sandbox's envd.
 
-    It may have answered somebody before the node has read which process it is.
+    envd may serve calls before the node has recorded its process.
     """
 
     async def found() -> int | None:
@@ -251,13 +256,13 @@ async def envd_of(node: TestNode, uid: str, *, other_than: int | None = None) ->
 
 
 def home_of(node: TestNode, uid: str) -> str:
-    """Read under which name a sandbox's files lie, as the next node would."""
+    """Read the `home` of a sandbox's record, as the next node process would."""
     records = dict(StateDirectory(node.state).read_all())
     return records[uid].home
 
 
 def traces(state: Path, number: int) -> dict[str, list[str]]:
-    """What is held of a node and its sandboxes: mounts, groups, links, processes, addresses."""
+    """Return what exists of a node: mounts, cgroups, links, processes, addresses."""
     node_id = hashlib.sha256(str(state.absolute()).encode()).hexdigest()[:8]
     mounted = Path("/sys/fs/cgroup")
     groups = [
@@ -284,9 +289,9 @@ def traces(state: Path, number: int) -> dict[str, list[str]]:
 
 
 def unexpected_traces(state: Path, number: int, facts: dict) -> dict[str, tuple[int, int]]:
-    """Compare what is held of a node without sandboxes with what it says of itself.
+    """Compare what exists of a node without sandboxes with its own facts.
 
-    Gives what differs: how much there is, and how much there should be.
+    Return the differences: the actual and the expected number by kind.
     """
     found = traces(state, number)
     own = {str(state / path) for path in _OWN_MOUNTS}
@@ -302,7 +307,7 @@ def unexpected_traces(state: Path, number: int, facts: dict) -> dict[str, tuple[
 
 
 def inits(node_id: str) -> list[str]:
-    """Processes that are in one of the node's groups, by the kernel's own account."""
+    """Return the pids of all processes in the node's cgroups."""
     found = []
     for path in Path("/proc").iterdir():
         if not path.name.isdigit():

@@ -1,4 +1,4 @@
-"""What the local driver promises beyond the contract, seen from inside real sandboxes."""
+"""Behaviour of the local driver beyond the contract, checked inside real sandboxes."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from tests.runtime.local.nodes import eventually
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
-# Written over in place and all at once: whoever reads never finds an empty file.
+# Overwritten in place by one write: a reader never finds an empty file.
 COUNT = "i=0; while true; do i=$((i+1)); printf '%09d\\n' $i 1<>/tmp/count; sleep 0.01; done"
 
 

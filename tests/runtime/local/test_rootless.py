@@ -1,4 +1,4 @@
-"""Sandboxes of an unprivileged user: less is possible, but what people do in them works."""
+"""Sandboxes of a rootless node: fewer capabilities, but the usual work in them succeeds."""
 
 import asyncio
 import os

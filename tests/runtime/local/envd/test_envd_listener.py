@@ -1,4 +1,4 @@
-"""The door to one sandbox's envd, whatever becomes of disks, descriptors and the zygote."""
+"""The envd listener on a full disk, without descriptors, and with a broken zygote."""
 
 import asyncio
 import errno
@@ -18,15 +18,15 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class FakeZygote:
-    """Its envds are processes that take no caller; or it is broken."""
+    """Forks processes that accept no connection, or is broken."""
 
     def __init__(self) -> None:
         self.is_broken = False
-        self.asked = 0
+        self.forks = 0
         self.children: list[subprocess.Popen[bytes]] = []
 
     async def fork(self, _config, _fds) -> tuple[int, int]:
-        self.asked += 1
+        self.forks += 1
         if self.is_broken:
             raise ZygoteBrokenError("it does not start")
         child = subprocess.Popen(["sleep", "60"])
@@ -39,8 +39,8 @@ class FakeZygote:
             child.wait()
 
 
-class House:
-    """A door, and a disk that can be full."""
+class ListenerWorld:
+    """A listener, and a disk that can be full."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "envd.sock"
@@ -48,7 +48,7 @@ class House:
         self.is_full = False
         self.tasks: list[asyncio.Task[None]] = []
         self.callers: list[asyncio.StreamWriter] = []
-        """Kept, as they stay on the line."""
+        """Kept, so that the connections stay open."""
         self.listener = EnvdListener(
             self.zygote, self.path,
             open_parts=lambda _parts: ({}, {}), on_change=self._write,
@@ -65,8 +65,8 @@ class House:
         return reader
 
 
-class Deaf:
-    """A listening socket in a process without descriptors."""
+class WithoutDescriptors:
+    """A listening socket whose accept fails with EMFILE."""
 
     def __init__(self, listener) -> None:
         self._listener = listener
@@ -79,8 +79,8 @@ class Deaf:
 
 
 @pytest.fixture
-async def house(tmp_path):
-    made = House(tmp_path)
+async def world(tmp_path):
+    made = ListenerWorld(tmp_path)
     yield made
     made.listener.close(kill=True)
     made.zygote.kill()
@@ -89,33 +89,33 @@ async def house(tmp_path):
     await asyncio.wait(made.tasks)
 
 
-async def test_callers_are_served_on_a_full_disk(house):
-    house.is_full = True
-    house.listener.open()
-    await house.call()
-    await eventually(lambda: house.listener.is_serving)
-    # It ends, and the one who called it before still waits: so there is another.
-    house.zygote.kill()
-    await eventually(lambda: house.zygote.asked == 2 and house.listener.is_serving)
+async def test_callers_are_served_on_a_full_disk(world):
+    world.is_full = True
+    world.listener.open()
+    await world.call()
+    await eventually(lambda: world.listener.is_serving)
+    # It is killed while a caller still waits: another one is started.
+    world.zygote.kill()
+    await eventually(lambda: world.zygote.forks == 2 and world.listener.is_serving)
 
 
-async def test_callers_are_rejected_concurrently_when_envd_cannot_start(house, monkeypatch):
+async def test_callers_are_rejected_concurrently_when_envd_cannot_start(world, monkeypatch):
     monkeypatch.setattr(envd_listener, "_REJECT_SECONDS", 5.0)
-    house.zygote.is_broken = True
-    house.listener.listen()
-    readers = [await house.call() for _ in range(5)]
-    house.listener.open()
-    # None of them hangs up, and yet all have read it before the first is given up.
+    world.zygote.is_broken = True
+    world.listener.listen()
+    readers = [await world.call() for _ in range(5)]
+    world.listener.open()
+    # No caller closes its connection, and still all are served before the first timeout.
     async with asyncio.timeout(4):
         for reader in readers:
             assert b"it does not start" in await reader.read()
 
 
-async def test_starts_back_off_when_callers_cannot_be_rejected(house):
-    house.zygote.is_broken = True
-    house.listener.listen()
-    house.listener._listener = Deaf(house.listener._listener)
-    await house.call()
-    house.listener.open()
+async def test_starts_back_off_when_callers_cannot_be_rejected(world):
+    world.zygote.is_broken = True
+    world.listener.listen()
+    world.listener._listener = WithoutDescriptors(world.listener._listener)
+    await world.call()
+    world.listener.open()
     await asyncio.sleep(0.5)
-    assert house.zygote.asked <= 4
+    assert world.zygote.forks <= 4

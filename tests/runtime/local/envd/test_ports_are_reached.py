@@ -1,4 +1,4 @@
-"""Ports of a sandbox are reached wherever inside its servers listen."""
+"""Ports of a sandbox are reachable on every address its servers listen on."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ while True:
 
 
 class Said(asyncio.Protocol):
-    """Keeps what the other side says."""
+    """Collects received data."""
 
     def __init__(self) -> None:
         self.text = b""
@@ -48,7 +48,7 @@ class Said(asyncio.Protocol):
 
 @pytest.fixture
 async def dialer() -> AsyncIterator[LocalDialer]:
-    """As a gateway has one; it lives as long as its process."""
+    """A dialer as gateways have one."""
     dialer = LocalDialer(Settings())
     yield dialer
     for connected in dialer._nodes.values():
@@ -59,7 +59,7 @@ async def dialer() -> AsyncIterator[LocalDialer]:
 async def test_a_server_is_reachable_on_every_listen_address(
     node: TestNode, dialer: LocalDialer, where: str
 ) -> None:
-    """What binds to `localhost` gets ::1 alone in many a language."""
+    """In many languages a bind to `localhost` listens on ::1 only."""
     if where == "::1" and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this kernel knows no IPv6")
     uid = f"ways-{where.replace(':', '').replace('.', '').replace(' ', '-')}"

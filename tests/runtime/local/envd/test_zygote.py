@@ -1,4 +1,4 @@
-"""The node's side of the zygote: what it makes of shortages, and of waiters that give up."""
+"""The node's side of the zygote: resource shortages and cancelled callers."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ async def test_a_zygote_that_exits_after_a_reply_is_not_broken(zygote, listener)
     os.kill(zygote.pid, signal.SIGSTOP)
     asked = asyncio.create_task(zygote.fork({}, {"listener": listener.fileno()}))
     await asyncio.sleep(0)
-    zygote._exit_reason = "OSError: too many open files"  # as it would say itself
+    zygote._exit_reason = "OSError: too many open files"  # as the zygote would report it
     os.kill(zygote.pid, signal.SIGKILL)
     with pytest.raises(UnavailableError, match="too many open files") as lost:
         await asked
@@ -73,7 +73,7 @@ async def test_an_envd_whose_caller_is_cancelled_is_killed(zygote, listener):
     asked = asyncio.create_task(zygote.fork({}, {"listener": listener.fileno()}))
     await asyncio.sleep(0)
     (future,) = zygote._pending.values()
-    while not future.done():  # to be there before the waiter is woken
+    while not future.done():  # the reply arrives before the caller is woken
         await asyncio.sleep(0)
     asked.cancel()
     with contextlib.suppress(asyncio.CancelledError):

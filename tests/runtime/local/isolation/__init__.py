@@ -1,1 +1,1 @@
-"""Tests of `runtime/local/isolation`."""
+"""Escape attempts and floods from inside sandboxes of the local driver."""

@@ -80,7 +80,7 @@ async def test_seccomp_and_a_private_id_range_are_in_force(node, box):
 async def test_privileged_tools_fail(shared_box, attempt):
     status = (await run(shared_box, f"{attempt} 2>/dev/null")).status
     assert status != 0
-    assert status != 127, "there is no such program here, so its failure proves nothing"
+    assert status != 127, "the program is not installed, so its failure proves nothing"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ async def test_system_calls_newer_than_the_list_fail_with_enosys(shared_box):
         "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
         "socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)",
         "socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET)",
-        "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 6)",  # encryption of packets
+        "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 6)",  # NETLINK_XFRM
         "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 9)",  # audit
         "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)",  # packet filters
     ],
@@ -238,7 +238,7 @@ async def test_files_processes_and_ipc_of_other_sandboxes_are_not_visible(box):
     one, other = await box(), await box()
     mark = os.urandom(6).hex()
     leave = f"for d in /tmp /dev/shm /var/tmp /home/user; do cp /bin/sleep $d/{mark}; done"
-    wait = f"until grep -qs {mark} /proc/$!/comm; do sleep 0.01; done"  # it has begun
+    wait = f"until grep -qs {mark} /proc/$!/comm; do sleep 0.01; done"  # it has started
     begin = f"/tmp/{mark} 300 >/dev/null 2>&1 & {wait}"
     await run(one, f"{leave}; ipcmk -Q -p 0666 >/dev/null; {begin}")
     find = f"find / -xdev -name {mark}; ls /dev/shm"
@@ -250,7 +250,7 @@ async def test_files_processes_and_ipc_of_other_sandboxes_are_not_visible(box):
 
 async def test_processes_outside_cannot_be_signalled_or_traced(shared_box):
     own = os.getpid()
-    # By chance the very shell that tries may have that number inside.
+    # The shell that runs the attempt may have the same pid inside by chance.
     assert not await succeeds(shared_box, f"test $$ -ne {own} && kill -0 {own} 2>/dev/null")
     assert not await succeeds(shared_box, f"test $$ -ne {own} -a -e /proc/{own}")
     everyone = await run(shared_box, "kill -9 1; kill -TERM 1; kill -STOP 1; sleep 0.1; echo alive")

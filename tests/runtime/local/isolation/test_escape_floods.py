@@ -1,4 +1,4 @@
-"""Floods from inside a sandbox, made as its root: its limits hold, and its neighbours go on."""
+"""Floods by root inside a sandbox: its limits hold, and other sandboxes are not affected."""
 
 import asyncio
 from pathlib import Path
@@ -27,7 +27,7 @@ UNTIL_ENOUGH = "while not os.path.exists('/tmp/enough'): time.sleep(0.05)"
 
 
 async def group_of(node: TestNode, uid: str) -> tuple[Cgroups, str]:
-    """The groups of a node, and what a sandbox's are called."""
+    """Return the cgroups of a node and the name of a sandbox's cgroup."""
     facts = await node.facts()
     init = Path("/proc", str(facts["inits"][uid]))
     name = (init / "cgroup").read_text().split()[-1].rpartition("/")[2]
@@ -52,7 +52,7 @@ async def test_a_kill_command_can_start_in_a_sandbox_full_of_processes(node, box
     instance = await box(limits=Limits(pids=64))
     await begin(instance, f"exec {PYTHON} -c '{BOMB}'", user=user)
     groups, group = await group_of(node, instance.uid)
-    # The kernel counts an envd among a sandbox's users, though it is not in the group.
+    # The kernel counts envd as a process of the sandbox's user, though it is not in the cgroup.
     await eventually(lambda: groups.usage(group).pids > 64 - reserve_size(64) - 4, seconds=60)
 
     assert (await run(instance, "echo in; kill -9 -1", user=user)).out == "in\n"
@@ -65,20 +65,20 @@ async def test_a_command_that_cannot_start_reports_the_reason(box):
     instance = await box(limits=Limits(pids=8))
     await begin(instance, "for i in 1 2 3 4 5 6 7 8 9; do sleep 1000 & done; wait")
     message = ""
-    for _ in range(8):  # the last of them have the reserve
+    for _ in range(8):  # the last ones use up the reserve
         try:
             await begin(instance, "exec sleep 1000")
         except AssertionError as problem:
             message = str(problem)
     assert "as many processes as it may have" in message
-    assert "resource_exhausted" in message  # it may go well later
+    assert "resource_exhausted" in message  # a retry may succeed
 
 
 async def test_a_memory_bomb_is_killed_and_reported(node, box):
     instance, neighbour = await box(limits=Limits(memory_bytes=64 << 20)), await box()
     events = node.runtime.watch()
     seen = asyncio.ensure_future(first_event_of(instance.uid, events))
-    await asyncio.sleep(0)  # it has asked by now
+    await asyncio.sleep(0)  # the watch is sent
     outcome = await run(instance, f"{PYTHON} -c 'x = bytearray(512 << 20)'")
     assert outcome.status != 0
     assert (await run(neighbour, "echo fine")).out == "fine\n"
@@ -137,7 +137,7 @@ END"""
 
 
 async def test_very_many_inotify_watches_do_not_affect_other_sandboxes(box):
-    """The kernel counts them for whoever made the namespaces: for all sandboxes together."""
+    """The kernel counts watches for the creator of the user namespace: for all sandboxes."""
     instance, neighbour = await box(), await box()
     open_many = """
 import ctypes, os

@@ -72,14 +72,14 @@ async def python(instance, script: str, *arguments: str) -> str:
 
 
 def own_addresses() -> list[str]:
-    """Every address of this machine, of either family, that can be called without a scope."""
+    """Return every IPv4 and IPv6 address of this machine that needs no scope."""
     told = subprocess.run(["ip", "-j", "address"], capture_output=True, check=True).stdout
     found = [entry["local"] for link in json.loads(told) for entry in link["addr_info"]]
     return [one for one in found if not ipaddress.ip_address(one).is_link_local]
 
 
 def is_answered(address: str, port: int) -> bool:
-    """Connect to an address of this machine, unless it has gone: networks of others do.
+    """Connect to an address of this machine; `False` if it was removed meanwhile.
 
     One that has just come is listed a moment before it can be called.
     """
@@ -96,7 +96,7 @@ async def test_services_of_the_host_are_unreachable_on_all_its_addresses(shared_
     addresses = sorted({gateway, "127.0.0.1", *own_addresses()})
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
         port = server.getsockname()[1]
-        addresses = [one for one in addresses if is_answered(one, port)]  # it is there, from here
+        addresses = [one for one in addresses if is_answered(one, port)]  # reachable from the host
         assert {gateway, "127.0.0.1"} <= set(addresses)
         assert await python(shared_box, TRY_TCP, str(port), *addresses, "::1") == ""
         mapped = [f"::ffff:{one}" for one in addresses if ":" not in one]
@@ -116,7 +116,7 @@ async def test_no_datagram_reaches_the_host(shared_box):
         await python(shared_box, TRY_UDP, str(port), *said)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as witness:
             witness.sendto(b"the last word", ("127.0.0.1", port))
-        # The port was somebody's before: an answer that is late for them is no word of the box.
+        # The port was used before: a late reply to its previous user is not from the sandbox.
         while (heard := server.recv(100)) != b"the last word":
             assert heard.decode(errors="replace") not in said
 

@@ -1,4 +1,4 @@
-"""The same attempts in a sandbox of an unprivileged user's node, where the kernel grants less."""
+"""The same escape attempts in a sandbox of a rootless node."""
 
 import os
 import shutil
@@ -9,25 +9,25 @@ import pytest
 from paddock.runtime.port import Blueprint, Instance
 from tests.runtime.local.inside import run, succeeds
 from tests.runtime.local.isolation.test_escape import (
-    test_system_calls_newer_than_the_list_fail_with_enosys,
     test_dangerous_system_calls_are_refused,
     test_kernel_settings_cannot_be_written,
     test_no_process_inside_can_hide_from_the_oom_killer,
     test_privileged_tools_fail,
     test_processes_outside_cannot_be_signalled_or_traced,
     test_raw_and_exotic_sockets_are_refused,
+    test_system_calls_newer_than_the_list_fail_with_enosys,
 )
 from tests.runtime.local.nodes import ROOTLESS_ID, TestNode
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 __all__ = [
-    "test_system_calls_newer_than_the_list_fail_with_enosys",
     "test_dangerous_system_calls_are_refused",
     "test_kernel_settings_cannot_be_written",
     "test_no_process_inside_can_hide_from_the_oom_killer",
     "test_privileged_tools_fail",
     "test_processes_outside_cannot_be_signalled_or_traced",
     "test_raw_and_exotic_sockets_are_refused",
+    "test_system_calls_newer_than_the_list_fail_with_enosys",
 ]
 
 

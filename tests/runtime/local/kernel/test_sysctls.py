@@ -1,4 +1,4 @@
-"""Which limits of the kernel, shared by all sandboxes, a node raises."""
+"""The shared kernel limits that a node raises."""
 
 import os
 from pathlib import Path

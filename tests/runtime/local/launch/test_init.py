@@ -1,4 +1,4 @@
-"""Init by itself: the real program as pid 1 of a namespace, spoken to over its channel."""
+"""Init alone: the real program as pid 1 of a namespace, used over its channel."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ def program(tmp_path_factory) -> Path:
 
 
 class Inside:
-    """An init, and clients of it that are closed in the end."""
+    """An init and its clients, which are closed at the end."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -51,7 +51,7 @@ class Inside:
         return client
 
     def states(self) -> list[str]:
-        """What processes are there besides init, as /proc says it."""
+        """Return the processes besides init, read from /proc."""
         found = []
         for path in Path(f"/proc/{self.pid}/root/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -201,7 +201,7 @@ async def test_processes_that_fork_all_the_time_cannot_outrun_a_kill(inside):
     for number in range(1, 11):
         spec = SpawnRequest(id=number, argv=["python3", "-c", RUNNERS], env=ENV)
         record = await client.spawn(spec)
-        await inside.ended.get()  # it left three behind, each of them another process every moment
+        await inside.ended.get()  # it left three that re-fork all the time
         await eventually(inside.states)
         await client.signal(number, signal.SIGKILL, SignalScope.TREE)
         await eventually(lambda: not inside.states())
@@ -236,7 +236,7 @@ async def test_processes_that_leave_the_tree_during_a_kill_are_not_left_stopped(
         await eventually(lambda: len(inside.states()) > 8)
         await client.signal(number, signal.SIGKILL, SignalScope.TREE)
         await inside.ended.get()
-        # Who had strayed before ends by itself; who was stopped would not.
+        # A process that left the tree before exits by itself; a stopped one would not.
         await eventually(lambda: not inside.states())
         close_all(record.fds)
 
@@ -264,7 +264,7 @@ async def test_terminals_have_a_size_and_the_user_owns_them(inside):
     )  # fmt: skip
     record = await client.spawn(spec)
     await inside.ended.get()
-    # What was written comes out piece by piece, and then an error.
+    # The output arrives in pieces, and then an error.
     said = b""
     with contextlib.suppress(OSError):
         while len(said.split()) < 3 or not said.endswith(b"\n"):
@@ -274,18 +274,18 @@ async def test_terminals_have_a_size_and_the_user_owns_them(inside):
 
 
 async def test_a_client_that_does_not_read_blocks_only_its_own_channel(inside):
-    # Given a client that asks and never reads, until its channel is full
+    # Given a client that sends requests and never reads, until its channel is full
     rude = take_channel(inside.pidfd)
     rude.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while True:
             rude.send(b"\x01\0\0\0" + b"\1\0\0\0" + b"\0\0\0\0")
-    # When somebody uses the other channel
+    # When the other channel is used
     other = await inside.client(fd=NODE_CHANNEL_FD)
     await other.attach()
     record = await other.spawn(SpawnRequest(id=1, argv=["echo", "fine"], env=ENV))
     await inside.ended.get()
-    # Then that works, and the first channel does again once someone drains it
+    # Then it works, and the first channel works again once it is drained
     assert os.read(record.stdout, 10) == b"fine\n"
     close_all(record.fds)
     rude.close()

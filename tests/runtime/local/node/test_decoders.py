@@ -1,4 +1,4 @@
-"""Files of a node are read in threads, and any may be the first: see docs/decisions/0080."""
+"""JSON decoders of the node are safe at concurrent first use: see docs/decisions/0080."""
 
 import ast
 import subprocess
@@ -39,7 +39,7 @@ def test_concurrent_first_reads_do_not_crash():
 
 
 def test_structs_are_decoded_by_decoders_created_at_import():
-    """A type that is given with the data is worked out by whoever comes first."""
+    """`decode(type=…)` builds the decoder at first use, which is not thread-safe."""
     lazily = [
         f"{module.relative_to(ROOT)}:{call.lineno}"
         for module in ROOT.rglob("*.py")

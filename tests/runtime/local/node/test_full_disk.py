@@ -1,4 +1,4 @@
-"""A full disk under a node: nothing lost is taken for written, and sandboxes can be ended."""
+"""A full disk: failed writes are noticed, and sandboxes can be destroyed."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
 
 def fill(directory: Path) -> None:
-    """Take the last byte there is."""
+    """Fill the disk completely."""
     with (directory / "ballast").open("wb", buffering=0) as file:
         for size in (1 << 20, 4096, 1):
             try:
@@ -55,7 +55,7 @@ async def test_state_changes_when_records_cannot_be_written(tmp_path):
         kept = dict(StateDirectory(tmp_path / "n").read_all())
         for uid in ("one", "two"):
             directory = tmp_path / "n" / "sandboxes" / uid
-            for number in range(2):  # nobody can write a directory
+            for number in range(2):  # a directory cannot be written
                 (directory / f"record.{number}").unlink(missing_ok=True)
                 (directory / f"record.{number}").mkdir()
 

@@ -1,4 +1,4 @@
-"""kill -9 of the node and its helpers, at random and under load: sandboxes go on, nothing leaks."""
+"""SIGKILL of the node and its helpers, also under load: sandboxes keep running, nothing leaks."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from tests.runtime.local.nodes import (
 pytestmark = [pytest.mark.sandbox, pytest.mark.faults, pytest.mark.timeout(240)]
 
 LONG = "/".join(["a-directory-somebody-named-at-length"] * 3)
-"""More than a socket's path may have, with what follows it."""
+"""Longer than a socket path may be."""
 LOSE_THE_FIRST_CLONE = """
 from paddock.runtime.local.launch import launcher
 real, lost = launcher.SandboxLauncher.prepare, []
@@ -40,7 +40,7 @@ async def prepare(self, *given, **named):
     return made
 launcher.SandboxLauncher.prepare = prepare
 """
-STUMBLE_ONCE = """
+FAIL_FIRST_CHECK = """
 from paddock.runtime.local.kernel.cgroups import Cgroups
 real = Cgroups.oom_kills
 def stumble(self, name):
@@ -74,7 +74,7 @@ def blueprint(uid: str, **changes) -> Blueprint:
     return Blueprint(uid=uid, image="host", **changes)
 
 
-async def counts_on(instance) -> bool:
+async def keeps_counting(instance) -> bool:
     first = int((await run(instance, "cat /tmp/count")).out or 0)
 
     async def is_further() -> bool:
@@ -111,7 +111,7 @@ async def test_a_restarted_node_adopts_all_sandboxes(own_node):
     await runtime.stop("stopped")
     asleep = await runtime.create(blueprint("asleep"))
     await runtime.hibernate("asleep")
-    pid = await begin_with_token(running)
+    pid = await start_with_token(running)
     envd = await envd_of(own_node, "running")
 
     own_node.kill()
@@ -127,13 +127,13 @@ async def test_a_restarted_node_adopts_all_sandboxes(own_node):
     assert (await own_node.facts())["envds"]["running"] == envd
     assert "1\n" in (await run(again, f"kill -0 {pid}; echo $?; echo $X", token="t")).out
     assert (await runtime.thaw("frozen")).state is InstanceState.RUNNING
-    # Whoever sleeps keeps its address: it is nobody else's meanwhile.
+    # A hibernated sandbox keeps its address reserved.
     assert list((own_node.state / "net").rglob(f"{home_of(own_node, 'asleep')}*"))
     assert (await runtime.restore("asleep")).address.ip == asleep.address.ip
     assert await health(await runtime.inspect("asleep")) == 204
 
 
-async def begin_with_token(instance) -> int:
+async def start_with_token(instance) -> int:
     outcome = await run(instance, "sleep 1000 >/dev/null 2>&1 & echo $!", token="t")
     return int(outcome.out)
 
@@ -143,13 +143,13 @@ async def test_a_killed_envd_is_replaced_and_finds_its_commands(own_node):
     pid = await begin(instance, COUNT)
     envd = await envd_of(own_node, "a")
     os.kill(envd, signal.SIGKILL)
-    assert await counts_on(instance)
+    assert await keeps_counting(instance)
     assert (await run(instance, f"kill -0 {pid} && echo there")).out == "there\n"
     assert await envd_of(own_node, "a", other_than=envd)
 
 
 async def test_an_envd_that_a_killed_node_had_not_recorded_is_adopted():
-    """It answers its first caller a moment before that, and must not be one of two afterwards."""
+    """envd serves calls before it is recorded; there must not be a second one afterwards."""
     node = TestNode()
     node.prelude = FORGET_ENVDS
     await node.start()
@@ -158,7 +158,7 @@ async def test_an_envd_that_a_killed_node_had_not_recorded_is_adopted():
         pid = await begin(instance, COUNT)
         await begin(instance, r"printf '\377' > /proc/self/comm; while true; do sleep 1; done")
         envd = await envd_of(node, "a")
-        for _ in range(2):  # found once, it is written down
+        for _ in range(2):  # recorded when it is found the first time
             node.kill()
             node.prelude = ""
             await node.start()
@@ -172,8 +172,8 @@ async def test_killed_helpers_are_replaced(own_node):
     before = await own_node.facts()
     os.kill(before["launcher"], signal.SIGKILL)
     os.kill(before["zygote"], signal.SIGKILL)
-    for number in range(10):  # more than are parked
-        instance = await _create_patiently(own_node.runtime, f"b{number}")
+    for number in range(10):  # more than the warm stock
+        instance = await _create_with_retries(own_node.runtime, f"b{number}")
         assert await eventually(lambda instance=instance: _is_healthy(instance))
     after = await own_node.facts()
     assert after["launcher"] not in (None, before["launcher"])
@@ -195,14 +195,14 @@ async def test_clones_of_a_killed_launcher_are_removed_before_the_error_is_retur
 
 async def test_monitoring_continues_after_an_error():
     node = TestNode("--parked", "0")
-    node.prelude = STUMBLE_ONCE
+    node.prelude = FAIL_FIRST_CHECK
     await node.start()
     try:
         instance = await node.runtime.create(blueprint("a", limits=Limits(memory_bytes=64 << 20)))
         await eventually(lambda: "the first look fails" in node.log.read_text(), seconds=60)
         events = node.runtime.watch()
         seen = asyncio.ensure_future(first_event_of("a", events))
-        await asyncio.sleep(0)  # it has asked by now
+        await asyncio.sleep(0)  # the watch is sent
         await run(instance, "/usr/bin/python3 -c 'x = bytearray(512 << 20)'")
         assert "memory" in (await asyncio.wait_for(seen, 60)).reason
         await events.aclose()
@@ -242,7 +242,7 @@ async def _is_healthy(instance) -> bool:
     return await health(instance) == 204
 
 
-async def _create_patiently(runtime, uid: str):
+async def _create_with_retries(runtime, uid: str):
     for _ in range(20):
         try:
             return await runtime.create(blueprint(uid))
@@ -299,7 +299,7 @@ async def _kill_at_random(own_node: TestNode, chance: random.Random) -> None:
     for victim in ("launcher", "node", "zygote", "node", "envd", "node"):
         before = done
         await asyncio.sleep(0.3 + chance.random() * 0.7)
-        await eventually(lambda before=before: done > before, seconds=60)  # it is under load
+        await eventually(lambda before=before: done > before, seconds=60)  # under load
         if victim == "node":
             own_node.kill()
             await own_node.start()
@@ -312,22 +312,22 @@ async def _kill_at_random(own_node: TestNode, chance: random.Random) -> None:
     stop.set()
     await asyncio.gather(*workers)
 
-    assert await counts_on(steady)
+    assert await keeps_counting(steady)
     for instance in await runtime.instances():
         await runtime.destroy(instance.uid)
 
     left: dict = {}
 
-    async def only_parked_is_left() -> bool:
+    async def only_warm_stock_is_left() -> bool:
         nonlocal left
         facts = await own_node.facts()
         left = unexpected_traces(own_node.state, own_node.number, facts)
         return facts["parked"] == 8 and not left
 
     try:
-        await eventually(only_parked_is_left, seconds=60)
+        await eventually(only_warm_stock_is_left, seconds=60)
     except AssertionError as error:
-        raise AssertionError(f"something stays (there, wanted): {left}") from error
+        raise AssertionError(f"leaked (actual, expected): {left}") from error
 
 
 async def test_a_creation_interrupted_by_a_kill_can_be_repeated(own_node):
@@ -338,8 +338,8 @@ async def test_a_creation_interrupted_by_a_kill_can_be_repeated(own_node):
         own_node.kill()
         await own_node.start()
         try:
-            instance = await creating  # the driver asks again
-        except UnavailableError:  # for some seconds; a busy machine starts no node in those
+            instance = await creating  # the driver retries
+        except UnavailableError:  # on a busy machine the node may start later than the retries
             instance = await runtime.create(blueprint("again"))
         assert instance.state is InstanceState.RUNNING
         assert await health(instance) == 204
@@ -379,7 +379,7 @@ async def test_stopped_and_hibernated_sandboxes_survive_a_reboot(own_node):
     life = start_ticks(lost)
     own_node.kill()
     os.kill(lost, signal.SIGKILL)
-    # A killed process is not dead before it runs once more; a reboot leaves none behind.
+    # A killed process exits only when it is scheduled again; a reboot leaves none.
     await eventually(lambda: start_ticks(lost) != life)
     subprocess.run(["umount", "-l", str(own_node.state / "layers")], check=True)
     await own_node.start()

@@ -1,4 +1,4 @@
-"""Every kind of file, as it was, after every kind of pause."""
+"""Every kind of file is unchanged after every kind of pause."""
 
 import json
 import os
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
 PLACES = ("/root", "/home", "/tmp", "/var/tmp", "/srv", "/etc")
 MEMORY = "/dev/shm"
-"""What lies here is memory: it goes with that where only files are kept."""
+"""On tmpfs: lost by a pause that keeps files only."""
 
 MAKE = """
 import os
@@ -22,7 +22,7 @@ os.chdir(home)
 for number in range(300):
     os.makedirs(f"deep/{number % 7}/{number % 11}", exist_ok=True)
     open(f"deep/{number % 7}/{number % 11}/{number}", "w").write("x" * number)
-open("large", "wb").write(os.urandom(3 << 20))  # and nobody has synced it
+open("large", "wb").write(os.urandom(3 << 20))  # not synced
 with open("sparse", "wb") as file:
     file.seek(5 << 20)
     file.write(b"end")
@@ -39,7 +39,7 @@ os.chown("secret", 1000, 1000)
 os.utime("secret", ns=(10**18 + 7, 10**18 + 7))
 os.mkdir("sticky")
 os.chmod("sticky", 0o1777)
-# Of the image: changed, removed, replaced by an empty directory, moved.
+# Files of the image: changed, removed, replaced by an empty directory, moved.
 open("/etc/passwd", "a").write("# and a line\\n")
 os.remove("/etc/debian_version")
 for root, names, files in os.walk("/etc/skel", topdown=False):
@@ -56,7 +56,7 @@ for place in ("/tmp", "/var/tmp", "/srv", "/home", "/dev/shm"):
 
 LOOK = """
 import hashlib, json, os, stat, sys
-OWN = {"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"}  # written anew in every life
+OWN = {"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"}  # rewritten by the node at every start
 def seen(path):
     it = os.lstat(path)
     said = [oct(it.st_mode), it.st_uid, it.st_gid, it.st_nlink]
@@ -65,7 +65,7 @@ def seen(path):
     if stat.S_ISREG(it.st_mode):
         whole = hashlib.sha256(open(path, "rb").read()).hexdigest()
         notes = {name: os.getxattr(path, name).hex() for name in os.listxattr(path)}
-        # CRIU packs what lies in memory with tar, which knows whole seconds only.
+        # CRIU packs tmpfs with tar, which stores whole seconds only.
         exact = 10**9 if path.startswith("/dev/shm") else 1
         return [*said, it.st_size, it.st_mtime_ns // exact, whole, notes]
     return said
@@ -80,7 +80,7 @@ print(json.dumps(found))
 
 
 async def python(instance: Instance, code: str, *arguments: str) -> str:
-    """Run a program inside that is no file of the sandbox."""
+    """Run a Python program inside without writing it to a file of the sandbox."""
     words = " ".join(arguments)
     done = await run(instance, f"python3 - {words} <<'END'\n{code}\nEND")
     assert not done.error, done.error

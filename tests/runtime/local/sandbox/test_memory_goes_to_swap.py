@@ -1,4 +1,4 @@
-"""Memory of a paused sandbox goes out to swap where there is any, and comes back when it wakes."""
+"""Memory of a frozen sandbox is swapped out if there is swap, and back in after a thaw."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ time.sleep(600)
 
 @pytest.fixture
 def swap(tmp_path: Path):
-    """A swap file of the test's own."""
+    """Enable a swap file for one test."""
     place = tmp_path / "swap"
     place.touch(mode=0o600)
     os.posix_fallocate((fd := os.open(place, os.O_RDWR)), 0, 128 << 20)
@@ -52,13 +52,13 @@ async def sandbox(node):
 
 
 async def holder(instance: Instance) -> int:
-    """Start a process that holds memory; gives its number outside."""
+    """Start a process that holds memory; return its pid on the host."""
     marker = f"holder-{instance.uid}"
     await begin(instance, f"exec python3 -c '{HOLD}' {marker}")
     while not (await run(instance, "cat /tmp/before 2>/dev/null")).out:
         await asyncio.sleep(0.05)
     for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # others come and go
+        with contextlib.suppress(OSError):  # other processes start and exit
             words = (entry / "cmdline").read_bytes().split(b"\0")
             if words[0].endswith(b"python3") and marker.encode() in words:
                 return int(entry.name)
@@ -80,7 +80,7 @@ async def test_memory_of_a_frozen_sandbox_is_swapped_out_and_back_unchanged(node
         try:
             await eventually(lambda: kilobytes(pid, "VmSwap") > SIZE // 1024 * 0.9, seconds=10)
         except AssertionError:
-            # Whoever else is on the machine may fill the swap for a moment.
+            # Other processes of the machine may fill the swap for a moment.
             await node.runtime.thaw(sandbox.uid)
             return False
         return True

@@ -1,4 +1,4 @@
-"""Directories kept ready for sandboxes to come: taken, moved, filled up, removed."""
+"""The stock of sandbox directories: take, rename, refill, remove."""
 
 import socket
 

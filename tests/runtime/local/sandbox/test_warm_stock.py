@@ -1,4 +1,4 @@
-"""Sandboxes born parked: as shut in as any other, their owner's alone, never lost nor left."""
+"""Warm sandboxes: confined like cold ones, configured at claim, never lost or leaked."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ from tests.runtime.local.nodes import (
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(240)]
 
-KILLED_BEFORE = {
+KILL_STEPS = {
     "anything": "sandbox.lifecycle.SandboxLifecycle._apply_differences",
     "its host name": "sandbox.lifecycle.set_hostname",
     "its files say so": "sandbox.lifecycle.rewrite_identity",
@@ -40,32 +40,32 @@ KILLED_BEFORE = {
 
 
 @pytest.fixture
-async def stocked(node):
+async def warm_node(node):
     await wait_for_warm(node)
     return node
 
 
 @pytest.fixture
-async def box(stocked):
-    """Make sandboxes as the escape battery does, and prove that each one was parked before."""
+async def box(warm_node):
+    """Create sandboxes and check that each one comes from the warm stock."""
     made = []
 
     async def make(**changes):
-        await wait_for_warm(stocked)
+        await wait_for_warm(warm_node)
         uid = f"p{os.urandom(4).hex()}"
         made.append(uid)
-        instance = await stocked.runtime.create(Blueprint(uid=uid, image="host", **changes))
-        assert home_of(stocked, uid).startswith("parked-")
+        instance = await warm_node.runtime.create(Blueprint(uid=uid, image="host", **changes))
+        assert home_of(warm_node, uid).startswith("parked-")
         return instance
 
     yield make
     for uid in made:
-        await stocked.runtime.destroy(uid)
+        await warm_node.runtime.destroy(uid)
 
 
-async def test_a_warm_sandbox_is_confined_like_a_cold_one(stocked, box):
+async def test_a_warm_sandbox_is_confined_like_a_cold_one(warm_node, box):
     one, other = await box(), await box()
-    pids = (await stocked.facts())["inits"]
+    pids = (await warm_node.facts())["inits"]
     maps = [Path(f"/proc/{pids[i.uid]}/uid_map").read_text().split() for i in (one, other)]
     assert abs(int(maps[0][1]) - int(maps[1][1])) >= 65536
     for attempt in (
@@ -74,12 +74,12 @@ async def test_a_warm_sandbox_is_confined_like_a_cold_one(stocked, box):
         "ls /proc/1/root", "cat /proc/1/environ", "chroot /proc/1/root true", "strace -p 1",
         "echo x > /proc/sys/kernel/core_pattern", "echo 1 > /sys/kernel/mm/ksm/run",
         "kill -9 1; sleep 0.1; false", "test -e /sys/fs/cgroup/cgroup.procs",
-        f"ping -c 1 -W 1 {other.address.ip}", f"ls {stocked.directory}",
+        f"ping -c 1 -W 1 {other.address.ip}", f"ls {warm_node.directory}",
     ):  # fmt: skip
         assert (await run(one, f"{attempt} 2>/dev/null")).status != 0, attempt
     assert "Seccomp:\t2" in (await run(one, "cat /proc/self/status")).out
     ids = (await run(one, "ps -e -o comm= | sort -u")).out
-    assert "envd" not in ids  # the one that waited is as invisible as any
+    assert "envd" not in ids  # envd is not visible inside
 
 
 async def test_the_waiting_envd_has_no_abstract_socket(box):
@@ -93,22 +93,22 @@ async def test_a_claimed_warm_sandbox_has_the_requested_host_name(box):
     said = await run(instance, "hostname; cat /etc/hostname; cat /etc/hosts", token="t")
     assert said.out.splitlines()[:2] == ["mine", "mine"]
     assert said.out.endswith(f"{instance.address.ip} mine\n")
-    # The files are ordinary ones for whoever is inside.
+    # The files can be changed inside.
     renamed = await run(instance, "echo x > /etc/hostname && cat /etc/hostname", token="t")
     assert renamed.out == "x\n"
 
 
-async def test_a_claimed_warm_sandbox_has_the_requested_limits(stocked, box):
+async def test_a_claimed_warm_sandbox_has_the_requested_limits(warm_node, box):
     instance = await box(limits=Limits(memory_bytes=64 << 20, pids=40, disk_bytes=8 << 20))
     hog = "/usr/bin/python3 -c 'x = bytearray(400 << 20)'"
     assert (await run(instance, hog)).status != 0
     assert (await run(instance, "head -c 30000000 /dev/zero > /root/big")).status != 0
-    usage = await stocked.runtime.usage(instance.uid)
+    usage = await warm_node.runtime.usage(instance.uid)
     assert usage.memory_total_bytes == 64 << 20
     assert usage.disk_total_bytes == 8 << 20
 
 
-async def test_a_claimed_warm_sandbox_has_the_requested_egress_policy(stocked, box):
+async def test_a_claimed_warm_sandbox_has_the_requested_egress_policy(warm_node, box):
     server = socket.create_server(("0.0.0.0", 0))
     open_box = await box()
     closed = await box(egress=EgressPolicy(allow_internet=False))
@@ -116,23 +116,23 @@ async def test_a_claimed_warm_sandbox_has_the_requested_egress_policy(stocked, b
     probe = f"timeout 1 bash -c '</dev/tcp/{gateway}/{server.getsockname()[1]}'"
     server.close()
     for instance in (open_box, closed):
-        assert (await run(instance, probe)).status != 0  # the host is nobody's to reach
-    # Not all rules: tables of others on this machine come and go while they are read.
+        assert (await run(instance, probe)).status != 0  # the host is unreachable with every policy
+    # Only our table: other tables on this machine may change while they are read.
     listed = await asyncio.create_subprocess_exec(
-        "nft", "list", "table", "inet", f"paddock{stocked.number}", stdout=asyncio.subprocess.PIPE
+        "nft", "list", "table", "inet", f"paddock{warm_node.number}", stdout=asyncio.subprocess.PIPE
     )
     rules = (await listed.communicate())[0].decode()
     assert listed.returncode == 0
     assert open_box.address.ip in rules
     with pytest.raises(InvalidError):
-        await stocked.runtime.create(
+        await warm_node.runtime.create(
             Blueprint(uid="wrong", image="host", egress=EgressPolicy(deny_out=("nonsense",)))
         )
-    assert await stocked.runtime.inspect("wrong") is None
+    assert await warm_node.runtime.inspect("wrong") is None
 
 
-async def test_a_claimed_warm_sandbox_survives_every_pause(stocked, box):
-    runtime = stocked.runtime
+async def test_a_claimed_warm_sandbox_survives_every_pause(warm_node, box):
+    runtime = warm_node.runtime
     instance = await box()
     await run(instance, "echo kept > /root/kept")
     await runtime.freeze(instance.uid)
@@ -145,13 +145,13 @@ async def test_a_claimed_warm_sandbox_survives_every_pause(stocked, box):
     assert (await run(again, "cat /root/kept")).out == "kept\n"
 
 
-async def test_another_kind_is_created_cold(stocked):
-    instance = await stocked.runtime.create(
+async def test_another_kind_is_created_cold(warm_node):
+    instance = await warm_node.runtime.create(
         Blueprint(uid="locked", image="host", privileges="locked")
     )
     assert await health(instance) == 204
-    assert home_of(stocked, "locked") == ""
-    await stocked.runtime.destroy("locked")
+    assert home_of(warm_node, "locked") == ""
+    await warm_node.runtime.destroy("locked")
 
 
 @pytest.fixture
@@ -164,14 +164,14 @@ async def own_node():
 
 async def test_a_killed_warm_sandbox_is_not_claimed(own_node):
     await own_node.runtime.create(Blueprint(uid="first", image="host"))
-    await wait_for_full_stock(own_node)  # none comes or goes while we look
+    await wait_for_full_stock(own_node)  # no refill while the processes are listed
     inits = set(traces(own_node.state, own_node.number)["processes"])
     inits -= {str(pid) for pid in (await own_node.facts())["inits"].values()}
     lives = {int(pid): start_ticks(int(pid)) for pid in inits}
     for pid in lives:
         os.kill(pid, signal.SIGKILL)
-    # A killed process is not dead before it runs once more, which takes a while on a busy machine;
-    # and then its number may be another's.
+    # A killed process exits only when it is scheduled again, which may take a while;
+    # then its pid may be reused.
     await eventually(lambda: all(start_ticks(pid) != lives[pid] for pid in lives), seconds=30)
     for number in range(3):
         instance = await own_node.runtime.create(Blueprint(uid=f"n{number}", image="host"))
@@ -180,9 +180,9 @@ async def test_a_killed_warm_sandbox_is_not_claimed(own_node):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("step", KILLED_BEFORE.values(), ids=KILLED_BEFORE)
+@pytest.mark.parametrize("step", KILL_STEPS.values(), ids=KILL_STEPS)
 async def test_a_kill_at_any_step_of_a_claim_loses_and_leaks_nothing(own_node, step, tmp_path):
-    """The node is killed by itself when it comes to a step; the next one has to cope."""
+    """The node kills itself at a step of the claim; the next node recovers."""
     runtime = own_node.runtime
     own_node.kill()
     own_node.prelude = _kill_node_at(step, tmp_path / "now")
@@ -195,8 +195,8 @@ async def test_a_kill_at_any_step_of_a_claim_loses_and_leaks_nothing(own_node, s
     own_node.prelude = ""
     await own_node.start()
     try:
-        instance = await creating  # the driver asks again
-    except UnavailableError:  # for some seconds; a busy machine starts no node in those
+        instance = await creating  # the driver retries
+    except UnavailableError:  # on a busy machine the node may start later than the retries
         instance = await runtime.create(Blueprint(uid="victim", image="host"))
     assert instance.state is InstanceState.RUNNING
     assert await health(instance) == 204
@@ -205,18 +205,18 @@ async def test_a_kill_at_any_step_of_a_claim_loses_and_leaks_nothing(own_node, s
     for uid in ("first", "victim"):
         await runtime.destroy(uid)
 
-    async def only_the_stock_is_left() -> bool:
+    async def only_warm_stock_is_left() -> bool:
         left, facts = traces(own_node.state, own_node.number), await own_node.facts()
         boxes = list((own_node.state / "storage" / "records" / "boxes").glob("*.json"))
         return facts["parked"] == 8 == len(left["processes"]) and facts["parked_whole"] == len(
             left["links"]
         ) == len(boxes)
 
-    await eventually(only_the_stock_is_left, seconds=30)
+    await eventually(only_warm_stock_is_left, seconds=30)
 
 
 def _kill_node_at(step: str, flag: Path) -> str:
-    """Write a program that makes a step of the node its last, once a file is there."""
+    """Return code that kills the node at a step once the flag file exists."""
     package, module, *path, name = step.split(".")
     return f"""
 import importlib, os

@@ -133,7 +133,7 @@ async def creation(node: TestNode, name: str, rounds: int, *, parked: int) -> li
 
     async def is_stocked() -> bool:
         facts = await node.facts()
-        return facts["parked_whole"] >= parked // 2
+        return facts["warm_sandboxes"] >= parked // 2
 
     for number in range(rounds):
         await asyncio.sleep(0.05)
@@ -155,7 +155,7 @@ def blueprint(uid: str, **changes: Any) -> Blueprint:
 
 async def cold_and_parked(report: Report, rounds: int) -> None:
     for name, parked in (("cold", 0), ("parked", 8)):
-        node = await started("--parked", str(parked))
+        node = await started("--warm-count", str(parked))
         try:
             await creation(node, "warm", 3, parked=parked)
             samples = await creation(node, name, rounds, parked=parked)

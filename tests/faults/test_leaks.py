@@ -86,7 +86,7 @@ async def _all_gone(paddock: Installation) -> None:
     looks: list[int] = []
 
     async def quiet() -> bool:
-        looks.append((await facts(paddock))["parked"])
+        looks.append((await facts(paddock))["warm"])
         if len(await node.instances()) != paddock.settings["pool_size"]:
             looks.clear()
         # A slow machine takes its time over each one that it parks.

@@ -91,7 +91,7 @@ async def make_warm(node: TestNode) -> Instance:
     """Create a sandbox from the warm stock."""
     await wait_for_warm(node)
     made = await node.runtime.create(Blueprint(uid="shared-warm", image="host"))
-    assert home_of(node, made.uid).startswith("parked-")
+    assert home_of(node, made.uid).startswith("warm-")
     return made
 
 

@@ -221,11 +221,11 @@ async def wait_for_warm(node: TestNode, least: int = 1) -> int:
 
     async def are_there() -> int:
         facts = await node.facts()
-        if (facts["parked_image"], facts["parked_privileges"]) != ("host", "sudo"):
+        if (facts["warm_image"], facts["warm_privileges"]) != ("host", "sudo"):
             await node.runtime.create(Blueprint(uid="forerunner", image="host"))
             await node.runtime.destroy("forerunner")
             return 0
-        return facts["parked_of_those"] if facts["parked_of_those"] >= least else 0
+        return facts["warm_of_that_kind"] if facts["warm_of_that_kind"] >= least else 0
 
     # The first sandbox of a node takes long: all software of the machine is scanned.
     return await are_there() or await eventually(are_there, seconds=60)
@@ -236,7 +236,7 @@ async def wait_for_full_stock(node: TestNode) -> None:
 
     async def is_full() -> bool:
         facts = await node.facts()
-        return (facts["parked"], facts["parked_whole"]) == (8, 6)
+        return (facts["warm"], facts["warm_sandboxes"]) == (8, 6)
 
     await wait_for_warm(node, 6)
     await eventually(is_full, seconds=60)
@@ -295,12 +295,12 @@ def unexpected_traces(state: Path, number: int, facts: dict) -> dict[str, tuple[
     """
     found = traces(state, number)
     own = {str(state / path) for path in _OWN_MOUNTS}
-    parked, whole = facts["parked"], facts["parked_whole"]
+    warm, sandboxes = facts["warm"], facts["warm_sandboxes"]
     counts = {
-        "groups": (len({path.rsplit("/", 1)[1] for path in found["groups"]}), parked),
-        "processes": (len(found["processes"]), parked),
-        "links": (len(found["links"]), whole),
-        "addresses": (len(found["addresses"]), whole),
+        "groups": (len({path.rsplit("/", 1)[1] for path in found["groups"]}), warm),
+        "processes": (len(found["processes"]), warm),
+        "links": (len(found["links"]), sandboxes),
+        "addresses": (len(found["addresses"]), sandboxes),
         "mounts": (len(set(found["mounts"]) - own), 0),
     }
     return {kind: (there, wanted) for kind, (there, wanted) in counts.items() if there != wanted}

@@ -1,6 +1,6 @@
-"""Attempts to get out of a sandbox, made as its root. None succeeds.
+"""Escape attempts as root inside a sandbox; all must fail.
 
-Those by the network are in `test_escape_network`, floods in `test_escape_floods`.
+Those over the network are in `test_escape_network`, floods in `test_escape_floods`.
 """
 
 import os
@@ -221,9 +221,9 @@ async def test_the_host_is_not_visible(node, shared_box):
     mounts = (await run(shared_box, "cat /proc/self/mountinfo /proc/mounts")).out
     assert str(node.directory) not in mounts
     started_with = Path("/proc/cmdline").read_text().strip()
-    told = (await run(shared_box, "cat /proc/cmdline /proc/swaps /proc/keys")).out
+    hidden = (await run(shared_box, "cat /proc/cmdline /proc/swaps /proc/keys")).out
     assert started_with
-    assert told == ""
+    assert hidden == ""
     devices = "grep -rlsF / /sys/devices/virtual/block /sys/block/*/loop /sys/firmware"
     assert (await run(shared_box, devices)).out == ""
     shadow = (await run(shared_box, "cat /etc/shadow")).out

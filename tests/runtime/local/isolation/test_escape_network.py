@@ -1,6 +1,6 @@
-"""Attempts to get out of a sandbox by the network, made as its root. None succeeds.
+"""Escape attempts over the network, as root inside; all must fail.
 
-What the firewall and the resolver do with policies is proven in `net`.
+The tests of policies in the firewall and the resolver are in `net`.
 """
 
 import asyncio
@@ -73,15 +73,15 @@ async def python(instance, script: str, *arguments: str) -> str:
 
 def own_addresses() -> list[str]:
     """Return every IPv4 and IPv6 address of this machine that needs no scope."""
-    told = subprocess.run(["ip", "-j", "address"], capture_output=True, check=True).stdout
-    found = [entry["local"] for link in json.loads(told) for entry in link["addr_info"]]
+    listed = subprocess.run(["ip", "-j", "address"], capture_output=True, check=True).stdout
+    found = [entry["local"] for link in json.loads(listed) for entry in link["addr_info"]]
     return [one for one in found if not ipaddress.ip_address(one).is_link_local]
 
 
 def is_answered(address: str, port: int) -> bool:
     """Connect to an address of this machine; `False` if it was removed meanwhile.
 
-    One that has just come is listed a moment before it can be called.
+    A new address is listed a moment before it is reachable.
     """
     while address in own_addresses():
         with contextlib.suppress(OSError):

@@ -181,7 +181,7 @@ async def test_killed_helpers_are_replaced(own_node):
 
 
 async def test_clones_of_a_killed_launcher_are_removed_before_the_error_is_returned():
-    node = TestNode("--parked", "0")
+    node = TestNode("--warm-count", "0")
     node.prelude = LOSE_THE_FIRST_CLONE
     await node.start()
     try:
@@ -194,7 +194,7 @@ async def test_clones_of_a_killed_launcher_are_removed_before_the_error_is_retur
 
 
 async def test_monitoring_continues_after_an_error():
-    node = TestNode("--parked", "0")
+    node = TestNode("--warm-count", "0")
     node.prelude = FAIL_FIRST_CHECK
     await node.start()
     try:
@@ -211,7 +211,7 @@ async def test_monitoring_continues_after_an_error():
 
 
 async def test_callers_get_503_while_envd_cannot_start(tmp_path):
-    node = TestNode("--parked", "0")
+    node = TestNode("--warm-count", "0")
     node.prelude = f"import os; os.environ['PYTHONPATH'] = {str(tmp_path)!r}"
     broken = tmp_path / "sitecustomize.py"
     broken.write_text(BREAK_ENVDS)
@@ -252,7 +252,7 @@ async def _create_with_retries(runtime, uid: str):
 
 
 async def test_an_idle_envd_exits_and_is_restarted():
-    node = TestNode("--envd-idle-seconds", "0.3", "--parked", "0")
+    node = TestNode("--envd-idle-seconds", "0.3", "--warm-count", "0")
     await node.start()
     try:
         instance = await node.runtime.create(blueprint("idle"))
@@ -322,7 +322,7 @@ async def _kill_at_random(own_node: TestNode, chance: random.Random) -> None:
         nonlocal left
         facts = await own_node.facts()
         left = unexpected_traces(own_node.state, own_node.number, facts)
-        return facts["parked"] == 8 and not left
+        return facts["warm"] == 8 and not left
 
     try:
         await eventually(only_warm_stock_is_left, seconds=60)

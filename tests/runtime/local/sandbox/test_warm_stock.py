@@ -29,13 +29,13 @@ from tests.runtime.local.nodes import (
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(240)]
 
 KILL_STEPS = {
-    "anything": "sandbox.lifecycle.SandboxLifecycle._apply_differences",
-    "its host name": "sandbox.lifecycle.set_hostname",
-    "its files say so": "sandbox.lifecycle.rewrite_identity",
-    "the record": "node.records.StateDirectory.write",
-    "it is held": "sandbox.sandbox.NodeSandbox.attach_init",
-    "envd is told": "envd.envd_listener.EnvdListener._attach",
-    "the answer": "sandbox.warm_stock.WarmStock.mark_claimed",
+    "limits are applied": "sandbox.lifecycle.SandboxLifecycle._apply_differences",
+    "the host name is set": "sandbox.lifecycle.set_hostname",
+    "the identity files are written": "sandbox.lifecycle.rewrite_identity",
+    "the record is written": "node.records.StateDirectory.write",
+    "init is attached": "sandbox.sandbox.NodeSandbox.attach_init",
+    "envd is attached": "envd.envd_listener.EnvdListener._attach",
+    "the reply": "sandbox.warm_stock.WarmStock.mark_claimed",
 }
 
 
@@ -55,7 +55,7 @@ async def box(warm_node):
         uid = f"p{os.urandom(4).hex()}"
         made.append(uid)
         instance = await warm_node.runtime.create(Blueprint(uid=uid, image="host", **changes))
-        assert home_of(warm_node, uid).startswith("parked-")
+        assert home_of(warm_node, uid).startswith("warm-")
         return instance
 
     yield make
@@ -208,7 +208,7 @@ async def test_a_kill_at_any_step_of_a_claim_loses_and_leaks_nothing(own_node, s
     async def only_warm_stock_is_left() -> bool:
         left, facts = traces(own_node.state, own_node.number), await own_node.facts()
         boxes = list((own_node.state / "storage" / "records" / "boxes").glob("*.json"))
-        return facts["parked"] == 8 == len(left["processes"]) and facts["parked_whole"] == len(
+        return facts["warm"] == 8 == len(left["processes"]) and facts["warm_sandboxes"] == len(
             left["links"]
         ) == len(boxes)
 

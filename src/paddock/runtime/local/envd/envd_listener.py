@@ -48,7 +48,7 @@ class EnvdListener:
         sockets: EnvdSockets | None = None,
         *,
         open_parts: Callable[[Collection[str]], tuple[Mapping[str, object], Mapping[str, int]]],
-        on_change: Callable[[records.ProcessIdentity | None], None],
+        on_change: Callable[[records.RecordedProcess | None], None],
         spawn: Callable[[str, Coroutine[Any, Any, None]], None],
     ) -> None:
         """`open_parts` returns envd's config and descriptors of the given parts (`ENVD_PARTS`),
@@ -86,7 +86,7 @@ class EnvdListener:
 
     def open(
         self,
-        running: records.ProcessIdentity | None = None,
+        running: records.RecordedProcess | None = None,
         waiting_envd: WaitingEnvd | None = None,
     ) -> None:
         """Listen; adopt an envd that a previous node started, or attach a waiting one."""
@@ -247,7 +247,7 @@ class EnvdListener:
         inner, self._control = self._control or rpc.listen(str(self.control)), None
         return inner
 
-    def _report_process(self, process: records.ProcessIdentity | None) -> None:
+    def _report_process(self, process: records.RecordedProcess | None) -> None:
         """Record the process of envd; a failure is only logged.
 
         envd must be reachable on a full disk, and readers of an old record check whether the

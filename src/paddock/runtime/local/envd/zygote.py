@@ -45,7 +45,7 @@ _decoder = msgspec.json.Decoder(_ZygoteReply)
 class WaitingEnvd(Struct):
     """An envd that has joined a sandbox and waits for its config."""
 
-    process: records.ProcessIdentity
+    process: records.RecordedProcess
     pidfd: int
     channel: socket.socket
     """envd exits when this is closed."""

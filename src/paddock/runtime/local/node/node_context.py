@@ -188,10 +188,6 @@ class NodeContext:
                     hint="import the image again",
                 )
 
-    def base(self, slot: int) -> int:
-        """Give the first id of a slot."""
-        return self.slots.first_id(slot)
-
     def _lock_state_directory(self) -> None:
         self._lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:

@@ -94,12 +94,12 @@ class Node:
         await self.context.close(purge=purge)
 
     def _handlers(self) -> dict[str, Handler]:
-        boxes, freezer, hibernation = self.lifecycle, self.freezer, self.hibernation
+        lifecycle, freezer, hibernation = self.lifecycle, self.freezer, self.hibernation
         return {
             "capabilities": lambda uid, body: self.capabilities.report(),
             "create": lambda uid, body: hibernation.create(body),
-            "start": lambda uid, body: boxes.start(uid),
-            "configure": lambda uid, body: boxes.configure(uid, body),
+            "start": lambda uid, body: lifecycle.start(uid),
+            "configure": lambda uid, body: lifecycle.configure(uid, body),
             "freeze": lambda uid, body: freezer.freeze(uid),
             "thaw": lambda uid, body: freezer.thaw(uid),
             "hibernate": lambda uid, body: hibernation.hibernate(uid),
@@ -111,9 +111,9 @@ class Node:
             "fork": lambda uid, body: hibernation.fork(uid, body),
             "delete_checkpoint": lambda uid, body: hibernation.delete_checkpoint(uid),
             "checkpoints": lambda uid, body: hibernation.checkpoints(),
-            "destroy": lambda uid, body: boxes.destroy(uid),
-            "set_egress": lambda uid, body: boxes.set_egress(uid, body),
-            "usage": lambda uid, body: boxes.usage(uid),
+            "destroy": lambda uid, body: lifecycle.destroy(uid),
+            "set_egress": lambda uid, body: lifecycle.set_egress(uid, body),
+            "usage": lambda uid, body: lifecycle.usage(uid),
             "inspect": self._inspect,
             "instances": self._instances,
             "logs": self._logs,
@@ -142,11 +142,11 @@ class Node:
             "pid": os.getpid(),
             "launcher": self.context.launcher.pid,
             "zygote": self.context.zygote.pid,
-            "parked": self.lifecycle.warm_stock.count,
-            "parked_whole": self.lifecycle.warm_stock.sandbox_count,
-            "parked_image": most_requested.image if most_requested else None,
-            "parked_privileges": most_requested.privileges if most_requested else None,
-            "parked_of_those": ready,
+            "warm": self.lifecycle.warm_stock.count,
+            "warm_sandboxes": self.lifecycle.warm_stock.sandbox_count,
+            "warm_image": most_requested.image if most_requested else None,
+            "warm_privileges": most_requested.privileges if most_requested else None,
+            "warm_of_that_kind": ready,
             "node_id": self.context.node_id,
             "storage": self.context.storage.backend_name,
             "inits": {
@@ -227,7 +227,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument(
-        "--parked",
+        "--warm-count",
         type=int,
         default=NodeSettings.__struct_defaults__[0],
         help="warm sandboxes and skeletons to keep",
@@ -253,7 +253,7 @@ def main(argv: list[str]) -> int:
     settings = NodeSettings(
         state=given.state.absolute(),
         socket_path=given.socket.absolute(),
-        warm_count=0 if given.purge else given.parked,
+        warm_count=0 if given.purge else given.warm_count,
         network=_network(given.network),
         storage=given.storage,
         envd_idle_seconds=given.envd_idle_seconds,

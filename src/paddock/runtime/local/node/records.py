@@ -43,7 +43,7 @@ class RecordPhase(StrEnum):
     DESTROYING = "destroying"
 
 
-class ProcessIdentity(Struct, frozen=True, kw_only=True):
+class RecordedProcess(Struct, frozen=True, kw_only=True):
     """Identifies one process even after its pid was reused."""
 
     pid: int
@@ -65,8 +65,8 @@ class SandboxRecord(Struct, frozen=True, kw_only=True):
     agent: AgentConfig
     egress: EgressPolicy
     layers: tuple[str, ...] = ()
-    init: ProcessIdentity | None = None
-    envd: ProcessIdentity | None = None
+    init: RecordedProcess | None = None
+    envd: RecordedProcess | None = None
     ip: str | None = None
     home: str = ""
     """The name of its files and network reservation if it was a warm sandbox; otherwise empty, and
@@ -243,13 +243,13 @@ def start_ticks(pid: int) -> int | None:
     return None
 
 
-def identify(pid: int) -> ProcessIdentity | None:
+def identify(pid: int) -> RecordedProcess | None:
     """Return the identity of a process, or `None` if it has exited."""
     started = start_ticks(pid)
-    return None if started is None else ProcessIdentity(pid=pid, started=started, boot=boot_id())
+    return None if started is None else RecordedProcess(pid=pid, started=started, boot=boot_id())
 
 
-def open_process(process: ProcessIdentity | None) -> int | None:
+def open_process(process: RecordedProcess | None) -> int | None:
     """Return a pidfd of exactly this process, or `None` if it has exited."""
     if process is None or process.boot != boot_id():
         return None

@@ -75,7 +75,7 @@ def _running_envds() -> dict[str, int]:
 
 def _envd_of(
     record: SandboxRecord, running_envds: Mapping[str, int]
-) -> records.ProcessIdentity | None:
+) -> records.RecordedProcess | None:
     """Return the envd in the record if it is alive, or a running one that is not recorded."""
     if (pidfd := records.open_process(record.envd)) is not None:
         os.close(pidfd)

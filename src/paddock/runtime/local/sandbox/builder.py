@@ -77,7 +77,7 @@ class NetworkReservation(Struct, frozen=True):
 
 
 class BuildResult(Struct, frozen=True):
-    """What the builder reports of a new sandbox."""
+    """Facts of a new sandbox that its record needs."""
 
     upper: Path
     ip: str | None
@@ -165,19 +165,19 @@ class SandboxBuilder:
         network: NetworkReservation,
         *,
         with_envd: bool = False,
-        meanwhile: Callable[[], None] | None = None,
+        while_launching: Callable[[], None] | None = None,
     ) -> BuildResult:
         """Concurrently attach the network, set limits, mount the root and start init.
 
         `with_envd` also forks an envd that joins everything except the mounts, which do not exist
-        yet. `meanwhile` is called while the launcher works.
+        yet. `while_launching` is called while the launcher works.
         """
         # In this order: the launcher works while the loop does the rest.
         launched, linked, waiting_envd, done = await asyncio.gather(
             self._launch(sandbox, skeleton, box),
             self.attach_network(sandbox, skeleton.pid),
             self._fork_envd_if_wanted(sandbox, skeleton, is_wanted=with_envd),
-            self._set_limits(sandbox, skeleton.pid, meanwhile),
+            self._set_limits(sandbox, skeleton.pid, while_launching),
             return_exceptions=True,  # all steps end before anything is undone
         )
         problems = (launched, linked, waiting_envd, done)
@@ -230,13 +230,13 @@ class SandboxBuilder:
             await self._context.launcher.launch(skeleton, launch, request)
 
     async def _set_limits(
-        self, sandbox: NodeSandbox, pid: int, meanwhile: Callable[[], None] | None
+        self, sandbox: NodeSandbox, pid: int, while_launching: Callable[[], None] | None
     ) -> None:
         if self._context.cgroups.is_usable:
             self._context.cgroups.limit(sandbox.cgroup, sandbox.limits)
             nproc_reserve.apply(pid, sandbox.limits.pids)
-        if meanwhile is not None:
-            meanwhile()
+        if while_launching is not None:
+            while_launching()
 
     async def reserve_network(self, sandbox: NodeSandbox) -> NetworkReservation:
         """Reserve a slot in the fabric, the previous one if it is free, and apply the policy."""

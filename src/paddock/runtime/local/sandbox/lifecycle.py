@@ -78,7 +78,7 @@ class SandboxLifecycle:
 
     @contextlib.asynccontextmanager
     async def lock(self, uid: str) -> AsyncGenerator[None]:
-        """Hold the lock of a sandbox; it is dropped when nobody holds or waits for it."""
+        """Hold the lock of a sandbox; it is dropped when it is no longer used."""
         self._lock_users[uid] += 1
         try:
             async with self._locks.setdefault(uid, asyncio.Lock()):
@@ -283,7 +283,7 @@ class SandboxLifecycle:
         is_expected = _is_envd_expected(sandbox.record.agent)
         listen = sandbox.listen if is_expected else None
         made = await self.builder.assemble(
-            sandbox, skeleton, box, network, with_envd=is_expected, meanwhile=listen
+            sandbox, skeleton, box, network, with_envd=is_expected, while_launching=listen
         )
         self.attach_init(sandbox, os.dup(skeleton.pidfd), waiting_envd=made.waiting_envd)
         sandbox.save(
@@ -305,7 +305,7 @@ class SandboxLifecycle:
         sandbox: NodeSandbox,
         pidfd: int,
         *,
-        envd: records.ProcessIdentity | None = None,
+        envd: records.RecordedProcess | None = None,
         waiting_envd: WaitingEnvd | None = None,
     ) -> None:
         """Watch the init of a running sandbox and listen for callers of its envd."""

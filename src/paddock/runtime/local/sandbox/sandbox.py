@@ -132,7 +132,7 @@ class NodeSandbox:
         on_exit: Callable[["NodeSandbox"], None],
         add_reader: Callable[..., object],
         remove_reader: Callable[[int], object],
-        envd: records.ProcessIdentity | None = None,
+        envd: records.RecordedProcess | None = None,
         waiting_envd: WaitingEnvd | None = None,
     ) -> None:
         """Watch the exit of a running init, and open the listener of envd."""
@@ -253,7 +253,7 @@ class NodeSandbox:
             raise ConflictError(f"sandbox {self.uid} has just exited") from problem
         return msgspec.to_builtins(config), fds
 
-    def _save_envd(self, process: records.ProcessIdentity | None) -> None:
+    def _save_envd(self, process: records.RecordedProcess | None) -> None:
         if self.record.phase is not RecordPhase.DESTROYING and self.record.envd != process:
             self.save(envd=process)
 

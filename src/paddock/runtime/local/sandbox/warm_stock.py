@@ -58,7 +58,7 @@ class WarmSandbox(Struct, eq=False):
     kind: WarmKind
     sandbox: NodeSandbox
     """Its uid is the name of its home; its record is never written."""
-    init: records.ProcessIdentity
+    init: records.RecordedProcess
     pidfd: int
     build: BuildResult
     waiting_envd: WaitingEnvd | None
@@ -234,7 +234,7 @@ class WarmStock:
         return False
 
     async def _build(self, kind: WarmKind) -> WarmSandbox:
-        home = f"parked-{ids.name_suffix(16)}"
+        home = f"warm-{ids.name_suffix(16)}"
         self.homes.add(home)
         skeleton: Skeleton | None = None
         sandbox: NodeSandbox | None = None
@@ -279,7 +279,7 @@ class WarmStock:
         )
 
 
-def _identify(skeleton: Skeleton) -> records.ProcessIdentity:
+def _identify(skeleton: Skeleton) -> records.RecordedProcess:
     process = records.identify(skeleton.pid)
     if process is None:
         raise UnavailableError("the init of a warm sandbox exited while it was built")

@@ -1,4 +1,4 @@
-"""One installation for all commands, and the command itself."""
+"""One installation for all tests of commands, and the command `paddock`."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ PADDOCK = Path(sys.executable).with_name("paddock")
 
 
 class Cli:
-    """The command `paddock`, told where its installation is by the environment alone."""
+    """The command `paddock`; the environment selects its installation."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment

@@ -1,4 +1,4 @@
-"""`paddock bench` runs what is asked for, one after the other, whatever becomes of each."""
+"""`paddock bench` runs suites one after the other, also after a failure."""
 
 import json
 import os
@@ -25,24 +25,24 @@ print('{"bench": "%s", "commit": "abc", "figures": {"one": 1}, "ratios": {}, "mi
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout with three suites, of which the middle one fails."""
-    place = tmp_path / "bench"
-    place.mkdir()
-    (place / "alpha.py").write_text(GOOD % "alpha")
-    (place / "broken.py").write_text('# "bench": nothing\nraise SystemExit("no such kernel")\n')
-    (place / "tti.py").write_text(GOOD % "tti")
-    shutil.copy(ROOT / "bench" / suites.LEFTOVERS, place)
+    """A checkout with three suites; the middle one fails."""
+    bench = tmp_path / "bench"
+    bench.mkdir()
+    (bench / "alpha.py").write_text(GOOD % "alpha")
+    (bench / "broken.py").write_text('# "bench": nothing\nraise SystemExit("no such kernel")\n')
+    (bench / "tti.py").write_text(GOOD % "tti")
+    shutil.copy(ROOT / "bench" / suites.LEFTOVERS, bench)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(suites, "directory", lambda: place)
+    monkeypatch.setattr(suites, "directory", lambda: bench)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return place
+    return bench
 
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(program, ["bench", *arguments])
 
 
-def test_a_suite_that_fails_stops_no_other_and_is_named_at_the_end(checkout: Path) -> None:
+def test_a_failed_suite_does_not_stop_others_and_is_listed_at_the_end(checkout: Path) -> None:
     result = run("all")
 
     assert result.exit_code == 1
@@ -52,7 +52,7 @@ def test_a_suite_that_fails_stops_no_other_and_is_named_at_the_end(checkout: Pat
     assert kept["alpha.json"]["figures"] == {"one": 1}
 
 
-def test_the_time_of_each_and_of_all_is_said(checkout: Path) -> None:
+def test_the_time_of_each_suite_and_the_total_are_printed(checkout: Path) -> None:
     lines = run("all").output.splitlines()
 
     start = next(number for number, line in enumerate(lines) if line.startswith("SUITE"))
@@ -70,7 +70,7 @@ def test_a_failing_suite_keeps_its_earlier_result(checkout: Path) -> None:
     assert (checkout / "results" / "broken.json").read_text() == "earlier"
 
 
-def test_a_suite_that_hangs_is_cut_off(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_suite_is_ended(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suites, "SUITE_SECONDS", 0.2)
     (checkout / "broken.py").write_text('# "bench": nothing\nimport time\ntime.sleep(600)\n')
 
@@ -87,7 +87,7 @@ print(subprocess.Popen(["sleep", "639"], start_new_session=True).pid)
 """
 
 
-def test_a_suite_that_leaves_something_behind_fails_and_what_it_left_is_named(
+def test_a_suite_that_leaves_something_behind_fails_and_the_leftovers_are_listed(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suites, "LEFT_SECONDS", 0.2)
@@ -97,14 +97,14 @@ def test_a_suite_that_leaves_something_behind_fails_and_what_it_left_is_named(
 
     pid = int((checkout / "results" / "alpha.log").read_text().split()[0])
     os.kill(pid, signal.SIGKILL)
-    said = "".join(result.output.split())
+    output = "".join(result.output.split())
     assert result.exit_code == 1
-    assert f"process{pid}sleep639" in said
-    assert "/forgotten-" in said
+    assert f"process{pid}sleep639" in output
+    assert "/forgotten-" in output
     assert not (checkout / "results" / "alpha.json").exists()
 
 
-def test_the_temporary_files_of_a_suite_that_leaves_nothing_are_gone(
+def test_the_temporary_directory_of_a_clean_suite_is_removed(
     checkout: Path, tmp_path: Path
 ) -> None:
     assert run("alpha").exit_code == 0
@@ -124,17 +124,17 @@ except KeyboardInterrupt:
 BENCH = """
 import sys
 from pathlib import Path
-from paddock.cli import suites
+from paddock.cli.bench import suites
 from paddock.cli.program import program
-suites.directory = lambda: Path({place!r})
+suites.directory = lambda: Path({bench!r})
 program(["bench", "broken"])
 """
 
 
-def test_a_bench_that_is_told_to_end_lets_its_suite_clean_up(checkout: Path) -> None:
+def test_a_terminated_bench_lets_its_suite_clean_up(checkout: Path) -> None:
     ended = checkout / "ended"
     (checkout / "broken.py").write_text(WAITING.format(ended=str(ended)))
-    with subprocess.Popen([sys.executable, "-c", BENCH.format(place=str(checkout))]) as process:
+    with subprocess.Popen([sys.executable, "-c", BENCH.format(bench=str(checkout))]) as process:
         log = checkout / "results" / "broken.log"
         while not (log.exists() and log.read_text()):
             assert process.poll() is None
@@ -145,14 +145,14 @@ def test_a_bench_that_is_told_to_end_lets_its_suite_clean_up(checkout: Path) -> 
     assert ended.exists()
 
 
-def test_looks_are_kept_apart_from_results(checkout: Path) -> None:
+def test_quick_results_are_stored_separately(checkout: Path) -> None:
     run("--quick", "alpha")
 
     assert (checkout / "results" / "quick" / "alpha.json").exists()
     assert not (checkout / "results" / "alpha.json").exists()
 
 
-def test_an_unknown_suite_is_answered_with_those_there_are(checkout: Path) -> None:
+def test_an_unknown_suite_is_refused_with_the_list_of_suites(checkout: Path) -> None:
     result = run("nonsense")
 
     assert result.exit_code != 0

@@ -1,4 +1,4 @@
-"""Every command of `paddock` against a real installation: what it prints, how it ends."""
+"""Every command of `paddock` against a real installation: its output and exit code."""
 
 import json
 import os
@@ -32,7 +32,7 @@ spec: {{replicas: 2, poolRef: base, taskTemplate: {{spec: {{process: {process}}}
 """
 
 
-def test_a_sandbox_from_birth_to_death(cli: Cli) -> None:
+def test_a_sandbox_is_created_listed_used_and_killed(cli: Cli) -> None:
     made = cli.json("sandbox", "create", "--timeout", "120", "-m", "user=b c", "-e", "A=1 2")
     sandbox_id = made["sandboxID"]
     assert cli("sandbox", "exec", sandbox_id, "--", "sh", "-c", "echo $A") == "1 2\n"
@@ -46,24 +46,24 @@ def test_a_sandbox_from_birth_to_death(cli: Cli) -> None:
     assert "was not found" in gone.stderr
 
 
-def test_exec_gives_output_errors_and_exit_code_of_the_command(cli: Cli, box: str) -> None:
+def test_exec_forwards_output_errors_and_exit_code(cli: Cli, box: str) -> None:
     done = cli.run("sandbox", "exec", box, "echo out; echo err >&2; exit 7")
     assert (done.returncode, done.stdout, done.stderr) == (7, "out\n", "err\n")
     assert cli("sandbox", "exec", "--user", "root", "--cwd", "/", box, "whoami; pwd") == "root\n/\n"
     assert cli.run("sandbox", "exec", box, "kill -9 $$").returncode == 137
 
 
-def test_exec_passes_standard_input_on_if_asked_to(cli: Cli, box: str) -> None:
+def test_exec_forwards_standard_input_with_the_option(cli: Cli, box: str) -> None:
     text = "a line\n" * 20000
     done = cli.run("sandbox", "exec", "--stdin", box, "wc -c; echo $?", stdin=text)
     assert done.stdout.split() == [str(len(text)), "0"]
     assert cli.run("sandbox", "exec", box, "cat", stdin=text).stdout == ""
-    # A command that does not read to the end is nobody's error.
+    # A command that does not read all its input is not an error.
     assert cli.run("sandbox", "exec", "-i", box, "head -n 1", stdin=text).stdout == "a line\n"
 
 
-def test_ctrl_c_ends_what_runs_in_the_sandbox_too(cli: Cli, box: str) -> None:
-    command = [str(PADDOCK), "sandbox", "exec", box, "echo begun; sleep 1234; echo not this"]
+def test_ctrl_c_also_ends_the_command_in_the_sandbox(cli: Cli, box: str) -> None:
+    command = [str(PADDOCK), "sandbox", "exec", box, "echo started; sleep 1234; echo not this"]
     with subprocess.Popen(
         command,
         env=cli.environment,
@@ -72,7 +72,7 @@ def test_ctrl_c_ends_what_runs_in_the_sandbox_too(cli: Cli, box: str) -> None:
         text=True,
     ) as running:
         assert running.stdout is not None
-        assert running.stdout.readline() == "begun\n"
+        assert running.stdout.readline() == "started\n"
         running.send_signal(signal.SIGINT)
         assert running.communicate(timeout=100) == ("", "")
     assert running.returncode == 130
@@ -80,7 +80,7 @@ def test_ctrl_c_ends_what_runs_in_the_sandbox_too(cli: Cli, box: str) -> None:
     cli("sandbox", "exec", box, ended)
 
 
-def test_programs_get_json_from_commands_too(cli: Cli, box: str) -> None:
+def test_exec_fork_and_kill_print_json(cli: Cli, box: str) -> None:
     done = cli.run("--output", "json", "sandbox", "exec", box, "echo out; echo err >&2; exit 7")
     assert done.returncode == 7
     assert msgspec.json.decode(done.stdout) == {"exitCode": 7, "stdout": "out\n", "stderr": "err\n"}
@@ -88,7 +88,7 @@ def test_programs_get_json_from_commands_too(cli: Cli, box: str) -> None:
     assert cli.json("sandbox", "kill", *clones) == {"killed": clones}
 
 
-def test_kinds_go_by_short_names_and_tables_are_never_wrapped(cli: Cli, box: str) -> None:
+def test_kinds_have_short_names_and_tables_are_never_wrapped(cli: Cli, box: str) -> None:
     for word in ("pool", "pools", "sandboxpools", "sbp"):
         assert cli.json("get", word, "base")["kind"] == "SandboxPool"
     narrow = Cli({**cli.environment, "COLUMNS": "30"})
@@ -98,7 +98,7 @@ def test_kinds_go_by_short_names_and_tables_are_never_wrapped(cli: Cli, box: str
     assert yaml.safe_load(narrow("describe", "pool", "base"))["kind"] == "SandboxPool"
 
 
-def test_mistakes_with_files_are_told_as_such(cli: Cli, box: str, tmp_path: Path) -> None:
+def test_file_errors_are_reported_with_the_file(cli: Cli, box: str, tmp_path: Path) -> None:
     for arguments, problem in (
         (("apply", "-f", "/nowhere.yaml"), "/nowhere.yaml cannot be read: No such file"),
         (("sandbox", "cp", "/nowhere", f"{box}:/tmp/x"), "/nowhere: No such file"),
@@ -118,7 +118,7 @@ def test_files_are_copied_both_ways(cli: Cli, box: str, tmp_path: Path) -> None:
     assert cli("sandbox", "cp", str(here), f"{box}:/tmp/there") == "1280000 bytes copied\n"
     assert cli.json("sandbox", "cp", f"{box}:/tmp/there", str(back)) == {"bytes": 1280000}
     assert back.read_bytes() == here.read_bytes()
-    # Into a directory under their own name.
+    # A file copied into a directory keeps its name.
     cli("sandbox", "cp", str(here), f"{box}:/tmp/")
     assert cli("sandbox", "exec", box, "stat -c %s /tmp/here") == "1280000\n"
     (tmp_path / "into").mkdir()
@@ -140,17 +140,19 @@ def test_a_pipe_is_copied_to_its_end(cli: Cli, box: str, tmp_path: Path) -> None
     assert (tmp_path / "back").read_bytes() == data
 
 
-def test_what_became_of_a_sandbox_is_not_told_as_a_fault_of_paddocks(cli: Cli, box: str) -> None:
-    started = [str(PADDOCK), "sandbox", "exec", box, "echo begun; exec sleep 1000"]
+def test_a_paused_or_missing_sandbox_is_not_reported_as_a_failure_of_paddock(
+    cli: Cli, box: str
+) -> None:
+    started = [str(PADDOCK), "sandbox", "exec", box, "echo started; exec sleep 1000"]
     with subprocess.Popen(
         started, env=cli.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
         assert running.stdout is not None
-        assert running.stdout.readline() == "begun\n"
+        assert running.stdout.readline() == "started\n"
         cli("sandbox", "pause", box)
         _, problem = running.communicate(timeout=100)
     assert running.returncode == 1
-    assert problem.startswith("error: the sandbox went away while the command ran\n")
+    assert problem.startswith("error: the sandbox ended or was paused while the command ran\n")
     for arguments in (("exec", box, "true"), ("cp", f"{box}:/etc/hostname", "/dev/null")):
         done = cli.run("sandbox", *arguments)
         assert done.returncode == 1
@@ -160,7 +162,7 @@ def test_what_became_of_a_sandbox_is_not_told_as_a_fault_of_paddocks(cli: Cli, b
     assert strange.stderr == "error: sandbox 'no such id' was not found\n"
 
 
-def test_what_is_not_there_is_told_with_where_to_look(cli: Cli, box: str) -> None:
+def test_missing_objects_are_reported_with_a_hint(cli: Cli, box: str) -> None:
     for arguments, hint in (
         (("create", "nowhere"), "hint: `paddock get templates`"),
         (("exec", "nobody", "true"), "hint: `paddock sandbox ls`"),
@@ -173,23 +175,23 @@ def test_what_is_not_there_is_told_with_where_to_look(cli: Cli, box: str) -> Non
     assert "hint:" not in missing_file.stderr
 
 
-def test_a_wrong_command_line_is_told_as_such(cli: Cli) -> None:
+def test_usage_errors_exit_with_2(cli: Cli) -> None:
     for arguments, problem in (
-        (("create", "--env", "A"), "--env wants NAME=VALUE"),
+        (("create", "--env", "A"), "--env expects NAME=VALUE"),
         (("create", "--wake"), "--wake needs --pause-at-end"),
-        (("cp", "a", "b"), "one side is ID:PATH"),
+        (("cp", "a", "b"), "exactly one side must be ID:PATH"),
     ):
         done = cli.run("sandbox", *arguments)
         assert done.returncode == 2
         assert problem in done.stderr
 
 
-def test_another_place_may_be_named_without_a_scheme(cli: Cli) -> None:
+def test_a_url_may_omit_the_scheme(cli: Cli) -> None:
     elsewhere = f"localhost:{cli.environment['PADDOCK_PORT']}"
     assert cli.json("--url", elsewhere, "sandbox", "ls") == cli.json("sandbox", "ls")
 
 
-def test_a_sandbox_rests_is_resumed_and_forked(cli: Cli, box: str) -> None:
+def test_a_sandbox_is_paused_resumed_and_forked(cli: Cli, box: str) -> None:
     cli("sandbox", "exec", box, "echo kept > kept.txt")
     assert cli("sandbox", "pause", box) == f"paused {box}\n"
     paused = {
@@ -206,14 +208,14 @@ def test_a_sandbox_rests_is_resumed_and_forked(cli: Cli, box: str) -> None:
     cli("sandbox", "kill", *clones)
 
 
-def test_a_sandboxes_log_tells_its_life(cli: Cli, box: str) -> None:
+def test_the_log_of_a_sandbox_is_shown(cli: Cli, box: str) -> None:
     assert f"handed out as {box}" in cli("sandbox", "logs", box)
     assert {"timestamp", "level", "message"} <= set(cli.json("sandbox", "logs", box)[0])
     [latest] = cli.json("sandbox", "logs", "--limit", "1", box)
     assert latest in cli.json("sandbox", "logs", box)[1:]
 
 
-def test_a_terminal_is_a_terminal(cli: Cli, box: str) -> None:
+def test_shell_opens_a_terminal(cli: Cli, box: str) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [str(PADDOCK), "sandbox", "shell", box],
@@ -246,7 +248,7 @@ def test_a_terminal_is_a_terminal(cli: Cli, box: str) -> None:
         os.close(ours)
 
 
-def test_a_shell_without_a_terminal_says_what_to_do_instead(cli: Cli, box: str) -> None:
+def test_a_shell_without_a_terminal_is_refused_with_a_hint(cli: Cli, box: str) -> None:
     done = cli.run("sandbox", "shell", box)
     assert done.returncode == 1
     assert "hint: for scripts: paddock sandbox exec" in done.stderr
@@ -270,7 +272,9 @@ def test_resources_are_applied_shown_described_and_deleted(cli: Cli, tmp_path: P
     assert cli.run("apply", "-f", "-", stdin="kind: Nothing").returncode == 1
 
 
-def test_a_directory_is_applied_and_resources_are_chosen_by_label(cli: Cli, tmp_path: Path) -> None:
+def test_a_directory_is_applied_and_resources_are_selected_by_label(
+    cli: Cli, tmp_path: Path
+) -> None:
     for name in ("one", "two"):
         labelled = TEMPLATE.replace("{name: mine}", f"{{name: {name}, labels: {{of: {name}}}}}")
         (tmp_path / f"{name}.yaml").write_text(labelled)
@@ -285,10 +289,10 @@ def test_a_directory_is_applied_and_resources_are_chosen_by_label(cli: Cli, tmp_
         cli("delete", "-f", str(tmp_path))
     (tmp_path / "empty").mkdir()
     nothing = cli.run("apply", "-f", str(tmp_path / "empty"))
-    assert "there is no YAML file in" in nothing.stderr
+    assert "contains no YAML file" in nothing.stderr
 
 
-def test_a_batch_of_a_file_is_waited_for_with_its_logs(cli: Cli, tmp_path: Path) -> None:
+def test_batch_wait_waits_for_an_applied_batch_and_writes_logs(cli: Cli, tmp_path: Path) -> None:
     applied = BATCH.format(name="waited", process="{command: [sh, -c, 'exit $PADDOCK_SHARD']}")
     cli("apply", "-f", "-", stdin=applied)
     try:
@@ -304,12 +308,12 @@ def test_a_batch_of_a_file_is_waited_for_with_its_logs(cli: Cli, tmp_path: Path)
     assert cli.run("batch", "wait", "waited").returncode == 1
 
 
-def test_a_teams_quota_is_set_shown_kept_to_and_lifted(cli: Cli) -> None:
+def test_a_team_quota_is_set_shown_enforced_and_removed(cli: Cli) -> None:
     member = Cli(
         {**cli.environment, "E2B_API_KEY": cli("keys", "create", "m", "--team", "t").strip()}
     )
-    said = cli("teams", "quota", "t", "--sandboxes", "0", "--cpu", "1500m", "--memory", "2Gi")
-    assert said == "quota of t: sandboxes 0, cpu 1.5, memory 2Gi\n"
+    printed = cli("teams", "quota", "t", "--sandboxes", "0", "--cpu", "1500m", "--memory", "2Gi")
+    assert printed == "quota of t: sandboxes 0, cpu 1.5, memory 2Gi\n"
     assert "sandboxes 0, cpu 1.5, memory 2Gi" in cli("teams", "ls")
     refused = member.run("sandbox", "create")
     assert refused.returncode == 1
@@ -329,7 +333,7 @@ def test_status_shows_the_pool(cli: Cli) -> None:
     assert "pool       default/base:" in cli("status")
 
 
-def test_keys_are_made_and_revoked_at_once(cli: Cli) -> None:
+def test_keys_are_created_and_revoked_immediately(cli: Cli) -> None:
     key = cli("keys", "create", "robot", "--role", "reader").strip()
     listed = cli.json("keys", "ls")
     key_id = next(item["id"] for item in listed if item["name"] == "robot")
@@ -345,22 +349,22 @@ def test_keys_are_made_and_revoked_at_once(cli: Cli) -> None:
     assert "Invalid API key" in refused.stderr
 
 
-def test_the_doctor_says_what_this_machine_can_do(cli: Cli) -> None:
+def test_doctor_reports_the_features_of_this_machine(cli: Cli) -> None:
     assert "CRIU" in cli("doctor")
     report = cli.json("doctor")
     assert report["is_usable"]
     assert "freeze" in {check["name"] for check in report["checks"]}
     again = json.loads(cli("doctor", "--json"))
-    # But for swap: whoever else uses the machine may turn it on or off between two looks.
+    # Except swap: other users of the machine may turn it on or off between the two runs.
     one, other = (
         [check for check in said["checks"] if check["name"] != "swap"] for said in (report, again)
     )
     assert one == other
 
 
-def test_where_nothing_runs_the_error_says_what_to_do(cli: Cli) -> None:
+def test_without_a_server_the_error_has_a_hint(cli: Cli) -> None:
     elsewhere = {**cli.environment, "PADDOCK_URL": "http://127.0.0.1:9"}
-    # This machine's secrets are not sent to another's address.
+    # The secrets of this machine are not sent to another address.
     assert "no credential for http://127.0.0.1:9" in Cli(elsewhere).run("sandbox", "ls").stderr
     lost = Cli({**elsewhere, "E2B_API_KEY": "e2b_other", "PADDOCK_TOKEN": "other"})
     done = lost.run("sandbox", "ls")
@@ -372,4 +376,4 @@ def test_where_nothing_runs_the_error_says_what_to_do(cli: Cli) -> None:
     assert status.returncode == 1
     report = msgspec.json.decode(status.stdout)
     assert report["answers"] is False
-    assert "pid" not in report, "that is this machine's"
+    assert "pid" not in report, "only for this machine"

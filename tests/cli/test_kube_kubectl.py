@@ -1,4 +1,4 @@
-"""What `paddock kube` makes of what `kubectl` says."""
+"""`paddock kube` handles the errors of `kubectl`."""
 
 from pathlib import Path
 
@@ -14,12 +14,12 @@ error: resource mapping not found for name: "base" namespace: "default" from "ST
 no matches for kind "SandboxPool" in version "paddock.dev/v1alpha1"
 ensure CRDs are installed first
 """
-"""A server's discovery is behind its definitions."""
+"""The discovery of the server lags behind its CRDs."""
 
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kubectl that does not know a kind the first two times; each call is a line."""
+    """A kubectl that fails for a kind the first two times; it writes one line per call."""
     calls, said = tmp_path / "calls", tmp_path / "said"
     calls.touch()
     said.write_text(NOT_YET)
@@ -30,16 +30,16 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(kubectl, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(kubectl, "RETRY_SECONDS", 0.01)
     return calls
 
 
-def test_kinds_that_a_busy_server_does_not_tell_of_yet_are_waited_for(calls: Path) -> None:
+def test_apply_waits_until_the_server_lists_new_kinds(calls: Path) -> None:
     Kubectl(None, None).apply_when_served([POOL])
     assert calls.read_text().split() == ["apply"] * 3
 
 
-def test_kinds_that_are_not_there_are_named(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kinds_are_reported(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubectl, "SERVED_SECONDS", 0.0)
     with pytest.raises(UnsupportedError, match='no matches for kind "SandboxPool"'):
         Kubectl(None, None).apply_when_served([POOL])

@@ -1,4 +1,4 @@
-"""`up`, `down`, `status`, `logs` and `image` with real processes, as somebody at a machine."""
+"""`up`, `down`, `status`, `logs` and `image` with real processes."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ START_SECONDS = 100
 
 
 class Machine(Cli):
-    """An installation that nothing has started yet."""
+    """An installation that is not started."""
 
     def __init__(self, **settings: str) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="pdm"))
@@ -56,16 +56,16 @@ class Machine(Cli):
 
     @property
     def number(self) -> int:
-        """Of its network on this machine."""
+        """The number of its network on this machine."""
         return int((self.state / "node" / "net" / "number").read_text())
 
     @property
     def pid(self) -> int:
-        """Of its supervisor."""
+        """The process id of its supervisor."""
         return int((self.home / "run" / "paddock.pid").read_text())
 
     def python(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Start one of its processes by hand."""
+        """Run one of its processes directly."""
         return subprocess.run(
             [sys.executable, *arguments],
             env=self.environment | environment,
@@ -78,16 +78,16 @@ class Machine(Cli):
     def subnet(self, sandbox_id: str) -> str:
         """The first half of a sandbox's address."""
         words = self("sandbox", "exec", sandbox_id, "hostname -I").split()
-        assert words, "it has no address"
+        assert words, "the sandbox has no address"
         return words[0].rsplit(".", 2)[0]
 
     def remove(self) -> None:
-        """Leave nothing of it on the machine."""
+        """Remove everything of it from the machine."""
         with contextlib.suppress(FileNotFoundError):
             number = self.number
             done = self.run("down", "--purge", "--yes")
             assert done.returncode == 0, done.stderr
-            # Orphans wait for the machine's first process to reap them.
+            # Orphans remain until the init process of the machine reaps them.
             until(lambda: not any(traces(self.state / "node", number).values()))
         shutil.rmtree(self.home)
 
@@ -108,7 +108,7 @@ def machine() -> Generator[Machine]:
 
 @pytest.fixture(scope="module")
 def running() -> Generator[Machine]:
-    """One that is up, for tests that leave it so: starting takes seconds of a processor."""
+    """A running installation, shared by tests that leave it running, because a start is slow."""
     made = Machine()
     try:
         made.started = made.run("up", "--detach")
@@ -117,16 +117,16 @@ def running() -> Generator[Machine]:
         made.remove()
 
 
-def test_where_nothing_runs_every_command_says_so(machine: Machine) -> None:
+def test_commands_report_that_paddock_is_not_running(machine: Machine) -> None:
     before = machine.run("status")
     assert before.returncode == 1
-    assert "problem    it does not run; `paddock up` starts it\n" in before.stdout
-    assert machine("down") == "Paddock does not run here\n"
-    assert machine("down", "--purge") == "there is nothing to purge\n"
-    assert machine.run("logs").stderr.startswith("error: there is no log of 'control'")
+    assert "problem    Paddock is not running; `paddock up` starts it\n" in before.stdout
+    assert machine("down") == "Paddock is not running\n"
+    assert machine("down", "--purge") == "nothing to purge\n"
+    assert machine.run("logs").stderr.startswith("error: process 'control' has no log")
 
 
-def test_up_tells_how_it_goes_and_how_to_use_it(running: Machine) -> None:
+def test_up_prints_progress_and_how_to_connect(running: Machine) -> None:
     assert running.started.returncode == 0, running.started.stderr
     assert running.started.stdout == ""
     lines = running.started.stderr.splitlines()
@@ -135,12 +135,12 @@ def test_up_tells_how_it_goes_and_how_to_use_it(running: Machine) -> None:
     assert any(line.startswith("  export E2B_API_KEY=e2b_") for line in lines)
     [address] = [line for line in lines if line.startswith("  export E2B_API_URL=")]
     assert address.endswith(f" E2B_DOMAIN=localhost:{running.environment['PADDOCK_PORT']}")
-    # The command is said so that any shell finds it.
-    [said] = re.findall(r"stop with `(.*paddock) down`", running.started.stderr)
-    assert shutil.which(said, path=running.environment["PATH"])
+    # The printed command is found by any shell.
+    [command] = re.findall(r"stop with `(.*paddock) down`", running.started.stderr)
+    assert shutil.which(command, path=running.environment["PATH"])
 
 
-def test_status_and_logs_tell_of_what_runs(running: Machine) -> None:
+def test_status_and_logs_show_running_processes(running: Machine) -> None:
     until(lambda: running.json("status")["pools"]["default/base"]["available"] == 1)
     shown = running("status")
     assert f"process    {running.pid}\n" in shown
@@ -148,10 +148,12 @@ def test_status_and_logs_tell_of_what_runs(running: Machine) -> None:
     assert "default/base: 1 ready" in shown
     assert "node serves" in running("logs", "node")
     assert len(running.json("logs", "control", "--lines", "3")) == 3
-    assert "there are: control, gateway-0, node, up" in running.run("logs", "nobody").stderr
+    assert (
+        "processes with a log: control, gateway-0, node, up" in running.run("logs", "nobody").stderr
+    )
 
 
-def test_a_second_one_on_the_same_state_is_refused_and_harms_nothing(running: Machine) -> None:
+def test_a_second_installation_on_the_same_state_is_refused_without_harm(running: Machine) -> None:
     box = running("sandbox", "create", "--timeout", "600").strip()
     running("sandbox", "exec", box, "echo mine > mine.txt")
     pid = running.pid
@@ -159,7 +161,7 @@ def test_a_second_one_on_the_same_state_is_refused_and_harms_nothing(running: Ma
     assert again.returncode == 1
     assert f"runs already (process {pid})" in again.stderr
     assert "hint:" in again.stderr
-    # Nor does it help to go round the supervisor: the state itself is taken.
+    # Processes started without the supervisor are refused, too: the state is locked.
     node = ["-m", "paddock.runtime.local.node.process", "--state", str(running.state / "node")]
     refused = running.python(*node, "--socket", str(running.home / "other.sock"))
     assert refused.returncode == 1
@@ -168,45 +170,45 @@ def test_a_second_one_on_the_same_state_is_refused_and_harms_nothing(running: Ma
     assert refused.returncode == 1
     assert f"the store {running.state}/store.db is in use by process" in refused.stderr
     assert "hint: stop that process" in refused.stderr
-    # The first goes on as if nothing had been asked.
+    # The first installation is not affected.
     assert running.pid == pid
     assert running("sandbox", "exec", box, "cat mine.txt") == "mine\n"
     running("sandbox", "kill", box)
 
 
-def test_after_a_kill_the_next_takes_everything_over_at_once(running: Machine) -> None:
+def test_after_a_kill_the_next_up_adopts_everything(running: Machine) -> None:
     box = running("sandbox", "create", "--timeout", "600").strip()
     running("sandbox", "exec", box, "nohup sleep 1000 >/dev/null 2>&1 & echo kept > kept.txt")
     number, subnet = running.number, running.subnet(box)
     killed = running.pid
     os.kill(killed, signal.SIGKILL)
-    # What the killed one had started is still about to end, and is waited for.
+    # `up` waits for the ending child processes of the killed supervisor.
     up = running.json("up", "--detach")
     assert up["url"].endswith(running.environment["PADDOCK_PORT"])
     assert up["pid"] == running.pid != killed
     assert running("sandbox", "exec", box, "cat kept.txt; pgrep -c sleep") == "kept\n1\n"
-    # What outlives the node has its addresses: its network keeps its number.
+    # Sandboxes that outlive the node keep their addresses: the network keeps its number.
     assert (running.number, running.subnet(box)) == (number, subnet)
     running("sandbox", "kill", box)
 
 
-def test_two_installations_on_one_machine_have_networks_of_their_own(
+def test_two_installations_on_one_machine_have_separate_networks(
     running: Machine, machine: Machine
 ) -> None:
     started = machine.run("--output", "json", "up", "--detach")
     assert started.returncode == 0, started.stderr
-    # One line for programs, and nothing else.
+    # JSON output is exactly one line.
     assert started.stdout.count("\n") == 1
     assert started.stderr == ""
     boxes = [one("sandbox", "create").strip() for one in (running, machine)]
     assert running.subnet(boxes[0]) != machine.subnet(boxes[1])
     assert running.number != machine.number
     running("sandbox", "kill", boxes[0])
-    # Sandboxes outlive the rest, and are there for the next `up`.
+    # Sandboxes survive `down`.
     assert machine("down") == "stopped\n"
     assert machine.run("status").returncode == 1
     assert traces(machine.state / "node", machine.number)["processes"]
-    # Purged, nothing stays of it; the other is left alone.
+    # A purge removes everything, and does not affect the other installation.
     number = machine.number
     unasked = machine.run("down", "--purge")
     assert unasked.returncode == 1
@@ -218,7 +220,7 @@ def test_two_installations_on_one_machine_have_networks_of_their_own(
     assert running.json("status")["answers"]
 
 
-def test_a_backup_brings_back_everything_but_what_was_in_sandboxes(machine: Machine) -> None:
+def test_a_backup_restores_everything_except_the_contents_of_sandboxes(machine: Machine) -> None:
     machine("up", "--detach")
     machine("teams", "quota", "research", "--sandboxes", "7")
     keys = machine.json("keys", "ls")
@@ -227,7 +229,7 @@ def test_a_backup_brings_back_everything_but_what_was_in_sandboxes(machine: Mach
     archive = machine.home / "backup.tar.gz"
     kept = ("store.db", "secrets.json")
     subprocess.run(["tar", "-C", machine.state, "-czf", archive, *kept], check=True)
-    # Somebody uses what was in stock: it must not be given to the next as new.
+    # A warm sandbox is used: it must not be handed out again as new.
     machine("up", "--detach")
     used = machine("sandbox", "create", "--timeout", "600").strip()
     machine("sandbox", "exec", used, "echo secret > secret.txt")
@@ -245,7 +247,7 @@ def test_a_backup_brings_back_everything_but_what_was_in_sandboxes(machine: Mach
     assert machine("sandbox", "exec", fresh, "ls; echo fine") == "fine\n"
 
 
-def test_purging_removes_nothing_that_is_not_paddocks(machine: Machine) -> None:
+def test_purge_refuses_a_directory_that_is_not_paddocks(machine: Machine) -> None:
     machine.state.mkdir()
     (machine.state / "thesis.tex").write_text("years of work")
     refused = machine.run("down", "--purge", "--yes")
@@ -254,7 +256,7 @@ def test_purging_removes_nothing_that_is_not_paddocks(machine: Machine) -> None:
     assert (machine.state / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_port_that_is_taken_is_named_at_once(machine: Machine) -> None:
+def test_a_port_in_use_is_reported_immediately(machine: Machine) -> None:
     port = machine.environment["PADDOCK_PORT"]
     with socket.create_server(("127.0.0.1", int(port))):
         refused = machine.run("up")
@@ -263,7 +265,7 @@ def test_a_port_that_is_taken_is_named_at_once(machine: Machine) -> None:
     assert "choose another port with --port" in refused.stderr
 
 
-def test_at_a_terminal_a_bar_shows_how_the_pool_warms_and_ctrl_c_stops(machine: Machine) -> None:
+def test_on_a_terminal_a_bar_shows_the_warming_pool_and_ctrl_c_stops(machine: Machine) -> None:
     machine.environment |= {"PADDOCK_RUNTIME": "simulated", "TERM": "xterm"}
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -280,7 +282,7 @@ def test_at_a_terminal_a_bar_shows_how_the_pool_warms_and_ctrl_c_stops(machine: 
     def read() -> None:
         nonlocal seen
         if select.select([ours], [], [], 0.2)[0]:
-            with contextlib.suppress(OSError):  # the far side has gone
+            with contextlib.suppress(OSError):  # the other side has closed
                 seen += os.read(ours, 65536)
 
     def shows(text: bytes) -> bool:
@@ -311,6 +313,6 @@ def test_images_are_listed_imported_and_deleted(machine: Machine, tmp_path: Path
     assert machine("image", "rm", "tiny") == "deleted tiny\n"
     gone = machine.run("image", "rm", "tiny")
     assert gone.returncode == 1
-    assert "there is no image 'tiny'" in gone.stderr
+    assert "image 'tiny' does not exist" in gone.stderr
     missing = machine.run("image", "import", str(tmp_path / "nothing.tar"))
     assert missing.returncode == 2

@@ -1,4 +1,4 @@
-"""The command line as people meet it first: help, mistakes, exit codes."""
+"""The command line without a server: help, usage errors, exit codes."""
 
 import json
 import subprocess
@@ -10,12 +10,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from paddock.cli.click_ext import Running
+from paddock.cli.click_ext import RemoteCommand
 from paddock.cli.output import until
 from paddock.cli.program import COMMANDS, program
 
 
-def test_every_command_is_there_under_its_name_and_explains_itself() -> None:
+def test_every_command_has_help() -> None:
     runner = CliRunner()
     for name in COMMANDS:
         done = runner.invoke(program, [name, "--help"])
@@ -23,7 +23,7 @@ def test_every_command_is_there_under_its_name_and_explains_itself() -> None:
         assert f"Usage: program {name}" in done.output
 
 
-def test_help_imports_nothing_that_it_does_not_show() -> None:
+def test_help_imports_no_heavy_modules() -> None:
     code = (
         "import sys\n"
         "from click.testing import CliRunner\n"
@@ -48,30 +48,30 @@ def test_help_imports_nothing_that_it_does_not_show() -> None:
 @pytest.mark.parametrize(
     "arguments", [["nope"], ["sandbox", "nope"], ["--output", "xml", "status"], ["get"]]
 )
-def test_a_wrong_command_line_ends_with_2(arguments: list[str]) -> None:
+def test_a_usage_error_exits_with_2(arguments: list[str]) -> None:
     done = CliRunner().invoke(program, arguments)
     assert done.exit_code == 2
     assert "Usage:" in done.output
 
 
-def test_a_command_that_looks_like_the_wrong_one_is_named() -> None:
+def test_a_similar_command_is_suggested() -> None:
     for words, meant in ((["statsu"], "status"), (["sandbox", "crate"], "create")):
         assert f"Did you mean '{meant}'?" in CliRunner().invoke(program, words).output
 
 
 @pytest.mark.parametrize("option", ["--replicas", "--attempts", "--timeout"])
-def test_a_batch_of_nothing_is_not_waited_for(option: str) -> None:
+def test_batch_options_must_be_positive(option: str) -> None:
     done = CliRunner().invoke(program, ["batch", "run", option, "0", "true"])
     assert done.exit_code == 2
     assert option in done.output
 
 
-def test_a_place_for_logs_that_cannot_be_is_told_before_anything_is_run(tmp_path: Path) -> None:
+def test_an_impossible_log_directory_is_reported_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    place = str(tmp_path / "file" / "logs")
-    done = CliRunner().invoke(program, ["batch", "run", "--logs", place, "true"])
+    directory = str(tmp_path / "file" / "logs")
+    done = CliRunner().invoke(program, ["batch", "run", "--logs", directory, "true"])
     assert done.exit_code == 1
-    assert done.stderr == f"error: {place}: Not a directory\n"
+    assert done.stderr == f"error: {directory}: Not a directory\n"
 
 
 @pytest.mark.parametrize(
@@ -91,17 +91,17 @@ def test_shells_complete_commands(words: str, found: list[str]) -> None:
     assert done.output.split() == found
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_the_form_of_the_output_is_said_anywhere(place: int) -> None:
+@pytest.mark.parametrize("position", range(3))
+def test_the_output_option_is_accepted_anywhere(position: int) -> None:
     words = ["image", "ls"]
-    words[place:place] = ["--output", "json"]
+    words[position:position] = ["--output", "json"]
     done = CliRunner().invoke(program, words)
     assert done.exit_code == 0
     assert isinstance(json.loads(done.output), list)
 
 
-def test_the_words_of_a_command_that_runs_inside_are_left_alone() -> None:
-    command = Running(
+def test_the_arguments_of_a_remote_command_are_not_parsed() -> None:
+    command = RemoteCommand(
         "exec",
         params=[
             click.Argument(["name"]),
@@ -128,7 +128,7 @@ def test_the_words_of_a_command_that_runs_inside_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "text"),
     [
         ("2026-01-01T00:05:00Z", "5m"),
         ("2026-01-01T00:00:09Z", "9s"),
@@ -136,5 +136,5 @@ def test_the_words_of_a_command_that_runs_inside_are_left_alone() -> None:
         ("0001-01-01T00:00:00Z", "never"),
     ],
 )
-def test_how_long_a_sandbox_has_is_said_in_few_letters(end: str, said: str) -> None:
-    assert until(end, datetime(2026, 1, 1, tzinfo=UTC)) == said
+def test_the_remaining_time_is_printed_briefly(end: str, text: str) -> None:
+    assert until(end, datetime(2026, 1, 1, tzinfo=UTC)) == text

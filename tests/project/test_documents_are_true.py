@@ -12,7 +12,7 @@ import click
 import pytest
 from msgspec import structs
 
-from paddock.cli.click_ext import Running
+from paddock.cli.click_ext import RemoteCommand
 from paddock.cli.program import COMMANDS, program
 from paddock.settings import PREFIX, Settings
 
@@ -73,7 +73,7 @@ def mistake(words: list[str]) -> str | None:
             _, below, words = command.resolve_command(context, words)
             assert below is not None
             command, context = below, click.Context(below, parent=context)
-        if not isinstance(command, Running):  # whose words are another program's
+        if not isinstance(command, RemoteCommand):  # whose words are another program's
             command.make_parser(context).parse_args(list(words))
     except click.UsageError as error:
         return error.format_message()

@@ -1,4 +1,4 @@
-"""What people type. `main` is the command `paddock`."""
+"""The command-line interface. `main` is the command `paddock`."""
 
 from paddock.cli.program import main
 

@@ -1,4 +1,4 @@
-"""How the words of a command line are read, where click alone would read them otherwise."""
+"""Extensions of click: examples, NAME=VALUE options, the output option, remote commands."""
 
 from collections.abc import Iterable
 
@@ -6,23 +6,23 @@ import click
 
 
 def examples(*lines: str) -> str:
-    """Write what a command's help ends with: lines to copy, each as it is."""
+    """Return the examples at the end of a command's help, unwrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def pairs(items: Iterable[str], option: str) -> dict[str, str]:
-    """Read what was given as NAME=VALUE."""
+    """Parse NAME=VALUE options."""
     found: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
         if not equals or not name:
-            raise click.UsageError(f"{option} wants NAME=VALUE, not {item!r}")
+            raise click.UsageError(f"{option} expects NAME=VALUE, not {item!r}")
         found[name] = value
     return found
 
 
 def with_output(command: click.Command) -> click.Command:
-    """Let a command, and those below it, be told the form of their output themselves."""
+    """Add the option --output to a command and its subcommands."""
     if not any("--output" in option.opts for option in command.params):
         command.params.append(
             click.Option(
@@ -30,7 +30,7 @@ def with_output(command: click.Command) -> click.Command:
                 type=click.Choice(["text", "json"]),
                 expose_value=False,
                 callback=_choose_output,
-                help="For people or for programs.",
+                help="Output format.  [default: text]",
             )
         )
     if isinstance(command, click.Group):
@@ -45,19 +45,19 @@ def _choose_output(ctx: click.Context, _: click.Parameter, output: str | None) -
         root.obj = root.obj._replace(output=output)
 
 
-class Running(click.Command):
-    """Takes a name and a command that runs elsewhere, whose words may look like options."""
+class RemoteCommand(click.Command):
+    """Takes a name and a remote command line, whose arguments may look like options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read options before and after the name; the rest is the command's own."""
+        """Parse options before and after the name; the rest belongs to the remote command."""
         options = [item for item in self.params if isinstance(item, click.Option)]
-        followed = {name for item in options if not item.is_flag for name in item.opts}
-        place, has_name = 0, False
-        while place < len(args) and args[place] != "--":
-            if args[place].startswith("-"):
-                place += 1 + (args[place] in followed)
+        with_value = {name for item in options if not item.is_flag for name in item.opts}
+        position, has_name = 0, False
+        while position < len(args) and args[position] != "--":
+            if args[position].startswith("-"):
+                position += 1 + (args[position] in with_value)
             elif not has_name:
-                place, has_name = place + 1, True
+                position, has_name = position + 1, True
             else:
-                args = [*args[:place], "--", *args[place:]]
+                args = [*args[:position], "--", *args[position:]]
         return super().parse_args(ctx, args)

@@ -1,4 +1,4 @@
-"""Hands every command the place it works on and the way it shows things."""
+"""Passes every command its target and its output."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -9,30 +9,30 @@ import click
 
 if TYPE_CHECKING:
     from paddock.cli.output import Output
-    from paddock.cli.target import Place
+    from paddock.cli.target import CliTarget
 
 P = ParamSpec("P")
 
 
-class Chosen(NamedTuple):
-    """What every command can be told: before its name, the form of the output also after it."""
+class GlobalOptions(NamedTuple):
+    """The options of all commands, before the name of the command; --output also after it."""
 
     config: Path | None
     url: str | None
     output: str
 
 
-def with_place(function: "Callable[Concatenate[Place, Output, P], Any]") -> Callable[P, Any]:
-    """Give a command its place and its output."""
+def with_target(function: "Callable[Concatenate[CliTarget, Output, P], Any]") -> Callable[P, Any]:
+    """Pass a command its target and its output."""
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> Any:
-        # Not at the top: the help needs neither settings nor tables.
+        # Imported here to keep --help fast: it needs neither settings nor tables.
         from paddock.cli.output import Output
-        from paddock.cli.target import Place
+        from paddock.cli.target import CliTarget
 
-        chosen: Chosen = click.get_current_context().find_root().obj
-        place, output = Place(chosen.config, chosen.url), Output(chosen.output)
-        return function(place, output, *args, **kwargs)
+        options: GlobalOptions = click.get_current_context().find_root().obj
+        target, output = CliTarget(options.config, options.url), Output(options.output)
+        return function(target, output, *args, **kwargs)
 
     return called

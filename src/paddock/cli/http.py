@@ -1,4 +1,4 @@
-"""HTTP for commands: one connection a call, plain errors."""
+"""The HTTP client of the CLI: one connection per call."""
 
 import http.client
 from collections.abc import Generator, Mapping
@@ -12,7 +12,7 @@ from paddock.kit.errors import PaddockError, UnavailableError
 
 
 class CallError(PaddockError):
-    """The server answered with an error."""
+    """The server responded with an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -20,7 +20,7 @@ class CallError(PaddockError):
 
 
 class Endpoint:
-    """One server and the headers it wants."""
+    """A server, with the headers that every request carries."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self.url = url
@@ -36,7 +36,7 @@ class Endpoint:
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float | None = 120,
     ) -> Any:
-        """Send JSON (or bytes), give what came back, decoded."""
+        """Send JSON or bytes; return the decoded response."""
         with self.open(
             method, path, body, headers=headers, timeout_seconds=timeout_seconds
         ) as response:
@@ -53,7 +53,7 @@ class Endpoint:
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float | None = 120,
     ) -> Generator[http.client.HTTPResponse]:
-        """Send a request and give the response, to be read as it comes."""
+        """Send a request; yield the response for streaming."""
         secure = self._parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         connection = kind(self._parts.netloc, timeout=timeout_seconds)
@@ -68,19 +68,19 @@ class Endpoint:
                 response = connection.getresponse()
                 problem = _message(response) if response.status >= 400 else ""
             except (OSError, http.client.HTTPException) as error:
-                raise self._silent(error) from error
+                raise self._unavailable(error) from error
             if problem:
                 raise CallError(response.status, problem)
             try:
                 yield response
             except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
-                # Other errors are of what is done with the answer.
-                raise self._silent(error) from error
+                # Other errors come from the caller that handles the response.
+                raise self._unavailable(error) from error
 
-    def _silent(self, error: Exception) -> UnavailableError:
+    def _unavailable(self, error: Exception) -> UnavailableError:
         return UnavailableError(
             f"{self.url} does not answer: {error}",
-            hint="`paddock status` says whether Paddock runs here; `paddock up` starts it",
+            hint="`paddock status` shows whether Paddock runs here; `paddock up` starts it",
         )
 
 

@@ -1,30 +1,30 @@
-"""`paddock image`: what sandboxes of this machine are made of."""
+"""`paddock image`: images of sandboxes on this machine."""
 
 from pathlib import Path
 
 import click
 
-from paddock.cli.context import with_place
+from paddock.cli.context import with_target
 from paddock.cli.output import Output, notes
-from paddock.cli.target import Place
+from paddock.cli.target import CliTarget
 from paddock.kit.errors import NotFoundError
 from paddock.runtime.local.images.store import ImageStore
 
 
-def _store(place: Place) -> ImageStore:
-    return ImageStore(place.settings.state / "node" / "images")
+def _store(target: CliTarget) -> ImageStore:
+    return ImageStore(target.settings.state / "node" / "images")
 
 
 @click.group()
 def image() -> None:
-    """Images of this machine: list, build, import, delete."""
+    """List, build, import and delete images of this machine."""
 
 
 @image.command("ls")
-@with_place
-def list_images(place: Place, output: Output) -> None:
+@with_target
+def list_images(target: CliTarget, output: Output) -> None:
     """List images."""
-    found = _store(place).images()
+    found = _store(target).images()
     output.rows(
         found,
         ("name", "layers", "size"),
@@ -33,33 +33,38 @@ def list_images(place: Place, output: Output) -> None:
 
 
 @image.command("build-base")
-@with_place
-def build_base(place: Place, output: Output) -> None:
-    """Build the image `base` from Debian packages; quick when it is there."""
+@with_target
+def build_base(target: CliTarget, output: Output) -> None:
+    """Build the image `base` from Debian packages, unless it exists."""
     with notes.status("building base") as status:
-        made = _store(place).build_base(lambda text: status.update(f"base: {text}"))
-    output.done(f"built {made.name}", {"name": made.name})
+        image = _store(target).build_base(lambda text: status.update(f"base: {text}"))
+    output.done(f"built {image.name}", {"name": image.name})
 
 
 @image.command("import")
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
-@click.option("--name", help="What to call it.  [default: what the archive says]")
-@with_place
-def import_image(place: Place, output: Output, source: Path, name: str | None) -> None:
-    """Import an image (an OCI layout or archive, what `podman save` or `docker save` wrote) or a
-    root file system (a directory, or a tar such as `docker export` writes)."""
+@click.option("--name", help="Set the name of the image.  [default: the name in the archive]")
+@with_target
+def import_image(target: CliTarget, output: Output, source: Path, name: str | None) -> None:
+    """Import an image or a root file system.
+
+    An image is an OCI layout or archive, or the output of `podman save` or `docker save`. A root
+    file system is a directory, or a tar such as the output of `docker export`.
+    """
     with notes.status(f"importing {source}"):
-        made = _store(place).add(source, name)
-    output.done(f"imported {made.name}", {"name": made.name})
+        image = _store(target).add(source, name)
+    output.done(f"imported {image.name}", {"name": image.name})
 
 
 @image.command("rm")
 @click.argument("name")
-@with_place
-def remove_image(place: Place, output: Output, name: str) -> None:
-    """Delete an image; sandboxes that run from it go on."""
-    store = _store(place)
+@with_target
+def remove_image(target: CliTarget, output: Output, name: str) -> None:
+    """Delete an image; its running sandboxes are not affected."""
+    store = _store(target)
     if all(item.name not in (name, f"{name}:latest") for item in store.images()):
-        raise NotFoundError(f"there is no image {name!r}", hint="`paddock image ls` lists them")
+        raise NotFoundError(
+            f"image {name!r} does not exist", hint="`paddock image ls` lists the images"
+        )
     store.delete(name)
     output.done(f"deleted {name}", {"deleted": name})

@@ -1,23 +1,23 @@
-"""`paddock keys`: who may call."""
+"""`paddock keys`: API keys."""
 
 import click
 
 from paddock.cli.click_ext import examples
-from paddock.cli.context import with_place
+from paddock.cli.context import with_target
 from paddock.cli.output import Output
-from paddock.cli.target import Place
+from paddock.cli.target import CliTarget
 
 
 @click.group()
 def keys() -> None:
-    """API keys: list, create, revoke."""
+    """List, create and revoke API keys."""
 
 
 @keys.command("ls")
-@with_place
-def list_keys(place: Place, output: Output) -> None:
-    """List keys."""
-    found = place.e2b.call("GET", "/api-keys")
+@with_target
+def list_keys(target: CliTarget, output: Output) -> None:
+    """List API keys."""
+    found = target.e2b.call("GET", "/api-keys")
     output.rows(
         found,
         ("id", "name", "team", "role", "key", "last used"),
@@ -37,26 +37,26 @@ def list_keys(place: Place, output: Output) -> None:
 
 @keys.command("create", epilog=examples("paddock keys create ci --team research"))
 @click.argument("name")
-@click.option("--team", help="The team it acts for.  [default: your own]")
+@click.option("--team", help="Set the team of the key.  [default: your own]")
 @click.option(
     "--role",
     type=click.Choice(["member", "reader", "admin"]),
     default="member",
     show_default=True,
-    help="Readers look, members use their team's sandboxes, admins everything.",
+    help="Set the role: readers read, members use their team's sandboxes, admins do all.",
 )
-@with_place
-def create_key(place: Place, output: Output, name: str, team: str | None, role: str) -> None:
-    """Make a key; it is shown this once."""
+@with_target
+def create_key(target: CliTarget, output: Output, name: str, team: str | None, role: str) -> None:
+    """Create a key and print it; it cannot be shown again."""
     body = {"name": name, "role": role} | ({"teamName": team} if team else {})
-    made = place.e2b.call("POST", "/api-keys", body)
-    output.done(made["key"], made)
+    created = target.e2b.call("POST", "/api-keys", body)
+    output.done(created["key"], created)
 
 
 @keys.command("revoke")
 @click.argument("key_id")
-@with_place
-def revoke_key(place: Place, output: Output, key_id: str) -> None:
-    """Make a key worthless, at once."""
-    place.e2b.call("DELETE", f"/api-keys/{key_id}")
+@with_target
+def revoke_key(target: CliTarget, output: Output, key_id: str) -> None:
+    """Revoke a key immediately."""
+    target.e2b.call("DELETE", f"/api-keys/{key_id}")
     output.done(f"revoked {key_id}", {"revoked": key_id})

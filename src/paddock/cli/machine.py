@@ -1,4 +1,4 @@
-"""Paddock on this machine: up, down, status, doctor."""
+"""Paddock on this machine: up, down, status, doctor, logs."""
 
 import os
 import signal
@@ -13,10 +13,10 @@ from typing import Any, TextIO
 import click
 import msgspec
 
-from paddock.cli.context import with_place
+from paddock.cli.context import with_target
 from paddock.cli.http import CallError
 from paddock.cli.output import Output, notes, screen
-from paddock.cli.target import Place
+from paddock.cli.target import CliTarget
 from paddock.kit import pidfile
 from paddock.kit.errors import DeadlineExceededError, PaddockError, UnavailableError
 
@@ -24,18 +24,21 @@ STOP_SECONDS = 60.0
 
 
 @click.command()
-@click.option("--port", type=int, help="The port for clients.  [default: 3000]")
-@click.option("--host", help="Where to listen.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Listen for clients on this port.  [default: 3000]")
+@click.option("--host", help="Listen on this address.  [default: 127.0.0.1]")
 @click.option(
-    "--pool-size", type=int, help="Warm sandboxes to keep, at the first start.  [default: 4]"
+    "--pool-size",
+    type=int,
+    help="Keep this many sandboxes warm (set at the first start).  [default: 4]",
 )
 @click.option(
-    "--image", help="What the default template is made of, at the first start: base, host, …"
+    "--image",
+    help="Use this image for the default template (set at the first start).  [default: base]",
 )
-@click.option("--detach", "-d", is_flag=True, help="Go on in the background once everything is up.")
-@with_place
+@click.option("--detach", "-d", is_flag=True, help="Run in the background once everything is up.")
+@with_target
 def up(
-    place: Place,
+    target: CliTarget,
     output: Output,
     port: int | None,
     host: str | None,
@@ -43,7 +46,7 @@ def up(
     image: str | None,
     detach: bool,
 ) -> None:
-    """Start everything on this machine and say how to use it."""
+    """Start Paddock on this machine and print how to connect."""
     given = {
         "PADDOCK_PORT": port,
         "PADDOCK_HOST": host,
@@ -55,69 +58,69 @@ def up(
         **{key: str(value) for key, value in given.items() if value is not None},
     }
     command = [sys.executable, "-m", "paddock.app"]
-    if place.config is not None:
-        command += ["--config", str(place.config)]
+    if target.config is not None:
+        command += ["--config", str(target.config)]
     command += ["up", *(["--json"] if output.is_json else []), *(["--detach"] if detach else [])]
     sys.stdout.flush()
-    # The supervisor takes this process's place: Ctrl-C and the terminal are its own.
+    # The supervisor replaces this process, so it gets Ctrl-C and the terminal.
     os.execve(command[0], command, environment)  # noqa: S606 - our own program
 
 
-def _pid(place: Place) -> int | None:
-    return pidfile.holder(place.settings.run / "paddock.pid")
+def _pid(target: CliTarget) -> int | None:
+    return pidfile.holder(target.settings.run / "paddock.pid")
 
 
 @click.command()
-@click.option("--purge", is_flag=True, help="Kill every sandbox and remove the state directory.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask before purging.")
-@with_place
-def down(place: Place, output: Output, purge: bool, yes: bool) -> None:
-    """Stop Paddock on this machine; sandboxes are taken over by the next `up`.
+@click.option("--purge", is_flag=True, help="Kill all sandboxes and remove the state directory.")
+@click.option("--yes", "-y", is_flag=True, help="Purge without confirmation.")
+@with_target
+def down(target: CliTarget, output: Output, purge: bool, yes: bool) -> None:
+    """Stop Paddock on this machine; the next `up` adopts its sandboxes.
 
-    With --purge nothing stays: neither sandboxes nor snapshots, images, keys or logs.
+    --purge removes everything: sandboxes, snapshots, images, keys and logs.
     """
     if not purge:
-        was_up = _stop(place)
-        output.done("stopped" if was_up else "Paddock does not run here", {"stopped": was_up})
+        was_up = _stop(target)
+        output.done("stopped" if was_up else "Paddock is not running", {"stopped": was_up})
         return
-    from paddock.cli import purge as purging  # what `up` and `status` never need
+    from paddock.cli import purge as purging  # only this command needs it
 
-    is_there = purging.agree(place, yes=yes)
-    was_up = _stop(place)
-    if is_there:
-        with notes.status("ending sandboxes"):
-            purging.purge(place)
-    said = f"purged {place.settings.state}" if is_there else "there is nothing to purge"
-    output.done(said, {"stopped": was_up, "purged": is_there})
+    has_state = purging.confirm(target, yes=yes)
+    was_up = _stop(target)
+    if has_state:
+        with notes.status("killing sandboxes"):
+            purging.purge(target)
+    text = f"purged {target.settings.state}" if has_state else "nothing to purge"
+    output.done(text, {"stopped": was_up, "purged": has_state})
 
 
-def _stop(place: Place) -> bool:
-    """Stop what runs here and wait for its end; say whether anything did."""
-    pid = _pid(place)
+def _stop(target: CliTarget) -> bool:
+    """Stop Paddock and wait for its end; return whether it was running."""
+    pid = _pid(target)
     if pid is None:
         return False
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
-    while _pid(place) == pid:
+    while _pid(target) == pid:
         if time.monotonic() > deadline:
             raise DeadlineExceededError(
-                f"process {pid} does not stop", hint=f"look at {place.settings.state}/logs"
+                f"process {pid} does not stop", hint=f"see {target.settings.state}/logs"
             )
         time.sleep(0.05)
     return True
 
 
 @click.command()
-@with_place
-def status(place: Place, output: Output) -> None:
-    """Say whether Paddock runs here (or answers at --url), and how it does."""
-    report: dict[str, Any] = {"url": place.url}
-    if place.is_here:
-        pid = _pid(place)
+@with_target
+def status(target: CliTarget, output: Output) -> None:
+    """Show whether Paddock runs on this machine or at --url, with its sandboxes and pools."""
+    report: dict[str, Any] = {"url": target.url}
+    if target.is_local:
+        pid = _pid(target)
         report |= {"running": pid is not None, "pid": pid}
     try:
-        pools = place.kube.call("GET", "/apis/paddock.dev/v1alpha1/sandboxpools")["items"]
-        boxes = place.kube.call("GET", "/apis/paddock.dev/v1alpha1/sandboxes")["items"]
+        pools = target.kube.call("GET", "/apis/paddock.dev/v1alpha1/sandboxpools")["items"]
+        boxes = target.kube.call("GET", "/apis/paddock.dev/v1alpha1/sandboxes")["items"]
         report["pools"] = {
             f"{item['metadata']['namespace']}/{item['metadata']['name']}": item.get("status", {})
             for item in pools
@@ -130,8 +133,10 @@ def status(place: Place, output: Output) -> None:
         report["answers"] = True
     except (UnavailableError, CallError) as error:
         report["answers"] = False
-        is_down = place.is_here and report["pid"] is None
-        report["problem"] = "it does not run; `paddock up` starts it" if is_down else error.message
+        is_down = target.is_local and report["pid"] is None
+        report["problem"] = (
+            "Paddock is not running; `paddock up` starts it" if is_down else error.message
+        )
     if output.is_json:
         output.data(report)
     else:
@@ -141,7 +146,7 @@ def status(place: Place, output: Output) -> None:
 
 
 def _show_status(report: dict[str, Any]) -> None:
-    if "pid" in report:  # otherwise it is another machine's
+    if "pid" in report:  # only for this machine
         screen.print(f"process    {report['pid'] or 'none on this machine'}")
     screen.print(f"address    {report['url']}")
     if not report["answers"]:
@@ -152,20 +157,22 @@ def _show_status(report: dict[str, Any]) -> None:
     for name, pool in report["pools"].items():
         screen.print(
             f"pool       {name}: {pool.get('available', 0)} ready, "
-            f"{pool.get('creating', 0)} in the making, {pool.get('allocated', 0)} in use",
+            f"{pool.get('creating', 0)} starting, {pool.get('allocated', 0)} in use",
             soft_wrap=True,
         )
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="For programs, as `paddock -o json doctor`.")
-@with_place
-def doctor(place: Place, output: Output, as_json: bool) -> None:
-    """Say what this machine can isolate, freeze and checkpoint, and what is missing."""
-    from paddock.runtime.local.doctor import report as doctors  # probes what others never need
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, as `paddock -o json doctor` does."
+)
+@with_target
+def doctor(target: CliTarget, output: Output, as_json: bool) -> None:
+    """Show what this machine can isolate, freeze and checkpoint, and what is missing."""
+    from paddock.runtime.local.doctor import report as doctors  # only this command needs it
 
-    state = place.settings.state
-    report = doctors.diagnose(state if state.exists() else Path("/tmp"))  # noqa: S108 - any place will do
+    state = target.settings.state
+    report = doctors.diagnose(state if state.exists() else Path("/tmp"))  # noqa: S108 - any directory will do
     if as_json or output.is_json:
         output.data(report)
     else:
@@ -175,29 +182,31 @@ def doctor(place: Place, output: Output, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--follow", "-f", is_flag=True, help="Go on as they come.")
-@click.option("--lines", "-n", type=click.IntRange(min=0), help="Only so many of the last.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the log.")
+@click.option(
+    "--lines", "-n", type=click.IntRange(min=0), help="Show only the last lines.  [default: all]"
+)
 @click.argument("process", default="control")
-@with_place
-def logs(place: Place, output: Output, process: str, follow: bool, lines: int | None) -> None:
-    """Show the log of one of Paddock's own processes: control, node, gateway-0, …"""
-    path = place.settings.state / "logs" / f"{process}.log"
+@with_target
+def logs(target: CliTarget, output: Output, process: str, follow: bool, lines: int | None) -> None:
+    """Show the log of a process of Paddock: control, node, gateway-0, …"""
+    path = target.settings.state / "logs" / f"{process}.log"
     if not path.exists():
         names = ", ".join(sorted(item.stem for item in path.parent.glob("*.log"))) or "none"
-        raise PaddockError(f"there is no log of {process!r}", hint=f"there are: {names}")
+        raise PaddockError(f"process {process!r} has no log", hint=f"processes with a log: {names}")
     with path.open(errors="replace") as file:
         last = deque(file, maxlen=lines)
         if output.is_json and not follow:
             output.data([line.rstrip("\n") for line in last])
             return
-        for line in chain(last, _coming(file) if follow else ()):
+        for line in chain(last, _following(file) if follow else ()):
             text = msgspec.json.encode(line.rstrip("\n")).decode() + "\n"
             sys.stdout.write(text if output.is_json else line)
             sys.stdout.flush()
 
 
-def _coming(file: TextIO) -> Iterator[str]:
-    """Give lines as they are written; after a log was put aside, from the beginning of the new."""
+def _following(file: TextIO) -> Iterator[str]:
+    """Yield lines as they are written; start over when the log is rotated."""
     while True:
         if line := file.readline():
             yield line

@@ -1,6 +1,6 @@
-"""What people see: data on standard output, everything else on standard error.
+"""Output: data on standard output, everything else on standard error.
 
-Errors are `error:` and one line; where one action helps, a blank line and `hint:` follow.
+An error is `error:` and one line, then a blank line and `hint:` if an action helps.
 """
 
 import sys
@@ -17,39 +17,39 @@ notes = Console(stderr=True, highlight=False)
 
 
 class Output:
-    """How a command shows what it found."""
+    """Prints results as text or JSON."""
 
-    def __init__(self, form: str) -> None:
-        self._form = form
+    def __init__(self, format_: str) -> None:
+        self._format = format_
 
     @property
     def is_json(self) -> bool:
-        """Whether programs read it."""
-        return self._form == "json"
+        """Whether the format is JSON."""
+        return self._format == "json"
 
     def rows(
         self, items: Sequence[Any], columns: Sequence[str], cells: Iterable[Sequence[str]]
     ) -> None:
-        """Show a table to people, the items themselves to programs."""
+        """Print a table, or the items as JSON."""
         if self.is_json:
             self.data(items)
             return
         head = [name.upper() for name in columns]
         rows = [list(row) for row in cells]
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        # Never wrapped: an id in two pieces can neither be read nor copied.
+        # Never wrap lines: an id in two parts cannot be copied.
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
         screen.print(f"[bold]{escape(lines[0])}[/]", soft_wrap=True)
         for line in lines[1:]:
             screen.print(line, markup=False, soft_wrap=True)
 
     def data(self, item: Any) -> None:
-        """Show one thing in full."""
+        """Print an item as JSON."""
         text = msgspec.json.format(msgspec.json.encode(item)).decode()
         sys.stdout.write(text + "\n")
 
     def done(self, sentence: str, item: Any) -> None:
-        """Say what was done to people, give the thing to programs."""
+        """Print a sentence, or the item as JSON."""
         if self.is_json:
             self.data(item)
         else:
@@ -57,21 +57,21 @@ class Output:
 
 
 def fail(message: str, hint: str | None = None) -> None:
-    """Write an error."""
+    """Print an error."""
     notes.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
     if hint:
         notes.print(f"\n[bold]hint:[/] {escape(hint)}", soft_wrap=True)
 
 
 def age(moment: str | None, now: datetime) -> str:
-    """Write how long ago something was, as kubectl does."""
+    """Return how long ago a time was, as kubectl prints it."""
     if not moment:
         return "-"
     return _span(now - datetime.fromisoformat(moment))
 
 
 def until(moment: str, now: datetime) -> str:
-    """Write how long it is until something; what the API puts into the year 1 never comes."""
+    """Return the time until a moment; the API uses the year 1 for never."""
     end = datetime.fromisoformat(moment)
     return "never" if end.year == 1 else _span(max(end - now, timedelta()))
 

@@ -1,6 +1,6 @@
-"""The command `paddock` and what all its commands share.
+"""The command `paddock`: its commands, global options and error handling.
 
-Commands are imported when they are called: help and mistakes are shown at once.
+A command is imported when it is called, so that help and usage errors are fast.
 """
 
 import sys
@@ -12,48 +12,48 @@ import click
 
 from paddock import __version__
 from paddock.cli.click_ext import with_output
-from paddock.cli.context import Chosen
+from paddock.cli.context import GlobalOptions
 from paddock.kit.errors import PaddockError
 
-EPILOG = """Exit codes: 0 done; 1 it failed, and says why; 2 the command line was wrong; 130 Ctrl-C;
-for `sandbox exec`, the command's own exit code.
+EPILOG = """Exit codes: 0 success; 1 failure, with an error message; 2 usage error; 130 Ctrl-C;
+for `sandbox exec`, the exit code of the command.
 
 \b
-Completion, in your shell's start-up file:
+Completion, in the start-up file of your shell:
   eval "$(_PADDOCK_COMPLETE=bash_source paddock)"     (or zsh_source)
 """
 
 COMMANDS = {
-    "up": ("machine.up", "Start everything on this machine and say how to use it."),
-    "down": ("machine.down", "Stop Paddock on this machine; sandboxes are kept for the next `up`."),
-    "status": ("machine.status", "Say whether Paddock runs here, and how it does."),
-    "doctor": ("machine.doctor", "Say what this machine can do, and what is missing."),
-    "logs": ("machine.logs", "Show the log of one of Paddock's own processes."),
+    "up": ("machine.up", "Start Paddock on this machine and print how to connect."),
+    "down": ("machine.down", "Stop Paddock on this machine; the next `up` adopts its sandboxes."),
+    "status": ("machine.status", "Show whether Paddock runs, with its sandboxes and pools."),
+    "doctor": ("machine.doctor", "Show what this machine supports, and what is missing."),
+    "logs": ("machine.logs", "Show the log of a process of Paddock."),
     "get": ("resources.get", "Show resources: sandboxes, pools, templates, …"),
-    "describe": ("resources.describe", "Show one resource in full, with what happened to it."),
-    "apply": ("resources.apply", "Make resources as files say."),
+    "describe": ("resources.describe", "Show one resource in full, with its events."),
+    "apply": ("resources.apply", "Create or change resources from files."),
     "delete": ("resources.delete", "Delete resources."),
     "sandbox": (
         "sandbox.commands.sandbox",
-        "Sandboxes: create, run commands, copy, pause, fork, kill.",
+        "Create, use, pause, fork and kill sandboxes.",
     ),
-    "batch": ("batch.commands.batch", "Many sandboxes as one object, each with its task."),
+    "batch": ("batch.commands.batch", "Run a command in many sandboxes."),
     "task-executor": ("task_executor.task_executor", "Serve the task API in a pod."),
-    "keys": ("keys.keys", "API keys: list, create, revoke."),
-    "teams": ("teams.teams", "Teams and their quotas."),
-    "kube": ("kube.commands.kube", "Paddock on Kubernetes: install, uninstall, status, render."),
-    "image": ("images.image", "Images of this machine: list, build, import, delete."),
+    "keys": ("keys.keys", "List, create and revoke API keys."),
+    "teams": ("teams.teams", "List teams and set their quotas."),
+    "kube": ("kube.commands.kube", "Install, inspect and remove Paddock on Kubernetes."),
+    "image": ("images.image", "List, build, import and delete images of this machine."),
     "simulate": ("simulate.simulate", "Replay a trace of claims in virtual time."),
-    "bench": ("bench.commands.bench", "Measure: all suites, or those named."),
+    "bench": ("bench.commands.bench", "Run the benchmarks: all suites, or those named."),
 }
-"""Where each command lives below `paddock.cli`, and its line in the help."""
+"""The attribute below `paddock.cli` that holds each command, and its line in the help."""
 
 
 class Program(click.Group):
-    """Finds commands when they are called, and shows our errors as one line and a hint."""
+    """Imports commands when they are called, and prints errors as one line and a hint."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name every command."""
+        """Return the names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -66,14 +66,14 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find what is called; where there is no such command, one that looks like it is named."""
+        """Return the called command; suggest a similar name if there is none."""
         similar = get_close_matches(args[0], COMMANDS, n=1) if args[0] not in COMMANDS else ()
-        if similar and not ctx.resilient_parsing:  # Completion goes on past what is misspelt.
+        if similar and not ctx.resilient_parsing:  # Completion continues after a misspelt command.
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{similar[0]}'?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Show one line for each command, without importing any."""
+        """Write one line per command, without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
@@ -89,7 +89,7 @@ class Program(click.Group):
         except KeyboardInterrupt:
             sys.exit(130)
         except BrokenPipeError:
-            raise  # whoever read our output has had enough, and click ends quietly
+            raise  # the reader of our output has closed it; click exits quietly
         except OSError as error:
             from paddock.cli.output import fail
 
@@ -100,21 +100,23 @@ class Program(click.Group):
 @click.group(cls=Program, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="paddock %(version)s")
 @click.option(
-    "--config", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Settings, TOML."
+    "--config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Read settings from this TOML file.",
 )
-@click.option("--url", help="Another machine's Paddock.  [default: this machine's]")
+@click.option("--url", help="Use Paddock at this URL.  [default: this machine]")
 @click.option(
     "--output",
     "-o",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="For people or for programs.",
+    help="Output format.",
 )
 @click.pass_context
 def program(ctx: click.Context, config: Path | None, url: str | None, output: str) -> None:
     """Sandboxes for AI agents on your own machines."""
-    ctx.obj = Chosen(config, url, output)
+    ctx.obj = GlobalOptions(config, url, output)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""`paddock down --purge`: ends every sandbox of this machine and removes what Paddock kept.
+"""`paddock down --purge`: kills all sandboxes of this machine and removes the state directory.
 
-The node itself does the first half, as it alone knows what its sandboxes have in the kernel. Here
-is who may ask for it, and the files.
+The node kills the sandboxes, because only it knows their kernel objects. This module confirms the
+purge and removes the files.
 """
 
 import contextlib
@@ -13,20 +13,20 @@ from pathlib import Path
 
 import click
 
-from paddock.cli.target import Place
+from paddock.cli.target import CliTarget
 from paddock.kit import pidfile
 from paddock.kit.errors import ConflictError, InvalidError, PaddockError
 from paddock.settings import Settings
 
 NODE_SECONDS = 300.0
-_OURS = ("secrets.json", "node/images")
-"""One of these lies in every state directory that Paddock has used."""
-_RUNNING = ("paddock.pid", "node.sock", "purge.sock", "envoy.json", "envoy-certificate.json")
+_MARKERS = ("secrets.json", "node/images")
+"""Every state directory of Paddock holds one of these."""
+_RUN_FILES = ("paddock.pid", "node.sock", "purge.sock", "envoy.json", "envoy-certificate.json")
 
 
-def agree(place: Place, *, yes: bool) -> bool:
-    """Ask, unless `yes`, and say whether there is anything to purge."""
-    settings = place.settings
+def confirm(target: CliTarget, *, yes: bool) -> bool:
+    """Ask for confirmation unless `yes`; return whether there is anything to purge."""
+    settings = target.settings
     if "kubernetes" in (settings.store, settings.runtime):
         raise InvalidError(
             "the sandboxes of a cluster are not on this machine",
@@ -35,41 +35,41 @@ def agree(place: Place, *, yes: bool) -> bool:
     state = settings.state
     if not state.is_dir() or not any(state.iterdir()):
         return False
-    if not any((state / name).exists() for name in _OURS):
+    if not any((state / name).exists() for name in _MARKERS):
         raise InvalidError(
             f"{state} does not look like a state directory of Paddock: nothing was removed",
-            hint="look at PADDOCK_STATE_DIR",
+            hint="check PADDOCK_STATE_DIR",
         )
     if yes:
         return True
     if not sys.stdin.isatty():
         raise InvalidError(
-            f"nobody is there to agree that every sandbox is killed and {state} is removed",
-            hint="say `paddock down --purge --yes`",
+            f"cannot ask to confirm the removal of all sandboxes and {state}: no terminal",
+            hint="confirm with `paddock down --purge --yes`",
         )
-    question = f"Kill every sandbox and remove {state}, with all files, images and keys in it?"
+    question = f"Kill all sandboxes and remove {state} with all files, images and keys?"
     click.confirm(question, abort=True, err=True)
     return True
 
 
-def purge(place: Place) -> None:
-    """End all sandboxes and remove the state directory; Paddock must be down."""
-    settings = place.settings
+def purge(target: CliTarget) -> None:
+    """Kill all sandboxes and remove the state directory; Paddock must be stopped."""
+    settings = target.settings
     with pidfile.lock(
         settings.run / "paddock.pid",
         what="Paddock",
-        hint="somebody started it meanwhile; say `paddock down --purge` again",
+        hint="it was started meanwhile; run `paddock down --purge` again",
     ):
         if (settings.state / "node").is_dir():
-            _end_sandboxes(settings)
+            _kill_sandboxes(settings)
         _remove(settings.state)
-        for name in _RUNNING:
+        for name in _RUN_FILES:
             (settings.run / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # others' files may be there, and then they stay
+    with contextlib.suppress(OSError):  # it may hold foreign files, which stay
         settings.run.rmdir()
 
 
-def _end_sandboxes(settings: Settings) -> None:
+def _kill_sandboxes(settings: Settings) -> None:
     log = settings.state / "logs" / "purge.log"
     log.parent.mkdir(mode=0o700, exist_ok=True)
     command = [
@@ -89,22 +89,22 @@ def _end_sandboxes(settings: Settings) -> None:
             )
         except subprocess.TimeoutExpired as error:
             raise PaddockError(
-                f"the sandboxes did not end within {NODE_SECONDS:g} s", hint=f"look at {log}"
+                f"the sandboxes did not end within {NODE_SECONDS:g} s", hint=f"see {log}"
             ) from error
     if done.returncode != 0:
-        lines = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise PaddockError(f"the sandboxes could not be ended: {lines[-1]}", hint=f"look at {log}")
+        lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
+        raise PaddockError(f"the sandboxes could not be killed: {lines[-1]}", hint=f"see {log}")
 
 
 def _remove(state: Path) -> None:
-    """Remove the directory; never what is mounted into it, which is somebody else's."""
+    """Remove the directory; refuse if something is mounted in it."""
     mounts = [point for point in _mount_points() if point.startswith(f"{os.path.realpath(state)}/")]
     if mounts:
         raise ConflictError(
             f"{mounts[0]} is still mounted: nothing was removed", hint=f"`umount {mounts[0]}`"
         )
     if state.is_symlink() or os.path.ismount(state):
-        # Only what it holds: the place itself was given by somebody.
+        # Remove the contents only: the link or mount point belongs to the user.
         for item in state.iterdir():
             shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
         return

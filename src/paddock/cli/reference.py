@@ -1,4 +1,4 @@
-"""Every command on one page, drawn from the commands themselves for `docs/reference/cli.md`."""
+"""Generates `docs/reference/cli.md` from the commands."""
 
 import inspect
 from collections.abc import Generator
@@ -7,19 +7,19 @@ import click
 
 from paddock.cli.program import COMMANDS, program
 
-_EVERYWHERE = ("--output", "--help")
-"""What every command has is said once."""
+_COMMON_OPTIONS = ("--output", "--help")
+"""Options of every command, described once."""
 
 
 def page() -> str:
-    """Draw the page."""
+    """Return the page."""
     context = click.Context(program, info_name="paddock")
     lines = [
         "# Commands",
         "",
-        "Drawn from `cli/`; do not edit. Every command has `--help`, and `--output json` for",
-        "programs: data goes to standard output, everything else to standard error. Colours are",
-        "left out where `NO_COLOR` is set or nobody watches. Before the command's name:",
+        "Generated from `cli/`; do not edit. Every command has `--help` and `--output json`. Data",
+        "goes to standard output, everything else to standard error. Output has no colours if",
+        "`NO_COLOR` is set or it is not a terminal. Options before the name of the command:",
         "",
         *_options(program),
         "",
@@ -28,15 +28,15 @@ def page() -> str:
     for name in COMMANDS:
         command = program.get_command(context, name)
         if command is not None:
-            lines += _described(command, f"paddock {name}")
+            lines += _describe(command, f"paddock {name}")
     return "\n".join([*lines, ""])
 
 
-def _described(command: click.Command, path: str) -> Generator[str]:
-    """Describe a command, and then those below it."""
+def _describe(command: click.Command, path: str) -> Generator[str]:
+    """Yield the lines about a command and its subcommands."""
     if isinstance(command, click.Group):
         for name, below in command.commands.items():
-            yield from _described(below, f"{path} {name}")
+            yield from _describe(below, f"{path} {name}")
         return
     words = (item.make_metavar(click.Context(command)) for item in _arguments(command))
     yield from ("", f"## `{' '.join((path, *words))}`", "")
@@ -56,7 +56,7 @@ def _arguments(command: click.Command) -> list[click.Argument]:
 def _options(command: click.Command) -> Generator[str]:
     yield from ("| Option | |", "|---|---|")
     for item in command.params:
-        if isinstance(item, click.Option) and not set(item.opts) & set(_EVERYWHERE):
+        if isinstance(item, click.Option) and not set(item.opts) & set(_COMMON_OPTIONS):
             shown = item.get_help_record(click.Context(command))
             if shown is not None:
                 words, meaning = (part.replace("|", "\\|") for part in shown)

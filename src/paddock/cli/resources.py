@@ -1,4 +1,4 @@
-"""Resources: get, describe, apply, delete. The declarative API does the work."""
+"""`paddock get`, `describe`, `apply` and `delete`: resources of the declarative API."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,10 +12,10 @@ import click
 import yaml
 
 from paddock.cli.click_ext import examples
-from paddock.cli.context import with_place
+from paddock.cli.context import with_target
 from paddock.cli.http import CallError
 from paddock.cli.output import Output, age, screen
-from paddock.cli.target import Place
+from paddock.cli.target import CliTarget
 from paddock.kit.clock import system
 from paddock.kit.errors import InvalidError, PaddockError
 from paddock.resources.registry import Column, KindInfo, info_for
@@ -41,7 +41,7 @@ def _split(kind: str, name: str | None) -> tuple[KindInfo, str | None]:
 
 
 def _info(kind: str) -> KindInfo:
-    """Find a kind by any of its names; most can do without their first half."""
+    """Return a kind by any of its names; `sandbox` at the start may be omitted."""
     return info_for(_SHORT.get(kind.lower(), kind))
 
 
@@ -70,11 +70,11 @@ def _cell(item: Mapping[str, Any], column: Column, now: datetime) -> str:
 @click.argument("kind")
 @click.argument("name", required=False)
 @click.option("--namespace", "-n", default="default", show_default=True)
-@click.option("--all-namespaces", "-A", is_flag=True, help="Those of every team.")
-@click.option("--selector", "-l", help="Only those with these labels, such as a=b,c!=d.")
-@with_place
+@click.option("--all-namespaces", "-A", is_flag=True, help="List the resources of all namespaces.")
+@click.option("--selector", "-l", help="List only resources with these labels, such as a=b,c!=d.")
+@with_target
 def get(
-    place: Place,
+    target: CliTarget,
     output: Output,
     kind: str,
     name: str | None,
@@ -85,10 +85,10 @@ def get(
     """Show resources: sandboxes, pools, templates, claims, envs, batches, checkpoints, events."""
     info, wanted = _split(kind, name)
     if wanted and (all_namespaces or selector):
-        raise click.UsageError("a NAME is looked for in one namespace, without --selector")
+        raise click.UsageError("NAME cannot be combined with --all-namespaces or --selector")
     query = f"?labelSelector={quote(selector)}" if selector else ""
     path = _path(info, "" if all_namespaces else namespace, wanted)
-    answer = place.kube.call("GET", path + query)
+    answer = target.kube.call("GET", path + query)
     items: list[Any] = [answer] if wanted else answer["items"]
     now = system().now().astimezone(UTC)
     columns = [column for column in info.columns if column.priority == 0]
@@ -110,15 +110,17 @@ def get(
 @click.argument("kind")
 @click.argument("name", required=False)
 @click.option("--namespace", "-n", default="default", show_default=True)
-@with_place
-def describe(place: Place, output: Output, kind: str, name: str | None, namespace: str) -> None:
-    """Show one resource in full, with what happened to it."""
+@with_target
+def describe(
+    target: CliTarget, output: Output, kind: str, name: str | None, namespace: str
+) -> None:
+    """Show one resource in full, with its events."""
     info, wanted = _split(kind, name)
     if wanted is None:
-        raise InvalidError("which one?", hint=f"paddock describe {info.singular} NAME")
-    item = place.kube.call("GET", _path(info, namespace, wanted))
+        raise InvalidError("the name is missing", hint=f"paddock describe {info.singular} NAME")
+    item = target.kube.call("GET", _path(info, namespace, wanted))
     uid = item["metadata"]["uid"]
-    listed = place.kube.call(
+    listed = target.kube.call(
         "GET", f"/api/v1/namespaces/{namespace}/events?fieldSelector=involvedObject.uid%3D{uid}"
     )
     if output.is_json:
@@ -138,12 +140,12 @@ def _files(name: str) -> Iterable[str]:
         return (name,)
     found = sorted(map(str, (*Path(name).glob("*.yaml"), *Path(name).glob("*.yml"))))
     if not found:
-        raise InvalidError(f"there is no YAML file in {name}")
+        raise InvalidError(f"{name} contains no YAML file")
     return found
 
 
 def documents(files: Iterable[str]) -> Iterable[Mapping[str, Any]]:
-    """Read every document of the files; `-` is standard input, a directory all of its YAML."""
+    """Yield every document of the files; `-` is standard input, a directory all its YAML files."""
     for file in chain.from_iterable(map(_files, files)):
         try:
             text = sys.stdin.read() if file == "-" else Path(file).read_text()
@@ -158,7 +160,7 @@ def documents(files: Iterable[str]) -> Iterable[Mapping[str, Any]]:
             if document is None:
                 continue
             if not isinstance(document, dict) or "kind" not in document:
-                raise InvalidError(f"{file} holds something that is not a resource")
+                raise InvalidError(f"{file} contains a document that is not a resource")
             yield document
 
 
@@ -171,21 +173,21 @@ def documents(files: Iterable[str]) -> Iterable[Mapping[str, Any]]:
     "files",
     multiple=True,
     required=True,
-    help="YAML, or a directory of it; `-` is stdin.",
+    help="Read this YAML file or directory; `-` is standard input.",
 )
 @click.option("--namespace", "-n", default="default", show_default=True)
-@with_place
-def apply(place: Place, output: Output, files: tuple[str, ...], namespace: str) -> None:
-    """Make resources as files say."""
+@with_target
+def apply(target: CliTarget, output: Output, files: tuple[str, ...], namespace: str) -> None:
+    """Create or change resources from files."""
     done: list[Any] = []
     for document in documents(files):
         info = info_for(str(document["kind"]))
         metadata: Mapping[str, Any] = document.get("metadata") or {}
         if not metadata.get("name"):
-            raise InvalidError(f"a {info.kind} has no metadata.name", hint="give it a name")
+            raise InvalidError(f"a {info.kind} has no metadata.name", hint="set metadata.name")
         home = str(metadata.get("namespace") or namespace)
         path = _path(info, home, str(metadata.get("name", "")))
-        written = place.kube.call(
+        written = target.kube.call(
             "PATCH",
             f"{path}?fieldManager=paddock&force=true",
             document,
@@ -203,35 +205,35 @@ def apply(place: Place, output: Output, files: tuple[str, ...], namespace: str) 
 )
 @click.argument("kind", required=False)
 @click.argument("name", required=False)
-@click.option("--file", "-f", "files", multiple=True, help="Delete what these files name.")
+@click.option("--file", "-f", "files", multiple=True, help="Delete the resources in these files.")
 @click.option("--namespace", "-n", default="default", show_default=True)
-@with_place
+@with_target
 def delete(
-    place: Place,
+    target: CliTarget,
     output: Output,
     kind: str | None,
     name: str | None,
     files: tuple[str, ...],
     namespace: str,
 ) -> None:
-    """Delete resources. A deleted pool leaves claimed sandboxes alone."""
+    """Delete resources. Deleting a pool does not affect its claimed sandboxes."""
     targets: list[tuple[KindInfo, str, str]] = []
     if kind is not None:
         info, wanted = _split(kind, name)
         if wanted is None:
-            raise InvalidError("which one?", hint=f"paddock delete {info.singular} NAME")
+            raise InvalidError("the name is missing", hint=f"paddock delete {info.singular} NAME")
         targets.append((info, namespace, wanted))
     for document in documents(files):
         metadata: Mapping[str, Any] = document.get("metadata") or {}
         home = str(metadata.get("namespace") or namespace)
         targets.append((info_for(str(document["kind"])), home, str(metadata.get("name", ""))))
     if not targets:
-        raise InvalidError("nothing to delete", hint="name a kind and a name, or a file")
+        raise InvalidError("nothing to delete", hint="pass a kind and a name, or a file")
     deleted: list[str] = []
     failed: list[str] = []
     for info, home, wanted in targets:
         try:
-            place.kube.call("DELETE", _path(info, home, wanted))
+            target.kube.call("DELETE", _path(info, home, wanted))
         except CallError as error:
             failed.append(error.message)
             continue

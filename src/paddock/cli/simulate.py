@@ -1,7 +1,7 @@
-"""`paddock simulate`: what the autoscaler would have done with a trace of claims.
+"""`paddock simulate`: runs the autoscaler on a trace of claims.
 
-A trace is a CSV with the columns `at` and `duration` (seconds) and perhaps `count`. It is replayed
-in virtual time, so a day takes a moment; the decisions are those of the controller itself.
+A trace is a CSV with the columns `at` and `duration` (seconds) and optionally `count`. It is
+replayed in virtual time, so a day takes a moment. The decisions are those of the controller.
 """
 
 import csv
@@ -12,9 +12,9 @@ from typing import Any
 import click
 from msgspec import Struct, structs
 
-from paddock.cli.context import with_place
+from paddock.cli.context import with_target
 from paddock.cli.output import Output
-from paddock.cli.target import Place
+from paddock.cli.target import CliTarget
 from paddock.controllers.env.simulation import (
     Scenario,
     Simulation,
@@ -28,19 +28,19 @@ from paddock.resources.kinds.env import Forecast, ScalePolicy, ScalingGroup
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """What came of it, in numbers."""
+    """The result of a simulation."""
 
     claims: int
     served: int
     waited: int
-    """Claims that did not get a sandbox at once."""
+    """Claims that had to wait for a sandbox."""
     wait_median_seconds: float
     wait_p99_seconds: float
     wait_max_seconds: float
     largest_pool: int
     largest_demand: int
     sandbox_hours: float
-    """What the pool's size was, summed over time."""
+    """The size of the pool, integrated over time."""
     used_hours: float
     scale_ups: int
     scale_downs: int
@@ -49,27 +49,66 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 @click.command()
 @click.argument("trace", required=False, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--generate", type=click.Choice(["steady", "bursts", "wave"]), help="Make a trace.")
-@click.option("--seconds", type=float, default=3600, show_default=True, help="Its length.")
-@click.option("--rate", type=float, default=0.2, show_default=True, help="Claims per second.")
-@click.option("--duration", type=float, default=120, show_default=True, help="Mean use, seconds.")
-@click.option("--seed", type=int, default=0, show_default=True, help="For the same trace again.")
-@click.option("--save-trace", type=click.Path(path_type=Path), help="Write the trace as CSV.")
+@click.option(
+    "--generate", type=click.Choice(["steady", "bursts", "wave"]), help="Generate a trace."
+)
+@click.option(
+    "--seconds",
+    type=float,
+    default=3600,
+    show_default=True,
+    help="Set the length of the generated trace.",
+)
+@click.option(
+    "--rate", type=float, default=0.2, show_default=True, help="Set the claims per second."
+)
+@click.option(
+    "--duration",
+    type=float,
+    default=120,
+    show_default=True,
+    help="Set the mean duration of a claim in seconds.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed the generator; the same seed gives the same trace.",
+)
+@click.option("--save-trace", type=click.Path(path_type=Path), help="Save the trace as CSV.")
 @click.option(
     "--policy",
     type=click.Choice([item.value for item in ScalePolicy]),
     default=ScalePolicy.DEFAULT.value,
     show_default=True,
+    help="Set the scaling policy.",
 )
-@click.option("--min", "minimum", type=int, default=0, show_default=True, help="Smallest size.")
-@click.option("--max", "maximum", type=int, help="Largest size.  [default: without bound]")
-@click.option("--start-seconds", type=float, default=0.5, show_default=True, help="To be ready.")
-@click.option("--idle-timeout", type=int, default=300, show_default=True, help="Seconds.")
-@click.option("--forecast", is_flag=True, help="Keep a floor from the recent rate of claims.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw size, demand, waits (PNG).")
-@with_place
+@click.option(
+    "--min", "minimum", type=int, default=0, show_default=True, help="Set the minimum size."
+)
+@click.option("--max", "maximum", type=int, help="Set the maximum size.  [default: no limit]")
+@click.option(
+    "--start-seconds",
+    type=float,
+    default=0.5,
+    show_default=True,
+    help="Set how long a sandbox takes to start.",
+)
+@click.option(
+    "--idle-timeout",
+    type=int,
+    default=300,
+    show_default=True,
+    help="Scale down after this many idle seconds.",
+)
+@click.option("--forecast", is_flag=True, help="Derive a minimum size from the recent claim rate.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Plot size, demand and waits to this PNG file."
+)
+@with_target
 def simulate(
-    place: Place,
+    target: CliTarget,
     output: Output,
     trace: Path | None,
     generate: str | None,
@@ -86,7 +125,7 @@ def simulate(
     forecast: bool,
     plot: Path | None,
 ) -> None:
-    """Replay a trace of claims in virtual time and say how the autoscaler would have done."""
+    """Replay a trace of claims in virtual time and print how the autoscaler performs."""
     claims = _trace(trace, generate, seconds=seconds, rate=rate, duration=duration, seed=seed)
     if save_trace is not None:
         _save(save_trace, claims)
@@ -120,13 +159,13 @@ def _trace(
     seed: int,
 ) -> tuple[TraceClaim, ...]:
     if (trace is None) == (generate is None):
-        raise InvalidError("name a trace, or --generate one; not both", hint="see --help")
+        raise InvalidError("pass either a trace or --generate", hint="see --help")
     if trace is not None:
         if not trace.exists():
-            raise InvalidError(f"there is no file {trace}")
+            raise InvalidError(f"the file {trace} does not exist")
         return read_trace(trace)
     if rate <= 0 or duration <= 0 or seconds <= 0:
-        raise InvalidError("--rate, --duration and --seconds must be more than nothing")
+        raise InvalidError("--rate, --duration and --seconds must be greater than 0")
     kind = generate or "steady"
     return generated(kind, seconds=seconds, rate=rate, duration=duration, seed=seed)
 
@@ -139,7 +178,7 @@ def _save(path: Path, claims: tuple[TraceClaim, ...]) -> None:
 
 
 def summarize(outcome: SimulationResult, claims: int) -> Summary:
-    """Put what happened into numbers."""
+    """Summarize the outcome."""
     waits = sorted(wait for _, wait in outcome.waits)
     held = used = 0.0
     for before, after in zip(outcome.samples, outcome.samples[1:], strict=False):
@@ -170,12 +209,12 @@ def _sentence(summary: Summary) -> str:
         ),
         (
             f"largest pool {summary.largest_pool} for a demand of up to {summary.largest_demand}; "
-            f"{summary.scale_ups} times up, {summary.scale_downs} times down"
+            f"{summary.scale_ups} scale-ups, {summary.scale_downs} scale-downs"
         ),
         f"{summary.sandbox_hours:g} sandbox hours held, {summary.used_hours:g} used",
     ]
     if summary.plot:
-        lines.append(f"drawn in {summary.plot}")
+        lines.append(f"plotted to {summary.plot}")
     return "\n".join(lines)
 
 
@@ -186,8 +225,8 @@ def draw(outcome: SimulationResult, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UnsupportedError(
-            "plots are drawn by matplotlib, which is not installed",
-            hint="pip install matplotlib, or leave --plot out",
+            "matplotlib, which draws plots, is not installed",
+            hint="pip install matplotlib, or omit --plot",
         ) from error
     figure: Any = Figure(figsize=(11, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -201,9 +240,7 @@ def draw(outcome: SimulationResult, path: Path) -> None:
     sizes.set_ylabel("sandboxes")
     sizes.set_ylim(bottom=0)
     sizes.legend(loc="upper left")
-    waits.scatter(
-        [come / 60 for come, _ in outcome.waits], [wait for _, wait in outcome.waits], s=6
-    )
+    waits.scatter([at / 60 for at, _ in outcome.waits], [wait for _, wait in outcome.waits], s=6)
     waits.set_ylabel("waited (s)")
     waits.set_xlabel("minutes")
     waits.set_ylim(bottom=0)

@@ -1,6 +1,6 @@
-"""Where Paddock is and how we prove who we are.
+"""The installation that a command talks to, and the credentials for it.
 
-`PADDOCK_URL` and `E2B_API_KEY` for another machine; otherwise this machine's own files.
+`PADDOCK_URL` and `E2B_API_KEY` select another machine; the default is this machine and its files.
 """
 
 import os
@@ -15,23 +15,23 @@ from paddock.kit.errors import ConflictError, UnavailableError
 from paddock.settings import Settings, load
 
 
-class Place:
-    """An installation, here or elsewhere."""
+class CliTarget:
+    """An installation of Paddock, local or remote."""
 
     def __init__(self, config: Path | None, url: str | None) -> None:
         self.settings: Settings = load(file=config)
         self.config = config
         host = "localhost" if self.settings.host in ("0.0.0.0", "::") else self.settings.host  # noqa: S104 - compared
-        here = f"http://{host}:{self.settings.port}"
-        given = (url or os.environ.get("PADDOCK_URL") or here).rstrip("/")
+        local = f"http://{host}:{self.settings.port}"
+        given = (url or os.environ.get("PADDOCK_URL") or local).rstrip("/")
         self.url = given if "://" in given else f"http://{given}"
-        self.is_here = self.url in (here, f"http://localhost:{self.settings.port}")
+        self.is_local = self.url in (local, f"http://localhost:{self.settings.port}")
 
     def _secret(self, name: str, variable: str) -> str:
         if value := os.environ.get(variable):
             return value
-        if not self.is_here:
-            # This machine's secrets are nobody else's business.
+        if not self.is_local:
+            # Never send the secrets of this machine to another.
             raise UnavailableError(
                 f"no credential for {self.url}: {variable} is not set", hint=f"set {variable}"
             )
@@ -41,7 +41,7 @@ class Place:
         except (OSError, KeyError, msgspec.DecodeError) as error:
             raise UnavailableError(
                 f"no credential for {self.url}: {variable} is not set and {path} cannot be read",
-                hint=f"set {variable}, or run as the user who started Paddock",
+                hint=f"set {variable}, or run as the user that started Paddock",
             ) from error
 
     @property
@@ -60,8 +60,8 @@ class Place:
         token = self._secret("token", "PADDOCK_TOKEN")
         return Endpoint(self.url, bearer.header(token))
 
-    def inside(self, sandbox_id: str) -> Endpoint:
-        """Give the way to what runs in a sandbox, if it runs, or will when somebody calls."""
+    def envd(self, sandbox_id: str) -> Endpoint:
+        """Return the endpoint of a sandbox's envd; raise if it is paused without auto-resume."""
         shown = self.e2b.call("GET", path_of(sandbox_id))
         wakes = shown.get("lifecycle", {}).get("autoResume")
         if shown["state"] == "paused" and not wakes:
@@ -71,7 +71,7 @@ class Place:
         return self.sandbox(sandbox_id, shown.get("envdAccessToken"))
 
     def sandbox(self, sandbox_id: str, token: str | None, port: int = 49983) -> Endpoint:
-        """A port of a sandbox."""
+        """Return the endpoint of a port of a sandbox."""
         headers = {"E2b-Sandbox-Id": sandbox_id, "E2b-Sandbox-Port": str(port)}
         if token:
             headers["X-Access-Token"] = token
@@ -79,5 +79,5 @@ class Place:
 
 
 def path_of(sandbox_id: str) -> str:
-    """Give a sandbox's path in E2B's API, whatever was typed."""
+    """Return the path of a sandbox in E2B's API, with the id quoted."""
     return f"/sandboxes/{quote(sandbox_id, safe='')}"

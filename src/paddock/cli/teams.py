@@ -1,4 +1,4 @@
-"""`paddock teams`: who shares sandboxes, and how much each team may have."""
+"""`paddock teams`: teams and their quotas."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,9 +7,9 @@ from urllib.parse import quote
 import click
 
 from paddock.cli.click_ext import examples
-from paddock.cli.context import with_place
+from paddock.cli.context import with_target
 from paddock.cli.output import Output
-from paddock.cli.target import Place
+from paddock.cli.target import CliTarget
 from paddock.resources import quantity
 
 _KINDS = {
@@ -18,33 +18,33 @@ _KINDS = {
     "cpu": ("limits.cpu", "running"),
     "memory": ("limits.memory", "running"),
 }
-"""What each option limits, as the API says it: what is counted, and of which sandboxes."""
+"""The dimension and scope of the API that each option limits."""
 
 
 @click.group()
 def teams() -> None:
-    """Teams and their quotas. A key acts for a team; `paddock keys create --team` makes both."""
+    """List teams and set their quotas. `paddock keys create --team` creates a team."""
 
 
 @teams.command("ls")
-@with_place
-def list_teams(place: Place, output: Output) -> None:
-    """List teams and what each may have."""
-    found = place.e2b.call("GET", "/teams")
+@with_target
+def list_teams(target: CliTarget, output: Output) -> None:
+    """List teams and their quotas."""
+    found = target.e2b.call("GET", "/teams")
     for team in found:
-        team.pop("apiKey", None)  # the caller's own, which is nobody's to read over a shoulder
+        team.pop("apiKey", None)  # never print the caller's key
     output.rows(
         found,
         ("name", "quota"),
         (
-            (team["name"], written(team["quota"]["limits"] if team["quota"] else ()))
+            (team["name"], formatted(team["quota"]["limits"] if team["quota"] else ()))
             for team in found
         ),
     )
 
 
-def written(limits: Sequence[Mapping[str, Any]]) -> str:
-    """Write limits as people read them; "none" where there are none."""
+def formatted(limits: Sequence[Mapping[str, Any]]) -> str:
+    """Return limits as text, or "none"."""
     names = {kind: name for name, kind in _KINDS.items()}
     parts: list[str] = []
     for item in limits:
@@ -67,29 +67,35 @@ def written(limits: Sequence[Mapping[str, Any]]) -> str:
     ),
 )
 @click.argument("team")
-@click.option("--sandboxes", type=click.IntRange(min=0), help="At most so many, paused ones too.")
-@click.option("--running", type=click.IntRange(min=0), help="At most so many that run.")
-@click.option("--cpu", help="Cores of those that run, such as 64 or 500m.")
-@click.option("--memory", help="Memory of those that run, such as 256Gi.")
-@click.option("--none", "is_free", is_flag=True, help="As much as there is.")
-@with_place
+@click.option(
+    "--sandboxes",
+    type=click.IntRange(min=0),
+    help="Limit the number of sandboxes, including paused ones.",
+)
+@click.option(
+    "--running", type=click.IntRange(min=0), help="Limit the number of running sandboxes."
+)
+@click.option("--cpu", help="Limit the cores of running sandboxes, such as 64 or 500m.")
+@click.option("--memory", help="Limit the memory of running sandboxes, such as 256Gi.")
+@click.option("--none", "is_unlimited", is_flag=True, help="No limit.")
+@with_target
 def set_quota(
-    place: Place, output: Output, team: str, is_free: bool, **wanted: str | int | None
+    target: CliTarget, output: Output, team: str, is_unlimited: bool, **wanted: str | int | None
 ) -> None:
-    """Say all that a team may have; what is left out is not limited. Nothing is taken away."""
+    """Set the quota of a team. An omitted option means no limit. Running sandboxes stay."""
     limits = [
         {"dimension": dimension, "scope": scope, "limit": _amount(name, value)}
         for name, (dimension, scope) in _KINDS.items()
         if (value := wanted[name]) is not None
     ]
-    if is_free == bool(limits):
-        raise click.UsageError("say what the team may have, or --none for as much as there is")
-    changed = place.e2b.call("PATCH", f"/teams/{quote(team)}", {"quota": {"limits": limits}})
-    output.done(f"quota of {team}: {written(limits)}", changed)
+    if is_unlimited == bool(limits):
+        raise click.UsageError("pass at least one limit, or --none for no limit")
+    changed = target.e2b.call("PATCH", f"/teams/{quote(team)}", {"quota": {"limits": limits}})
+    output.done(f"quota of {team}: {formatted(limits)}", changed)
 
 
 def _amount(name: str, value: str | int) -> int:
-    """Read an amount in the API's units: thousandths of a core, MiB, sandboxes."""
+    """Parse an amount to the units of the API: thousandths of a core, MiB, sandboxes."""
     if isinstance(value, int):
         return value
     if name == "cpu":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddock.cli.batch.progress import hindrance
+from paddock.cli.batch.progress import blocking_reason
 from paddock.kit.errors import InvalidError
 from paddock.resources import codec
 from paddock.resources.kinds.batch import BatchPhase, TaskResourcePolicy
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.looptime
 
 
 def _told(batches: Batches, name: str) -> str:
-    return hindrance(codec.to_builtins(batches.get(name)).get("status") or {})
+    return blocking_reason(codec.to_builtins(batches.get(name)).get("status") or {})
 
 
 async def test_somebody_who_waits_in_vain_is_told_why() -> None:

@@ -1,1 +1,1 @@
-"""`paddock batch`: one command in many sandboxes."""
+"""`paddock batch`: run a command in many sandboxes."""

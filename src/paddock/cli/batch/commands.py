@@ -1,4 +1,4 @@
-"""`paddock batch`: one command in many sandboxes, with progress, outputs and an exit code."""
+"""`paddock batch`: runs one command in many sandboxes, with progress, logs and an exit code."""
 
 import sys
 from collections.abc import Mapping
@@ -9,22 +9,22 @@ import click
 
 from paddock.cli.batch.progress import collect, follow, path, show
 from paddock.cli.click_ext import examples, pairs
-from paddock.cli.context import with_place
+from paddock.cli.context import with_target
 from paddock.cli.output import Output, notes
-from paddock.cli.target import Place
+from paddock.cli.target import CliTarget
 from paddock.kit import ids
 from paddock.kit.errors import InvalidError, PaddockError
 
 
 @click.group()
 def batch() -> None:
-    """Many sandboxes as one object, each with its task."""
+    """Run a command in many sandboxes."""
 
 
 _LOGS = click.option(
     "--logs",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write each task's whole output to a file here.",
+    help="Write the full output of each task to a file in this directory.",
 )
 
 
@@ -41,48 +41,61 @@ _LOGS = click.option(
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="How many sandboxes.",
+    help="Run in this many sandboxes.",
 )
-@click.option("--pool", default="base", show_default=True, help="Where from; * is any that fits.")
-@click.option("--name", help="Of the batch.  [default: made up]")
+@click.option(
+    "--pool",
+    default="base",
+    show_default=True,
+    help="Take sandboxes from this pool; * is any that fits.",
+)
+@click.option("--name", help="Set the name of the batch.  [default: generated]")
 @click.option("--namespace", "-n", default="default", show_default=True)
-@click.option("--timeout", type=click.IntRange(min=1), help="Seconds each task may take.")
+@click.option(
+    "--timeout",
+    type=click.IntRange(min=1),
+    help="End each task after this many seconds.  [default: no limit]",
+)
 @click.option(
     "--attempts",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="How often a task is tried.",
+    help="Try each task at most this often.",
 )
-@click.option("--env", "-e", multiple=True, help="NAME=VALUE for every task.")
-@click.option("--workdir", help="Where tasks run.")
-@click.option("--priority", default=0, show_default=True, help="Higher is served first.")
-@click.option("--all-or-nothing", is_flag=True, help="Begin only when all can begin.")
-@click.option("--release", is_flag=True, help="Give each sandbox back as soon as it is done.")
-@click.option("--keep", is_flag=True, help="Leave the batch there afterwards.")
+@click.option(
+    "--env", "-e", multiple=True, help="Set an environment variable NAME=VALUE for all tasks."
+)
+@click.option("--workdir", help="Run tasks in this directory.")
+@click.option(
+    "--priority", default=0, show_default=True, help="Set the priority; higher is served first."
+)
+@click.option("--all-or-nothing", is_flag=True, help="Start only when all sandboxes are available.")
+@click.option("--release", is_flag=True, help="Release each sandbox when its task is done.")
+@click.option("--keep", is_flag=True, help="Keep the batch afterwards.")
 @_LOGS
 @click.argument("command", nargs=-1, required=True)
-@with_place
-def run(place: Place, output: Output, command: tuple[str, ...], **wanted: Any) -> None:
-    """Run COMMAND once in each of many sandboxes; exit with 0 if all succeeded, else with 1.
+@with_target
+def run(target: CliTarget, output: Output, command: tuple[str, ...], **wanted: Any) -> None:
+    """Run COMMAND once in each of many sandboxes; exit with 0 if all succeed, else with 1.
 
-    One word is a line for the shell, several are a program and its arguments. Each task finds its
-    number in PADDOCK_SHARD. Ctrl-C deletes the batch.
+    A single argument is a shell command line; several are a program and its arguments. The number
+    of each task is in PADDOCK_SHARD. Ctrl-C deletes the batch.
     """
     if wanted["release"] and wanted["logs"]:
-        raise InvalidError("--logs needs the sandboxes: leave --release out")
+        raise InvalidError("--logs needs the sandboxes: omit --release")
     if wanted["logs"] is not None:
-        wanted["logs"].mkdir(parents=True, exist_ok=True)  # where it cannot be, nothing is run
+        wanted["logs"].mkdir(parents=True, exist_ok=True)  # fail before anything runs
     name = wanted["name"] or f"run-{ids.name_suffix(8)}"
     namespace: str = wanted["namespace"]
-    place.kube.call("POST", path(namespace), manifest(name, command, wanted))
+    target.kube.call("POST", path(namespace), manifest(name, command, wanted))
     try:
-        final = follow(place, namespace, name, quiet=output.is_json)
+        final = follow(target, namespace, name, quiet=output.is_json)
         if wanted["logs"] is not None:
-            collect(place, final, wanted["logs"])
+            collect(target, final, wanted["logs"])
     finally:
         if not wanted["keep"]:
-            _delete(place, namespace, name)
+            _delete(target, namespace, name)
     _conclude(output, final)
 
 
@@ -92,20 +105,20 @@ def run(place: Place, output: Output, command: tuple[str, ...], **wanted: Any) -
 @click.option("--namespace", "-n", default="default", show_default=True)
 @_LOGS
 @click.argument("name")
-@with_place
-def wait(place: Place, output: Output, namespace: str, logs: Path | None, name: str) -> None:
-    """Wait until every task of a batch is over, show them, and exit as `batch run` does.
+@with_target
+def wait(target: CliTarget, output: Output, namespace: str, logs: Path | None, name: str) -> None:
+    """Wait until all tasks of a batch have ended, show them, and exit as `batch run` does.
 
-    The batch stays; so it does on Ctrl-C.
+    The batch is not deleted, not even by Ctrl-C.
     """
-    item = place.kube.call("GET", path(namespace, name))
+    item = target.kube.call("GET", path(namespace, name))
     if not item["spec"].get("taskTemplate"):
-        raise InvalidError(f"batch {name} has no tasks: there is nothing to wait for")
+        raise InvalidError(f"batch {name} has no tasks to wait for")
     if logs is not None and item["spec"].get("taskResourcePolicyWhenCompleted") == "Release":
-        raise InvalidError(f"--logs needs the sandboxes, which batch {name} gives back")
-    final = follow(place, namespace, name, quiet=output.is_json)
+        raise InvalidError(f"--logs needs the sandboxes, but batch {name} releases them")
+    final = follow(target, namespace, name, quiet=output.is_json)
     if logs is not None:
-        collect(place, final, logs)
+        collect(target, final, logs)
     _conclude(output, final)
 
 
@@ -116,9 +129,9 @@ def _conclude(output: Output, final: Mapping[str, Any]) -> NoReturn:
 
 
 def manifest(name: str, command: tuple[str, ...], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the batch that is asked for."""
+    """Return the BatchSandbox."""
     env = [{"name": name, "value": value} for name, value in pairs(wanted["env"], "--env").items()]
-    # One word is a line for the shell; several are a program and its arguments.
+    # A single argument is a shell command line; several are a program and its arguments.
     argv = ["/bin/sh", "-c", command[0]] if len(command) == 1 else list(command)
     process: dict[str, Any] = {"command": argv, "env": env}
     if wanted["workdir"]:
@@ -143,8 +156,8 @@ def manifest(name: str, command: tuple[str, ...], wanted: Mapping[str, Any]) -> 
     }
 
 
-def _delete(place: Place, namespace: str, name: str) -> None:
+def _delete(target: CliTarget, namespace: str, name: str) -> None:
     try:
-        place.kube.call("DELETE", path(namespace, name))
+        target.kube.call("DELETE", path(namespace, name))
     except PaddockError as error:
         notes.print(f"batch {name} was not deleted: {error.message}")

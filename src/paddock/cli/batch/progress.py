@@ -1,4 +1,4 @@
-"""A batch as it goes on and when it is over: progress, tasks' logs, results."""
+"""The progress, task logs and results of a batch."""
 
 import shlex
 import sys
@@ -22,24 +22,24 @@ from rich.progress import (
 
 from paddock.cli.http import CallError
 from paddock.cli.output import Output, notes, screen
-from paddock.cli.target import Place, path_of
+from paddock.cli.target import CliTarget, path_of
 from paddock.kit.errors import InvalidError, PaddockError, UnavailableError
 
-_OVER = ("Completed", "Failed")
+_END_PHASES = ("Completed", "Failed")
 _TASKS_PORT = 5758
-_LOOK_SECONDS = 30.0
+_WATCH_SECONDS = 30.0
 _DOWNLOADS = 8
-"""So many logs are fetched at once."""
+"""How many logs are fetched concurrently."""
 
 
 def path(namespace: str, name: str = "") -> str:
-    """Give where batches are, or one of them."""
+    """Return the path of all batches or of one."""
     base = f"/apis/paddock.dev/v1alpha1/namespaces/{namespace}/batchsandboxes"
     return f"{base}/{name}" if name else base
 
 
-def follow(place: Place, namespace: str, name: str, *, quiet: bool) -> dict[str, Any]:
-    """Show progress until every task is over; gives the batch as it is then."""
+def follow(target: CliTarget, namespace: str, name: str, *, quiet: bool) -> dict[str, Any]:
+    """Show progress until all tasks have ended; return the final batch."""
     total = 0
     progress = Progress(
         TextColumn("{task.description}"),
@@ -52,12 +52,12 @@ def follow(place: Place, namespace: str, name: str, *, quiet: bool) -> dict[str,
     )
     with nullcontext() if quiet else progress:
         bars = {key: progress.add_task(key, total=None) for key in ("sandboxes", "tasks")}
-        told = ""
-        for item in _watch(place, namespace, name):
+        shown = ""
+        for item in _watch(target, namespace, name):
             status: dict[str, Any] = item.get("status") or {}
-            if (why := hindrance(status)) and why != told:
+            if (why := blocking_reason(status)) and why != shown:
                 notes.print(f"batch {name} waits: {why}", markup=False, soft_wrap=True)
-            told = why
+            shown = why
             total = int(item["spec"].get("replicas", 1))
             failed = int(status.get("taskFailed", 0))
             done = int(status.get("taskSucceeded", 0)) + failed
@@ -66,38 +66,38 @@ def follow(place: Place, namespace: str, name: str, *, quiet: bool) -> dict[str,
                 bars["sandboxes"], completed=max(int(status.get("ready", 0)), done), total=total
             )
             progress.update(bars["tasks"], completed=done, total=total, description=words)
-            if status.get("phase") in _OVER:
+            if status.get("phase") in _END_PHASES:
                 return item
-    raise UnavailableError(f"batch {name} is gone before it was done")
+    raise UnavailableError(f"batch {name} was deleted before it ended")
 
 
-def hindrance(status: Mapping[str, Any]) -> str:
-    """Say what keeps a batch from going on that waiting alone may not cure; empty if nothing.
+def blocking_reason(status: Mapping[str, Any]) -> str:
+    """Return why a batch may never be scheduled, or an empty string.
 
-    `InvalidError` where it can never go on.
+    Raise `InvalidError` if it can never be scheduled.
     """
     message = str(status.get("message") or "")
     for item in status.get("conditions") or ():
         if item["status"] != "True":
             continue
         if item["type"] == "Quarantined":
-            raise InvalidError(f"the batch makes no sense: {item.get('message')}")
+            raise InvalidError(f"the batch is invalid: {item.get('message')}")
         if item.get("reason") in ("Unsatisfiable", "PoolTooSmall"):
             message = str(item.get("message"))
     return message
 
 
-def _watch(place: Place, namespace: str, name: str) -> Generator[dict[str, Any]]:
-    """Give the batch now and at every change; opens the watch again when it ends."""
+def _watch(target: CliTarget, namespace: str, name: str) -> Generator[dict[str, Any]]:
+    """Yield the batch now and at every change; reopen the watch when it ends."""
     selector = quote(f"metadata.name={name}")
     while True:
-        item = place.kube.call("GET", path(namespace, name))
+        item = target.kube.call("GET", path(namespace, name))
         yield item
         version = item["metadata"]["resourceVersion"]
         watch = f"{path(namespace)}?watch=true&fieldSelector={selector}&resourceVersion={version}"
         started = time.monotonic()
         try:
-            with place.kube.open("GET", watch, timeout_seconds=_LOOK_SECONDS) as response:
+            with target.kube.open("GET", watch, timeout_seconds=_WATCH_SECONDS) as response:
                 for line in response:
                     event = msgspec.json.decode(line)
                     if event["type"] == "DELETED":
@@ -105,12 +105,12 @@ def _watch(place: Place, namespace: str, name: str) -> Generator[dict[str, Any]]
                     if event["type"] in ("ADDED", "MODIFIED"):
                         yield event["object"]
         except (UnavailableError, CallError):
-            # Quiet for too long, or too far behind: look anew, but never in a hurry.
+            # The watch was idle too long or is too old: read again, at most twice per second.
             time.sleep(max(0.0, 0.5 - (time.monotonic() - started)))
 
 
-def collect(place: Place, item: Mapping[str, Any], directory: Path) -> None:
-    """Download the whole output of each task, several at once."""
+def collect(target: CliTarget, item: Mapping[str, Any], directory: Path) -> None:
+    """Download the full output of each task."""
     directory.mkdir(parents=True, exist_ok=True)
     uid, name = item["metadata"]["uid"][:8], item["metadata"]["name"]
     shards = {
@@ -120,14 +120,14 @@ def collect(place: Place, item: Mapping[str, Any], directory: Path) -> None:
     }
 
     def fetch(shard: int, sandbox_id: str) -> str | None:
-        """Write one log; give what was in the way."""
+        """Write one log; return the problem, if any."""
         try:
-            token = place.e2b.call("GET", path_of(sandbox_id)).get("envdAccessToken")
-            endpoint = place.sandbox(sandbox_id, token, port=_TASKS_PORT)
+            token = target.e2b.call("GET", path_of(sandbox_id)).get("envdAccessToken")
+            endpoint = target.sandbox(sandbox_id, token, port=_TASKS_PORT)
             with endpoint.open("GET", f"/tasks/{name}-{shard}-{uid}/log") as response:
                 (directory / f"{shard}.log").write_bytes(response.read())
         except PaddockError as error:
-            # Its sandbox went meanwhile, say: the others' logs and all results are still shown.
+            # The sandbox may have ended: the other logs and all results are still shown.
             return f"no log of shard {shard}: {error.message}"
         return None
 
@@ -146,7 +146,7 @@ def collect(place: Place, item: Mapping[str, Any], directory: Path) -> None:
 
 
 def show(output: Output, item: Mapping[str, Any]) -> None:
-    """Show how each task ended, with what is kept of its output."""
+    """Print the result of each task with the stored part of its output."""
     status: Mapping[str, Any] = item["status"]
     if output.is_json:
         output.data(item)

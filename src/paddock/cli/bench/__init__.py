@@ -1,1 +1,1 @@
-"""`paddock bench`: the project's benchmarks."""
+"""`paddock bench`: run the benchmarks."""

@@ -1,7 +1,7 @@
-"""`paddock bench`: the project's benchmarks, run one after the other, shown and kept.
+"""`paddock bench`: runs the benchmarks one after the other, prints and stores their results.
 
-What is measured, and how, is in the scripts of `bench/`; one that fails or hangs stops no other.
-How one is run is in `suites`.
+The benchmarks are the scripts in `bench/`. `suites.py` runs one of them. A suite that fails or
+hangs does not stop the others.
 """
 
 import time
@@ -13,9 +13,9 @@ import click
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from paddock.cli.bench import suites
-from paddock.cli.context import with_place
+from paddock.cli.context import with_target
 from paddock.cli.output import Output, notes, screen
-from paddock.cli.target import Place
+from paddock.cli.target import CliTarget
 from paddock.kit.errors import NotFoundError, PaddockError
 
 ALL = "all"
@@ -24,21 +24,21 @@ SPREAD = ("n", "success", "p50_ms", "p95_ms", "p99_ms", "max_ms")
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[all | SUITE...]")
-@click.option("--quick", is_flag=True, help="At most a minute each, for a look.")
-@click.option("--list", "only_list", is_flag=True, help="Say which there are.")
-@with_place
+@click.option("--quick", is_flag=True, help="Run each suite for at most a minute.")
+@click.option("--list", "only_list", is_flag=True, help="List the suites.")
+@with_target
 def bench(
-    _place: Place, output: Output, names: tuple[str, ...], quick: bool, only_list: bool
+    _target: CliTarget, output: Output, names: tuple[str, ...], quick: bool, only_list: bool
 ) -> None:
-    """Measure: all suites, or those named, one after the other.
+    """Run the benchmarks: all suites, or those named, one after the other.
 
-    Results, logs and plots are kept in bench/results, those of quick looks in
-    bench/results/quick; `python bench/figures.py --write` puts the kept ones into the README. A
-    suite that fails, or leaves a process, a mount or a file behind, is named at the end, and keeps
-    its earlier result. All of them together take some forty minutes on a quiet machine.
+    Results, logs and plots are stored in bench/results, those of --quick in bench/results/quick.
+    `python bench/figures.py --write` puts the stored results into the README. A suite that fails,
+    or leaves a process, a mount or a file behind, is listed at the end and keeps its earlier
+    result. All suites take about forty minutes on an idle machine.
 
-    What is installed is measured beside it: bubblewrap, crun, podman, nginx, HAProxy, Envoy and
-    OpenSandbox's server. `scripts/install-rivals` installs all of them.
+    Other systems are measured for comparison if they are installed: bubblewrap, crun, podman,
+    nginx, HAProxy, Envoy and OpenSandbox's server. `scripts/install-rivals` installs them.
     """
     known = suites.suites()
     if only_list:
@@ -51,25 +51,28 @@ def bench(
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise NotFoundError(
-            f"there is no suite {unknown[0]!r}", hint=f"there are {', '.join((ALL, *known))}"
+            f"suite {unknown[0]!r} does not exist",
+            hint=f"the suites are {', '.join((ALL, *known))}",
         )
     done: list[dict[str, Any]] = []
     took: dict[str, float] = {}
     failed: dict[str, str] = {}
     with _progress() as progress:
-        task = progress.add_task("", total=len(wanted), said="")
+        task = progress.add_task("", total=len(wanted), note="")
         for name in wanted:
-            progress.update(task, description=name, said="")
-            began = time.monotonic()
+            progress.update(task, description=name, note="")
+            started = time.monotonic()
             try:
                 result = suites.run(
-                    known[name], quick=quick, said=lambda text: progress.update(task, said=text)
+                    known[name],
+                    quick=quick,
+                    on_output=lambda text: progress.update(task, note=text),
                 )
             except suites.SuiteFailedError as error:
                 failed[name] = str(error)
                 continue
             finally:
-                took[name] = time.monotonic() - began
+                took[name] = time.monotonic() - started
                 progress.advance(task)
             done.append(result)
             if not output.is_json:
@@ -85,12 +88,12 @@ def bench(
         raise PaddockError(
             f"{len(failed)} of {len(took)} failed: "
             + "; ".join(f"{name} ({reason})" for name, reason in failed.items()),
-            hint=f"what it said is in {where}",
+            hint=f"see {where}",
         )
 
 
 def _about(script: Path) -> str:
-    """Give the first line of what a script says of itself."""
+    """Return the first line of a script's docstring."""
     return script.read_text().removeprefix('"""').partition("\n")[0]
 
 
@@ -100,14 +103,14 @@ def _progress() -> Progress:
         TextColumn("{task.completed:.0f}/{task.total:.0f} {task.description}"),
         BarColumn(bar_width=20),
         TimeElapsedColumn(),
-        TextColumn("[dim]{task.fields[said]}", markup=True),
+        TextColumn("[dim]{task.fields[note]}", markup=True),
         console=notes,
         transient=True,
     )
 
 
 def _show(result: dict[str, Any], output: Output) -> None:
-    """Show a result: series with their spread, then single figures, then ratios."""
+    """Print a result: series with their spread, then single figures, then ratios."""
     where = _part(result, "machine")
     facts: list[str] = []
     if where:

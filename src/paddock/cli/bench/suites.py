@@ -1,8 +1,8 @@
-"""Runs one suite of benchmarks: finds its script, bounds its time, keeps its result.
+"""Runs one suite of benchmarks: finds its script, limits its time, stores its result.
 
-Each runs in a process of its own, with a directory of its own for temporary files. That directory's
-name is in the environment of whatever the suite starts, so that afterwards
-`bench/leftovers.py` can tell what it has left behind: then it has failed.
+Each suite runs in its own process with its own temporary directory. The name of that directory is
+in the environment of all processes that the suite starts, so that `bench/leftovers.py` can find
+what it leaves behind. A suite that leaves anything behind has failed.
 """
 
 import contextlib
@@ -33,26 +33,28 @@ FIRST = (
     "store",
     "scale",
 )
-"""What callers notice, measured through the front door; the others are parts of it."""
+"""Suites that measure through the public API; the others measure components."""
 PARTS = ("reporting", "floors")
 LEFTOVERS = "leftovers.py"
-"""Says what a suite has left on the machine; it needs the tests, which are no part of this."""
+"""Lists what a suite has left on the machine; a script, because it imports the tests."""
 SUITE_SECONDS = 900
-"""A suite that takes longer hangs."""
+"""A suite that takes longer is killed."""
 LEFT_SECONDS = 60.0
-"""For the kernel to finish with what a suite has let go."""
+"""Time for the kernel to free what a suite has released."""
 
 
 def directory() -> Path:
-    """Find the scripts: they come with a checkout, not with the installed package."""
+    """Return the directory of the scripts, which only a checkout has."""
     for parent in Path(__file__).resolve().parents:
         if (parent / "bench").is_dir() and (parent / "pyproject.toml").exists():
             return parent / "bench"
-    raise NotFoundError("the benchmarks are not here", hint="run this in a checkout of Paddock")
+    raise NotFoundError(
+        "the benchmarks are not installed", hint="run this in a checkout of Paddock"
+    )
 
 
 def suites() -> dict[str, Path]:
-    """Give every script that ends with a result; others there are parts of these."""
+    """Return every script that prints a result, by name; the others are libraries."""
     found: dict[str, Path] = {}
     for path in sorted(directory().glob("*.py")):
         text = path.read_text()
@@ -62,56 +64,58 @@ def suites() -> dict[str, Path]:
 
 
 class SuiteFailedError(Exception):
-    """A suite ended without a result, or left something behind; says which."""
+    """A suite ended without a result, or left something behind."""
 
 
 def results_in(*, quick: bool) -> Path:
-    """Where results go: a look is not what the project says of itself."""
+    """Return the directory of results; quick results are stored separately."""
     results = directory() / "results"
     return results / "quick" if quick else results
 
 
-def run(script: Path, *, quick: bool, said: Callable[[str], None]) -> dict[str, Any]:
-    """Run a suite, look at what it left behind, and keep its result if that is nothing."""
+def run(script: Path, *, quick: bool, on_output: Callable[[str], None]) -> dict[str, Any]:
+    """Run a suite; store its result if it leaves nothing behind."""
     results = results_in(quick=quick)
     results.mkdir(parents=True, exist_ok=True)
-    # Some use pieces of the tests, which lie beside the scripts.
+    # Some import helpers of the tests, next to the scripts.
     path = os.pathsep.join(
         filter(None, (str(script.parent.parent), os.environ.get("PYTHONPATH", "")))
     )
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
-    place = tempfile.mkdtemp(prefix="pb")
-    Path(place).chmod(0o1777)  # Servers that are no longer root read files there.
+    scratch = tempfile.mkdtemp(prefix="pb")
+    Path(scratch).chmod(0o1777)  # Servers that have dropped root read files there.
     problems: list[str] = []
     result: dict[str, Any] = {}
     try:
-        result = _result_of(script, environment | {"TMPDIR": place}, quick=quick, said=said)
+        result = _result_of(
+            script, environment | {"TMPDIR": scratch}, quick=quick, on_output=on_output
+        )
     except SuiteFailedError as error:
         problems.append(str(error))
     finally:
-        said("what is left behind?")
-        left = _left(script.parent / LEFTOVERS, place, environment, is_well=bool(result))
+        on_output("checking for leftovers")
+        left = _left(script.parent / LEFTOVERS, scratch, environment, has_succeeded=bool(result))
     if left:
-        problems.append(f"it left behind {'; '.join(left)}")
+        problems.append(f"left behind {'; '.join(left)}")
     if problems:
         raise SuiteFailedError("; ".join(problems))
     kept = results / f"{script.stem}.json"
     kept.write_bytes(msgspec.json.encode(result) + b"\n")
     if "commit" not in result:
-        # It says neither where nor what was measured, and draws nothing.
+        # Add the machine and the commit, and draw the plot, which the script does not do.
         reporting = [sys.executable, str(script.parent / "reporting.py"), str(kept)]
-        told = subprocess.run(reporting, stdout=subprocess.PIPE, check=True)
-        result |= msgspec.json.decode(told.stdout) | {"quick": quick}
+        reported = subprocess.run(reporting, stdout=subprocess.PIPE, check=True)
+        result |= msgspec.json.decode(reported.stdout) | {"quick": quick}
         kept.write_bytes(msgspec.json.encode(result) + b"\n")
     return result
 
 
 def _result_of(
-    script: Path, environment: dict[str, str], *, quick: bool, said: Callable[[str], None]
+    script: Path, environment: dict[str, str], *, quick: bool, on_output: Callable[[str], None]
 ) -> dict[str, Any]:
-    knows_quick = "--quick" in script.read_text() or "Report(" in script.read_text()
-    command = [sys.executable, str(script), *(["--quick"] if quick and knows_quick else [])]
-    last, words = "", ""
+    has_quick = "--quick" in script.read_text() or "Report(" in script.read_text()
+    command = [sys.executable, str(script), *(["--quick"] if quick and has_quick else [])]
+    result, last_line = "", ""
     with (
         (results_in(quick=quick) / f"{script.stem}.log").open("w") as log,
         subprocess.Popen(
@@ -121,25 +125,25 @@ def _result_of(
             env=environment,
             start_new_session=True,
         ) as process,
-        _bounded(process) as cut_off,
+        _bounded(process) as timed_out,
     ):
         for line in _lines(process):
             log.write(f"{line}\n")
             log.flush()
             if line.startswith('{"bench"'):
-                last = line
+                result = line
             elif line.strip():
-                words = line.strip()
-                said(words[:70].replace("[", "("))
-    if cut_off.is_set():
-        raise SuiteFailedError(f"it took more than {SUITE_SECONDS} s")
-    if process.returncode or not last:
-        raise SuiteFailedError(f"status {process.returncode}: {words[:200]}")
-    return msgspec.json.decode(last)
+                last_line = line.strip()
+                on_output(last_line[:70].replace("[", "("))
+    if timed_out.is_set():
+        raise SuiteFailedError(f"took more than {SUITE_SECONDS} s")
+    if process.returncode or not result:
+        raise SuiteFailedError(f"status {process.returncode}: {last_line[:200]}")
+    return msgspec.json.decode(result)
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Generator[str]:
-    """Give what a suite says until it ends: what it leaves behind may hold the pipe open."""
+    """Yield the output of a suite until it ends, even if a leftover process holds the pipe."""
     rest = b""
     while (pipe := process.stdout) is not None:
         is_over = process.poll() is not None
@@ -154,29 +158,31 @@ def _lines(process: subprocess.Popen[bytes]) -> Generator[str]:
         yield rest.decode(errors="replace")
 
 
-def _left(script: Path, place: str, environment: dict[str, str], *, is_well: bool) -> list[str]:
-    """Name what a suite has left behind; one that failed need not be waited for."""
-    seconds = LEFT_SECONDS if is_well else LEFT_SECONDS / 10
-    look = [sys.executable, str(script), place, str(seconds)]
+def _left(
+    script: Path, scratch: str, environment: dict[str, str], *, has_succeeded: bool
+) -> list[str]:
+    """List what a suite has left behind; wait less for one that failed."""
+    seconds = LEFT_SECONDS if has_succeeded else LEFT_SECONDS / 10
+    look = [sys.executable, str(script), scratch, str(seconds)]
     done = subprocess.run(look, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout.splitlines()
 
 
 @contextlib.contextmanager
 def _bounded(process: subprocess.Popen[bytes]) -> Generator[threading.Event]:
-    """End a suite that takes too long, and one that nobody waits for any more."""
-    cut_off = threading.Event()
+    """End a suite that takes too long, or when this process is interrupted."""
+    timed_out = threading.Event()
 
     def end() -> None:
-        cut_off.set()
+        timed_out.set()
         _end(process)
 
     timer = threading.Timer(SUITE_SECONDS, end)
     timer.start()
-    # Who is told to end takes the suite along: it is in a session of its own.
-    before = signal.signal(signal.SIGTERM, _leave)
+    # On SIGTERM end the suite, too: it has its own session.
+    before = signal.signal(signal.SIGTERM, _exit)
     try:
-        yield cut_off
+        yield timed_out
     except BaseException:
         _end(process)
         raise
@@ -185,12 +191,12 @@ def _bounded(process: subprocess.Popen[bytes]) -> Generator[threading.Event]:
         timer.cancel()
 
 
-def _leave(number: int, _: object) -> None:
+def _exit(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let a suite clean up after itself, then end what is left of it."""
+    """Interrupt a suite so that it cleans up, then kill its session."""
     process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(60)

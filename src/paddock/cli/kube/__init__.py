@@ -1,1 +1,1 @@
-"""`paddock kube`: Paddock on a cluster."""
+"""`paddock kube`: manage Paddock on a cluster."""

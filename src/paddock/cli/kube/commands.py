@@ -1,4 +1,4 @@
-"""`paddock kube`: Paddock on a cluster. Applies, shows and removes its objects with `kubectl`."""
+"""`paddock kube`: installs, shows and removes Paddock on a cluster with `kubectl`."""
 
 import secrets
 import sys
@@ -7,13 +7,13 @@ from typing import Any
 import click
 from msgspec import structs
 
-from paddock.cli.context import with_place
+from paddock.cli.context import with_target
 from paddock.cli.kube.kubectl import Kubectl, as_list
 from paddock.cli.kube.manifests import definitions, manifests, secret
 from paddock.cli.kube.options import KubeOptions, Manifest, labels
 from paddock.cli.kube.webhook import WEBHOOK_NAME, certificate
 from paddock.cli.output import Output
-from paddock.cli.target import Place
+from paddock.cli.target import CliTarget
 from paddock.kit import ids
 from paddock.kit.errors import InvalidError, NotFoundError, UnavailableError
 from paddock.runtime.kubernetes import names
@@ -26,13 +26,15 @@ _ROUNDS = 5
 
 @click.group()
 def kube() -> None:
-    """Paddock on Kubernetes: install, uninstall, status, render."""
+    """Install, inspect and remove Paddock on Kubernetes."""
 
 
 def _options(command: Any) -> Any:
     for option in (
-        click.option("--kubeconfig", help="Which cluster.  [default: kubectl's own]"),
-        click.option("--context", help="Which context of the kubeconfig."),
+        click.option("--kubeconfig", help="Use this kubeconfig.  [default: the one of kubectl]"),
+        click.option(
+            "--context", help="Use this context of the kubeconfig.  [default: the current one]"
+        ),
         click.option("--namespace", default="paddock-system", show_default=True),
     ):
         command = option(command)
@@ -41,13 +43,38 @@ def _options(command: Any) -> Any:
 
 def _choices(command: Any) -> Any:
     for option in (
-        click.option("--image", required=True, help="Paddock's image (deploy/image)."),
-        click.option("--replicas", default=2, show_default=True, help="Of each role."),
-        click.option("--node/--no-node", default=False, help="Freeze pods by an agent per node."),
-        click.option("--pool-size", default=2, show_default=True, help="Warm sandboxes; 0: none."),
-        click.option("--default-image", default="debian:13", show_default=True),
-        click.option("--webhook/--no-webhook", default=False, help="Check what people apply."),
-        click.option("--monitoring", help="Namespace of a Prometheus operator's Prometheus."),
+        click.option(
+            "--image", required=True, help="Use this image of Paddock (see deploy/image)."
+        ),
+        click.option(
+            "--replicas", default=2, show_default=True, help="Run this many replicas of each role."
+        ),
+        click.option(
+            "--node/--no-node",
+            default=False,
+            help="Run an agent per node that freezes pods.  [default: no]",
+        ),
+        click.option(
+            "--pool-size",
+            default=2,
+            show_default=True,
+            help="Keep this many sandboxes warm; 0: no pool.",
+        ),
+        click.option(
+            "--default-image",
+            default="debian:13",
+            show_default=True,
+            help="Use this image for the default template.",
+        ),
+        click.option(
+            "--webhook/--no-webhook",
+            default=False,
+            help="Check applied resources with an admission webhook.  [default: no]",
+        ),
+        click.option(
+            "--monitoring",
+            help="Add a PodMonitor for Prometheus in this namespace.  [default: none]",
+        ),
     ):
         command = option(command)
     return command
@@ -56,10 +83,15 @@ def _choices(command: Any) -> Any:
 @kube.command("install")
 @_options
 @_choices
-@click.option("--wait", default=0, metavar="SECONDS", help="Return when all pods are ready.")
-@with_place
+@click.option(
+    "--wait",
+    default=0,
+    metavar="SECONDS",
+    help="Wait until all pods are ready.  [default: do not wait]",
+)
+@with_target
 def install(
-    _place: Place,
+    _target: CliTarget,
     output: Output,
     kubeconfig: str | None,
     context: str | None,
@@ -67,7 +99,7 @@ def install(
     wait: int,
     **chosen: Any,
 ) -> None:
-    """Install or upgrade; keys and sandboxes stay."""
+    """Install or upgrade Paddock; keys and sandboxes are kept."""
     kubectl = Kubectl(kubeconfig, context)
     options = _chosen(namespace, **chosen)
     kinds = definitions()
@@ -79,13 +111,13 @@ def install(
     if options.has_webhook:
         options = structs.replace(options, ca_bundle=_ensure_certificate(kubectl, options))
     else:
-        # One of an earlier install would be asked about every change, and not be there.
+        # The API server would call the webhook of an earlier install, which is gone.
         kubectl.delete("validatingwebhookconfiguration", "paddock")
     objects = manifests(options)
     kubectl.apply_when_served([item for item in objects if item["kind"] != "Namespace"])
-    said = f"installed in {namespace}" + (f"\nAPI key: {key}" if key else "")
-    output.done(said, {"namespace": namespace, "objects": len(objects), "apiKey": key})
-    # The key is told before: it is shown this once.
+    text = f"installed in {namespace}" + (f"\nAPI key: {key}" if key else "")
+    output.done(text, {"namespace": namespace, "objects": len(objects), "apiKey": key})
+    # Print the key before waiting: it cannot be shown again.
     if wait:
         _await_pods(kubectl, objects, namespace, wait)
 
@@ -98,14 +130,14 @@ def _await_pods(kubectl: Kubectl, objects: list[Manifest], namespace: str, secon
                 kubectl.roll_out(name, "-n", namespace, f"--timeout={seconds}s")
             except InvalidError as error:
                 raise UnavailableError(
-                    f"{name} is installed but not ready: {error.message}",
+                    f"{name} is installed, but not ready: {error.message}",
                     hint=f"`kubectl -n {namespace} get pods` and `kubectl -n {namespace} logs "
-                    f"{name}` say why",
+                    f"{name}` show why",
                 ) from error
 
 
 def _ensure_secret(kubectl: Kubectl, options: KubeOptions) -> str | None:
-    """Make the Secret once: a changed seed would make every token worthless."""
+    """Create the Secret once: another seed would invalidate all tokens."""
     if kubectl.get("secret", options.secret, "-n", options.namespace):
         return None
     key = ids.api_key()
@@ -115,7 +147,7 @@ def _ensure_secret(kubectl: Kubectl, options: KubeOptions) -> str | None:
 
 
 def _ensure_certificate(kubectl: Kubectl, options: KubeOptions) -> str:
-    """Make the webhook's certificate where there is none; give what it is believed by."""
+    """Create the webhook's certificate if it is missing; return its CA bundle."""
     found = kubectl.get("secret", WEBHOOK_NAME, "-n", options.namespace)
     if not found:
         found = certificate(options.namespace, labels("api"))
@@ -125,17 +157,17 @@ def _ensure_certificate(kubectl: Kubectl, options: KubeOptions) -> str:
 
 @kube.command("uninstall")
 @_options
-@click.option("--purge", is_flag=True, help="CRDs, sandboxes, keys and the namespace as well.")
-@with_place
+@click.option("--purge", is_flag=True, help="Remove CRDs, sandboxes, keys and the namespace, too.")
+@with_target
 def uninstall(
-    _place: Place,
+    _target: CliTarget,
     output: Output,
     kubeconfig: str | None,
     context: str | None,
     namespace: str,
     purge: bool,
 ) -> None:
-    """Remove Paddock; sandboxes, keys and CRDs stay unless purged."""
+    """Remove Paddock; sandboxes, keys and CRDs are kept without --purge."""
     kubectl = Kubectl(kubeconfig, context)
     prometheus = kubectl.get("crd", "podmonitors.monitoring.coreos.com")
     options = KubeOptions(
@@ -145,47 +177,47 @@ def uninstall(
         monitoring="monitoring" if prometheus else "",
     )
     objects = manifests(options)
-    # First of all: nobody will answer it any more.
+    # First, because nothing will answer it any more.
     kubectl.delete("validatingwebhookconfiguration", "paddock")
-    has_controllers = _is_led(kubectl, namespace)
+    has_controllers = _has_controllers(kubectl, namespace)
     if purge and has_controllers:
-        # Sandboxes go while there is still somebody to see to it.
+        # Delete sandboxes while the controllers still run.
         _delete_resources(kubectl)
     kept = ("Namespace", "SandboxTemplate", "SandboxPool")
     kubectl.delete_all([item for item in objects if item["kind"] not in kept])
     if purge:
         if not has_controllers:
-            _delete_resources(kubectl, is_abandoned=True)
-        _delete_traces(kubectl)
+            _delete_resources(kubectl, is_orphaned=True)
+        _delete_leftovers(kubectl)
         kubectl.delete_all(definitions())
         kubectl.delete("namespace", namespace)
     output.done("uninstalled" + (" and purged" if purge else ""), {"purged": purge})
 
 
-def _is_led(kubectl: Kubectl, namespace: str) -> bool:
+def _has_controllers(kubectl: Kubectl, namespace: str) -> bool:
     found = kubectl.get("deployment", "paddock-controllers", "-n", namespace)
     return bool(found.get("status", {}).get("readyReplicas"))
 
 
-def _delete_resources(kubectl: Kubectl, *, is_abandoned: bool = False) -> None:
-    """Delete every object of our kinds; abandoned, those that nobody would finish as well."""
-    # What makes others goes first: pools would replace the sandboxes that go.
+def _delete_resources(kubectl: Kubectl, *, is_orphaned: bool = False) -> None:
+    """Delete all objects of our kinds; if orphaned, remove their finalizers first."""
+    # Owners first: pools would replace deleted sandboxes.
     known = [item["metadata"]["name"] for item in reversed(definitions())]
     found = kubectl.get("crd", *known)
     there = {item["metadata"]["name"] for item in found.get("items", ())}
     kinds = [kind for kind in known if kind in there]
     for _ in range(_ROUNDS):
         for kind in kinds:
-            if is_abandoned:
-                kubectl.release(kind)
+            if is_orphaned:
+                kubectl.remove_finalizers(kind)
             kubectl.delete(kind, "--all", "--all-namespaces", "--wait=true", "--timeout=120s")
-        # One may have been about to be made when its pool went.
+        # A sandbox may have been created while its pool was deleted.
         if not kinds or not kubectl.count(_SANDBOXES):
             return
 
 
-def _delete_traces(kubectl: Kubectl) -> None:
-    """Delete what was made for sandboxes: their pods when abandoned, policies that all shared."""
+def _delete_leftovers(kubectl: Kubectl) -> None:
+    """Delete orphaned pods and volume claims, and the network policies of sandboxes."""
     kubectl.delete("pods,pvc", "--all-namespaces", "-l", names.LABEL_UID)
     ours = f"{names.LABEL_MANAGED}={names.MANAGER}"
     kubectl.delete("networkpolicies", "--all-namespaces", "-l", ours)
@@ -193,11 +225,11 @@ def _delete_traces(kubectl: Kubectl) -> None:
 
 @kube.command("status")
 @_options
-@with_place
+@with_target
 def status(
-    _place: Place, output: Output, kubeconfig: str | None, context: str | None, namespace: str
+    _target: CliTarget, output: Output, kubeconfig: str | None, context: str | None, namespace: str
 ) -> None:
-    """Show what runs, who leads, and how many sandboxes there are."""
+    """Show the roles, the leader and the number of sandboxes."""
     kubectl = Kubectl(kubeconfig, context)
     found = kubectl.get("deployments", "-n", namespace, "-l", _PART_OF)
     by_name: dict[str, Any] = {item["metadata"]["name"]: item for item in found.get("items", ())}
@@ -211,7 +243,7 @@ def status(
         rows.append({"role": role, "ready": ready, "wanted": wanted})
     if not by_name:
         raise NotFoundError(
-            f"Paddock is not installed in {namespace}", hint="`paddock kube install` does it"
+            f"Paddock is not installed in {namespace}", hint="`paddock kube install` installs it"
         )
     if agents := kubectl.get("daemonset", "paddock-node", "-n", namespace).get("status"):
         ready, wanted = int(agents["numberReady"]), int(agents["desiredNumberScheduled"])
@@ -221,8 +253,8 @@ def status(
         output.data({"leader": leader, "roles": rows, "sandboxes": sandboxes})
         return
     cells = [
-        (str(row["role"]), f"{row['ready']}/{row['wanted']}", leader if place == 0 else "")
-        for place, row in enumerate(rows)
+        (str(row["role"]), f"{row['ready']}/{row['wanted']}", leader if index == 0 else "")
+        for index, row in enumerate(rows)
     ]
     output.rows(rows, ("role", "ready", "leader"), cells)
     output.done(f"{sandboxes} sandboxes", None)
@@ -231,11 +263,11 @@ def status(
 @kube.command("render")
 @_choices
 @click.option("--namespace", default="paddock-system", show_default=True)
-@with_place
-def render(_place: Place, _output: Output, namespace: str, **chosen: Any) -> None:
-    """Print what `install` applies, but for CRDs and Secrets, as a List.
+@with_target
+def render(_target: CliTarget, _output: Output, namespace: str, **chosen: Any) -> None:
+    """Print the objects that `install` applies, except CRDs and Secrets, as a List.
 
-    A webhook's certificate is then left to cert-manager.
+    The certificate of a webhook is left to cert-manager.
     """
     sys.stdout.write(as_list(manifests(_chosen(namespace, **chosen))) + "\n")
 

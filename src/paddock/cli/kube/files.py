@@ -1,6 +1,6 @@
-"""The files of `deploy/` that follow from the manifests: chart's rights, kustomize's directories.
+"""Generates files of `deploy/` from the manifests: the chart's RBAC rules and kustomize's files.
 
-A test fails when they are out of date; `python -m paddock.cli.kube.files deploy` writes them.
+A test fails if they are out of date; `python -m paddock.cli.kube.files deploy` writes them.
 """
 
 import sys
@@ -20,7 +20,7 @@ _BASE = KubeOptions()
 
 
 def write_deploy(directory: Path) -> list[Path]:
-    """Write what of `deploy/` follows from the code."""
+    """Write the generated files of `deploy/`; return their paths."""
     files: dict[Path, list[Manifest]] = {
         directory / "crds/kustomization.yaml": [
             _kustomization([file_name(info) for info in KINDS])
@@ -34,9 +34,9 @@ def write_deploy(directory: Path) -> list[Path]:
         ],
     }
     for name, (objects, patches) in _components().items():
-        place = directory / "kustomize/components" / name
-        files[place / f"{name}.yaml"] = objects
-        files[place / "kustomization.yaml"] = [
+        target = directory / "kustomize/components" / name
+        files[target / f"{name}.yaml"] = objects
+        files[target / "kustomization.yaml"] = [
             {
                 "apiVersion": "kustomize.config.k8s.io/v1alpha1",
                 "kind": "Component",
@@ -59,7 +59,7 @@ def _kustomization(resources: list[str]) -> Manifest:
 
 
 def _components() -> Mapping[str, tuple[list[Manifest], list[Manifest]]]:
-    """Give what an overlay may add to the base: objects, and patches of the base's own."""
+    """Return the kustomize components: their objects, and their patches of the base."""
     api = labels("api")
     has_all = KubeOptions(has_webhook=True, monitoring="monitoring")
     return {
@@ -87,7 +87,7 @@ def _webhook_patch() -> Manifest:
 
 
 def _policy_patches(options: KubeOptions) -> list[Manifest]:
-    """Let in whom the base's NetworkPolicies do not: as further rules, so that patches add up."""
+    """Return patches that add rules to the base's NetworkPolicies, so that components combine."""
     base = _ingress(_BASE)
     patches: list[Manifest] = []
     for name, rules in _ingress(options).items():
@@ -110,11 +110,11 @@ def _ingress(options: KubeOptions) -> dict[str, list[Manifest]]:
     }
 
 
-class _Plain(yaml.SafeDumper):
-    """Writes shared parts out each time: people read these files."""
+class _Dumper(yaml.SafeDumper):
+    """Writes no aliases, for readability."""
 
     def ignore_aliases(self, data: object) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
 
@@ -123,11 +123,11 @@ def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)  # pyright: ignore[reportUnknownMemberType]
 
 
-_Plain.add_representer(str, _block)
+_Dumper.add_representer(str, _block)
 
 
 def _dump(document: Manifest | list[Manifest]) -> str:
-    return yaml.dump(document, Dumper=_Plain, sort_keys=False, width=100)
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=100)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`kubectl`, which does the talking to a cluster for `paddock kube`."""
+"""Runs `kubectl` for `paddock kube`."""
 
 import json
 import shutil
@@ -15,20 +15,22 @@ from paddock.kit.errors import (
     UnsupportedError,
 )
 
-_FREE = json.dumps({"metadata": {"finalizers": None}})
+_NO_FINALIZERS = json.dumps({"metadata": {"finalizers": None}})
 _UNKNOWN = ("no matches for kind", "could not find the requested resource")
-"""What is said of kinds that a server does not serve, or does not tell of yet."""
+"""kubectl's errors for kinds that the server does not serve, or does not list yet."""
 SERVED_SECONDS = 60.0
-LOOK_SECONDS = 0.5
+RETRY_SECONDS = 0.5
 
 
 class Kubectl:
-    """Runs `kubectl`, as whoever the user is to it."""
+    """Runs `kubectl` with the credentials of the user."""
 
     def __init__(self, kubeconfig: str | None, context: str | None) -> None:
         found = shutil.which("kubectl")
         if found is None:
-            raise NotFoundError("kubectl is not installed", hint="install it; it does the talking")
+            raise NotFoundError(
+                "kubectl is not installed", hint="install kubectl; `paddock kube` uses it"
+            )
         self._command = [found]
         if kubeconfig:
             self._command.append(f"--kubeconfig={kubeconfig}")
@@ -36,7 +38,7 @@ class Kubectl:
             self._command.append(f"--context={context}")
 
     def apply(self, objects: list[Manifest]) -> None:
-        """Make or change objects; what others own of them stays theirs."""
+        """Create or change objects by server-side apply."""
         self._run(
             "apply",
             "--server-side",
@@ -44,11 +46,11 @@ class Kubectl:
             "--field-manager=paddock-kube",
             "-f",
             "-",
-            given=as_list(objects),
+            stdin=as_list(objects),
         )
 
     def apply_when_served(self, objects: list[Manifest]) -> None:
-        """Apply what may be of kinds that are new: a busy server tells of them a while later."""
+        """Apply objects of new kinds; retry until the server lists the kinds."""
         deadline = time.monotonic() + SERVED_SECONDS
         while True:
             try:
@@ -56,63 +58,63 @@ class Kubectl:
             except UnsupportedError:
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(LOOK_SECONDS)
+                time.sleep(RETRY_SECONDS)
 
     def create(self, obj: Manifest) -> None:
-        """Make an object that must be new."""
-        self._run("create", "-f", "-", given=json.dumps(obj))
+        """Create an object that must not exist."""
+        self._run("create", "-f", "-", stdin=json.dumps(obj))
 
     def delete(self, *arguments: str) -> None:
-        """Delete what is there."""
+        """Delete objects, if they exist."""
         self._run("delete", "--ignore-not-found", *arguments)
 
     def delete_all(self, objects: list[Manifest]) -> None:
-        """Delete these very objects, where they are."""
-        self._run("delete", "--ignore-not-found", "-f", "-", given=as_list(objects))
+        """Delete these objects, if they exist."""
+        self._run("delete", "--ignore-not-found", "-f", "-", stdin=as_list(objects))
 
-    def release(self, kind: str) -> None:
-        """Take finalizers off all of a kind: nobody is there who would."""
+    def remove_finalizers(self, kind: str) -> None:
+        """Remove the finalizers of all objects of a kind, when no controller would."""
         for item in self.get(kind, "--all-namespaces").get("items", ()):
             if item["metadata"].get("finalizers"):
-                place = ("-n", item["metadata"]["namespace"], kind, item["metadata"]["name"])
-                self._run("patch", *place, "--type=merge", "-p", _FREE)
+                name = ("-n", item["metadata"]["namespace"], kind, item["metadata"]["name"])
+                self._run("patch", *name, "--type=merge", "-p", _NO_FINALIZERS)
 
     def wait(self, *arguments: str) -> None:
         """Wait for a condition."""
         self._run("wait", *arguments)
 
     def roll_out(self, *arguments: str) -> None:
-        """Wait until all pods of an object are new and ready."""
+        """Wait until the rollout of an object is complete."""
         self._run("rollout", "status", *arguments)
 
     def get(self, *arguments: str) -> dict[str, Any]:
-        """Read; empty where it is not there."""
+        """Return an object or a list; empty if it does not exist."""
         text = self._run("get", "--ignore-not-found", "-o", "json", *arguments)
         return json.loads(text) if text.strip() else {}
 
     def count(self, path: str) -> int:
-        """Say how many objects there are below a path of the API, without reading them all."""
+        """Return the number of objects below a path of the API, without reading them all."""
         page = json.loads(self._run("get", "--raw", f"{path}?limit=1"))
         return len(page["items"]) + int(page["metadata"].get("remainingItemCount", 0))
 
-    def _run(self, *arguments: str, given: str | None = None) -> str:
+    def _run(self, *arguments: str, stdin: str | None = None) -> str:
         done = subprocess.run(
-            [*self._command, *arguments], input=given, capture_output=True, text=True, check=False
+            [*self._command, *arguments], input=stdin, capture_output=True, text=True, check=False
         )
         if done.returncode == 0:
             return done.stdout
         problem = done.stderr.strip().splitlines()
-        message = problem[-1] if problem else f"kubectl ended with {done.returncode}"
+        message = problem[-1] if problem else f"kubectl exited with {done.returncode}"
         unknown = [line for line in problem if any(words in line for words in _UNKNOWN)]
         if unknown:
-            raise UnsupportedError(unknown[0], hint="`kubectl get crd` shows which kinds there are")
+            raise UnsupportedError(unknown[0], hint="`kubectl get crd` lists the kinds")
         if "orbidden" in message:
-            raise ForbiddenError(message, hint="an administrator of the cluster may")
+            raise ForbiddenError(message, hint="use an account with more permissions")
         if "onnection refused" in message or "no such host" in message:
-            raise UnavailableError(message, hint="is the kubeconfig's cluster up?")
+            raise UnavailableError(message, hint="check that the cluster of the kubeconfig is up")
         raise InvalidError(message)
 
 
 def as_list(objects: list[Manifest]) -> str:
-    """Write objects as one."""
+    """Return objects as one JSON List."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})

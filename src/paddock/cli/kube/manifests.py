@@ -1,8 +1,7 @@
-"""Paddock's own objects on a cluster, as plain data: what `paddock kube` applies.
+"""The objects of Paddock on a cluster, which `paddock kube` applies.
 
-`kube_files` writes `deploy/kustomize` from here, and `deploy/helm` says the same; tests compare.
-Pods are in `kube_roles`, their accounts in `kube_rights`, Services and who is let in in
-`kube_network`.
+`files.py` generates `deploy/kustomize` from them; tests compare them with `deploy/helm`. Pods are
+in `roles.py`, accounts in `rights.py`, Services and NetworkPolicies in `network.py`.
 """
 
 from paddock.cli.kube.network import policies, policy, service
@@ -15,23 +14,23 @@ from paddock.resources.schema.crds import crd
 
 
 def definitions() -> list[Manifest]:
-    """Give the CRDs."""
+    """Return the CRDs."""
     return [crd(info) for info in KINDS]
 
 
 def manifests(options: KubeOptions) -> list[Manifest]:
-    """Give every object of an installation but the CRDs and the Secret, in order."""
+    """Return all objects of an installation except the CRDs and the Secret, in order."""
     namespace: Manifest = {
         "apiVersion": "v1",
         "kind": "Namespace",
         "metadata": {"name": options.namespace, "labels": labels()},
     }
-    made = [namespace]
+    objects = [namespace]
     for component in ("controllers", "api", "gateway"):
-        made += identity(options, component)
-        made.append(deployment(options, component))
-        made.append(budget(options, component))
-    made += [
+        objects += identity(options, component)
+        objects.append(deployment(options, component))
+        objects.append(budget(options, component))
+    objects += [
         service(options, "api", "paddock-api", 3001),
         service(options, "api", "paddock-api-replicas", 3001, headless=True),
         service(options, "gateway", "paddock", 3000, outside=80),
@@ -39,18 +38,18 @@ def manifests(options: KubeOptions) -> list[Manifest]:
         *policies(options),
     ]
     if options.has_node:
-        made += node(options)
+        objects += node(options)
     if options.has_webhook:
-        made += webhook(options.namespace, labels("api"), options.ca_bundle)
+        objects += webhook(options.namespace, labels("api"), options.ca_bundle)
     if options.monitoring:
-        made.append(monitor(options))
+        objects.append(monitor(options))
     if options.pool_size:
-        made += _default_pool(options)
-    return made
+        objects += _default_pool(options)
+    return objects
 
 
 def secret(options: KubeOptions, *, seed: str, token: str, api_key: str) -> Manifest:
-    """Give the Secret that every role reads."""
+    """Return the Secret that every role reads."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -60,14 +59,14 @@ def secret(options: KubeOptions, *, seed: str, token: str, api_key: str) -> Mani
 
 
 def node(options: KubeOptions) -> list[Manifest]:
-    """Give the agents that freeze pods, one per node; only Paddock's own pods reach them."""
+    """Return the agents that freeze pods, one per node; only pods of Paddock may reach them."""
     ours = {"podSelector": {"matchLabels": labels()}}
     rule = {"from": [ours], "ports": [{"port": PROBED["node"]}]}
     return [*identity(options, "node"), node_agent(options), policy(options, "node", [rule])]
 
 
 def monitor(options: KubeOptions) -> Manifest:
-    """Let a Prometheus operator find every role's metrics."""
+    """Return the PodMonitor for the metrics of all roles."""
     endpoints = [{"port": port, "path": "/metrics"} for port in ("http", "admin")]
     return {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -87,7 +86,7 @@ def _default_pool(options: KubeOptions) -> list[Manifest]:
             "spec": {
                 "image": options.default_image,
                 "resources": {"cpu": "1", "memory": "1Gi"},
-                "description": "What a sandbox is made of when nobody says otherwise.",
+                "description": "The default template.",
             },
         },
         {

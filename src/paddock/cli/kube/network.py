@@ -1,4 +1,4 @@
-"""By which names roles are reached on a cluster, and by whom."""
+"""Services and NetworkPolicies of the roles on a cluster."""
 
 from paddock.cli.kube.options import KubeOptions, Manifest, labels, meta
 from paddock.cli.kube.webhook import WEBHOOK_PORT
@@ -13,13 +13,13 @@ def service(
     headless: bool = False,
     outside: int | None = None,
 ) -> Manifest:
-    """Give the name by which a role is reached."""
+    """Return the Service of a role."""
     spec: Manifest = {
         "selector": labels(component),
         "ports": [{"name": "http", "port": outside or port, "targetPort": port}],
     }
     if headless:
-        # Replicas must know each other before they are ready to serve.
+        # Replicas must find each other before they are ready.
         spec |= {"clusterIP": "None", "publishNotReadyAddresses": True}
     return {
         "apiVersion": "v1",
@@ -30,31 +30,31 @@ def service(
 
 
 def policies(options: KubeOptions) -> list[Manifest]:
-    """Close Paddock's own pods: clients reach gateways, and everything else is among themselves.
+    """Return the policies of Paddock's pods: clients may reach gateways only.
 
-    (A node's own probes are let in by every network.)
+    Every network allows the probes of the kubelet.
     """
-    friends: list[Manifest] = [{"podSelector": {"matchLabels": labels()}}]
+    peers: list[Manifest] = [{"podSelector": {"matchLabels": labels()}}]
     if options.monitoring:
-        there = {"kubernetes.io/metadata.name": options.monitoring}
-        friends.append({"namespaceSelector": {"matchLabels": there}})
-    api: list[Manifest] = [{"from": friends, "ports": [{"port": 3001}]}]
+        namespace = {"kubernetes.io/metadata.name": options.monitoring}
+        peers.append({"namespaceSelector": {"matchLabels": namespace}})
+    api: list[Manifest] = [{"from": peers, "ports": [{"port": 3001}]}]
     if options.has_webhook:
-        # The cluster's API server has an address of the node's, which no selector knows.
+        # The API server of the cluster has a node address, which no selector matches.
         api.append({"ports": [{"port": WEBHOOK_PORT}]})
     return [
         policy(options, "api", api),
-        policy(options, "controllers", [{"from": friends, "ports": [{"port": 3001}]}]),
+        policy(options, "controllers", [{"from": peers, "ports": [{"port": 3001}]}]),
         policy(
             options,
             "gateway",
-            [{"ports": [{"port": 3000}]}, {"from": friends, "ports": [{"port": 3002}]}],
+            [{"ports": [{"port": 3000}]}, {"from": peers, "ports": [{"port": 3002}]}],
         ),
     ]
 
 
 def policy(options: KubeOptions, component: str, rules: list[Manifest]) -> Manifest:
-    """Let nobody reach a role but those whom the rules name."""
+    """Return a policy that allows only ingress that matches the rules."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

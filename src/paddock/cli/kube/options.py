@@ -1,4 +1,4 @@
-"""What can be chosen of an installation on a cluster, and what all of its objects have."""
+"""Options of an installation on a cluster, and the metadata of its objects."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ Manifest = dict[str, Any]
 
 
 class KubeOptions(Struct, frozen=True, kw_only=True):
-    """What can be chosen."""
+    """Options of an installation."""
 
     image: str = "paddock"
     namespace: str = "paddock-system"
@@ -19,19 +19,19 @@ class KubeOptions(Struct, frozen=True, kw_only=True):
     secret: str = "paddock"  # noqa: S105 - an object's name
     """Name of the Secret with seed, token and api-key."""
     has_webhook: bool = False
-    """Whether an admission webhook checks what people apply."""
+    """Whether an admission webhook checks applied resources."""
     ca_bundle: str = ""
-    """Base64 of the certificate that the webhook shows; empty: cert-manager fills it in."""
+    """Base64 of the webhook's certificate; empty: cert-manager fills it in."""
     monitoring: str = ""
-    """Namespace whose pods read metrics; empty: nobody is let in for that."""
+    """Namespace whose pods may read metrics; empty: none."""
 
 
 def labels(component: str | None = None) -> dict[str, str]:
-    """Give the labels of Paddock's own objects."""
+    """Return the labels of Paddock's own objects."""
     found = {"app.kubernetes.io/name": "paddock", "app.kubernetes.io/part-of": "paddock"}
     return found if component is None else {**found, "app.kubernetes.io/component": component}
 
 
 def meta(options: KubeOptions, name: str, component: str | None = None) -> Manifest:
-    """Give the metadata of one of Paddock's own objects."""
+    """Return the metadata of one of Paddock's own objects."""
     return {"name": name, "namespace": options.namespace, "labels": labels(component)}

@@ -1,7 +1,7 @@
-"""What each role may do on a cluster, and the accounts by which it may.
+"""RBAC rules and service accounts of the roles on a cluster.
 
-Rights are the least each role works with: gateways read Sandboxes, and nobody but the API's
-replicas writes keys.
+Each role has the fewest permissions it needs: gateways read Sandboxes, and only API replicas write
+keys.
 """
 
 from paddock.cli.kube.options import KubeOptions, Manifest, meta
@@ -32,7 +32,7 @@ CLUSTER_RULES: dict[str, list[Manifest]] = {
             "batchsandboxes/status sandboxenvs/status",
             "update",
         ),
-        # Some clusters ask for this of whoever makes what its owner's deletion waits for.
+        # Some clusters require this to set blockOwnerDeletion.
         _rule(
             GROUP,
             "sandboxpools/finalizers batchsandboxes/finalizers sandboxenvs/finalizers",
@@ -41,7 +41,7 @@ CLUSTER_RULES: dict[str, list[Manifest]] = {
         _rule("", "pods persistentvolumeclaims", *READ, "create", "patch", "delete"),
         _rule("", "pods/resize", "get", "patch"),
         _rule("networking.k8s.io", "networkpolicies", "get", "list", "create", "delete"),
-        # Listed, because they alone say why a kubelet could not have an image.
+        # Listed, because only events contain why a kubelet could not pull an image.
         _rule("", "events", "get", "list", "create", "patch"),
     ],
     "api": [
@@ -54,37 +54,37 @@ CLUSTER_RULES: dict[str, list[Manifest]] = {
         _rule(GROUP, "sandboxes", "create", "update", "delete"),
         _rule(GROUP, "checkpoints", "create", "delete"),
         _rule(GROUP, "sandboxtemplates", "update", "delete"),
-        # Whoever leads reads of an environment how many claims wait with each replica.
+        # The leader reads the number of waiting claims of each replica from the environment.
         _rule(GROUP, "sandboxes/status sandboxenvs/status", "update"),
-        # What is killed may go back to its pool, whose deletion waits for it again then.
+        # A killed sandbox may return to its pool, which then waits for it on deletion.
         _rule(GROUP, "sandboxpools/finalizers", "update"),
         _rule("", "pods/resize", "get", "patch"),
     ],
     "gateway": [_rule(GROUP, "sandboxes", *READ)],
 }
-"""What each role may do everywhere."""
+"""Permissions of each role in all namespaces."""
 
 OWN_RULES: dict[str, list[Manifest]] = {
     "controllers": [
-        # Who leads, shares of quotas, and the sweeping of old idempotency keys.
+        # Leader election, quota shares, and the removal of old idempotency keys.
         _rule("coordination.k8s.io", "leases", *READ, "create", "update", "delete"),
         _rule("", "secrets", *READ),
     ],
     "api": [
         _rule("", "secrets", *READ, "create", "patch", "delete"),
-        # Shares of quotas, and who is first with an idempotency key.
+        # Quota shares and idempotency keys.
         _rule("coordination.k8s.io", "leases", *READ, "create", "update", "delete"),
     ],
 }
-"""What each role may do in Paddock's own namespace."""
+"""Permissions of each role in Paddock's own namespace."""
 
 
 def identity(options: KubeOptions, component: str) -> list[Manifest]:
-    """Give a role's account and what ties it to its rights."""
+    """Return the service account, roles and bindings of a role."""
     name = f"paddock-{component}"
     rbac = "rbac.authorization.k8s.io"
     subject = {"kind": "ServiceAccount", "name": name, "namespace": options.namespace}
-    made: list[Manifest] = [
+    objects: list[Manifest] = [
         {
             "apiVersion": "v1",
             "kind": "ServiceAccount",
@@ -98,7 +98,7 @@ def identity(options: KubeOptions, component: str) -> list[Manifest]:
         metadata = meta(options, name, component)
         if kind == "ClusterRole":
             metadata.pop("namespace")
-        made += [
+        objects += [
             {
                 "apiVersion": f"{rbac}/v1",
                 "kind": kind,
@@ -113,4 +113,4 @@ def identity(options: KubeOptions, component: str) -> list[Manifest]:
                 "subjects": [subject],
             },
         ]
-    return made
+    return objects

@@ -1,4 +1,4 @@
-"""The pods of each role: settings, probes, what they ask of a node and what they may do there."""
+"""The pods of each role: settings, probes, resources and security contexts."""
 
 from paddock.cli.kube.options import KubeOptions, Manifest, labels, meta
 from paddock.cli.kube.webhook import WEBHOOK_CONTAINER, WEBHOOK_VOLUME
@@ -15,7 +15,7 @@ def _environment(options: KubeOptions, component: str) -> list[Manifest]:
         "PADDOCK_RUNTIME": "kubernetes",
         "PADDOCK_AGENT_IMAGE": options.image,
         "PADDOCK_SYSTEM_NAMESPACE": options.namespace,
-        "PADDOCK_STATE_DIR": "/tmp",  # noqa: S108 - a pod's own
+        "PADDOCK_STATE_DIR": "/tmp",  # noqa: S108 - of the pod
         "PADDOCK_LOG_JSON": "true",
         "PADDOCK_API_HOST": f"paddock-api.{inside}" if component == "gateway" else "0.0.0.0",  # noqa: S104
         "PADDOCK_API_PORT": "3001",
@@ -23,7 +23,7 @@ def _environment(options: KubeOptions, component: str) -> list[Manifest]:
     if component == "api":
         values["PADDOCK_API_PEERS"] = f"dns:paddock-api-replicas.{inside}:3001"
     if component in ("gateway", "controllers"):
-        # Gateways tell each other of routes; whoever leads asks them which sandboxes are idle.
+        # Gateways exchange routes; the leader polls them for the traffic of sandboxes.
         values["PADDOCK_PEERS"] = f"dns:paddock-gateway-peers.{inside}:3002"
     if component == "gateway":
         values |= {
@@ -33,7 +33,7 @@ def _environment(options: KubeOptions, component: str) -> list[Manifest]:
         }
     found: list[Manifest] = [{"name": name, "value": text} for name, text in values.items()]
     if component == "gateway":
-        # By this address it tells the API and other gateways where it is.
+        # The gateway reports this address to the API and to its peers.
         own = {"fieldRef": {"fieldPath": "status.podIP"}}
         found.append({"name": "PADDOCK_ADMIN_HOST", "valueFrom": own})
     found += [from_secret("PADDOCK_SEED", "seed"), from_secret("PADDOCK_TOKEN", "token")]
@@ -50,8 +50,8 @@ _PORTS = {
 }
 PROBED = {"controllers": 3001, "api": 3001, "gateway": 3002, "node": 49985}
 _BEHIND_SERVICES = ("api", "gateway")
-_STAYS_SECONDS = 5
-"""A pod that is to end is still sent connections until every node has heard of it."""
+_PRE_STOP_SECONDS = 5
+"""A terminating pod still gets connections until all nodes have updated their endpoints."""
 _REQUESTS = {
     "controllers": {"cpu": "200m", "memory": "256Mi"},
     "api": {"cpu": "200m", "memory": "256Mi"},
@@ -86,14 +86,14 @@ def _container(options: KubeOptions, component: str) -> Manifest:
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }
     if component in _BEHIND_SERVICES:
-        stay = {"command": ["sleep", str(_STAYS_SECONDS)]}
-        container["lifecycle"] = {"preStop": {"exec": stay}}
+        sleep = {"command": ["sleep", str(_PRE_STOP_SECONDS)]}
+        container["lifecycle"] = {"preStop": {"exec": sleep}}
     return container
 
 
 def deployment(options: KubeOptions, component: str) -> Manifest:
-    """Give the replicas of a role."""
-    # Service links would be variables such as PADDOCK_PORT, and taken for settings.
+    """Return the Deployment of a role."""
+    # Service links would set variables such as PADDOCK_PORT, which are settings.
     selector = labels(component)
     container = _container(options, component)
     volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
@@ -130,10 +130,10 @@ def deployment(options: KubeOptions, component: str) -> Manifest:
 
 
 def node_agent(options: KubeOptions) -> Manifest:
-    """Give the agents that freeze pods, one per node."""
+    """Return the DaemonSet of the agents that freeze pods."""
     container = _container(options, "node")
     container["securityContext"] = {
-        # Freezing is writing to files of the host's cgroup tree, which belong to root.
+        # The agent writes to the cgroup files of the host, which belong to root.
         "runAsUser": 0,
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -167,7 +167,7 @@ def node_agent(options: KubeOptions) -> Manifest:
 
 
 def budget(options: KubeOptions, component: str) -> Manifest:
-    """Let a cluster take one replica at a time away."""
+    """Return a budget that allows one unavailable replica."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

@@ -1,8 +1,8 @@
-"""The admission webhook's objects on a cluster, and the certificate by which it is believed.
+"""The admission webhook's objects on a cluster, and its certificate.
 
-The certificate is its own authority: made once at install, kept in the Secret `paddock-webhook`,
-named in the configuration. Where cert-manager is to make and renew it instead, the configuration
-is left empty for it to fill in.
+The certificate is self-signed, created once at install and stored in the Secret `paddock-webhook`;
+the webhook configuration contains it. If cert-manager creates and renews it instead, cert-manager
+fills in the configuration.
 """
 
 import base64
@@ -17,7 +17,7 @@ from paddock.resources.registry import KINDS
 
 WEBHOOK_PORT = 3003
 WEBHOOK_NAME = "paddock-webhook"
-"""Of the Service, and of the Secret with `tls.crt` and `tls.key`."""
+"""Name of the Service, and of the Secret with `tls.crt` and `tls.key`."""
 _DIRECTORY = "/etc/paddock/webhook"
 _DAYS = 3650
 WEBHOOK_VOLUME: Manifest = {"name": "webhook", "secret": {"secretName": WEBHOOK_NAME}}
@@ -30,11 +30,11 @@ WEBHOOK_CONTAINER: dict[str, list[Manifest]] = {
     "ports": [{"name": "webhook", "containerPort": WEBHOOK_PORT}],
     "volumeMounts": [{"name": "webhook", "mountPath": _DIRECTORY, "readOnly": True}],
 }
-"""What the API's container has more where the webhook is served."""
+"""Added to the API's container if the webhook is served."""
 
 
 def webhook(namespace: str, labels: dict[str, str], ca_bundle: str) -> list[Manifest]:
-    """Give the Service by which the cluster reaches the webhook, and what it is asked about."""
+    """Return the Service of the webhook and its configuration."""
     accounts = [f"'system:serviceaccount:{namespace}:paddock-{r}'" for r in ("api", "controllers")]
     client: Manifest = {
         "service": {
@@ -68,7 +68,7 @@ def webhook(namespace: str, labels: dict[str, str], ca_bundle: str) -> list[Mani
                     "name": "validate.paddock.dev",
                     "admissionReviewVersions": ["v1"],
                     "sideEffects": "None",
-                    # Schemas and the controllers hold without it: its absence stops nobody.
+                    # Schemas and controllers also validate: allow writes while it is unavailable.
                     "failurePolicy": "Ignore",
                     "timeoutSeconds": 5,
                     "clientConfig": client,
@@ -81,7 +81,7 @@ def webhook(namespace: str, labels: dict[str, str], ca_bundle: str) -> list[Mani
                             "scope": "Namespaced",
                         }
                     ],
-                    # Paddock checks what it writes itself: claims must not wait for this.
+                    # Paddock validates its own writes: claims must not wait for the webhook.
                     "matchConditions": [
                         {
                             "name": "not-paddock-itself",
@@ -96,7 +96,7 @@ def webhook(namespace: str, labels: dict[str, str], ca_bundle: str) -> list[Mani
 
 
 def issued(namespace: str, labels: dict[str, str]) -> list[Manifest]:
-    """Give what cert-manager needs to make the certificate and to renew it."""
+    """Return the objects with which cert-manager creates and renews the certificate."""
     group = "cert-manager.io/v1"
     metadata = {"name": WEBHOOK_NAME, "namespace": namespace, "labels": labels}
     return [
@@ -124,30 +124,30 @@ def _dns_name(namespace: str) -> str:
 
 
 def certificate(namespace: str, labels: dict[str, str]) -> Manifest:
-    """Make a key and a certificate that vouches for itself, as the Secret to keep."""
+    """Create a key and a self-signed certificate; return them as a Secret."""
     openssl = shutil.which("openssl")
     if openssl is None:
         raise NotFoundError(
-            "openssl is not installed: it makes the webhook's certificate",
-            hint="install it, use cert-manager, or install without --webhook",
+            "openssl, which creates the webhook's certificate, is not installed",
+            hint="install openssl, use cert-manager, or install without --webhook",
         )
     with tempfile.TemporaryDirectory() as directory:
-        key, shown = Path(directory) / "tls.key", Path(directory) / "tls.crt"
+        key, cert = Path(directory) / "tls.key", Path(directory) / "tls.crt"
         done = subprocess.run(
             [
                 *(openssl, "req", "-x509", "-newkey", "ec", "-nodes", "-days", str(_DAYS)),
                 *("-pkeyopt", "ec_paramgen_curve:prime256v1"),
                 *("-subj", f"/CN={WEBHOOK_NAME}"),
                 *("-addext", f"subjectAltName=DNS:{_dns_name(namespace)}"),
-                *("-keyout", str(key), "-out", str(shown)),
+                *("-keyout", str(key), "-out", str(cert)),
             ],
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode != 0:
-            raise InvalidError(f"openssl could not make a certificate: {done.stderr.strip()}")
-        data = {file.name: base64.b64encode(file.read_bytes()).decode() for file in (shown, key)}
+            raise InvalidError(f"openssl could not create a certificate: {done.stderr.strip()}")
+        data = {file.name: base64.b64encode(file.read_bytes()).decode() for file in (cert, key)}
     return {
         "apiVersion": "v1",
         "kind": "Secret",

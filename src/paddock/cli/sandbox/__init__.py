@@ -1,1 +1,1 @@
-"""`paddock sandbox`: sandboxes by hand."""
+"""`paddock sandbox`: manage sandboxes."""

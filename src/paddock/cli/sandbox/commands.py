@@ -1,4 +1,4 @@
-"""`paddock sandbox`: sandboxes by hand."""
+"""`paddock sandbox`: create, list, pause, resume, fork and kill sandboxes."""
 
 from datetime import UTC
 from http import HTTPStatus
@@ -9,32 +9,32 @@ import click
 import msgspec
 
 from paddock.cli.click_ext import examples, pairs
-from paddock.cli.context import with_place
+from paddock.cli.context import with_target
 from paddock.cli.http import CallError
 from paddock.cli.output import Output, age, notes, screen, until
 from paddock.cli.sandbox.exec import copy, execute, shell
-from paddock.cli.target import Place, path_of
+from paddock.cli.target import CliTarget, path_of
 from paddock.kit.clock import system
 from paddock.kit.errors import PaddockError
 
 
 class _Sandboxes(click.Group):
-    """Says where to look for a sandbox that was not found."""
+    """Adds a hint if a sandbox does not exist."""
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command."""
         try:
             return super().invoke(ctx)
         except CallError as error:
-            # Not for files: of these the sandbox itself says that they are not there.
+            # Not for files in the sandbox that do not exist.
             if error.status == HTTPStatus.NOT_FOUND and error.message.startswith("sandbox "):
-                error.hint = "`paddock sandbox ls` lists those that there are"
+                error.hint = "`paddock sandbox ls` lists sandboxes"
             raise
 
 
 @click.group(cls=_Sandboxes)
 def sandbox() -> None:
-    """Sandboxes: create, look, run commands, copy files, pause, fork, kill."""
+    """Create, use, pause, fork and kill sandboxes."""
 
 
 @sandbox.command(
@@ -45,14 +45,18 @@ def sandbox() -> None:
     ),
 )
 @click.argument("template", default="base")
-@click.option("--timeout", default=300, show_default=True, help="Seconds until it ends.")
-@click.option("--env", "-e", multiple=True, help="NAME=VALUE for every process.")
-@click.option("--metadata", "-m", multiple=True, help="NAME=VALUE to find it by.")
-@click.option("--pause-at-end", is_flag=True, help="Pause it at its end instead of killing it.")
-@click.option("--wake", is_flag=True, help="Let traffic wake it; with --pause-at-end.")
-@with_place
+@click.option(
+    "--timeout", default=300, show_default=True, help="End the sandbox after this many seconds."
+)
+@click.option("--env", "-e", multiple=True, help="Set an environment variable NAME=VALUE.")
+@click.option("--metadata", "-m", multiple=True, help="Set metadata NAME=VALUE.")
+@click.option(
+    "--pause-at-end", is_flag=True, help="Pause the sandbox at its end instead of killing it."
+)
+@click.option("--wake", is_flag=True, help="Resume the sandbox on traffic; needs --pause-at-end.")
+@with_target
 def create(
-    place: Place,
+    target: CliTarget,
     output: Output,
     template: str,
     timeout: int,
@@ -61,9 +65,12 @@ def create(
     pause_at_end: bool,
     wake: bool,
 ) -> None:
-    """Create a sandbox of TEMPLATE (or of a pool or environment of that name); print its id."""
+    """Create a sandbox from TEMPLATE and print its id.
+
+    TEMPLATE is a template, a pool or an environment.  [default: base]
+    """
     if wake and not pause_at_end:
-        raise click.UsageError("--wake needs --pause-at-end: what is killed at its end never wakes")
+        raise click.UsageError("--wake needs --pause-at-end: a killed sandbox cannot resume")
     body: dict[str, Any] = {
         "templateID": template,
         "timeout": timeout,
@@ -73,20 +80,24 @@ def create(
         "autoResume": {"enabled": wake},
     }
     try:
-        made = place.e2b.call("POST", "/v2/sandboxes", body)
+        made = target.e2b.call("POST", "/v2/sandboxes", body)
     except CallError as error:
         if error.status == HTTPStatus.NOT_FOUND:
-            error.hint = "`paddock get templates` and `paddock get envs` list what there is"
+            error.hint = "`paddock get templates` and `paddock get envs` list the names"
         raise
     output.done(made["sandboxID"], made)
 
 
 @sandbox.command("ls")
-@click.option("--state", type=click.Choice(["running", "paused"]), help="Only these.")
-@click.option("--metadata", "-m", multiple=True, help="Only those with NAME=VALUE.")
-@with_place
+@click.option(
+    "--state", type=click.Choice(["running", "paused"]), help="List only sandboxes in this state."
+)
+@click.option(
+    "--metadata", "-m", multiple=True, help="List only sandboxes with metadata NAME=VALUE."
+)
+@with_target
 def list_sandboxes(
-    place: Place, output: Output, state: str | None, metadata: tuple[str, ...]
+    target: CliTarget, output: Output, state: str | None, metadata: tuple[str, ...]
 ) -> None:
     """List sandboxes."""
     wanted = "&".join(
@@ -97,12 +108,12 @@ def list_sandboxes(
     items: list[Any] = []
     token = ""
     while True:
-        with place.e2b.open("GET", f"/v2/sandboxes{query}{token}") as response:
+        with target.e2b.open("GET", f"/v2/sandboxes{query}{token}") as response:
             items += msgspec.json.decode(response.read())
-            following = response.headers.get("X-Next-Token")
-        if not following:
+            next_token = response.headers.get("X-Next-Token")
+        if not next_token:
             break
-        token = f"&nextToken={quote(following)}"
+        token = f"&nextToken={quote(next_token)}"
     now = system().now().astimezone(UTC)
     output.rows(
         items,
@@ -123,12 +134,12 @@ def list_sandboxes(
 
 @sandbox.command("logs")
 @click.argument("sandbox_id")
-@click.option("--limit", default=1000, show_default=True)
-@with_place
-def sandbox_logs(place: Place, output: Output, sandbox_id: str, limit: int) -> None:
-    """Show what happened in a sandbox."""
+@click.option("--limit", default=1000, show_default=True, help="Show at most this many lines.")
+@with_target
+def sandbox_logs(target: CliTarget, output: Output, sandbox_id: str, limit: int) -> None:
+    """Show the log of a sandbox."""
     path = f"/v2{path_of(sandbox_id)}/logs?direction=backward&limit={limit}"
-    entries = place.e2b.call("GET", path)["logs"][::-1]
+    entries = target.e2b.call("GET", path)["logs"][::-1]
     if output.is_json:
         output.data(entries)
         return
@@ -139,51 +150,55 @@ def sandbox_logs(place: Place, output: Output, sandbox_id: str, limit: int) -> N
 
 @sandbox.command("pause")
 @click.argument("sandbox_id")
-@click.option("--files-only", is_flag=True, help="Keep files, end processes.")
-@with_place
-def pause(place: Place, output: Output, sandbox_id: str, files_only: bool) -> None:
-    """Pause a sandbox; everything is kept."""
-    place.e2b.call("POST", f"{path_of(sandbox_id)}/pause", {"memory": not files_only})
+@click.option("--files-only", is_flag=True, help="Keep files, but end processes.")
+@with_target
+def pause(target: CliTarget, output: Output, sandbox_id: str, files_only: bool) -> None:
+    """Pause a sandbox; files, memory and processes are kept."""
+    target.e2b.call("POST", f"{path_of(sandbox_id)}/pause", {"memory": not files_only})
     output.done(f"paused {sandbox_id}", {"paused": sandbox_id})
 
 
 @sandbox.command("resume")
 @click.argument("sandbox_id")
-@click.option("--timeout", default=300, show_default=True, help="Seconds until it ends.")
-@with_place
-def resume(place: Place, output: Output, sandbox_id: str, timeout: int) -> None:
-    """Resume a sandbox, or extend a running one."""
-    made = place.e2b.call("POST", f"/v2{path_of(sandbox_id)}/connect", {"timeout": timeout})
+@click.option(
+    "--timeout", default=300, show_default=True, help="End the sandbox after this many seconds."
+)
+@with_target
+def resume(target: CliTarget, output: Output, sandbox_id: str, timeout: int) -> None:
+    """Resume a sandbox, or extend the timeout of a running one."""
+    made = target.e2b.call("POST", f"/v2{path_of(sandbox_id)}/connect", {"timeout": timeout})
     output.done(f"running {sandbox_id}", made)
 
 
 @sandbox.command("fork")
 @click.argument("sandbox_id")
-@click.option("--count", default=1, show_default=True)
-@click.option("--timeout", default=300, show_default=True, help="Seconds until they end.")
-@with_place
-def fork(place: Place, output: Output, sandbox_id: str, count: int, timeout: int) -> None:
-    """Make clones of a running sandbox: files, memory, processes."""
+@click.option("--count", default=1, show_default=True, help="Create this many clones.")
+@click.option(
+    "--timeout", default=300, show_default=True, help="End the clones after this many seconds."
+)
+@with_target
+def fork(target: CliTarget, output: Output, sandbox_id: str, count: int, timeout: int) -> None:
+    """Clone a running sandbox with its files, memory and processes; print the ids."""
     body = {"count": count, "timeout": timeout}
     with notes.status(f"forking {sandbox_id}"):
-        results = place.e2b.call("POST", f"{path_of(sandbox_id)}/fork", body)
+        results = target.e2b.call("POST", f"{path_of(sandbox_id)}/fork", body)
     ids = [item["sandbox"]["sandboxID"] for item in results if "sandbox" in item]
     output.done("\n".join(ids), results)
     failed = [item["error"]["message"] for item in results if "error" in item]
     if failed:
-        raise PaddockError(f"{len(failed)} of {count} could not be made: {failed[0]}")
+        raise PaddockError(f"{len(failed)} of {count} clones could not be created: {failed[0]}")
 
 
 @sandbox.command("kill")
 @click.argument("sandbox_ids", nargs=-1, required=True)
-@with_place
-def kill(place: Place, output: Output, sandbox_ids: tuple[str, ...]) -> None:
-    """End sandboxes, running or paused."""
+@with_target
+def kill(target: CliTarget, output: Output, sandbox_ids: tuple[str, ...]) -> None:
+    """Kill sandboxes, running or paused."""
     killed: list[str] = []
     failed: list[str] = []
     for sandbox_id in sandbox_ids:
         try:
-            place.e2b.call("DELETE", path_of(sandbox_id))
+            target.e2b.call("DELETE", path_of(sandbox_id))
         except CallError as error:
             failed.append(error.message)
             continue

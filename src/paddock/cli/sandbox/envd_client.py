@@ -1,4 +1,4 @@
-"""Running commands in a sandbox: Connect's JSON streams, as far as the CLI needs them."""
+"""Runs commands in a sandbox over Connect's JSON streams."""
 
 import base64
 import http.client
@@ -14,8 +14,8 @@ from paddock.kit.errors import PaddockError, UnavailableError
 from paddock.runtime import envd_api
 
 _INPUT_BYTES = 64 * 1024
-_GONE = "the sandbox went away while the command ran"
-_LOOK = "`paddock sandbox ls` says whether it is paused; one that is not there was killed, or ended"
+_GONE = "the sandbox ended or was paused while the command ran"
+_HINT = "`paddock sandbox ls` shows whether it is paused; a sandbox not listed has ended"
 
 
 class CommandError(PaddockError):
@@ -23,7 +23,7 @@ class CommandError(PaddockError):
 
 
 class Shell:
-    """Starts commands and talks to them."""
+    """Starts commands in a sandbox and sends them input."""
 
     def __init__(self, endpoint: Endpoint, user: str | None = None) -> None:
         self._endpoint = endpoint
@@ -41,7 +41,7 @@ class Shell:
         pty: tuple[int, int] | None = None,
         has_stdin: bool = False,
     ) -> Generator[Mapping[str, Any]]:
-        """Start a command and give its events as they come: start, data, end."""
+        """Start a command; yield its events: start, data, end."""
         if pty:
             request = envd_api.login_shell(pty, env=env, cwd=cwd)
         else:
@@ -61,27 +61,27 @@ class Shell:
                     return
                 if event := message.get("event"):
                     yield event
-        raise UnavailableError(_GONE, hint=_LOOK)
+        raise UnavailableError(_GONE, hint=_HINT)
 
     def feed(self, pid: int, descriptor: int) -> None:
-        """Send a command all that comes from a descriptor, then close its standard input."""
+        """Send a command everything from a descriptor, then close its standard input."""
         process = {"process": {"pid": pid}}
         while data := os.read(descriptor, _INPUT_BYTES):
             self.call("SendInput", {**process, "input": {"stdin": _text(data)}})
         self.call("CloseStdin", process)
 
-    def end(self, pid: int) -> None:
-        """Ask a command to end, and what it started: a signal of envd's is for one process."""
+    def terminate(self, pid: int) -> None:
+        """Send SIGTERM to the process group of a command: envd signals only one process."""
         for _ in self.start(f"kill -TERM -- -{pid}"):
             pass
 
     def call(self, method: str, request: Any) -> None:
-        """Send input, a signal, a size."""
+        """Call a method of envd's process service."""
         self._endpoint.call("POST", f"/process.Process/{method}", request, headers=self._headers)
 
 
 def _message(response: http.client.HTTPResponse) -> tuple[int, Any] | None:
-    """Read one message of a stream and its flags; `None` at its end."""
+    """Return the flags and the next message of a stream, or None at its end."""
     try:
         head = response.read(envd_api.FRAME_HEAD.size)
         if not head:
@@ -89,8 +89,8 @@ def _message(response: http.client.HTTPResponse) -> tuple[int, Any] | None:
         flags, size = envd_api.FRAME_HEAD.unpack(head)
         return flags, msgspec.json.decode(response.read(size))
     except (ConnectionError, http.client.HTTPException, struct.error, msgspec.DecodeError) as error:
-        # Not Paddock: that answered. What runs in a sandbox ends with it.
-        raise UnavailableError(_GONE, hint=_LOOK) from error
+        # Paddock has answered, so the sandbox is gone.
+        raise UnavailableError(_GONE, hint=_HINT) from error
 
 
 def _text(data: bytes) -> str:
@@ -98,7 +98,7 @@ def _text(data: bytes) -> str:
 
 
 def output_of(event: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """Give what an event says of standard output (or the terminal) and standard error."""
+    """Return the standard output (or terminal output) and the standard error of an event."""
     data: Mapping[str, str] = event.get("data") or {}
     out = data.get("stdout") or data.get("pty") or ""
     return base64.b64decode(out), base64.b64decode(data.get("stderr") or "")

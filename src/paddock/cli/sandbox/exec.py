@@ -1,4 +1,4 @@
-"""`paddock sandbox exec|shell|cp`: what is done inside one sandbox."""
+"""`paddock sandbox exec`, `shell` and `cp`."""
 
 import shlex
 import sys
@@ -9,23 +9,23 @@ from typing import Any
 
 import click
 
-from paddock.cli.click_ext import Running, examples, pairs
-from paddock.cli.context import with_place
+from paddock.cli.click_ext import RemoteCommand, examples, pairs
+from paddock.cli.context import with_target
 from paddock.cli.output import Output
 from paddock.cli.sandbox.copy import copied
 from paddock.cli.sandbox.envd_client import CommandError, Shell, output_of
 from paddock.cli.sandbox.terminal import run_terminal
-from paddock.cli.target import Place
+from paddock.cli.target import CliTarget
 from paddock.kit.errors import PaddockError
 
 
-def _shell(place: Place, sandbox_id: str, user: str | None) -> Shell:
-    return Shell(place.inside(sandbox_id), user)
+def _shell(target: CliTarget, sandbox_id: str, user: str | None) -> Shell:
+    return Shell(target.envd(sandbox_id), user)
 
 
 @click.command(
     "exec",
-    cls=Running,
+    cls=RemoteCommand,
     epilog=examples(
         "paddock sandbox exec $ID python3 -c 'print(6 * 7)'",
         "paddock sandbox exec $ID 'cd /srv && ls | wc -l'",
@@ -34,13 +34,13 @@ def _shell(place: Place, sandbox_id: str, user: str | None) -> Shell:
 )
 @click.argument("sandbox_id")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--user", "-u", help="As whom.  [default: the template's user]")
-@click.option("--cwd", help="Where.  [default: the user's home]")
-@click.option("--env", "-e", multiple=True, help="NAME=VALUE.")
-@click.option("--stdin", "-i", "has_stdin", is_flag=True, help="Pass standard input on.")
-@with_place
+@click.option("--user", "-u", help="Run as this user.  [default: the user of the template]")
+@click.option("--cwd", help="Run in this directory.  [default: the home of the user]")
+@click.option("--env", "-e", multiple=True, help="Set an environment variable NAME=VALUE.")
+@click.option("--stdin", "-i", "has_stdin", is_flag=True, help="Forward standard input.")
+@with_target
 def execute(
-    place: Place,
+    target: CliTarget,
     output: Output,
     sandbox_id: str,
     command: tuple[str, ...],
@@ -49,34 +49,34 @@ def execute(
     env: tuple[str, ...],
     has_stdin: bool,
 ) -> None:
-    """Run a command; its output and exit code are this command's.
+    """Run a command in a sandbox; forward its output and exit code.
 
-    One word is a line for the shell, several are a program and its arguments. Ctrl-C ends the
-    command, too.
+    A single argument is a shell command line; several are a program and its arguments. Ctrl-C
+    also ends the command.
     """
     text = command[0] if len(command) == 1 else shlex.join(command)
-    shell = _shell(place, sandbox_id, user)
+    shell = _shell(target, sandbox_id, user)
     events = shell.start(text, env=pairs(env, "--env"), cwd=cwd, has_stdin=has_stdin)
     pid = 0
     try:
         pid = int(next(events)["start"]["pid"])
         if has_stdin:
             _feed(shell, pid)
-        code = _pass_on(events, output)
+        code = _forward(events, output)
     except KeyboardInterrupt:
-        with suppress(PaddockError):  # it may have ended by itself
-            # Who is interrupted before it is said what was started waits for that first.
-            shell.end(pid or int(next(events)["start"]["pid"]))
+        with suppress(PaddockError):  # it may have ended already
+            # If interrupted before the start event, wait for it to get the process id.
+            shell.terminate(pid or int(next(events)["start"]["pid"]))
         raise
     sys.exit(code)
 
 
-def _pass_on(events: Iterable[Mapping[str, Any]], output: Output) -> int:
-    """Show what a command says as it says it; gives its exit code."""
-    said = (bytearray(), bytearray())
+def _forward(events: Iterable[Mapping[str, Any]], output: Output) -> int:
+    """Forward the output of a command; return its exit code."""
+    captured = (bytearray(), bytearray())
     for event in events:
         for kept, data, stream in zip(
-            said, output_of(event), (sys.stdout, sys.stderr), strict=True
+            captured, output_of(event), (sys.stdout, sys.stderr), strict=True
         ):
             if output.is_json:
                 kept.extend(data)
@@ -85,14 +85,14 @@ def _pass_on(events: Iterable[Mapping[str, Any]], output: Output) -> int:
                 stream.buffer.flush()
         if end := event.get("end"):
             if output.is_json:
-                out, err = (kept.decode(errors="replace") for kept in said)
+                out, err = (kept.decode(errors="replace") for kept in captured)
                 output.data({"exitCode": _exit_code(end), "stdout": out, "stderr": err})
             return _exit_code(end)
-    raise CommandError("the sandbox did not say how the command ended")
+    raise CommandError("the sandbox did not report the end of the command")
 
 
 def _feed(shell: Shell, pid: int) -> None:
-    """Pass standard input on while the command runs; it may end before its input does."""
+    """Forward standard input while the command runs, which may end before its input."""
 
     def feed() -> None:
         with suppress(PaddockError):
@@ -108,11 +108,11 @@ def _exit_code(end: Mapping[str, Any]) -> int:
 
 @click.command("shell")
 @click.argument("sandbox_id")
-@click.option("--user", "-u", help="As whom.  [default: the template's user]")
-@with_place
-def shell(place: Place, _output: Output, sandbox_id: str, user: str | None) -> None:
-    """Open a terminal in a sandbox; `exit` or Ctrl-D leaves it."""
-    sys.exit(run_terminal(_shell(place, sandbox_id, user)))
+@click.option("--user", "-u", help="Run as this user.  [default: the user of the template]")
+@with_target
+def shell(target: CliTarget, _output: Output, sandbox_id: str, user: str | None) -> None:
+    """Open a terminal in a sandbox; leave it with `exit` or Ctrl-D."""
+    sys.exit(run_terminal(_shell(target, sandbox_id, user)))
 
 
 @click.command(
@@ -123,14 +123,19 @@ def shell(place: Place, _output: Output, sandbox_id: str, user: str | None) -> N
     ),
 )
 @click.argument("source")
-@click.argument("target")
-@with_place
-def copy(place: Place, output: Output, source: str, target: str) -> None:
-    """Copy a file: FILE ID:PATH, or ID:PATH FILE. A directory keeps the file's name."""
-    if (":" in source) == (":" in target):
-        raise click.UsageError("one side is ID:PATH, the other a file here: a.txt i3x…:/tmp/a")
+@click.argument("destination")
+@with_target
+def copy(target: CliTarget, output: Output, source: str, destination: str) -> None:
+    """Copy a file into a sandbox (FILE ID:PATH) or out of it (ID:PATH FILE).
+
+    If the destination is a directory, the file keeps its name.
+    """
+    if (":" in source) == (":" in destination):
+        raise click.UsageError(
+            "exactly one side must be ID:PATH, the other a local file: a.txt i3x…:/tmp/a"
+        )
     try:
-        size = copied(place, source, target)
+        size = copied(target, source, destination)
     except OSError as error:
-        raise PaddockError(f"{error.filename or target}: {error.strerror}") from error
+        raise PaddockError(f"{error.filename or destination}: {error.strerror}") from error
     output.done(f"{size} bytes copied", {"bytes": size})

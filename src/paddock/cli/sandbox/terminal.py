@@ -1,4 +1,4 @@
-"""A terminal here, connected to a terminal in a sandbox."""
+"""Connects the local terminal to a terminal in a sandbox."""
 
 import base64
 import contextlib
@@ -34,7 +34,7 @@ def _size() -> tuple[int, int]:
 
 
 class _Keyboard(threading.Thread):
-    """Sends what is typed, until the far side ends."""
+    """Sends input until the remote shell ends."""
 
     def __init__(self, shell: Shell, pid: int, descriptor: int) -> None:
         super().__init__(daemon=True, name="keyboard")
@@ -45,7 +45,7 @@ class _Keyboard(threading.Thread):
         self.problem: PaddockError | None = None
 
     def run(self) -> None:
-        """Read and send."""
+        """Read input and send it."""
         while True:
             ready, _, _ = select.select([self._descriptor, self._woken], [], [])
             if self._woken in ready:
@@ -60,7 +60,7 @@ class _Keyboard(threading.Thread):
                 return
 
     def resize(self, *_: object) -> None:
-        """Tell the far side how large the window is."""
+        """Send the size of the window."""
         columns, rows = _size()
         with contextlib.suppress(PaddockError):
             self._send("Update", {"pty": {"size": {"cols": columns, "rows": rows}}})
@@ -75,11 +75,12 @@ class _Keyboard(threading.Thread):
 
 
 def run_terminal(shell: Shell) -> int:
-    """Connect this terminal to a shell in the sandbox; give its exit code."""
+    """Connect this terminal to a shell in the sandbox; return its exit code."""
     descriptor = sys.stdin.fileno()
     if not os.isatty(descriptor):
         raise InvalidError(
-            "a shell needs a terminal", hint="for scripts: paddock sandbox exec ID -- COMMAND"
+            "standard input is not a terminal",
+            hint="for scripts: paddock sandbox exec ID -- COMMAND",
         )
     keyboard: _Keyboard | None = None
     with _raw(descriptor):

@@ -1,1 +1,4 @@
-"""HTTP for programs: e2b, kube, health and metrics. Status codes live here and nowhere below."""
+"""HTTP APIs: E2B, Kubernetes-style, federation, internal, health, metrics.
+
+HTTP status codes exist only here, in no layer below.
+"""

@@ -1,8 +1,8 @@
-"""Kubernetes' validating webhook: refuses, at apply time, what a schema cannot see is wrong.
+"""The validating admission webhook: rejects invalid objects that a schema cannot detect.
 
-Answers `AdmissionReview`s about our kinds with what `resources.validation` says, and with what
-further checks say that `paddock.app` hands in (what no pod can be). It changes nothing and keeps
-nothing. Serving it over TLS is the role's business.
+Answers `AdmissionReview`s for Paddock's kinds with the result of `resources.schema.validation` and
+of further checks passed in by `paddock.app` (for example, specs that no pod can have). It changes
+and stores nothing. TLS is set up by `app.wiring.webhook`.
 """
 
 import logging
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 PATH = "/validate"
 MAX_BODY_BYTES = 8 << 20
-"""Old and new object of the largest that an API server takes, and room to spare."""
+"""Room for the old and the new version of the largest object that an API server accepts."""
 _API_VERSION = "admission.k8s.io/v1"
 
 Check = Callable[[Resource | None, Resource], Sequence[str]]
-"""Raises a `PaddockError` that says what is wrong with a change from old to new; gives warnings."""
+"""Validates a change from old to new: raises a `PaddockError`, or returns warnings."""
 
 
 class _Kind(Struct, frozen=True):
@@ -52,16 +52,18 @@ class _Review(Struct, frozen=True, rename="camel"):
 
 
 def create_app(checks: Sequence[Check] = ()) -> Starlette:
-    """Make the application."""
+    """Return the application."""
 
     async def validate(request: Request) -> Response:
         try:
             body = await bodies.read_limited(request, MAX_BODY_BYTES)
             review = msgspec.json.decode(body, type=_Review)
         except (msgspec.DecodeError, RecursionError, TooLargeError) as error:
-            return Response(f"this is no AdmissionReview: {error}", 400, media_type="text/plain")
+            return Response(
+                f"the body is not an AdmissionReview: {error}", 400, media_type="text/plain"
+            )
         if review.request is None:
-            return Response("an AdmissionReview has a request", 400, media_type="text/plain")
+            return Response("the AdmissionReview has no request", 400, media_type="text/plain")
         answer = {
             "apiVersion": _API_VERSION,
             "kind": "AdmissionReview",
@@ -73,9 +75,9 @@ def create_app(checks: Sequence[Check] = ()) -> Starlette:
 
 
 def review_of(request: _Request, checks: Sequence[Check]) -> dict[str, Any]:
-    """Say whether a change is allowed, and if not, what is wrong with it."""
+    """Return the response: whether the change is allowed, and if not, why."""
     try:
-        warnings = _judge(request, checks)
+        warnings = _validate(request, checks)
     except PaddockError as error:
         log.info(
             "change refused",
@@ -88,7 +90,7 @@ def review_of(request: _Request, checks: Sequence[Check]) -> dict[str, Any]:
     return {**answer, "warnings": warnings} if warnings else answer
 
 
-def _judge(request: _Request, checks: Sequence[Check]) -> list[str]:
+def _validate(request: _Request, checks: Sequence[Check]) -> list[str]:
     info = BY_KIND.get(request.kind.kind)
     if info is None or request.operation not in ("CREATE", "UPDATE"):
         return []
@@ -98,7 +100,7 @@ def _judge(request: _Request, checks: Sequence[Check]) -> list[str]:
         validation.validate_create(new)
     else:
         validation.validate_update(old, new)
-    # What is on its way out needs to be let go, not to be right.
+    # An object being deleted must not be blocked by further checks.
     if new.is_deleting:
         return []
     return [warning for check in checks for warning in check(old, new)]

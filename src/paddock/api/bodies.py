@@ -1,4 +1,4 @@
-"""Bodies of requests: read whole, and no further than a bound."""
+"""Reading of request bodies up to a size limit."""
 
 from starlette.requests import Request
 
@@ -6,7 +6,7 @@ from paddock.kit.errors import TooLargeError
 
 
 async def read_limited(request: Request, limit: int) -> bytes:
-    """Give a body; `TooLargeError` as soon as it is longer than so many bytes."""
+    """Return the body; raise `TooLargeError` as soon as it exceeds the limit in bytes."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk

@@ -1,7 +1,7 @@
-"""One application for everything the control plane answers.
+"""Dispatch of requests to the control plane's applications, by path.
 
-The declarative API has Kubernetes' paths, operations, gateways and other clusters have theirs,
-and all else is E2B's.
+The declarative API uses Kubernetes' paths; operators, gateways and other clusters have their own
+prefixes; everything else is E2B's API.
 """
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,7 +13,7 @@ FEDERATION_PREFIX = "/_federation/"
 
 
 class Dispatcher:
-    """Sends each request to the application that its path belongs to."""
+    """Dispatches each request to the application that serves its path."""
 
     def __init__(
         self,

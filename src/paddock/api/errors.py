@@ -1,6 +1,6 @@
-"""Which HTTP status each error becomes: the one table that every API of Paddock reads.
+"""HTTP status codes of errors: one table for every API.
 
-The shape of the body is each protocol's own: `kube.status` writes Kubernetes' `Status`.
+The body depends on the API: `kube.status` returns Kubernetes' `Status`.
 """
 
 from collections.abc import Mapping
@@ -41,12 +41,12 @@ STATUS: Mapping[type[PaddockError], int] = {
 
 
 def status_of(error: PaddockError) -> int:
-    """Give the status of an error: its own, or that of the nearest class above it."""
+    """Return the status of an error: that of its class or of its nearest base class."""
     return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
 
 
 def retry_after(error: PaddockError) -> float | None:
-    """Give the seconds after which the same call may succeed, where the error knows."""
+    """Return the seconds after which a retry may succeed, or None if unknown."""
     if isinstance(error, (RateLimitedError, UnavailableError)):
         return error.retry_after_seconds
     return None

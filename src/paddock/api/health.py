@@ -1,4 +1,4 @@
-"""Health and metrics, for those who operate Paddock."""
+"""Health, readiness and metrics endpoints, for operators."""
 
 import msgspec
 from starlette.applications import Starlette
@@ -11,7 +11,7 @@ from paddock.kit import metrics
 
 
 def create_app(provider: Provider) -> Starlette:
-    """Make the application."""
+    """Return the application."""
 
     async def alive(_request: Request) -> Response:
         return PlainTextResponse("ok")

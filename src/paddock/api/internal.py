@@ -1,4 +1,4 @@
-"""What gateways ask of the control plane. Bearer token; never reachable from a sandbox."""
+"""The control plane's API for gateways. Bearer token; never reachable from a sandbox."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -21,20 +21,20 @@ PREFIX = "/_paddock"
 
 
 class GatewayReport(Struct, frozen=True):
-    """`POST /_paddock/activity`: a gateway tells where it is and what had traffic."""
+    """`POST /_paddock/activity`: a gateway reports its address and recent traffic."""
 
     url: str
-    """Where it hears of routes."""
+    """The address that routes are sent to."""
     seen: Mapping[str, float] = {}
-    """How many seconds ago each sandbox was active, by uid."""
+    """Seconds since each sandbox was active, by uid."""
 
 
 OnReport = Callable[[GatewayReport], Awaitable[tuple[str, ...]]]
-"""Takes a report in and gives the addresses of all gateways."""
+"""Handles a report and returns the addresses of all gateways."""
 
 
 FindRemote = Callable[[str], Awaitable[tuple[Sandbox, str]]]
-"""Finds a sandbox of another cluster and that cluster's gateway; `NotFoundError`."""
+"""Finds a sandbox of another cluster and that cluster's gateway; raises `NotFoundError`."""
 
 
 class WakeBody(Struct, frozen=True):
@@ -45,7 +45,7 @@ class WakeBody(Struct, frozen=True):
 
 
 class ErrorPayload(Struct, frozen=True):
-    """An error on its way to a gateway, by the name of its class."""
+    """An error sent to another Paddock process, with the name of its class."""
 
     kind: str
     message: str
@@ -55,11 +55,13 @@ class ErrorPayload(Struct, frozen=True):
 def create_app(
     manager: Manager, token: str, on_report: OnReport, find_remote: FindRemote | None = None
 ) -> Starlette:
-    """Make the application."""
+    """Return the application."""
 
     def authorize(request: Request) -> None:
         if not bearer.is_authorized(request.headers.get("authorization", ""), token):
-            raise UnauthenticatedError("this is for gateways")
+            raise UnauthenticatedError(
+                "this path is for gateways: the bearer token is missing or wrong"
+            )
 
     async def wake(request: Request) -> Response:
         authorize(request)
@@ -103,7 +105,7 @@ def create_app(
 
 async def _on_error(_request: Request, error: Exception) -> Response:
     if not isinstance(error, PaddockError):
-        raise TypeError("only errors of Paddock's come here") from error
+        raise TypeError("not a PaddockError") from error
     problem = ErrorPayload(type(error).__name__, error.message, retry_after(error))
     return Response(msgspec.json.encode(problem), status_of(error), media_type="application/json")
 
@@ -118,4 +120,4 @@ ERROR_HANDLERS = {
     msgspec.DecodeError: _on_garbage,
     RecursionError: _on_garbage,
 }
-"""How errors are told to our own processes, which raise them again."""
+"""Turns errors into `ErrorPayload`s, which other Paddock processes raise again."""

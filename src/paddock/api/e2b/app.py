@@ -32,7 +32,7 @@ _REQUEST_ID = re.compile(rb"^[\x21-\x7e]{1,128}$")
 
 
 class RequestIds:
-    """Gives every request an id, or keeps the caller's, and echoes it."""
+    """Assigns every request an id, or keeps the client's, and returns it in the response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class RequestIds:
 
 
 def error_response(request: Request, status: int, message: str, hint: str | None) -> Response:
-    """Show an error as E2B's clients read it."""
+    """Return an error in the form that E2B's clients parse."""
     text = f"{message} ({hint})" if hint else message
     return json_response(
         ErrorBody(code=status, message=text, request_id=request.state.request_id), status
@@ -63,43 +63,43 @@ def error_response(request: Request, status: int, message: str, hint: str | None
 
 
 async def on_error(request: Request, error: Exception) -> Response:
-    """Map an error of ours to a response."""
+    """Return the response for a `PaddockError`."""
     if not isinstance(error, PaddockError):
-        raise TypeError("only errors of Paddock's come here") from error
+        raise TypeError("not a PaddockError") from error
     status = 429 if isinstance(error, QuotaExceededError) else status_of(error)
     response = error_response(request, status, error.message, error.hint)
     if isinstance(error, (RateLimitedError, UnavailableError)) and error.retry_after_seconds:
         response.headers["Retry-After"] = str(max(round(error.retry_after_seconds), 1))
         response.headers["Should-Retry"] = "true"
     elif status in (429, 503, 504):
-        # Clients would try again by themselves, and only lose time.
+        # Clients would retry on their own, without a chance of success.
         response.headers["Should-Retry"] = "false"
     return response
 
 
 async def on_internal_error(request: Request, error: Exception) -> Response:
-    """Answer when we failed in a way nobody foresaw."""
+    """Return the response for an unexpected error, and log it."""
     log.error("request failed", exc_info=error)
     return error_response(request, 500, "internal error", f"request {request.state.request_id}")
 
 
 async def on_not_found(request: Request, _error: Exception) -> Response:
-    """Answer to a path that there is not."""
+    """Return the response for an unknown path."""
     return error_response(request, 404, f"there is no {request.url.path}", None)
 
 
 async def on_method_not_allowed(request: Request, _error: Exception) -> Response:
-    """Answer to a method that a path does not have."""
+    """Return the response for a method that a path does not have."""
     return error_response(request, 405, f"{request.method} is not for {request.url.path}", None)
 
 
 async def health(_request: Request) -> Response:
-    """Say that we are there."""
+    """Return that the process is up."""
     return PlainTextResponse("OK")
 
 
 def routes() -> Sequence[BaseRoute]:
-    """List every route once; the application serves them at two places."""
+    """Return every route once; the application serves them below two prefixes."""
     return (
         Route("/health", health),
         Route("/openapi.json", openapi.serve),
@@ -115,7 +115,7 @@ def routes() -> Sequence[BaseRoute]:
 def create_app(
     manager: Manager, keyring: Keyring, seed: TokenSeed, *, domain: str | None = None
 ) -> Starlette:
-    """Make the application."""
+    """Return the application."""
     served = routes()
     app = Starlette(
         routes=[Mount(openapi.PREFIX, routes=served), *served],

@@ -1,4 +1,4 @@
-"""`POST /v2/sandboxes:batch`: many sandboxes with one call."""
+"""`POST /v2/sandboxes:batch`: create many sandboxes with one call."""
 
 import re
 
@@ -19,20 +19,20 @@ _IDEMPOTENCY_KEY = re.compile(r"^[a-zA-Z0-9_-]{1,240}$")
 
 
 class BatchBody(CreateBody, frozen=True, kw_only=True):
-    """What all of them are made of, and how many."""
+    """The spec of all sandboxes, and their number."""
 
     count: int
 
 
 class BatchError(Struct, frozen=True):
-    """Why one sandbox could not be had."""
+    """Why one sandbox could not be created."""
 
     code: int
     message: str
 
 
 class BatchResult(Struct, frozen=True, omit_defaults=True):
-    """One sandbox of many: itself, or why there is none."""
+    """One sandbox of the batch, or its error."""
 
     index: int
     sandbox: SandboxBody | None = None
@@ -40,7 +40,7 @@ class BatchResult(Struct, frozen=True, omit_defaults=True):
 
 
 class BatchResponse(Struct, frozen=True):
-    """What came of asking for many."""
+    """The results of a batch."""
 
     requested: int
     created: int
@@ -48,7 +48,7 @@ class BatchResponse(Struct, frozen=True):
 
 
 async def create_batch(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Create many sandboxes; what could not be had is named with its reason."""
+    """Create many sandboxes; each result is a sandbox or an error."""
     wanted = await read_body(request, BatchBody)
     key = request.headers.get("idempotency-key", "")
     if key and not _IDEMPOTENCY_KEY.match(key):
@@ -67,7 +67,10 @@ def _shown(context: E2bContext, item: CreateResult) -> BatchResult:
         return BatchResult(item.index, sandbox=context.renderer.created(item.sandbox))
     error = item.error
     if error is None:
-        return BatchResult(item.index, error=BatchError(500, "nothing was made, for no reason"))
+        return BatchResult(
+            item.index,
+            error=BatchError(500, "internal error: neither a sandbox nor an error was returned"),
+        )
     return BatchResult(item.index, error=BatchError(status_of(error), error.message))
 
 

@@ -1,4 +1,4 @@
-"""What every handler of E2B's API shares: who calls, what body came, how answers look."""
+"""Shared by all handlers of E2B's API: authentication, bodies, responses, the call log."""
 
 import contextlib
 import logging
@@ -20,14 +20,14 @@ from paddock.manager.keys import Keyring
 from paddock.manager.service import Manager
 
 calls = logging.getLogger("paddock.api.calls")
-"""Who changed what, for those who must answer for it."""
+"""The audit log: which key changed what."""
 MAX_BODY_BYTES = 1 << 20
 B = TypeVar("B")
 _json = msgspec.json.Encoder()
 
 
 class E2bContext:
-    """What handlers work with."""
+    """Dependencies of the handlers."""
 
     def __init__(self, manager: Manager, keyring: Keyring, renderer: E2bRenderer) -> None:
         self.manager = manager
@@ -35,7 +35,8 @@ class E2bContext:
         self.renderer = renderer
 
     def caller(self, request: Request) -> Caller:
-        """Say who calls; another control plane may have found that out already."""
+        """Return the authenticated caller; another control plane may have authenticated it
+        already."""
         known: Caller | None = request.scope.get("paddock.caller")
         if known is not None:
             return known
@@ -47,10 +48,10 @@ Handler = Callable[[E2bContext, Request, Caller], Awaitable[Response]]
 
 @contextlib.contextmanager
 def log_call(request: Request, caller: Caller) -> Generator[None]:
-    """Log a call that may change something: who, what, how it ended, what it made.
+    """Log a call that may change something: caller, path, result, created ids.
 
-    What was made is in `request.state.made`; who ends a call without raising says how in
-    `request.state.result`.
+    Handlers put created ids in `request.state.made`, and a result other than success, if they do
+    not raise, in `request.state.result`.
     """
     if request.method in ("GET", "HEAD"):
         yield
@@ -63,7 +64,7 @@ def log_call(request: Request, caller: Caller) -> Generator[None]:
         result = error.reason
         raise
     finally:
-        # Nothing in this line is as a caller wrote it: nobody can write another's line.
+        # Every value is quoted or checked, so that callers cannot forge log lines.
         facts = fields(
             method=request.method,
             path=quote(request.scope["path"], errors="replace"),
@@ -77,13 +78,13 @@ def log_call(request: Request, caller: Caller) -> Generator[None]:
 
 
 def route(path: str, method: str, handler: Handler) -> Route:
-    """Make a route whose handler is told who calls; without a known key it is not reached."""
+    """Return a route whose handler gets the authenticated caller."""
 
     async def endpoint(request: Request) -> Response:
         context: E2bContext = request.app.state.e2b
         caller = context.caller(request)
         if (sandbox_id := request.path_params.get("id")) is not None:
-            # A shard of a batch becomes a sandbox like any other when it is first asked for.
+            # A shard of a batch becomes a regular sandbox on its first use.
             await context.manager.batches.materialize_claim(sandbox_id.partition("-")[0], caller)
         with log_call(request, caller):
             return await handler(context, request, caller)
@@ -94,7 +95,7 @@ def route(path: str, method: str, handler: Handler) -> Route:
 
 
 async def read_body(request: Request, kind: type[B], *, default: B | None = None) -> B:
-    """Read a body; a bad one is an `InvalidError` with the field's path."""
+    """Parse the body; raises `InvalidError` with the field's path if it is invalid."""
     data = await bodies.read_limited(request, MAX_BODY_BYTES)
     if not data and default is not None:
         return default
@@ -113,10 +114,10 @@ async def read_body(request: Request, kind: type[B], *, default: B | None = None
 def json_response(
     content: Any, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    """Answer with JSON."""
+    """Return a JSON response."""
     return Response(_json.encode(content), status, headers, media_type="application/json")
 
 
 def no_content() -> Response:
-    """Answer that it is done, with nothing to say."""
+    """Return a 204 response."""
     return Response(status_code=204)

@@ -1,8 +1,7 @@
-"""Metadata keys that mean something to the server.
+"""Metadata keys with a meaning to the server.
 
-Clients that can only send metadata ask for more than E2B's API knows through keys with a
-reserved prefix. They are taken out of the metadata; any other key with a reserved prefix is
-refused, because it would look like ours.
+Clients that can only send metadata use keys with a reserved prefix for options that E2B's API
+lacks. These keys are removed from the metadata; unknown keys with a reserved prefix are refused.
 """
 
 import re
@@ -30,12 +29,12 @@ _DURATION = re.compile(r"^(\d+)(ms|s|m|h|d)$")
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _MAX_SECONDS = 10**9
 MAX_WAIT_SECONDS = 600
-"""How long a client may let the server wait on its behalf."""
+"""The longest wait that a client may request."""
 _NUMBER = re.compile(r"^[0-9]{1,10}$")
 
 
 def apply_extensions(request: NewSandbox) -> NewSandbox:
-    """Turn extension keys into what they ask for and leave the rest as metadata."""
+    """Apply extension keys to the request and keep the rest as metadata."""
     plain: dict[str, str] = {}
     labels: dict[str, str] = dict(request.labels)
     changed = request
@@ -73,7 +72,7 @@ def _flag(key: str, value: str) -> bool:
 
 
 def duration(key: str, value: str) -> int | None:
-    """Read `forever` or a duration such as 30m, as whole seconds."""
+    """Parse `forever` (None) or a duration such as 30m, in whole seconds."""
     if value == "forever":
         return None
     match = _DURATION.match(value)
@@ -95,7 +94,7 @@ def _never(request: NewSandbox, key: str, value: str) -> NewSandbox:
 
 
 def _limit(name: str, read: Callable[[str], int]) -> "_Handler":
-    """Read one quantity of the size that is wished for; the rest stays as it was."""
+    """Return a handler that sets one resource limit and keeps the others."""
 
     def handle(request: NewSandbox, key: str, value: str) -> NewSandbox:
         try:
@@ -120,7 +119,7 @@ def _idle(key: str, value: str) -> IdlePause | None:
 
 
 def _strategy(key: str, value: str) -> PauseStrategy:
-    # Without memory is chosen by each pause (`memory: false`), not once for all.
+    # Pausing without memory is chosen per pause (`memory: false`), not here.
     if value not in (PauseStrategy.FREEZE, PauseStrategy.HIBERNATE):
         raise _bad(key, f"must be {PauseStrategy.FREEZE} or {PauseStrategy.HIBERNATE}")
     return PauseStrategy(value)

@@ -1,4 +1,4 @@
-"""From E2B's bodies to what the manager is asked for: pure."""
+"""Conversion of E2B's request bodies to requests of the manager. Pure."""
 
 from paddock.api.e2b.extensions import apply_extensions
 from paddock.api.e2b.schemas import CreateBody, NetworkConfig
@@ -8,7 +8,7 @@ from paddock.resources.kinds.template import NetworkPolicy
 
 
 def network(config: NetworkConfig | None, internet: bool | None) -> NetworkPolicy | None:
-    """Translate what a sandbox may reach; `None` where nothing was said of it."""
+    """Return the network policy of a body; None if the body has none."""
     if config is None and internet is None:
         return None
     shape = config or NetworkConfig()
@@ -29,7 +29,7 @@ def network(config: NetworkConfig | None, internet: bool | None) -> NetworkPolic
 def new_sandbox(
     wanted: CreateBody, *, default_timeout: int, idempotency_key: str = ""
 ) -> NewSandbox:
-    """Translate a body into what the manager is asked for."""
+    """Return the manager's request for a create body."""
     timeout = default_timeout if wanted.timeout is None else wanted.timeout
     if timeout <= 0:
         raise InvalidError.at("timeout", "a sandbox needs at least one second")

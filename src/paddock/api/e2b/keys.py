@@ -1,4 +1,4 @@
-"""Routes of teams and API keys. Administrators see and change every team's."""
+"""Routes for teams and API keys. Administrators can read and change those of every team."""
 
 from collections.abc import Mapping
 
@@ -36,7 +36,7 @@ class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _checked(quota: Quota | None) -> Quota | None:
-    """Refuse limits that nothing could keep to; none at all is said by leaving a limit out."""
+    """Refuse negative limits; to remove a limit, leave it out."""
     for number, item in enumerate(quota.limits if quota else ()):
         if item.limit < 0:
             raise InvalidError.at(f"quota.limits[{number}].limit", "must be at least 0")
@@ -74,27 +74,27 @@ def _owned(context: E2bContext, caller: Caller, key_id: str) -> ApiKey:
 def _changeable(context: E2bContext, caller: Caller, key_id: str) -> ApiKey:
     key = _owned(context, caller, key_id)
     if key.role is Role.ADMIN and not caller.is_admin:
-        raise ForbiddenError("only an administrator changes an administrator's key")
+        raise ForbiddenError("only an administrator can change an administrator's key")
     return key
 
 
 async def list_keys(context: E2bContext, _request: Request, caller: Caller) -> Response:
-    """List keys: one's team's, or all for an administrator."""
+    """List the team's keys, or all keys for an administrator."""
     team = None if caller.is_admin else caller.team
     return json_response([_shown(key) for key in context.keyring.listed(team)])
 
 
 async def create_key(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Make a key; the answer is the only time it can be seen."""
+    """Create a key; only this response contains its value."""
     caller.must_write()
     wanted = await read_body(request, NewKey)
     team = wanted.team_name or caller.team
     privileged = team != caller.team or wanted.quota is not None or wanted.role is Role.ADMIN
     if privileged and not caller.is_admin:
-        raise ForbiddenError("only an administrator makes keys for other teams or with quotas")
+        raise ForbiddenError("only an administrator can create keys for other teams or with quotas")
     quota = _checked(wanted.quota)
     if quota is None and not caller.is_admin and caller.key_id:
-        # A key's own quota binds the keys that are made with it.
+        # A key inherits the quota of the key that creates it.
         quota = context.keyring.key(caller.key_id).quota
     key, plain = await context.keyring.create(
         name=wanted.name, team=team, role=wanted.role, quota=quota
@@ -109,7 +109,7 @@ async def change_key(context: E2bContext, request: Request, caller: Caller) -> R
     wanted = await read_body(request, KeyPatch)
     key = _changeable(context, caller, request.path_params["id"])
     if wanted.quota is not None and not caller.is_admin:
-        raise ForbiddenError("only an administrator changes quotas")
+        raise ForbiddenError("only an administrator can change quotas")
     changed = await context.keyring.update_key(
         key.id, name=wanted.name, quota=_checked(wanted.quota)
     )
@@ -117,7 +117,7 @@ async def change_key(context: E2bContext, request: Request, caller: Caller) -> R
 
 
 async def revoke_key(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Revoke a key, at once."""
+    """Revoke a key immediately."""
     caller.must_write()
     key = _changeable(context, caller, request.path_params["id"])
     await context.keyring.revoke(key.id)
@@ -125,7 +125,7 @@ async def revoke_key(context: E2bContext, request: Request, caller: Caller) -> R
 
 
 async def teams(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """List teams: one's own, or all for an administrator."""
+    """List the caller's team, or all teams for an administrator."""
     names = [
         team for team in context.keyring.teams() if caller.is_admin or team.name == caller.team
     ]
@@ -146,7 +146,7 @@ async def teams(context: E2bContext, request: Request, caller: Caller) -> Respon
 async def change_team(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Change a team's quota."""
     if not caller.is_admin:
-        raise ForbiddenError("only an administrator changes quotas")
+        raise ForbiddenError("only an administrator can change quotas")
     wanted = await read_body(request, TeamPatch)
     _checked(wanted.quota)
     team = await context.keyring.set_team_quota(request.path_params["name"], wanted.quota)

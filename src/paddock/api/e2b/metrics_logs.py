@@ -1,4 +1,4 @@
-"""Routes of what a sandbox used and what it told: metrics and logs."""
+"""Routes for metrics and logs of sandboxes."""
 
 import math
 
@@ -12,11 +12,11 @@ from paddock.kit.errors import InvalidError, PaddockError
 
 MAX_LOGS = 1000
 KEPT_LOGS = 20_000
-"""More than any runtime keeps: an entry is left out by who asks, not by how many came after it."""
+"""More than any runtime keeps, so that filters apply to all entries before the limit does."""
 
 
 async def metrics(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Show what a sandbox used."""
+    """Return a sandbox's metrics."""
     params = request.query_params
     start = query.unix_seconds(params, "start")
     end = query.unix_seconds(params, "end")
@@ -27,7 +27,7 @@ async def metrics(context: E2bContext, request: Request, caller: Caller) -> Resp
 
 
 async def metrics_of_many(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Show the latest sample of several sandboxes."""
+    """Return the latest sample of several sandboxes."""
     wanted = [item for item in request.query_params.get("sandbox_ids", "").split(",") if item]
     if not 1 <= len(wanted) <= query.MAX_LIMIT:
         raise InvalidError.at("sandbox_ids", f"1 to {query.MAX_LIMIT} ids, separated by commas")
@@ -36,7 +36,7 @@ async def metrics_of_many(context: E2bContext, request: Request, caller: Caller)
         try:
             samples = await context.manager.queries.metrics(caller, sandbox_id)
         except PaddockError:
-            # One that is gone or nobody's is left out, as E2B does.
+            # Sandboxes that are gone or not the caller's are left out, as E2B does.
             continue
         if samples:
             found[sandbox_id] = to_e2b.metric(samples[-1])
@@ -44,7 +44,7 @@ async def metrics_of_many(context: E2bContext, request: Request, caller: Caller)
 
 
 async def logs_v1(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Show log lines (older form: each line is JSON)."""
+    """Return log lines (older form: each line is JSON)."""
     params = request.query_params
     start = query.number(params, "start", default=0, low=0, high=10**14)
     limit = query.number(params, "limit", default=MAX_LOGS, low=1, high=MAX_LOGS)
@@ -55,7 +55,7 @@ async def logs_v1(context: E2bContext, request: Request, caller: Caller) -> Resp
 
 
 async def logs_v2(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Show log entries from a moment on, or those before it, the newest first."""
+    """Return log entries after a time, or those before it, newest first."""
     params = request.query_params
     cursor = query.number(params, "cursor", default=0, low=0, high=10**14)
     limit = query.number(params, "limit", default=MAX_LOGS, low=1, high=MAX_LOGS)

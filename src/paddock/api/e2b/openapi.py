@@ -1,4 +1,4 @@
-"""The OpenAPI document of E2B's API as we serve it, built from the routes and bodies themselves."""
+"""The OpenAPI document of E2B's API as served here, built from the routes and bodies."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,19 +16,19 @@ from paddock.api.e2b.context import json_response
 from paddock.api.e2b.to_e2b import LEVELS
 
 PREFIX = "/kruise/api"
-"""Everything is served below this, too."""
+"""The second prefix of every route."""
 _PARAMETER = re.compile(r"{(\w+)(?::path)?}")
 _ERRORS = {
     "400": "the request is malformed; the message names the field",
     "401": "the API key is missing or unknown",
     "403": "the API key does not allow this",
-    "404": "there is no such thing, or it is not yours",
+    "404": "it does not exist, or belongs to another team",
     "405": "the path has no such method",
-    "409": "the state does not allow this, or somebody was first",
+    "409": "the state does not allow this, or another call was first",
     "413": "the body is too large",
-    "422": "the request is well formed and cannot be done",
-    "429": "a quota is used up, or too many at once",
-    "503": "cannot be done now",
+    "422": "the request is well-formed but cannot be fulfilled",
+    "429": "a quota is used up, or too many calls at once",
+    "503": "not possible right now; retry later",
     "504": "it took longer than allowed",
 }
 
@@ -77,7 +77,7 @@ _ANSWERS: Mapping[str, tuple[int, Any]] = {
     "revoke_key": (204, None),
 }
 _NOT_OFFERED = "refuse"
-"""What `unsupported` calls all of its handlers."""
+"""The name of all handlers in `unsupported`."""
 _PARTLY_OFFERED = {
     *("create_v2", "create_v1", "create_batch", "network"),  # some fields are not
     *("pause", "snapshot", "fork"),  # not by every runtime
@@ -124,7 +124,7 @@ def _routes() -> Iterator[Route]:
 
 @cache
 def document() -> dict[str, Any]:
-    """Build the document."""
+    """Return the document."""
     types = [*_BODIES.values(), *(kind for _, kind in _ANSWERS.values() if kind is not None)]
     shapes, components = msgspec.json.schema_components(
         [*types, schemas.ErrorBody], ref_template="#/components/schemas/{name}"
@@ -140,7 +140,7 @@ def document() -> dict[str, Any]:
         "info": {"title": "Paddock: E2B-compatible API", "version": __version__},
         "servers": [
             {"url": "/", "description": "as E2B's clients call it"},
-            {"url": PREFIX, "description": "the same below the prefix that others know"},
+            {"url": PREFIX, "description": "the same, below the prefix that other clients use"},
         ],
         "components": {
             "schemas": components,
@@ -158,7 +158,7 @@ def _operation(item: Route, shape_of: Mapping[str, Any]) -> dict[str, Any]:
         status: {"description": text, "content": error} for status, text in _ERRORS.items()
     }
     if name == _NOT_OFFERED or name in _PARTLY_OFFERED:
-        text = "not offered; the message says what, and what to do instead"
+        text = "not offered; the message says what to do instead"
         responses["501"] = {"description": text, "content": error}
     status, kind = _ANSWERS.get(name, (200, None))
     if name != _NOT_OFFERED:
@@ -167,7 +167,10 @@ def _operation(item: Route, shape_of: Mapping[str, Any]) -> dict[str, Any]:
         content = {"application/json": {"schema": shape_of[str(kind)]}}
         responses[str(status)]["content"] = content
         if name == "connect":
-            responses["201"] = {"description": "it was paused and runs again", "content": content}
+            responses["201"] = {
+                "description": "the sandbox was paused and has been resumed",
+                "content": content,
+            }
     operation: dict[str, Any] = {
         "summary": (item.endpoint.__doc__ or name).strip().splitlines()[0],
         "parameters": [*_path_parameters(item.path), *_query_parameters(name)],
@@ -196,5 +199,5 @@ def _query_parameters(name: str) -> list[dict[str, Any]]:
 
 
 async def serve(_request: Request) -> Response:
-    """Show the document."""
+    """Return the document."""
     return json_response(document())

@@ -1,4 +1,4 @@
-"""Query strings of E2B's list routes."""
+"""Parsing of query strings of E2B's routes."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -9,14 +9,14 @@ from paddock.manager.sandboxes.requests import SandboxFilter
 
 MAX_LIMIT = 100
 _MILLISECONDS = 10**11
-"""A number of this size counts milliseconds: as seconds it would be the year 5138."""
+"""A number from here on is in milliseconds: as seconds it would be the year 5138."""
 STATES = frozenset({"running", "paused"})
 
 
 def metadata_filter(text: str) -> Mapping[str, str]:
-    """Read `k=v&k=v` whose keys and values are percent-encoded twice over.
+    """Parse `k=v&k=v` whose keys and values are percent-encoded twice.
 
-    The framework has undone the outermost encoding; clients quote each key and value, then the
+    The framework has decoded the outermost layer; clients quote each key and value, then the
     whole, then the URL.
     """
     pairs: dict[str, str] = {}
@@ -31,7 +31,7 @@ def metadata_filter(text: str) -> Mapping[str, str]:
 
 
 def sandbox_filter(query: Mapping[str, str]) -> SandboxFilter:
-    """Read which sandboxes to list."""
+    """Parse which sandboxes to list."""
     states = STATES
     if text := query.get("state"):
         states = frozenset(part.strip() for part in text.split(","))
@@ -48,11 +48,11 @@ def sandbox_filter(query: Mapping[str, str]) -> SandboxFilter:
 
 
 def moment(text: str | None, field: str) -> datetime | None:
-    """Read an RFC 3339 time."""
+    """Parse an RFC 3339 time."""
     if not text:
         return None
     try:
-        # A plus sign in a query string reads as a blank.
+        # A plus sign in a query string is decoded as a space.
         when = datetime.fromisoformat(text.replace(" ", "+"))
     except ValueError as error:
         raise InvalidError.at(field, f"{text!r} is not an RFC 3339 time") from error
@@ -62,7 +62,7 @@ def moment(text: str | None, field: str) -> datetime | None:
 
 
 def number(query: Mapping[str, str], field: str, *, default: int, low: int, high: int) -> int:
-    """Read a bounded number."""
+    """Parse a number within bounds."""
     text = query.get(field)
     if text is None or text == "":
         return default
@@ -75,13 +75,13 @@ def number(query: Mapping[str, str], field: str, *, default: int, low: int, high
 
 
 def unix_seconds(query: Mapping[str, str], field: str) -> int | None:
-    """Read a moment in Unix seconds; older clients send milliseconds. 0 is none."""
+    """Parse a Unix time in seconds; older clients send milliseconds. 0 means None."""
     moment = number(query, field, default=0, low=0, high=10**14)
     return (moment // 1000 if moment >= _MILLISECONDS else moment) or None
 
 
 def is_ascending(query: Mapping[str, str]) -> bool:
-    """Read the order of a list; newest first unless asked otherwise."""
+    """Parse the order of a list; the default is newest first."""
     order = query.get("order") or "desc"
     if order not in ("asc", "desc"):
         raise InvalidError.at("order", f"{order!r} is neither asc nor desc")

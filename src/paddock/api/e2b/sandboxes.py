@@ -1,4 +1,4 @@
-"""Routes of sandboxes: create, look, extend, pause, wake, kill, fork."""
+"""Routes for sandboxes: create, list, extend, pause, resume, kill, fork, snapshot."""
 
 import re
 
@@ -27,7 +27,7 @@ from paddock.kit.errors import InvalidError, PaddockError
 from paddock.resources.kinds.template import NetworkPolicy
 
 V1_TIMEOUT_SECONDS = 15
-"""What a v1 body without a timeout means."""
+"""The default timeout of a v1 body."""
 _IDEMPOTENCY_KEY = re.compile(r"^[a-zA-Z0-9_-]{1,255}$")
 
 
@@ -80,20 +80,20 @@ async def list_v1(context: E2bContext, request: Request, caller: Caller) -> Resp
 
 
 async def detail(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Show one sandbox."""
+    """Return one sandbox."""
     sandbox = await context.manager.queries.get(caller, request.path_params["id"])
     may_act = caller.role is not Role.READER
     return json_response(context.renderer.detail(sandbox, with_token=may_act))
 
 
 async def kill(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """End a sandbox, running or paused."""
+    """Kill a sandbox, running or paused."""
     await context.manager.lifecycle.kill(caller, request.path_params["id"])
     return no_content()
 
 
 async def pause(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Pause a sandbox; it is paused when this answers."""
+    """Pause a sandbox; it is paused when the call returns."""
     wanted = await read_body(request, PauseBody, default=PauseBody())
     header = "x-e2b-kruise-reserve-paused-sandbox-duration"
     kept = request.headers.get(header)
@@ -130,7 +130,7 @@ async def connect(context: E2bContext, request: Request, caller: Caller) -> Resp
 
 
 async def set_timeout(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Let a sandbox end so many seconds from now."""
+    """Set a sandbox's timeout, in seconds from now."""
     wanted = await read_body(request, TimeoutBody)
     await context.manager.lifecycle.set_timeout(
         caller, request.path_params["id"], timeout_seconds=wanted.timeout
@@ -139,7 +139,7 @@ async def set_timeout(context: E2bContext, request: Request, caller: Caller) -> 
 
 
 async def refresh(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Let a sandbox live at least so many seconds more."""
+    """Extend a sandbox's timeout to at least this many seconds from now."""
     wanted = await read_body(request, RefreshBody, default=RefreshBody())
     await context.manager.lifecycle.refresh(
         caller, request.path_params["id"], seconds=wanted.duration or V1_TIMEOUT_SECONDS
@@ -163,7 +163,7 @@ async def network(context: E2bContext, request: Request, caller: Caller) -> Resp
 
 
 async def fork(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Make clones of a running sandbox; each succeeds or fails by itself."""
+    """Create clones of a running sandbox; each succeeds or fails on its own."""
     wanted = await read_body(request, ForkBody, default=ForkBody())
     results = await context.manager.snapshots.fork(
         caller,
@@ -186,13 +186,13 @@ async def fork(context: E2bContext, request: Request, caller: Caller) -> Respons
 
 
 def _refusal(error: PaddockError | None) -> dict[str, object]:
-    """Tell why one fork failed as it would be told if it had been asked for alone."""
+    """Return the error body of one failed fork."""
     error = error or PaddockError("unknown")
     return {"code": status_of(error), "message": error.message}
 
 
 async def snapshot(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Store a sandbox's state as something to create from."""
+    """Store a sandbox's state as a snapshot to create sandboxes from."""
     wanted = await read_body(request, SnapshotBody, default=SnapshotBody())
     checkpoint = await context.manager.snapshots.create(
         caller, request.path_params["id"], name=wanted.name, memory=wanted.memory is not False

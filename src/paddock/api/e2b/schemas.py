@@ -1,4 +1,4 @@
-"""Bodies as E2B's clients send and read them. Unknown fields are tolerated (newer clients)."""
+"""Bodies of E2B's API. Unknown fields are ignored, for newer clients."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -26,7 +26,7 @@ class EgressProxy(Wire, frozen=True, kw_only=True):
 
 
 class NetworkConfig(Wire, frozen=True, kw_only=True):
-    """Where a sandbox may connect to and who may connect to it."""
+    """Egress and ingress rules of a sandbox."""
 
     allow_public_traffic: bool = True
     allow_out: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class NetworkConfig(Wire, frozen=True, kw_only=True):
 
 
 class NetworkUpdate(Wire, frozen=True, kw_only=True):
-    """A new egress policy; it replaces the old one whole."""
+    """A new egress policy; it replaces the old one entirely."""
 
     allow_out: tuple[str, ...] = ()
     deny_out: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class NetworkUpdate(Wire, frozen=True, kw_only=True):
 
 
 class VolumeMount(Wire, frozen=True, kw_only=True):
-    """A volume seen inside."""
+    """A volume mounted in the sandbox."""
 
     name: str
     path: str
@@ -122,7 +122,7 @@ class ForkBody(Wire, frozen=True, kw_only=True):
 
 
 class SandboxBody(Wire, frozen=True, kw_only=True):
-    """What create, connect, resume and fork answer."""
+    """The response of create, connect, resume and fork."""
 
     template_id: str = field(name="templateID")
     sandbox_id: str = field(name="sandboxID")
@@ -135,14 +135,14 @@ class SandboxBody(Wire, frozen=True, kw_only=True):
 
 
 class LifecycleBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
-    """What happens at the end of a sandbox's timeout."""
+    """The action at the end of a sandbox's timeout."""
 
     auto_resume: bool
     on_timeout: str
 
 
 class ListedSandbox(Wire, frozen=True, kw_only=True, omit_defaults=False):
-    """One sandbox of a list."""
+    """A sandbox in a list."""
 
     template_id: str = field(name="templateID")
     sandbox_id: str = field(name="sandboxID")
@@ -159,7 +159,7 @@ class ListedSandbox(Wire, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class SandboxDetail(ListedSandbox, frozen=True, kw_only=True, omit_defaults=False):
-    """One sandbox in full."""
+    """A sandbox with all fields."""
 
     envd_access_token: str | UnsetType = UNSET
     domain: str | UnsetType | None = UNSET
@@ -170,7 +170,7 @@ class SandboxDetail(ListedSandbox, frozen=True, kw_only=True, omit_defaults=Fals
 
 
 class MetricBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
-    """What a sandbox used at one moment."""
+    """Resource usage of a sandbox at one time."""
 
     timestamp: datetime
     timestamp_unix: int
@@ -184,14 +184,14 @@ class MetricBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class SnapshotInfo(Wire, frozen=True, kw_only=True, omit_defaults=False):
-    """A stored state that sandboxes can be made from."""
+    """A snapshot that sandboxes can be created from."""
 
     snapshot_id: str = field(name="snapshotID")
     names: tuple[str, ...] = ()
 
 
 class TemplateBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
-    """A template as clients list it."""
+    """A template in a list."""
 
     template_id: str = field(name="templateID")
     build_id: str = field(name="buildID")
@@ -213,7 +213,7 @@ class TemplateBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class ErrorBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
-    """What went wrong; the code repeats the HTTP status, because clients read it here."""
+    """An error; `code` repeats the HTTP status, because clients read it from the body."""
 
     code: int
     message: str

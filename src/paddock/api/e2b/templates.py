@@ -1,4 +1,4 @@
-"""Routes of templates and snapshots."""
+"""Routes for templates and snapshots."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,12 +10,12 @@ from paddock.claims.caller import Caller
 
 
 async def list_templates(context: E2bContext, _request: Request, caller: Caller) -> Response:
-    """List the templates that a caller may use."""
+    """List the templates that the caller may use."""
     return json_response([to_e2b.template(item) for item in context.manager.templates.list(caller)])
 
 
 async def template(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Show one template with its builds."""
+    """Return one template with its builds."""
     found = context.manager.templates.get(caller, request.path_params["id"])
     shown = to_e2b.template(found)
     build = {
@@ -44,19 +44,19 @@ async def template(context: E2bContext, request: Request, caller: Caller) -> Res
 
 
 async def alias(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Say which template a name stands for."""
+    """Return the template of an alias."""
     found = context.manager.templates.get(caller, request.path_params["alias"])
     return json_response({"templateID": found.metadata.name, "public": found.spec.public})
 
 
 async def delete_template(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Delete a snapshot or a template of one's own."""
+    """Delete a snapshot or template of the caller's team."""
     await context.manager.templates.delete(caller, request.path_params["id"])
     return no_content()
 
 
 async def publish(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Let every team use a template of one's own, or no longer."""
+    """Make a template of the caller's team public, or private again."""
     wanted = await read_body(request, TemplatePatch)
     reference = request.path_params["id"]
     if wanted.public is None:

@@ -1,4 +1,4 @@
-"""From resources to E2B's bodies: pure."""
+"""Conversion of resources to E2B's response bodies. Pure."""
 
 import json
 import math
@@ -35,16 +35,16 @@ from paddock.resources.transitions import deadlines
 
 ENVD_VERSION = "0.6.13"
 CLIENT_ID = "6532622b"
-"""Required by clients and without meaning."""
+"""Required by clients; without meaning."""
 NEVER = datetime(1, 1, 1, tzinfo=UTC)
-"""What a sandbox without an end shows as its end."""
+"""The end time of a sandbox without a timeout."""
 DEFAULT_DISK_BYTES = 10 << 30
 LEVELS = ("debug", "info", "warn", "error")
-"""Of log entries, rising."""
+"""Log levels, in rising order."""
 
 
 class E2bRenderer:
-    """How sandboxes are shown: with which domain and which tokens."""
+    """Converts sandboxes to bodies, with the domain and tokens of this installation."""
 
     def __init__(self, seed: TokenSeed, domain: str | None) -> None:
         self._seed = seed
@@ -54,7 +54,7 @@ class E2bRenderer:
         return self._seed.access_token(claim.sandbox_id) if claim.access_token_hash else UNSET
 
     def created(self, sandbox: Sandbox) -> SandboxBody:
-        """Show a sandbox to the one who made, connected to or resumed it."""
+        """Return the body for create, connect, resume and fork; it includes the tokens."""
         claim = _claim(sandbox)
         traffic = self._seed.traffic_token(claim.sandbox_id) if claim.traffic_token_hash else None
         return SandboxBody(
@@ -68,11 +68,11 @@ class E2bRenderer:
         )
 
     def listed(self, sandbox: Sandbox) -> ListedSandbox:
-        """Show a sandbox in a list."""
+        """Return the body of a sandbox in a list."""
         return ListedSandbox(**_common(sandbox))
 
     def detail(self, sandbox: Sandbox, *, with_token: bool = True) -> SandboxDetail:
-        """Show a sandbox in full; the token is for those who may act in it."""
+        """Return the full body; with the token only for callers with write access."""
         claim = _claim(sandbox)
         wakes = sandbox.spec.wake_on_traffic
         stopped = sandbox.status.pause_strategy is PauseStrategy.STOP
@@ -94,7 +94,7 @@ class E2bRenderer:
 def _claim(sandbox: Sandbox) -> ClaimIdentity:
     claim = sandbox.spec.claim
     if claim is None:
-        raise ValueError(f"sandbox {sandbox.key} is nobody's")
+        raise ValueError(f"sandbox {sandbox.key} is not claimed")
     return claim
 
 
@@ -119,26 +119,26 @@ def _common(sandbox: Sandbox) -> dict[str, Any]:
 
 
 def cpu_count(resources: Resources) -> int:
-    """Give whole cores, rounded up: half a core is not none."""
+    """Return whole cores, rounded up, at least 1."""
     millis = quantity.millis(resources.cpu) if resources.cpu else DEFAULT_CPU_MILLIS
     return max(math.ceil(millis / 1000), 1)
 
 
 def memory_mb(resources: Resources) -> int:
-    """Give memory in MiB."""
+    """Return memory in MiB."""
     size = quantity.whole(resources.memory) if resources.memory else DEFAULT_MEMORY_BYTES
     return quantity.mebibytes(size)
 
 
 def disk_mb(resources: Resources) -> int:
-    """Give disk space in MiB."""
+    """Return disk space in MiB."""
     return quantity.mebibytes(
         quantity.whole(resources.disk) if resources.disk else DEFAULT_DISK_BYTES
     )
 
 
 def network_body(policy: NetworkPolicy) -> NetworkConfig:
-    """Show a network policy."""
+    """Return the body of a network policy."""
     return NetworkConfig(
         allow_public_traffic=policy.allow_public_traffic,
         allow_out=policy.allow_out,
@@ -149,7 +149,7 @@ def network_body(policy: NetworkPolicy) -> NetworkConfig:
 
 
 def metric(sample: UsageSample) -> MetricBody:
-    """Show what a sandbox used."""
+    """Return the body of a metrics sample."""
     return MetricBody(
         timestamp=sample.at,
         timestamp_unix=int(sample.at.timestamp()),
@@ -164,7 +164,7 @@ def metric(sample: UsageSample) -> MetricBody:
 
 
 def snapshot(checkpoint: Checkpoint) -> SnapshotInfo:
-    """Show a checkpoint as a snapshot."""
+    """Return the body of a snapshot."""
     return SnapshotInfo(
         snapshot_id=checkpoint.status.checkpoint_id or checkpoint.spec.checkpoint_id,
         names=checkpoint.spec.names,
@@ -172,7 +172,7 @@ def snapshot(checkpoint: Checkpoint) -> SnapshotInfo:
 
 
 def template(item: SandboxTemplate, *, spec: SandboxTemplateSpec | None = None) -> TemplateBody:
-    """Show a template."""
+    """Return the body of a template."""
     spec = spec or item.spec
     created = item.metadata.creation_timestamp or NEVER
     names = (item.metadata.name, *spec.aliases)
@@ -193,7 +193,7 @@ def template(item: SandboxTemplate, *, spec: SandboxTemplateSpec | None = None) 
 
 
 def logs_v1(entries: Sequence[LogEntry]) -> dict[str, object]:
-    """Show log lines as older clients read them: each line is JSON with a level."""
+    """Return log lines for older clients: each line is JSON with a level."""
     return {
         "logs": [
             {
@@ -216,7 +216,7 @@ def logs_v1(entries: Sequence[LogEntry]) -> dict[str, object]:
 def logs_v2(
     entries: Sequence[LogEntry], *, level: str | None, search: str | None
 ) -> list[dict[str, object]]:
-    """Show log entries at or above a level that hold a text."""
+    """Return log entries at or above a level that contain a text."""
     floor = 0 if level is None else LEVELS.index(level)
     return [
         _log_entry(entry)

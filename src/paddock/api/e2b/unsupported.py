@@ -1,4 +1,4 @@
-"""Routes of E2B that Paddock does not serve: each says so, with what to do instead."""
+"""Routes of E2B that Paddock does not offer: each fails with a hint on what to do instead."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,7 +27,7 @@ def _refuses(what: tuple[str, str]) -> Handler:
     message, hint = what
 
     async def refuse(_context: E2bContext, _request: Request, _caller: Caller) -> Response:
-        """Say that this is not offered."""
+        """Refuse a route that is not offered."""
         raise UnsupportedError(message, hint=hint)
 
     return refuse
@@ -64,4 +64,4 @@ _METHODS: tuple[tuple[str, str, tuple[str, str]], ...] = (
 )
 
 ROUTES = tuple(route(path, method, _refuses(what)) for path, method, what in _METHODS)
-"""Listed before the templates' own routes, whose ids may hold slashes."""
+"""Must precede the template routes, whose ids may contain slashes."""

@@ -1,1 +1,1 @@
-"""HTTP between the control planes of several clusters."""
+"""The API between control planes of several clusters."""

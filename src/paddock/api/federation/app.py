@@ -1,7 +1,7 @@
-"""HTTP between control planes of several clusters: signed, and nobody else's business.
+"""The signed API between control planes of several clusters.
 
-`create_app` answers peers. `Elsewhere` stands before E2B's API: it passes on calls about sandboxes
-that live in another cluster, which their ids tell, and lists those of all clusters together.
+`create_app` serves peers. `FederationProxy` wraps E2B's API: it forwards calls about sandboxes of
+another cluster, which their ids name, and merges the lists of all clusters.
 """
 
 import re
@@ -41,10 +41,10 @@ from paddock.resources import codec
 
 Application = ASGIApp
 CALLER = "paddock.caller"
-"""Where a scope carries a caller whom another control plane has authenticated."""
+"""Key in an ASGI scope of a caller that another control plane has authenticated."""
 MAX_BODY_BYTES = 1 << 20
 MAX_MESSAGE_BYTES = 2 << 20
-"""Of one to a peer, which holds such a body in base64, and more around it."""
+"""Limit of a message to a peer, which contains a body of `MAX_BODY_BYTES` in base64."""
 CALL_SECONDS = 75.0
 _KEPT_HEADERS = frozenset(
     name.encode() for name in ("content-type", "retry-after", lists.NEXT, lists.RUNNING)
@@ -62,10 +62,10 @@ def create_app(
     claim_queue: ClaimQueue,
     e2b: ASGIApp,
 ) -> Starlette:
-    """Make the application that answers other control planes."""
+    """Return the application that serves other control planes."""
 
     async def read_verified(request: Request) -> bytes:
-        # Anybody may send one, and a signature is of the whole.
+        # Unauthenticated senders can reach this, and the signature covers the whole body.
         body = await bodies.read_limited(request, MAX_MESSAGE_BYTES)
         signer.check(request.headers.get(SIGNATURE, ""), request.method, request.url.path, body)
         return body
@@ -81,7 +81,7 @@ def create_app(
         sandbox = await manager.claims.create(caller, admitted)
         if federation.is_abandoned(admitted.sandbox_id):
             await manager.lifecycle.kill(caller, admitted.sandbox_id)
-            raise NotFoundError("nobody waits for this claim any more")
+            raise NotFoundError("the caller has given up on this claim")
         return _json(codec.encode(sandbox), {GATEWAY: federation.gateway})
 
     async def abandon(request: Request) -> Response:
@@ -122,7 +122,7 @@ def _json(body: bytes, headers: dict[str, str] | None = None) -> Response:
 
 
 async def _call_e2b(e2b: ASGIApp, call: ForwardedCall, caller: Caller) -> ForwardedReply:
-    """Have our own API answer a call, for a caller whom the other control plane knows."""
+    """Call the local E2B API for a caller that the other control plane authenticated."""
     scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -160,7 +160,7 @@ async def _call_e2b(e2b: ASGIApp, call: ForwardedCall, caller: Caller) -> Forwar
 
 
 class FederationProxy:
-    """Speaks for sandboxes of all clusters, and leaves all other calls to E2B's API."""
+    """Serves sandboxes of all clusters; passes other calls to the local E2B API."""
 
     def __init__(self, e2b: ASGIApp, federation: Federation, keyring: Keyring) -> None:
         self._e2b = e2b
@@ -211,7 +211,7 @@ class FederationProxy:
 
     async def _forward(self, request: Request, *, sandbox_id: str) -> Response:
         caller = self._keyring.authenticate(request.headers.get("x-api-key"))
-        # The other side is told the team alone: which of its keys this was is known here.
+        # The other cluster receives only the team, so the key is logged here.
         with log_call(request, caller):
             call = _call(request, caller, await bodies.read_limited(request, MAX_BODY_BYTES))
             reply = await self._federation.pass_on(sandbox_id, call, patience=CALL_SECONDS)

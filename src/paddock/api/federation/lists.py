@@ -1,7 +1,8 @@
-"""Lists of sandboxes over several clusters: pure, from what each of them answered.
+"""Merging of sandbox lists from several clusters. Pure.
 
-A page's token names the last item given (`manager.paging`), so the same token means the same place
-in every cluster: each gives its first items after it, and the first of all of them are the page.
+A page token names the last item returned (`manager.sandboxes.paging`), so the same token means the
+same position in every cluster: each returns its first items after it, and the first of all of them
+form the page.
 """
 
 from collections.abc import Sequence
@@ -16,13 +17,13 @@ from paddock.manager.sandboxes import paging
 NEXT = "x-next-token"
 RUNNING = "x-total-running"
 MISSING = "x-paddock-missing-clusters"
-"""Names the clusters that did not answer, so that nobody takes a part for the whole."""
+"""Names the clusters that did not answer, so that clients can detect a partial list."""
 
 
 def merge(
     replies: Sequence[ForwardedReply], missing: Sequence[str], *, limit: int | None, ascending: bool
 ) -> ForwardedReply:
-    """Make one answer of several; without a limit everything is given, as older clients expect."""
+    """Merge several replies into one; without a limit all items, as older clients expect."""
     items = [item for reply in replies for item in _items(reply)]
     items.sort(key=_position, reverse=not ascending)
     headers = {"content-type": "application/json"}

@@ -1,4 +1,4 @@
-"""The resources themselves over HTTP, with Kubernetes' conventions, so that `kubectl` works.
+"""The declarative API: resources over HTTP with Kubernetes' conventions, so that `kubectl` works.
 
-Works on the Store port alone. `app.create_app` is the way in.
+Depends on the Store port only. The entry point is `app.create_app`.
 """

@@ -2,8 +2,8 @@
 
     app = create_app(store, KubeApiSettings(tokens=(token,)))
 
-Every error leaves it as Kubernetes' `Status`. What becomes of what is in a namespace that is
-deleted is the store's business.
+Every error is returned as Kubernetes' `Status`. The store deletes the contents of deleted
+namespaces.
 """
 
 import logging
@@ -36,7 +36,7 @@ _AGGREGATED = "APIGroupDiscoveryList"
 
 
 def create_app(store: Store, settings: KubeApiSettings, *, clock: Clock | None = None) -> Starlette:
-    """Build the application."""
+    """Return the application."""
     context = KubeContext(store, settings, clock or system())
     app = Starlette(
         routes=[
@@ -68,7 +68,7 @@ def create_app(store: Store, settings: KubeApiSettings, *, clock: Clock | None =
 
 
 class _AuthMiddleware:
-    """Lets nobody in who may not be."""
+    """Authenticates every request."""
 
     def __init__(self, app: ASGIApp, settings: KubeApiSettings) -> None:
         self._app = app
@@ -142,7 +142,7 @@ async def _group_resources(request: Request) -> Response:
 
 def _document_or_404(request: Request, document: object | None) -> Response:
     if document is None:
-        raise NotFoundError(f"there is nothing at {request.url.path[:200]}")
+        raise NotFoundError(f"there is no resource at {request.url.path[:200]}")
     return json_response(document)
 
 
@@ -169,11 +169,13 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     code = error.status_code if isinstance(error, HTTPException) else 500
     if code == 405:
         return _error_response(
-            request, NotAllowedError(f"{request.method} is not possible at {path}")
+            request, NotAllowedError(f"{request.method} is not allowed at {path}")
         )
-    return _error_response(request, NotFoundError(f"there is nothing at {path}"))
+    return _error_response(request, NotFoundError(f"there is no resource at {path}"))
 
 
 async def _on_internal_error(request: Request, error: Exception) -> Response:
     log.error("request failed unexpectedly", exc_info=error)
-    return _error_response(request, PaddockError("something went wrong here; the log says what"))
+    return _error_response(
+        request, PaddockError("internal error; see the log of the control plane")
+    )

@@ -1,8 +1,8 @@
-"""Who may use the API: those who bear a token, or, when told so, programs of this machine.
+"""Authentication: by bearer token or, if enabled, of programs on this machine.
 
 Tokens are compared in constant time and never logged. Without tokens the API is closed, unless
-`allow_anonymous` opens it to the loopback interface. A browser on this machine is no program of
-this machine's user: requests that a web page could cause are refused then.
+`allow_anonymous` opens it to the loopback interface. Requests that a web page in a browser on this
+machine could cause are refused then.
 """
 
 import ipaddress
@@ -18,7 +18,7 @@ _HOST = re.compile(r"(?:\[([0-9a-f:]+)\]|([0-9a-z.-]+))(?::[0-9]+)?", re.IGNOREC
 
 
 def authenticate(connection: HTTPConnection, settings: KubeApiSettings) -> None:
-    """Return where the caller is let in; raise where not."""
+    """Raise unless the caller is authenticated."""
     token = bearer.token_of(connection.headers.get("authorization", ""))
     if token is not None and settings.tokens:
         if bearer.is_known(token, *settings.tokens):
@@ -29,20 +29,20 @@ def authenticate(connection: HTTPConnection, settings: KubeApiSettings) -> None:
             "a bearer token is needed", hint="kubectl sends one over https only"
         )
     if not all(_is_loopback(host) for host in _senders(connection)):
-        raise UnauthenticatedError("without a token only this machine itself is let in")
+        raise UnauthenticatedError("without a token, only programs on this machine have access")
     if "origin" in connection.headers or not _is_local_name(_host(connection)):
-        raise ForbiddenError("without a token web pages are not let in")
+        raise ForbiddenError("without a token, requests of web pages are refused")
 
 
 def _senders(connection: HTTPConnection) -> list[str]:
-    """Give who sent this: the peer and, where a gateway of ours passed it on, those it names."""
+    """Return the addresses of the sender: the peer, and those in X-Forwarded-For."""
     peer = connection.client.host if connection.client else ""
     forwarded = connection.headers.getlist("x-forwarded-for")
     return [peer, *(host.strip() for line in forwarded for host in line.split(","))]
 
 
 def _host(connection: HTTPConnection) -> str:
-    """Give the host that the client believes to speak to, from the header as it was sent."""
+    """Return the host name in the Host header, or an empty string."""
     match = _HOST.fullmatch(connection.headers.get("host", ""))
     return (match[1] or match[2]) if match else ""
 

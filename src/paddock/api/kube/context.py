@@ -1,4 +1,4 @@
-"""What every handler of the API is given, and how answers leave it."""
+"""Shared by all handlers of the declarative API: context, calls, responses."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class KubeContext(Struct, frozen=True):
-    """The API's surroundings."""
+    """Dependencies of the handlers."""
 
     store: Store
     settings: KubeApiSettings
@@ -25,7 +25,7 @@ class KubeContext(Struct, frozen=True):
 
 
 class KubeCall(Struct, frozen=True):
-    """One request and what it is about."""
+    """One request and its target."""
 
     context: KubeContext
     request: Request
@@ -33,7 +33,7 @@ class KubeCall(Struct, frozen=True):
 
     @property
     def store(self) -> Store:
-        """Where the resources are."""
+        """The store of the resources."""
         return self.context.store
 
 
@@ -44,14 +44,14 @@ def json_response(
     media_type: str = "application/json",
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """Give a document as JSON."""
+    """Return a JSON response."""
     return Response(
         _encoder.encode(document), status_code=status_code, media_type=media_type, headers=headers
     )
 
 
 def warnings_header(problems: list[FieldProblem]) -> dict[str, str]:
-    """Tell a client of fields that were dropped; it prints these and goes on."""
+    """Return a Warning header for dropped fields; kubectl prints it."""
     if not problems:
         return {}
     texts = [f'299 - "unknown field \\"{_quotable(problem.path)}\\""' for problem in problems]

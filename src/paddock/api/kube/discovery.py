@@ -1,7 +1,7 @@
-"""Discovery: which groups, versions, resources and verbs there are. Pure documents.
+"""Discovery documents: groups, versions, resources and verbs. Pure.
 
-Both forms are given: one document per version, which every client understands, and the
-aggregated one, which newer clients ask for to save round trips.
+Both forms are served: one document per version, for all clients, and the aggregated one, which
+newer clients use to save round trips.
 """
 
 from typing import Any
@@ -19,11 +19,11 @@ from paddock.api.kube.scheme import (
 from paddock.resources.registry import KindInfo
 
 SPOKEN_MINOR = "33"
-"""The minor version of Kubernetes whose conventions we follow; clients choose features by it."""
+"""The minor version of Kubernetes whose conventions apply; clients choose features by it."""
 
 
 def version() -> dict[str, str]:
-    """Give what `kubectl version` shows of the server."""
+    """Return the server version, as `kubectl version` prints it."""
     return {
         "major": "1",
         "minor": SPOKEN_MINOR,
@@ -38,7 +38,7 @@ def version() -> dict[str, str]:
 
 
 def core_versions(server: str) -> dict[str, Any]:
-    """Give `/api`."""
+    """Return `/api`."""
     return {
         "kind": "APIVersions",
         "versions": [item for group, item in GROUP_VERSIONS if not group],
@@ -47,18 +47,18 @@ def core_versions(server: str) -> dict[str, Any]:
 
 
 def groups() -> dict[str, Any]:
-    """Give `/apis`."""
+    """Return `/apis`."""
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": _groups()}
 
 
 def group(name: str) -> dict[str, Any] | None:
-    """Give `/apis/<group>`."""
+    """Return `/apis/<group>`, or None."""
     found = next((item for item in _groups() if item["name"] == name), None)
     return None if found is None else {"kind": "APIGroup", "apiVersion": "v1", **found}
 
 
 def resources(name: str, at_version: str) -> dict[str, Any] | None:
-    """Give the resources of one version."""
+    """Return the resources of one group version, or None."""
     kinds = GROUP_VERSIONS.get((name, at_version))
     if kinds is None:
         return None
@@ -71,7 +71,7 @@ def resources(name: str, at_version: str) -> dict[str, Any] | None:
 
 
 def aggregated(api_version: str, *, is_core: bool) -> dict[str, Any]:
-    """Give `/api` or `/apis` with everything below it."""
+    """Return `/api` or `/apis` with everything below it."""
     return {
         "kind": "APIGroupDiscoveryList",
         "apiVersion": f"apidiscovery.k8s.io/{api_version}",

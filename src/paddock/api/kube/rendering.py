@@ -1,4 +1,4 @@
-"""Objects and lists as clients of Kubernetes expect them."""
+"""Objects and lists in the form that Kubernetes clients expect."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ _PARTIAL = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
 
 
 def render(obj: Resource) -> dict[str, Any]:
-    """Show an object."""
+    """Return an object with all defaults written out."""
     plain = explicit(obj)
     plain["metadata"] = metadata_of(obj)
     return plain
 
 
 def metadata_of(obj: Resource) -> dict[str, Any]:
-    """Show an object's metadata; who owns which field is shown where clients look for it."""
+    """Return an object's metadata, with field ownership as `managedFields`."""
     metadata: dict[str, Any] = to_builtins(obj.metadata)
     if ANNOTATION in obj.metadata.annotations:
         del metadata["annotations"][ANNOTATION]
@@ -31,7 +31,7 @@ def metadata_of(obj: Resource) -> dict[str, Any]:
 
 
 def partial(obj: Resource) -> dict[str, Any]:
-    """Show only an object's metadata."""
+    """Return only an object's metadata."""
     return {**_PARTIAL, "metadata": metadata_of(obj)}
 
 
@@ -43,7 +43,7 @@ def render_list(
     continue_token: str = "",
     remaining: int | None = None,
 ) -> dict[str, Any]:
-    """Show a page of objects."""
+    """Return a page of objects as a list."""
     return {
         "apiVersion": info.cls.API_VERSION,
         "kind": f"{info.kind}List",
@@ -53,7 +53,7 @@ def render_list(
 
 
 def list_metadata(version: str, continue_token: str, remaining: int | None) -> dict[str, Any]:
-    """Give the metadata of a page: where to watch from, and where it goes on."""
+    """Return the metadata of a page: resource version, continue token, remaining items."""
     metadata: dict[str, Any] = {"resourceVersion": version}
     if continue_token:
         metadata["continue"] = continue_token
@@ -63,7 +63,7 @@ def list_metadata(version: str, continue_token: str, remaining: int | None) -> d
 
 
 def scale(obj: Resource, info: KindInfo) -> dict[str, Any]:
-    """Show an object's scale."""
+    """Return an object's scale subresource."""
     paths = info.scale
     plain = explicit(obj)
     metadata = obj.metadata

@@ -1,6 +1,6 @@
-"""What a request says: its options, the formats it takes, and its body.
+"""Parsing of requests: query options, Accept headers and bodies.
 
-Everything that cannot be read is refused here, before anything is looked at.
+Malformed requests are refused here, before any object is read.
 """
 
 import math
@@ -21,21 +21,21 @@ from paddock.kit.errors import FieldProblem, InvalidError, TooLargeError
 from paddock.store.port import Propagation
 
 _DRAINED_BYTES = 32 << 20
-"""How much of an oversized body is read and dropped, so that the client hears our answer."""
+"""How much of an oversized body is read and discarded, so that the client gets the response."""
 _JSON_TYPES = {"", "application/json", "*/*"}
 _YAML_TYPES = {"application/yaml", "application/apply-patch+yaml"}
 
 
 class Accepted(Struct, frozen=True):
-    """The form in which the client wants objects."""
+    """A form of objects that the client accepts."""
 
     form: str = ""
-    """Empty (objects as they are), `Table`, `PartialObjectMetadata` and so on."""
+    """Empty (plain objects), `Table`, `PartialObjectMetadata` and so on."""
     version: str = "v1"
 
 
 def parse_accept(header: str) -> list[Accepted] | None:
-    """Read an Accept header, best first; `None` where no JSON is wanted at all."""
+    """Parse an Accept header, best first; None if JSON is not accepted."""
     found: list[Accepted] = []
     for item in header.split(",") if header.strip() else ["*/*"]:
         media, *parameters = (part.strip() for part in item.split(";"))
@@ -48,12 +48,12 @@ def parse_accept(header: str) -> list[Accepted] | None:
 
 
 def flag(request: Request, name: str) -> bool:
-    """Read an option that is on or off."""
+    """Return a boolean option."""
     return request.query_params.get(name, "").lower() in ("true", "1")
 
 
 def number(request: Request, name: str) -> int | None:
-    """Read an option that is a number, not negative."""
+    """Return a non-negative number option, or None."""
     text = request.query_params.get(name, "")
     if not text:
         return None
@@ -63,7 +63,7 @@ def number(request: Request, name: str) -> int | None:
 
 
 def is_dry_run(request: Request, options: Mapping[str, Any] | None = None) -> bool:
-    """Say whether nothing is to be kept of what the request does."""
+    """Whether the request is a dry run."""
     asked = request.query_params.getlist("dryRun")
     given = (options or {}).get("dryRun")
     if isinstance(given, list):
@@ -74,7 +74,7 @@ def is_dry_run(request: Request, options: Mapping[str, Any] | None = None) -> bo
 
 
 def field_validation(request: Request) -> str:
-    """Read what is done about unknown fields; strict unless somebody says otherwise."""
+    """Return the policy for unknown fields; the default is Strict."""
     text = request.query_params.get("fieldValidation") or "Strict"
     if text not in ("Strict", "Warn", "Ignore"):
         raise _bad("fieldValidation", f"{text[:40]!r} is not one of Strict, Warn, Ignore")
@@ -82,7 +82,7 @@ def field_validation(request: Request) -> str:
 
 
 class DeleteOptions(Struct, frozen=True, kw_only=True):
-    """How something is deleted."""
+    """Options of a deletion."""
 
     propagation: Propagation = Propagation.BACKGROUND
     uid: str | None = None
@@ -91,9 +91,9 @@ class DeleteOptions(Struct, frozen=True, kw_only=True):
 
 
 def delete_options(request: Request, body: Any) -> DeleteOptions:
-    """Read how to delete, from the body and the query."""
+    """Parse the options of a deletion, from the body and the query."""
     if body is not None and not isinstance(body, dict):
-        raise BadRequestError("the body of a deletion is an object, DeleteOptions")
+        raise BadRequestError("the body of a deletion must be a DeleteOptions object")
     options = cast("dict[str, Any]", body or {})
     text = options.get("propagationPolicy") or request.query_params.get("propagationPolicy")
     if not text and options.get("orphanDependents") is True:
@@ -118,12 +118,12 @@ def delete_options(request: Request, body: Any) -> DeleteOptions:
 
 
 def media_type(request: Request) -> str:
-    """Give the type of the body, without parameters."""
+    """Return the media type of the body, without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def read_document(request: Request, settings: KubeApiSettings) -> Any:
-    """Read the body as JSON, or YAML where the client says so; `None` where there is none."""
+    """Parse the body as JSON, YAML or protobuf, by its media type; None if it is empty."""
     kind = media_type(request)
     data = await read_body(request, settings)
     if not data:
@@ -132,13 +132,13 @@ async def read_document(request: Request, settings: KubeApiSettings) -> Any:
         return protobuf.decode(data)
     if kind not in _JSON_TYPES and kind not in _YAML_TYPES:
         raise UnsupportedMediaTypeError(
-            f"bodies of type {kind[:80]!r} are not read", hint="send application/json"
+            f"bodies of type {kind[:80]!r} are not supported", hint="send application/json"
         )
     return parse(data, is_yaml=kind in _YAML_TYPES, max_yaml_bytes=settings.max_yaml_bytes)
 
 
 async def read_body(request: Request, settings: KubeApiSettings) -> bytes:
-    """Read the body, but no more than is allowed."""
+    """Read the body, up to the size limit."""
     limit = settings.max_body_bytes
     chunks: list[bytes] = []
     size = 0
@@ -149,12 +149,12 @@ async def read_body(request: Request, settings: KubeApiSettings) -> bytes:
         if size <= limit:
             chunks.append(chunk)
     if size > limit:
-        raise TooLargeError(f"the body is larger than {limit} bytes, which is the limit")
+        raise TooLargeError(f"the body is larger than the limit of {limit} bytes")
     return b"".join(chunks)
 
 
 def parse(data: bytes, *, is_yaml: bool = False, max_yaml_bytes: int = 1 << 20) -> Any:
-    """Read JSON or YAML; an error says where it stops making sense."""
+    """Parse JSON or YAML; errors name the position."""
     try:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -167,7 +167,7 @@ def parse(data: bytes, *, is_yaml: bool = False, max_yaml_bytes: int = 1 << 20) 
 
 
 class _PlainLoader(yaml.CSafeLoader):
-    """Reads dates as text: it is for the kinds to know what is a moment."""
+    """Loads dates as text: the kinds define which fields are times."""
 
 
 _PlainLoader.yaml_implicit_resolvers = {
@@ -178,12 +178,12 @@ _PlainLoader.yaml_implicit_resolvers = {
 
 def _parse_yaml(data: bytes, limit: int) -> Any:
     if len(data) > limit:
-        raise TooLargeError(f"YAML of more than {limit} bytes is not read", hint="send JSON")
+        raise TooLargeError(f"YAML of more than {limit} bytes is not supported", hint="send JSON")
     try:
-        # Aliases can make a small text an enormous document.
+        # Aliases can expand a small text to an enormous document.
         events = cast("Iterator[yaml.Event]", yaml.parse(data, yaml.CSafeLoader))  # pyright: ignore[reportUnknownMemberType]
         if any(isinstance(event, yaml.AliasEvent) for event in events):
-            raise BadRequestError("YAML with aliases is not read")
+            raise BadRequestError("YAML with aliases is not supported")
         document: Any = yaml.load(data, _PlainLoader)  # noqa: S506 - derived from the safe loader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadRequestError(f"the body is not YAML: {error}") from error
@@ -191,7 +191,7 @@ def _parse_yaml(data: bytes, limit: int) -> Any:
 
 
 def _checked(value: Any, depth: int) -> Any:
-    """Refuse what YAML can say and JSON cannot."""
+    """Refuse values that YAML has and JSON has not."""
     if depth == 0:
         raise BadRequestError(f"the body is nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, dict):
@@ -205,7 +205,7 @@ def _checked(value: Any, depth: int) -> Any:
         raise BadRequestError("every number in the body must be finite")
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
-    raise BadRequestError(f"the body holds a {type(value).__name__}, which JSON does not know")
+    raise BadRequestError(f"the body contains a {type(value).__name__}, which JSON does not have")
 
 
 def _bad(field: str, message: str) -> BadRequestError:

@@ -1,4 +1,4 @@
-"""From method and path to the handler: one table for every kind."""
+"""Routing from method and path to the handler, the same for every kind."""
 
 from collections.abc import Awaitable, Callable
 
@@ -39,7 +39,7 @@ _SCALE: dict[str, Handler] = {
 
 
 def handlers_of(target: ResourceTarget) -> dict[str, Handler]:
-    """Give what can be done with a target, by method."""
+    """Return the handlers of a target, by method."""
     if target.subresource == "scale":
         return _SCALE
     if target.subresource == "status":
@@ -48,20 +48,20 @@ def handlers_of(target: ResourceTarget) -> dict[str, Handler]:
 
 
 async def serve(context: KubeContext, request: Request) -> Response:
-    """Answer a request about resources."""
-    # The path as it was sent: an encoded slash is part of a name, and no name has one.
+    """Serve a request for resources."""
+    # The raw path: an encoded slash would be part of a name, and no name contains one.
     raw = request.scope.get("raw_path") or request.url.path.encode()
     path = request.url.path
     target = parse_path(path) if b"%2f" not in raw.lower() else None
     if target is None:
-        raise NotFoundError(f"there is nothing at {path[:200]}", hint="kubectl api-resources")
+        raise NotFoundError(f"there is no resource at {path[:200]}", hint="kubectl api-resources")
     request.state.target = target
     method = "GET" if request.method == "HEAD" else request.method
     handler = handlers_of(target).get(method)
     if handler is write.create and target.info.cls.NAMESPACED and target.namespace is None:
         handler = None
     if handler is None:
-        raise NotAllowedError(f"{request.method} is not possible here")
+        raise NotAllowedError(f"{request.method} is not allowed here")
     if handler in (read.list_objects, read.get) and flag(request, "watch"):
         handler = watch
     return await handler(KubeCall(context, request, target))

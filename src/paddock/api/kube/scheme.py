@@ -1,4 +1,4 @@
-"""What is served where: groups, kinds, verbs, and what a path names. Pure."""
+"""Groups, kinds, verbs and paths of the declarative API. Pure."""
 
 from typing import Any
 
@@ -11,26 +11,26 @@ VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update
 SUBRESOURCE_VERBS = ("get", "patch", "update")
 SCALE_KIND = {"group": "autoscaling", "version": "v1", "kind": "Scale"}
 _WORKLOADS = {"Sandbox", "SandboxPool", "SandboxClaim", "BatchSandbox", "SandboxEnv"}
-"""What `kubectl get all` shows, and `kubectl delete all` takes: what runs, not what is kept."""
+"""Kinds in the category `all`, for `kubectl get all`: workloads, not stored data."""
 
 
 class ResourceTarget(Struct, frozen=True):
-    """What a request is about."""
+    """The kind, object or subresource that a path names."""
 
     info: KindInfo
     namespace: str | None = None
-    """`None`: all of them, or the kind has none."""
+    """None: all namespaces, or a cluster-scoped kind."""
     name: str | None = None
     subresource: str | None = None
 
     @property
     def key(self) -> Key:
-        """Where the named object is."""
+        """The key of the named object."""
         return Key(self.namespace or "", self.name or "")
 
 
 def group_version(info: KindInfo) -> tuple[str, str]:
-    """Give group and version; the group of Kubernetes' first kinds is empty."""
+    """Return group and version; the core group is empty."""
     group, _, version = info.cls.API_VERSION.rpartition("/")
     return group, version
 
@@ -48,23 +48,23 @@ GROUP_VERSIONS = _by_version()
 
 
 def base_path(group: str, version: str) -> str:
-    """Give the path below which a version's resources are."""
+    """Return the path prefix of a group version."""
     return f"/apis/{group}/{version}" if group else f"/api/{version}"
 
 
 def categories(info: KindInfo) -> tuple[str, ...]:
-    """Name the groups of kinds under which people ask for this one."""
+    """Return the categories of a kind."""
     return (*info.categories, "all") if info.kind in _WORKLOADS else info.categories
 
 
 def subresources(info: KindInfo) -> tuple[str, ...]:
-    """Name the parts of an object that are written on their own."""
+    """Return the subresources of a kind."""
     found = ("status",) if info.has_status else ()
     return (*found, "scale") if info.scale else found
 
 
 def parse_path(path: str) -> ResourceTarget | None:
-    """Find out what a path names; `None` where nothing can be there."""
+    """Return the target of a path; None if the path is invalid."""
     parts = path.strip("/").split("/")
     if parts[0] == "api" and len(parts) >= 3:
         kinds, rest = GROUP_VERSIONS.get(("", parts[1])), parts[2:]
@@ -94,6 +94,6 @@ def _resolve(kinds: dict[str, KindInfo], rest: list[str]) -> ResourceTarget | No
 
 
 def kind_reference(info: KindInfo) -> dict[str, Any]:
-    """Give group, version and kind as clients expect them beside schemas and operations."""
+    """Return group, version and kind, as in OpenAPI extensions."""
     group, version = group_version(info)
     return {"group": group, "version": version, "kind": info.kind}

@@ -1,4 +1,4 @@
-"""What an operator may decide about the declarative API."""
+"""Settings of the declarative API."""
 
 from msgspec import Struct
 
@@ -6,17 +6,17 @@ MEBIBYTE = 1 << 20
 
 
 class KubeApiSettings(Struct, frozen=True, kw_only=True):
-    """Who may use the API, and how much of it at once."""
+    """Authentication and limits of the declarative API."""
 
     tokens: tuple[str, ...] = ()
-    """Bearer tokens, any of which is let in. None: nobody is, unless `allow_anonymous`."""
+    """Accepted bearer tokens. Empty: no access, unless `allow_anonymous`."""
     allow_anonymous: bool = False
-    """Let programs of this machine in without a token. Requests from elsewhere are refused."""
+    """Allow programs on this machine without a token. Requests from elsewhere are refused."""
     max_body_bytes: int = 3 * MEBIBYTE
     """Larger bodies are refused with 413."""
     max_yaml_bytes: int = MEBIBYTE
-    """YAML takes far longer to read than JSON, so less of it is taken."""
+    """YAML takes far longer to parse than JSON, so its limit is lower."""
     watch_seconds: int = 1800
-    """When a watch ends that names no end itself."""
+    """The default timeout of a watch."""
     bookmark_seconds: float = 60.0
-    """A watch that was silent for so long says how far it is: by that its reader knows it alive."""
+    """The interval of bookmarks on an idle watch, which show the client that it is alive."""

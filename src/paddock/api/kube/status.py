@@ -1,4 +1,4 @@
-"""Errors as Kubernetes' `Status`: what failed, why, and the path of every field to blame."""
+"""Errors as Kubernetes' `Status` objects, with the path of every invalid field."""
 
 import math
 from typing import Any
@@ -18,25 +18,25 @@ from paddock.resources.registry import KindInfo
 
 
 class BadRequestError(InvalidError):
-    """The request cannot be read at all; nothing was looked at."""
+    """The request cannot be parsed."""
 
     reason = "BadRequest"
 
 
 class NotAllowedError(PaddockError):
-    """The resource is there, but not for this verb."""
+    """The resource does not support this verb."""
 
     reason = "MethodNotAllowed"
 
 
 class NotAcceptableError(PaddockError):
-    """We speak none of the formats that the client understands."""
+    """No format in the Accept header is supported."""
 
     reason = "NotAcceptable"
 
 
 class UnsupportedMediaTypeError(PaddockError):
-    """The body is in a format that we do not read."""
+    """The format of the body is not supported."""
 
     reason = "UnsupportedMediaType"
 
@@ -49,7 +49,7 @@ _CODES: dict[type[PaddockError], int] = {
 
 
 def code_of(error: PaddockError) -> int:
-    """Give the status code; a body that reads well but says something impossible is 422."""
+    """Return the status code; a well-formed but invalid object is 422."""
     if type(error) in _CODES:
         return _CODES[type(error)]
     if isinstance(error, InvalidError) and not isinstance(error, (BadRequestError, TooLargeError)):
@@ -60,14 +60,14 @@ def code_of(error: PaddockError) -> int:
 def failure_status(
     error: PaddockError, info: KindInfo | None = None, name: str | None = None
 ) -> dict[str, Any]:
-    """Give the `Status` that tells a client of an error."""
+    """Return the `Status` of an error."""
     code = code_of(error)
     details: dict[str, Any] = {}
     if name:
         details["name"] = name
     if info is not None:
         group = info.cls.API_VERSION.rpartition("/")[0]
-        # The command line shows the kind where an object is invalid, and the resource elsewhere.
+        # kubectl prints the kind for invalid objects, and the resource otherwise.
         details["kind"] = info.kind if code == 422 else info.cls.PLURAL
         if group:
             details["group"] = group
@@ -90,7 +90,7 @@ def failure_status(
 
 
 def success_status(info: KindInfo, name: str, uid: str) -> dict[str, Any]:
-    """Give the `Status` that tells that an object is gone."""
+    """Return the `Status` of a completed deletion."""
     group = info.cls.API_VERSION.rpartition("/")[0]
     details = {"name": name, "group": group, "kind": info.cls.PLURAL, "uid": uid}
     return {
@@ -103,7 +103,7 @@ def success_status(info: KindInfo, name: str, uid: str) -> dict[str, Any]:
 
 
 def headers_of(error: PaddockError) -> dict[str, str]:
-    """Give the headers that go with an error."""
+    """Return the headers of an error response."""
     found: dict[str, str] = {}
     if (seconds := retry_after(error)) is not None:
         found["Retry-After"] = str(math.ceil(seconds))
@@ -113,12 +113,12 @@ def headers_of(error: PaddockError) -> dict[str, str]:
 
 
 def _reason(error: PaddockError) -> str:
-    # Clients know no reason of that name; they treat it like any other limit on requests.
+    # Clients do not know our reason; this one they treat as a limit.
     return "TooManyRequests" if isinstance(error, QuotaExceededError) else error.reason
 
 
 def _message(error: PaddockError, info: KindInfo | None, name: str | None) -> str:
-    # Clients and scripts look for these very words.
+    # Clients and scripts match these exact messages.
     if info is not None and name:
         is_missing = error.message.startswith(f"there is no {info.kind} ")
         if isinstance(error, NotFoundError) and is_missing:

@@ -1,4 +1,4 @@
-"""Objects as the table that `kubectl get` prints: printer columns and ages. Pure."""
+"""Tables for `kubectl get`: printer columns and ages. Pure."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +29,7 @@ def table(
     remaining: int | None = None,
     with_columns: bool = True,
 ) -> dict[str, Any]:
-    """Show objects as rows; `include` says what of each goes along with its row."""
+    """Return objects as rows; `include` selects the object data that each row carries."""
     return {
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
@@ -40,7 +40,7 @@ def table(
 
 
 def definitions(info: KindInfo) -> list[dict[str, Any]]:
-    """Describe the columns of a kind; the name comes first."""
+    """Return the column definitions of a kind; the name comes first."""
     name: dict[str, Any] = {
         "name": "Name",
         "type": "string",
@@ -54,7 +54,7 @@ def definitions(info: KindInfo) -> list[dict[str, Any]]:
 
 
 def age(moment: datetime | None, now: datetime) -> str:
-    """Say how long ago a moment was, as briefly as is useful."""
+    """Return how long ago a time was, as short as kubectl prints it."""
     if moment is None:
         return "<unknown>"
     seconds = int((now - moment).total_seconds())
@@ -77,7 +77,7 @@ _STEPS = (
     (2 * _YEAR, _DAY, 0),
     (8 * _YEAR, _YEAR, _DAY),
 )
-"""Below so many seconds: in this unit, and the rest in that one."""
+"""Up to this many seconds: the first unit, and the unit of the remainder."""
 
 
 def _duration(seconds: int, large: int, small: int) -> str:
@@ -148,4 +148,4 @@ _SPECIAL: dict[tuple[str, str], Callable[[Resource], Any]] = {
     ("Event", "Object"): _event_object,
     ("Namespace", "Status"): _phase,
 }
-"""Cells that no path alone can give."""
+"""Cells that are computed, not read from a path."""

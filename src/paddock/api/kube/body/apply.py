@@ -1,10 +1,10 @@
-"""Server-side apply: a manager says which fields it wants, and owns what it says. Pure.
+"""Server-side apply: a field manager sets fields and owns them. Pure.
 
-Who owns what is kept in one annotation of the object, for managers that apply; writes by other
-means own nothing. So two appliers that disagree on a field get a conflict, as on Kubernetes,
-while an apply overwrites without conflict what somebody edited in between. Lists are owned as a
-whole. A field that a manager no longer says, and that nobody else owns, is removed; so is an item
-of a map in the spec, whole, when nothing of it is said any more.
+Ownership is stored in one annotation of the object, for managers that apply; other writes own
+nothing. Two appliers that disagree on a field get a conflict, as in Kubernetes, but an apply
+overwrites other edits without a conflict. Lists are owned as a whole. A field that its manager no
+longer sets, and that no other manager owns, is removed; so is a whole item of a map in the spec
+when none of its fields is set any more.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from paddock.kit.errors import ConflictError, FieldProblem
 from paddock.resources.meta import Resource, with_meta
 
 ANNOTATION = "paddock.dev/field-managers"
-"""Where ownership is kept; clients see it as `metadata.managedFields` instead."""
+"""The annotation with the ownership; clients see it as `metadata.managedFields` instead."""
 
 Path = tuple[str, ...]
 Owners = Mapping[str, frozenset[Path]]
@@ -32,7 +32,7 @@ _MISSING = object()
 
 
 class ApplyConflictError(ConflictError):
-    """Another manager owns a field and wants something else of it."""
+    """Another manager owns a field with a different value."""
 
     def __init__(self, message: str, *, problems: Sequence[FieldProblem], hint: str) -> None:
         super().__init__(message, hint=hint)
@@ -40,7 +40,7 @@ class ApplyConflictError(ConflictError):
 
 
 class Applied(Struct, frozen=True):
-    """What an apply comes to."""
+    """The result of an apply."""
 
     document: dict[str, Any]
     owners: Owners
@@ -49,7 +49,7 @@ class Applied(Struct, frozen=True):
 def apply(
     live: Mapping[str, Any], wanted: Mapping[str, Any], *, manager: str, owners: Owners, force: bool
 ) -> Applied:
-    """Merge what a manager wants into what is, and hand it the fields it named."""
+    """Merge a manager's fields into the live object and make it their owner."""
     fields = frozenset(_leaves(wanted))
     others = {name: paths for name, paths in owners.items() if name != manager}
     conflicts = list(_conflicts(live, wanted, fields, others))
@@ -73,10 +73,10 @@ def apply(
 
 
 def _whole(path: Path, wanted: Mapping[str, Any], others: Owners) -> Path:
-    """Give the largest part of a spec that goes with a field which is no longer said.
+    """Return the largest part of a spec to remove with a field that is no longer set.
 
-    A member or group of which nothing is said any more goes as a whole, with its defaults and
-    with what controllers wrote into it; the spec's own fields are never taken together.
+    A map item or group without any field set is removed as a whole, with its defaults and with
+    fields that controllers wrote; the top-level fields of the spec are never removed together.
     """
     if path[0] != "spec":
         return path
@@ -89,7 +89,7 @@ def _whole(path: Path, wanted: Mapping[str, Any], others: Owners) -> Path:
 
 
 def _leaves(document: Any, path: Path = ()) -> Iterator[Path]:
-    """Name every field that a document says something about; an empty object says nothing."""
+    """Yield the path of every field that a document sets; an empty object sets none."""
     if _is_identity(path) or document is None:
         return
     if isinstance(document, dict):
@@ -120,7 +120,7 @@ def _overlap(one: Path, other: Path) -> bool:
 
 
 def at(document: Any, path: Path) -> Any:
-    """Read a field; what is not there equals nothing."""
+    """Return a field, or a sentinel that equals nothing else if it is missing."""
     for part in path:
         if not isinstance(document, dict) or part not in document:
             return _MISSING
@@ -129,7 +129,7 @@ def at(document: Any, path: Path) -> Any:
 
 
 def _delete(document: dict[str, Any], path: Path) -> None:
-    """Remove a field, and the objects around it that are empty then."""
+    """Remove a field, and enclosing objects that become empty."""
     parents: list[dict[str, Any]] = [document]
     for part in path[:-1]:
         child = parents[-1].get(part)
@@ -143,7 +143,7 @@ def _delete(document: dict[str, Any], path: Path) -> None:
 
 
 def _strip_unowned(document: Any, path: Path = ()) -> Any:
-    """Give a document without what is not the manager's to say, and without nulls."""
+    """Return a document without the fields that no manager can own, and without nulls."""
     if not isinstance(document, dict):
         return document
     return {
@@ -163,11 +163,11 @@ def _conflict(conflicts: list[tuple[str, Path]]) -> ApplyConflictError:
     )
 
 
-# ---- how ownership is kept and shown -----------------------------------------------------------
+# ---- storage and rendering of ownership ----------------------------------------------------------
 
 
 def read_owners(annotations: Mapping[str, str]) -> Owners:
-    """Read ownership from an object's annotations; what cannot be read owns nothing."""
+    """Parse ownership from an object's annotations; invalid data means no owners."""
     try:
         kept = msgspec.json.decode(
             annotations.get(ANNOTATION, "{}"), type=dict[str, list[tuple[str, ...]]]
@@ -178,13 +178,13 @@ def read_owners(annotations: Mapping[str, str]) -> Owners:
 
 
 def write_owners(owners: Owners) -> str:
-    """Write ownership for an annotation, the same text for the same ownership."""
+    """Return ownership as text for the annotation; equal ownership gives equal text."""
     kept = {name: sorted(paths) for name, paths in sorted(owners.items())}
     return msgspec.json.encode(kept).decode()
 
 
 def keep_owners(obj: Resource, live: Resource) -> Resource:
-    """Keep who owns which field: clients neither see nor send that annotation."""
+    """Return the object with the live object's ownership, which clients neither see nor send."""
     kept = live.metadata.annotations.get(ANNOTATION)
     annotations = {
         key: value for key, value in obj.metadata.annotations.items() if key != ANNOTATION
@@ -195,14 +195,14 @@ def keep_owners(obj: Resource, live: Resource) -> Resource:
 
 
 def with_owners(obj: Resource, owners: Owners) -> Resource:
-    """Write down who owns which field of an object."""
+    """Return the object with this ownership in its annotation."""
     text = write_owners(owners)
     annotations = {**obj.metadata.annotations, ANNOTATION: text}
     return with_meta(obj, annotations=annotations)
 
 
 def managed_fields(owners: Owners, api_version: str) -> list[dict[str, Any]]:
-    """Show ownership as Kubernetes does."""
+    """Return ownership as Kubernetes' `managedFields`."""
     return [
         {
             "manager": name,

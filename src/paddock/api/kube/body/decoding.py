@@ -1,4 +1,4 @@
-"""From a body to the object that it describes, held against the path it was sent to."""
+"""Decoding of bodies into objects, checked against the path of the request."""
 
 import base64
 from typing import Any, cast
@@ -15,17 +15,17 @@ from paddock.resources.meta import Resource, with_meta
 
 
 class Decoded(Struct, frozen=True):
-    """What a body says, and which of its fields we do not know."""
+    """A decoded object, and the unknown fields of its body."""
 
     object: Resource
     unknown: list[FieldProblem]
 
 
 def decode(call: KubeCall, body: Any) -> Decoded:
-    """Build the object that a body describes, and hold it against the path."""
+    """Decode a body, and check that it matches the path."""
     info, target = call.target.info, call.target
     if not isinstance(body, dict):
-        raise BadRequestError("the body is an object with apiVersion, kind, metadata and spec")
+        raise BadRequestError("the body must be an object with apiVersion, kind, metadata and spec")
     plain = cast("dict[str, Any]", body)
     for field, wanted in (("apiVersion", info.cls.API_VERSION), ("kind", info.kind)):
         if plain.get(field) not in (None, "", wanted):
@@ -47,13 +47,15 @@ def decode(call: KubeCall, body: Any) -> Decoded:
         raise _bad_field("metadata.name", f"{meta.name[:80]!r} is not the name in the path")
     namespace = target.namespace or ""
     if meta.namespace not in ("", namespace):
-        raise _bad_field("metadata.namespace", f"{meta.namespace[:80]!r} is not the path's")
+        raise _bad_field(
+            "metadata.namespace", f"{meta.namespace[:80]!r} is not the namespace in the path"
+        )
     named = with_meta(obj, namespace=namespace, name=target.name or meta.name)
     return Decoded(codec.typed(named), unknown)
 
 
 def _name_in_body(plain: dict[str, Any]) -> str:
-    """Give the name that a body gives its object, also where nothing else in it can be read."""
+    """Return the object's name in a body, even if the rest is invalid."""
     meta = plain.get("metadata")
     said = cast("dict[str, Any]", meta) if isinstance(meta, dict) else {}
     name = said.get("name") or said.get("generateName")
@@ -61,7 +63,7 @@ def _name_in_body(plain: dict[str, Any]) -> str:
 
 
 def _normalize(cls: type[Resource], plain: dict[str, Any]) -> dict[str, Any]:
-    """Take what Kubernetes' own kinds have for writers' convenience, and we do not keep."""
+    """Convert fields of Kubernetes' own kinds that exist only on write, such as `stringData`."""
     if cls is Namespace:
         return {name: value for name, value in plain.items() if name != "spec"}
     if cls is Secret and plain.get("type") == "":

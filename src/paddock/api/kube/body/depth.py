@@ -1,13 +1,13 @@
-"""How deeply documents may be nested, and whether one is nested more deeply than that."""
+"""The limit on the nesting depth of documents."""
 
 from typing import Any, cast
 
 MAX_DEPTH = 200
-"""Whoever goes through a document level by level must not meet the end of the stack."""
+"""Recursive functions over a document must not overflow the stack."""
 
 
 def is_too_deep(value: Any) -> bool:
-    """Say whether a document has more levels than any may have."""
+    """Whether a document has more than `MAX_DEPTH` levels."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [

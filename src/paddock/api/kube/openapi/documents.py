@@ -1,7 +1,7 @@
-"""OpenAPI documents: what `kubectl explain` shows, and what clients are made from and check with.
+"""OpenAPI documents, for `kubectl explain`, client generators and client-side validation.
 
-Version 3 has one document per group version, named with a hash so that clients keep it.
-Version 2 is one document, which older clients read in its binary form (`openapi_binary`).
+Version 3 has one document per group version, with a hash in its URL so that clients cache it.
+Version 2 is one document, which older clients read in its binary form (`openapi.protobuf`).
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from paddock.resources.schema.openapi import schema_of_kind, schema_of_struct
 _LIST_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta"
 _BINARY = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 _BINARY_NAMES = (_BINARY, "application/com.github.proto-openapi.spec.v2@v1.0+protobuf")
-"""Clients ask by the second name too, but cannot read it in an answer: `@` may not be there."""
+"""Clients accept the second name too, but cannot parse it in a response, because of the `@`."""
 _INFO = {"title": "Paddock", "version": f"v{__version__}"}
 _BEARER = "BearerToken"
 _V2, _V3 = "#/definitions/", "#/components/schemas/"
@@ -45,7 +45,7 @@ def _schemas(kinds: tuple[KindInfo, ...], prefix: str) -> dict[str, Any]:
         META: _metadata_schema(),
         _LIST_META: {
             "type": "object",
-            "description": "Where a list goes on, and where to watch it from.",
+            "description": "Where a list continues, and the version to watch it from.",
             "properties": {
                 "continue": {"type": "string"},
                 "remainingItemCount": {"type": "integer", "format": "int64"},
@@ -92,7 +92,7 @@ def _reference(prefix: str, name: str) -> dict[str, Any]:
 
 @cache
 def document_v3(group: str, version: str) -> bytes:
-    """Give the OpenAPI document of one group version."""
+    """Return the OpenAPI 3 document of one group version."""
     kinds = GROUP_VERSIONS[group, version]
     return msgspec.json.encode(
         {
@@ -110,7 +110,7 @@ def document_v3(group: str, version: str) -> bytes:
 
 @cache
 def document_v2() -> dict[str, Any]:
-    """Give the one document of OpenAPI 2."""
+    """Return the OpenAPI 2 document."""
     header = {"type": "apiKey", "name": "authorization", "in": "header"}
     return {
         "swagger": "2.0",
@@ -127,7 +127,7 @@ def document_v2() -> dict[str, Any]:
 
 @cache
 def binary_v2() -> bytes:
-    """Give the document of OpenAPI 2 in its binary form."""
+    """Return the OpenAPI 2 document in its binary form."""
     return encode_document(document_v2())
 
 
@@ -147,12 +147,12 @@ def _hash(data: bytes) -> str:
 
 
 async def serve_index(_: Request) -> Response:
-    """Answer which documents there are."""
+    """Serve the index of documents."""
     return json_response(_index())
 
 
 async def serve_v3(request: Request) -> Response:
-    """Answer one group version's document."""
+    """Serve the document of one group version."""
     path = request.path_params["path"].strip("/")
     key = next((key for key in GROUP_VERSIONS if base_path(*key).strip("/") == path), None)
     if key is None:
@@ -167,7 +167,7 @@ async def serve_v3(request: Request) -> Response:
 
 
 async def serve_v2(request: Request) -> Response:
-    """Answer the document of OpenAPI 2, in the form the client asks for."""
+    """Serve the OpenAPI 2 document, in the form that the client accepts."""
     wanted = request.headers.get("accept", "")
     if any(name in wanted for name in _BINARY_NAMES):
         return Response(binary_v2(), media_type=_BINARY)

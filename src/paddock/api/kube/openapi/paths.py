@@ -1,7 +1,7 @@
-"""What may be asked of each kind, with which options and bodies: the paths of OpenAPI documents.
+"""Paths of the OpenAPI documents: the operations of each kind, with options and bodies.
 
-Written in the words of version 3; `in_version_2` says the same in those of version 2. Kinds
-themselves are described by `openapi`.
+In the form of version 3; `to_version_2` converts an operation to version 2. The schemas of kinds
+are in `resources.schema.openapi`.
 """
 
 import re
@@ -26,7 +26,7 @@ SCALE = "io.k8s.api.autoscaling.v1.Scale"
 
 Schema = dict[str, Any]
 Reference = Callable[[str], Schema]
-"""Gives what stands for a schema of that name."""
+"""Returns a reference to the schema of that name."""
 
 _TEXT: Schema = {"type": "string"}
 _FLAG: Schema = {"type": "boolean"}
@@ -74,7 +74,7 @@ _LIST = (*_SELECT, "watch", "timeoutSeconds", "allowWatchBookmarks", "sendInitia
 
 
 def schema_name(info: KindInfo) -> str:
-    """Name a kind's schema as Kubernetes does: the group reversed, then version and kind."""
+    """Return the name of a kind's schema as in Kubernetes: reversed group, version, kind."""
     group, version = group_version(info)
     if group.endswith("k8s.io") or not group:
         return f"io.k8s.api.{group.partition('.')[0] or 'core'}.{version}.{info.kind}"
@@ -82,7 +82,7 @@ def schema_name(info: KindInfo) -> str:
 
 
 def paths(kinds: Iterable[KindInfo], reference: Reference) -> dict[str, Any]:
-    """Give every path with its operations."""
+    """Return every path with its operations."""
     found: dict[str, Any] = {}
     for info in kinds:
         for path, operations in _Kind(info, reference).paths().items():
@@ -98,7 +98,7 @@ def paths(kinds: Iterable[KindInfo], reference: Reference) -> dict[str, Any]:
 
 
 class _Kind:
-    """What may be asked of one kind."""
+    """The operations of one kind."""
 
     def __init__(self, info: KindInfo, reference: Reference) -> None:
         self._info = info
@@ -109,7 +109,7 @@ class _Kind:
         self._removal = {"content": {_JSON: {"schema": reference(DELETE_OPTIONS)}}}
 
     def paths(self) -> dict[str, dict[str, Any]]:
-        """Give the operations on many, on one, and on its parts."""
+        """Return the operations on the collection, on one object, and on its subresources."""
         info = self._info
         root, plural = base_path(*group_version(info)), info.cls.PLURAL
         scope = "/namespaces/{namespace}" if info.cls.NAMESPACED else ""
@@ -145,7 +145,7 @@ class _Kind:
         }
 
     def _of_one(self) -> dict[str, Any]:
-        # What has yet to be finished with is shown as it is.
+        # An object with finalizers is returned itself.
         shown = {"anyOf": [self._status, self._object]}
         delete = self._operation(
             "delete", "delete", options=_DELETE, body=self._removal, shown=shown
@@ -153,7 +153,7 @@ class _Kind:
         return {**self._changed(), "delete": delete}
 
     def _changed(self, part: str = "") -> dict[str, Any]:
-        """Read and change an object, or a part of it that is written in its shape."""
+        """Return the operations that read and change an object or its status."""
         shown = self._object
         return {
             "get": self._operation("get", "read", part, shown=shown),
@@ -167,7 +167,7 @@ class _Kind:
                 options=(*_WRITE, "force"),
                 body=_patches(shown, with_apply=True),
                 shown=shown,
-                # What is applied is made where it is missing.
+                # Apply creates missing objects.
                 codes=("200",) if part else ("200", "201"),
             ),
         }
@@ -197,7 +197,7 @@ class _Kind:
         codes: tuple[str, ...] = ("200",),
     ) -> dict[str, Any]:
         scope = "Namespaced" if self._info.cls.NAMESPACED else ""
-        refusal = {"description": "what is wrong", "content": {_JSON: {"schema": self._status}}}
+        refusal = {"description": "the error", "content": {_JSON: {"schema": self._status}}}
         response = {"description": "done", "content": {_JSON: {"schema": shown}}}
         operation = {
             "operationId": f"{verb}{self._named(scope)}{part.capitalize()}",
@@ -211,7 +211,7 @@ class _Kind:
         return operation | {"requestBody": body} if body else operation
 
     def _named(self, scope: str) -> str:
-        """Name the kind as Kubernetes does in the names of operations."""
+        """Return the kind's name in operation ids, as in Kubernetes."""
         group, version = group_version(self._info)
         words = re.split(r"\W", f"{group.removesuffix('.k8s.io') or 'core'}.{version}")
         return "".join(word.capitalize() for word in words) + scope + self._info.kind
@@ -222,7 +222,7 @@ def _whole(schema: Schema) -> Schema:
 
 
 def _patches(schema: Schema, *, with_apply: bool = False) -> Schema:
-    # A part of an object may lack what the whole one needs.
+    # A patch may lack fields that the whole object requires.
     part: Schema = {"schema": {"anyOf": [{"type": "object"}, schema]}}
     content: dict[str, Schema] = dict.fromkeys(_MERGES, part)
     content[_STEPS] = {"schema": {"type": "array", "items": _STEP}}
@@ -232,7 +232,7 @@ def _patches(schema: Schema, *, with_apply: bool = False) -> Schema:
 
 
 def to_version_2(operation: dict[str, Any]) -> dict[str, Any]:
-    """Say the same of an operation in the words of OpenAPI 2."""
+    """Return an operation in the form of OpenAPI 2."""
     body = operation.get("requestBody")
     parameters = [
         {key: value for key, value in item.items() if key != "schema"} | item["schema"]
@@ -251,27 +251,27 @@ def to_version_2(operation: dict[str, Any]) -> dict[str, Any]:
 
 
 def _only(content: dict[str, Any]) -> Schema:
-    """Give the one schema that version 2 has room for: the first."""
+    """Return the first schema: version 2 has room for one only."""
     schema: Schema = next(iter(content.values()))["schema"]
     return schema["anyOf"][0] if "anyOf" in schema else schema
 
 
 def shared_schemas(reference: Reference) -> dict[str, Schema]:
-    """Give the schemas of what is no kind of ours: how to delete, what became of it, scales."""
+    """Return the schemas of Kubernetes' own types: DeleteOptions, Status, Scale."""
     counted: Schema = {"type": "object", "properties": {"replicas": _COUNT}}
     return {
         DELETE_OPTIONS: _document(
-            "How something is deleted.",
+            "Options of a deletion.",
             dryRun={"type": "array", "items": _OPTIONS["dryRun"]},
             gracePeriodSeconds=_COUNT,
             orphanDependents=_FLAG,
             preconditions=_object(
-                "What must be so, or nothing is deleted.", uid=_TEXT, resourceVersion=_TEXT
+                "Preconditions of the deletion.", uid=_TEXT, resourceVersion=_TEXT
             ),
             propagationPolicy=_OPTIONS["propagationPolicy"],
         ),
         STATUS: _document(
-            "What became of a request.",
+            "The result of a request.",
             metadata={"type": "object"},
             status={"type": "string", "enum": ["Success", "Failure"]},
             message=_TEXT,
@@ -280,7 +280,7 @@ def shared_schemas(reference: Reference) -> dict[str, Schema]:
             details={"type": "object", "x-kubernetes-preserve-unknown-fields": True},
         ),
         SCALE: _document(
-            "How many there are to be, and how many there are.",
+            "The desired and the current number of replicas.",
             metadata=reference(META),
             spec=counted,
             status={

@@ -1,4 +1,4 @@
-"""Get and list: one object or many, in the form the client asks for."""
+"""Get and list, in the form that the client accepts."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,26 +26,26 @@ from paddock.resources.selectors import (
 from paddock.store.port import Page
 
 STORED = "Stored"
-"""The form of objects that a watch gives to those who ask for it first."""
+"""The form of a watch without defaults, for clients that list it first in Accept."""
 _BATCH = 100
 _FORMS = {"", "Table", "PartialObjectMetadata", "PartialObjectMetadataList"}
 
 
 async def get(call: KubeCall) -> Response:
-    """Give one object."""
+    """Return one object."""
     form = negotiate_form(call.request)
     obj = await call.store.get(call.target.info.cls, call.target.key)
     return json_response(render_form(call, obj, form))
 
 
 async def get_scale(call: KubeCall) -> Response:
-    """Give the scale of one object."""
+    """Return the scale of one object."""
     obj = await call.store.get(call.target.info.cls, call.target.key)
     return json_response(scale(obj, call.target.info))
 
 
 async def list_objects(call: KubeCall) -> Response:
-    """Give a page of objects."""
+    """Return a page of objects."""
     form = negotiate_form(call.request)
     page = await read_page(call)
     info = call.target.info
@@ -65,7 +65,7 @@ async def list_objects(call: KubeCall) -> Response:
     for index, obj in enumerate(page.items):
         items.append(shown(obj))
         if index % _BATCH == _BATCH - 1:
-            await asyncio.sleep(0)  # a long list must not keep everybody else waiting
+            await asyncio.sleep(0)  # a long list must not block other requests
     document = render_list(
         info,
         items,
@@ -79,7 +79,7 @@ async def list_objects(call: KubeCall) -> Response:
 
 
 async def read_page(call: KubeCall) -> Page[Resource]:
-    """Read the page that a request asks for."""
+    """Read the requested page from the store."""
     query = call.request.query_params
     exact = _exact_version(call.request)
     page = await call.store.list(
@@ -91,12 +91,14 @@ async def read_page(call: KubeCall) -> Page[Resource]:
         continue_token=query.get("continue", ""),
     )
     if exact is not None and page.version != exact:
-        raise GoneError(f"version {exact} is no longer there: lists are of {page.version} now")
+        raise GoneError(
+            f"version {exact} is no longer available: the current version is {page.version}"
+        )
     return page
 
 
 def _exact_version(request: Request) -> str | None:
-    """Read which version a list must be of; any present one is new enough otherwise."""
+    """Return the exact version that a list must have, or None if any current one will do."""
     query = request.query_params
     match, version = query.get("resourceVersionMatch", ""), query.get("resourceVersion", "")
     if not match:
@@ -111,7 +113,7 @@ def _exact_version(request: Request) -> str | None:
 
 
 def render_form(call: KubeCall, obj: Resource, form: str) -> dict[str, Any]:
-    """Show one object in a form."""
+    """Return one object in a form."""
     if form == "Table":
         return table(
             call.target.info,
@@ -124,27 +126,27 @@ def render_form(call: KubeCall, obj: Resource, form: str) -> dict[str, Any]:
 
 
 def negotiate_form(request: Request) -> str:
-    """Choose the first form that the client takes and we have."""
+    """Return the first form in the Accept header that is supported."""
     options = parse_accept(request.headers.get("accept", ""))
     if options is None:
         raise NotAcceptableError(
-            "none of the formats in Accept is spoken here", hint="accept application/json"
+            "none of the formats in Accept is supported", hint="accept application/json"
         )
     for option in options:
         if option.form in _FORMS and option.version in ("v1", "v1beta1"):
             return option.form
-    raise NotAcceptableError("none of the forms in Accept is known here")
+    raise NotAcceptableError("none of the forms in Accept is supported")
 
 
 def wants_stored(request: Request) -> bool:
-    """Say whether a watch may leave defaults out, as what is stored does: Paddock's own parts know
-    them, and writing them out is most of the work of a watch."""
+    """Whether a watch may omit defaults, as stored objects do. Paddock's own processes have the
+    defaults, and writing them out is most of the cost of a watch."""
     options = parse_accept(request.headers.get("accept", ""))
     return bool(options) and options[0].form == STORED
 
 
 def included_object(request: Request) -> str:
-    """Read what goes along with each row of a table."""
+    """Return which object data each row of a table carries."""
     text = request.query_params.get("includeObject") or "Metadata"
     if text not in ("None", "Metadata", "Object"):
         raise _bad("includeObject", f"{text[:40]!r} is not one of None, Metadata, Object")
@@ -152,13 +154,13 @@ def included_object(request: Request) -> str:
 
 
 def label_selector(request: Request) -> LabelSelector | None:
-    """Read which labels objects must have."""
+    """Parse the label selector."""
     text = request.query_params.get("labelSelector", "")
     return parse_labels(text) if text.strip() else None
 
 
 def field_selector(call: KubeCall) -> FieldSelector | None:
-    """Read which fields objects must have; a field that cannot exist is an error."""
+    """Parse the field selector; a field that the kind does not have is an error."""
     text = call.request.query_params.get("fieldSelector", "")
     if not text.strip():
         return None
@@ -166,7 +168,7 @@ def field_selector(call: KubeCall) -> FieldSelector | None:
     for term in selector.terms:
         if not _exists(call.target.info.cls, term.path):
             path = ".".join(term.path)
-            raise _bad("fieldSelector", f"{path[:80]!r} is no field of {call.target.info.kind}")
+            raise _bad("fieldSelector", f"{path[:80]!r} is not a field of {call.target.info.kind}")
     return selector
 
 

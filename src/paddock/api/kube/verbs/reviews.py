@@ -1,7 +1,7 @@
-"""Who am I, and what may I do: `kubectl auth can-i` and `kubectl auth whoami`.
+"""Access reviews: `kubectl auth can-i` and `kubectl auth whoami`.
 
-Whoever is let in may do everything (`auth` decides who is), so every question has the same answer
-and nothing of it needs to be read. Nothing is stored.
+An authenticated caller may do everything (`kube.auth`), so every review has the same result and its
+body is not parsed. Nothing is stored.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _REVIEWS: Mapping[str, dict[str, Any]] = {
         (
             _AUTHORIZATION,
             "SelfSubjectAccessReview",
-            {"allowed": True, "reason": "whoever is let in may do everything"},
+            {"allowed": True, "reason": "authenticated callers may do everything"},
         ),
         (
             _AUTHORIZATION,
@@ -47,10 +47,10 @@ _REVIEWS: Mapping[str, dict[str, Any]] = {
     )
 }
 PATHS = tuple(_REVIEWS)
-"""Where reviews are asked for."""
+"""The paths of reviews."""
 
 
 async def serve(context: KubeContext, request: Request) -> Response:
-    """Answer a review."""
+    """Serve a review."""
     await read_body(request, context.settings)
     return json_response(_REVIEWS[request.url.path], 201)

@@ -1,4 +1,4 @@
-"""Watch: a stream of changes, one JSON document a line, that begins where the client left off."""
+"""Watch: a stream of changes, one JSON document per line, from a resource version on."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -31,7 +31,7 @@ _INITIAL_END = {"k8s.io/initial-events-end": "true"}
 
 
 class _LastEncoded:
-    """What was last written: one gateway after the other is told the same."""
+    """The last encoded object: several gateways watch the same changes."""
 
     obj: Resource | None = None
     data = b""
@@ -44,7 +44,7 @@ def _stored(obj: Resource) -> bytes:
 
 
 class _Stream:
-    """The form and the options of one watch."""
+    """Form and options of one watch."""
 
     def __init__(self, call: KubeCall) -> None:
         request = call.request
@@ -67,13 +67,13 @@ class _Stream:
             raise BadRequestError(str(problem), problems=[problem])
 
     def event(self, change: Change, obj: Resource) -> bytes:
-        """Write one change."""
+        """Return the line of one change."""
         if self._is_stored:
             return b'{"type":"%s","object":%s}\n' % (change.encode(), _stored(obj))
         return self._line(change, self._shown(obj))
 
     def bookmark(self, version: str, annotations: dict[str, str] | None = None) -> bytes:
-        """Write how far the client has seen."""
+        """Return a bookmark line."""
         metadata: dict[str, Any] = {"resourceVersion": version, "creationTimestamp": None}
         if annotations:
             metadata["annotations"] = annotations
@@ -95,7 +95,7 @@ class _Stream:
         return self._line(Change.BOOKMARK, document)
 
     def error(self, error: PaddockError) -> bytes:
-        """Write why the watch ends."""
+        """Return the line of the error that ends the watch."""
         return self._line("ERROR", failure_status(error, self.info))
 
     def _line(self, change: str, document: dict[str, Any]) -> bytes:
@@ -116,7 +116,7 @@ class _Stream:
 
 
 async def watch(call: KubeCall) -> Response:
-    """Stream changes until the client goes, the time is up, or the version is no longer kept."""
+    """Stream changes until the client disconnects, the timeout ends or the version is gone."""
     stream = _Stream(call)
     return StreamingResponse(_lines(stream), media_type="application/json")
 
@@ -161,13 +161,13 @@ async def _changes(stream: _Stream, since: str, deadline: float) -> AsyncGenerat
         async with aclosing(events):
             while True:
                 try:
-                    # Around the waiting alone: time must not run out in the middle of a line.
+                    # Only around the wait: the timeout must not interrupt a line.
                     async with asyncio.timeout_at(min(deadline, loop.time() + stream.silence)):
                         event = await anext(events)
                 except StopAsyncIteration:
                     return
                 except TimeoutError:
-                    break  # with the store's watch, which ends when its waiting does
+                    break  # cancelling the wait also ended the store's watch
                 since = event.version
                 if event.object is not None:
                     yield stream.event(event.change, event.object)
@@ -178,7 +178,7 @@ async def _changes(stream: _Stream, since: str, deadline: float) -> AsyncGenerat
 
 
 def _field_selector(call: KubeCall) -> FieldSelector | None:
-    """Watch one object where the path names one."""
+    """Return the field selector, narrowed to one object if the path names one."""
     selector = field_selector(call)
     if call.target.name is None:
         return selector

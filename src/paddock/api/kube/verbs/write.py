@@ -1,7 +1,7 @@
 """Create, update, patch, apply and delete.
 
-A patch is read, applied and written by compare-and-swap, again when somebody was faster. Nothing
-is written before the whole request has been understood.
+A patch is applied to the current object and written by compare-and-swap, with retries on conflict.
+Nothing is written before the whole request is validated.
 """
 
 from collections.abc import Awaitable, Callable
@@ -36,7 +36,7 @@ from paddock.kit.errors import (
 from paddock.resources.meta import Resource, with_meta
 
 _ATTEMPTS = 64
-"""A patch loses against at most so many others before its client hears of it."""
+"""How often a patch is retried after a conflict before the client gets the error."""
 _APPLY = "application/apply-patch+yaml"
 _PATCHES: dict[str, Callable[[Any, Any], Any]] = {
     "application/json-patch+json": patches.json_patch,
@@ -46,7 +46,7 @@ _PATCHES: dict[str, Callable[[Any, Any], Any]] = {
 
 
 async def create(call: KubeCall) -> Response:
-    """Store a new object."""
+    """Create an object."""
     form = negotiate_form(call.request)
     dry_run = is_dry_run(call.request)
     body = await read_document(call.request, call.context.settings)
@@ -58,7 +58,7 @@ async def create(call: KubeCall) -> Response:
 
 
 async def update(call: KubeCall) -> Response:
-    """Replace an object, or its status alone."""
+    """Replace an object, or only its status."""
     form = negotiate_form(call.request)
     dry_run = is_dry_run(call.request)
     body = await read_document(call.request, call.context.settings)
@@ -100,7 +100,7 @@ async def patch(call: KubeCall) -> Response:
 
 
 async def apply(call: KubeCall) -> Response:
-    """Apply a manager's view of an object; make the object where it is missing."""
+    """Server-side apply; create the object if it does not exist."""
     form = negotiate_form(call.request)
     dry_run = is_dry_run(call.request)
     manager = call.request.query_params.get("fieldManager", "")
@@ -109,7 +109,7 @@ async def apply(call: KubeCall) -> Response:
         raise InvalidError(str(problem), problems=[problem])
     force = flag(call.request, "force")
     wanted = await read_document(call.request, call.context.settings)
-    unknown = decode(call, wanted).unknown  # what is wrong in itself is wrong before any merge
+    unknown = decode(call, wanted).unknown  # reject invalid bodies before any merge
 
     async def make() -> Resource:
         merged = server_side.apply({}, wanted, manager=manager, owners={}, force=force)
@@ -135,7 +135,7 @@ async def apply(call: KubeCall) -> Response:
         try:
             return await make(), 201
         except AlreadyExistsError:
-            # Another applier made it in between: this one is merged into what that one made.
+            # Created concurrently: merge into that object.
             return await _retry_on_conflict(call, attempt), 200
 
     stored, code = await make_or_merge()
@@ -143,7 +143,7 @@ async def apply(call: KubeCall) -> Response:
 
 
 async def delete(call: KubeCall) -> Response:
-    """Delete one object; say whether it is gone or has yet to be finished with."""
+    """Delete one object; return a `Status`, or the object if finalizers remain."""
     body = await read_document(call.request, call.context.settings)
     deleted = await _delete_one(call, call.target.name or "", delete_options(call.request, body))
     meta = deleted.metadata
@@ -153,7 +153,7 @@ async def delete(call: KubeCall) -> Response:
 
 
 async def delete_collection(call: KubeCall) -> Response:
-    """Delete every object that the selectors name."""
+    """Delete every object that the selectors match."""
     body = await read_document(call.request, call.context.settings)
     options = delete_options(call.request, body)
     page = await read_page(call)
@@ -164,7 +164,7 @@ async def delete_collection(call: KubeCall) -> Response:
                 call, obj.metadata.name, options, namespace=obj.metadata.namespace
             )
         except NotFoundError:
-            continue  # somebody else was faster, which is what was asked for
+            continue  # already deleted by another request
         deleted.append(render(gone))
     document = render_list(
         call.target.info, deleted, version=page.version, continue_token=page.continue_token
@@ -190,7 +190,7 @@ async def _delete_one(
 
 
 async def update_scale(call: KubeCall) -> Response:
-    """Write how many there are to be, and nothing else."""
+    """Update the replica count, and nothing else."""
     dry_run = is_dry_run(call.request)
     kind = media_type(call.request)
     is_patch = call.request.method == "PATCH"
@@ -223,7 +223,7 @@ def _patch_function(kind: str) -> Callable[[Any, Any], Any]:
     if change is None:
         known = ", ".join([*_PATCHES, _APPLY])
         raise UnsupportedMediaTypeError(
-            f"patches of type {kind[:80]!r} are not read", hint=f"known types: {known}"
+            f"patches of type {kind[:80]!r} are not supported", hint=f"known types: {known}"
         )
     return change
 
@@ -231,7 +231,7 @@ def _patch_function(kind: str) -> Callable[[Any, Any], Any]:
 async def _retry_on_conflict(
     call: KubeCall, attempt: Callable[[Resource], Awaitable[Resource]], attempts: int = _ATTEMPTS
 ) -> Resource:
-    """Read and write until nobody was faster. A conflict on the same version is no race."""
+    """Read and write, with retries on conflict. A second conflict on the same version is final."""
     version = ""
     while True:
         live = await call.store.get(call.target.info.cls, call.target.key)

@@ -1,4 +1,4 @@
-"""A certificate authority for a test, and a wildcard certificate of it."""
+"""A test certificate authority, and a wildcard certificate signed by it."""
 
 import datetime
 from pathlib import Path
@@ -10,7 +10,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 
 def issue(directory: Path, *names: str) -> tuple[Path, Path, Path]:
-    """Give the authority's certificate, the server's certificate and its key, as files."""
+    """Return files with the authority's certificate, the server's certificate and its key."""
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     ca_name = _name("test authority")
     ca = (

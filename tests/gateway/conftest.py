@@ -1,4 +1,4 @@
-"""The gateway is proved on the loop that it runs on."""
+"""Gateway tests run on uvloop, as the gateway does."""
 
 import pytest
 import uvloop
@@ -14,6 +14,7 @@ def pytest_asyncio_loop_factories(config, item):
 
 @pytest.fixture(autouse=True)
 def patient_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stands still for a while is no control plane that does not answer."""
+    """Use long timeouts, so that a stalled machine does not look like a control plane that is
+    down."""
     monkeypatch.setattr(route_lookup, "_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(waker, "_RETRY_SECONDS", PATIENCE_SECONDS)

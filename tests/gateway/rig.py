@@ -26,7 +26,7 @@ from paddock.resources.tokens import TokenSeed, hashed
 
 SEED = TokenSeed(b"seed")
 PATIENCE_SECONDS = 60.0
-"""For what happens at once, unless the machine stands still for a while."""
+"""A timeout for operations that are immediate unless the machine stalls."""
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -44,7 +44,7 @@ def route(sandbox_id: str = "abc", **changes: Any) -> Route:
 
 
 class LoopbackDialer:
-    """Every port of every sandbox is some loopback port."""
+    """Maps every port of every sandbox to a loopback port."""
 
     def __init__(self) -> None:
         self.targets: dict[tuple[str, int], int] = {}
@@ -73,7 +73,7 @@ class LoopbackDialer:
 
 
 class Rig:
-    """One gateway, its table and what stands for its control plane."""
+    """One gateway, its route table, and a fake control plane."""
 
     def __init__(
         self,
@@ -90,21 +90,21 @@ class Rig:
         self.wakes: list[str] = []
         self.lookups: list[str] = []
         self.elsewhere: dict[str, Route] = {}
-        """What the control plane knows and the table does not."""
+        """Routes of the control plane that the table lacks."""
         self.absences: list[PaddockError] = []
-        """What the next lookups meet instead of an answer."""
-        self.on_wake: Callable[[Route], Awaitable[Route]] = self._wake
-        self.on_look: Callable[[str], Awaitable[Route]] = self._fetch
+        """Errors that the next lookups raise."""
+        self.on_resume: Callable[[Route], Awaitable[Route]] = self._resume
+        self.on_fetch: Callable[[str], Awaitable[Route]] = self._fetch
         self.gateway = Gateway(
             routes=self.routes,
             waker=Waker(
                 self.routes,
-                lambda route: self.on_wake(route),
+                lambda route: self.on_resume(route),
                 tasks,
                 self.activity,
                 timeout_seconds=wake_seconds,
             ),
-            lookup=RouteLookup(self.routes, lambda name: self.on_look(name), self.clock, tasks),
+            lookup=RouteLookup(self.routes, lambda name: self.on_fetch(name), self.clock, tasks),
             sender=Sender(self.dialer, self.routes, self.clock, limits=limits, options=options),
             signatures=Signatures(self.routes, SEED, self.clock),
             activity=self.activity,
@@ -117,7 +117,7 @@ class Rig:
         self._handlers: set[asyncio.Task[None]] = set()
         self.port = 0
 
-    async def _wake(self, asleep: Route) -> Route:
+    async def _resume(self, asleep: Route) -> Route:
         self.wakes.append(asleep.id)
         await asyncio.sleep(0.05)
         current = self.routes.get(asleep.id) or asleep
@@ -147,14 +147,14 @@ class Rig:
             task.cancel()
         await asyncio.gather(*handlers, return_exceptions=True)
         await self._stack.aclose()
-        # What was closed is gone one turn of the loop later.
+        # Closing takes effect on the next iterations of the loop.
         for _ in range(3):
             await asyncio.sleep(0)
 
     async def upstream(
         self, serve: Serve, sandbox_id: str = "abc", port: int = 8000, **changes: Any
     ) -> None:
-        """Let a sandbox have a server on a port."""
+        """Start a server for a port of a sandbox."""
         self.dialer.targets[sandbox_id, port] = await self.listen(serve)
         if self.routes.get(sandbox_id) is None:
             assert self.routes.put(route(sandbox_id, **changes))
@@ -178,7 +178,7 @@ class Rig:
         return server.sockets[0].getsockname()[1]
 
     def change(self, sandbox_id: str = "abc", **changes: Any) -> Route:
-        """Let a route change, as the informer would."""
+        """Change a route, as the informer does."""
         known = self.routes._by_key[Key("default", sandbox_id)]
         made = structs.replace(known, version=known.version + 1, **changes)
         assert self.routes.put(made)
@@ -189,7 +189,7 @@ class Rig:
         return Wire(reader, writer)
 
     async def ask(self, request: bytes) -> "Answer":
-        """Send one request on a new connection and read one answer."""
+        """Send one request on a new connection and read one response."""
         wire = await self.connect()
         try:
             wire.send(request)
@@ -219,7 +219,7 @@ async def rig(
 
 
 class Answer:
-    """One response, taken apart."""
+    """One parsed response."""
 
     def __init__(self, status: int, headers: dict[str, str], body: bytes, raw: bytes) -> None:
         self.status = status
@@ -229,7 +229,7 @@ class Answer:
 
 
 class Wire:
-    """A client's connection, byte by byte."""
+    """A raw client connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -271,7 +271,7 @@ class Wire:
         return body, trailers
 
     async def rest(self) -> bytes:
-        """Everything until the other side ends; `ConnectionResetError` where it breaks off."""
+        """Return everything until end-of-file; raises `ConnectionResetError` on a reset."""
         return await asyncio.wait_for(self.reader.read(), PATIENCE_SECONDS)
 
     async def close(self) -> None:
@@ -280,7 +280,7 @@ class Wire:
             await self.writer.wait_closed()
 
     def reset(self) -> None:
-        """Hang up hard."""
+        """Reset the connection."""
         opened = self.writer.get_extra_info("socket")
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.writer.transport.abort()
@@ -295,7 +295,7 @@ def get(path: str = "/", *, method: str = "GET", **headers: str) -> bytes:
 
 
 async def read_request(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], bytes]:
-    """What a simple upstream reads: request line, headers, body."""
+    """Read a request as a simple upstream does: request line, headers, body."""
     raw = await reader.readuntil(b"\r\n\r\n")
     first, *lines = raw.decode("latin-1").split("\r\n")
     pairs = (line.partition(":") for line in lines if line)
@@ -310,7 +310,7 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, dict[str, str
 
 
 def replying(answer: bytes) -> Serve:
-    """An upstream that gives the same answer to every request."""
+    """An upstream that sends the same response to every request."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -322,7 +322,7 @@ def replying(answer: bytes) -> Serve:
 
 
 def recording(seen: list[tuple[str, dict[str, str], bytes]], body: bytes = b"ok") -> Serve:
-    """An upstream that keeps what it was asked."""
+    """An upstream that records its requests."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:

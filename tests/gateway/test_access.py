@@ -1,4 +1,4 @@
-"""Tokens, private traffic, internal paths, signed URLs, and the exact words of refusals."""
+"""Tokens, private traffic, internal paths, signed URLs, and exact error messages."""
 
 import json
 
@@ -17,7 +17,7 @@ def envd(path: str = "/files", **headers: str) -> bytes:
     return get(path, e2b_sandbox_port="49983", **headers)
 
 
-async def test_envd_asks_for_the_sandboxes_token() -> None:
+async def test_envd_requires_the_sandboxes_token() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, port=49983)
         for token in (None, "wrong", SEED.access_token("other"), TOKEN + "x"):
@@ -33,7 +33,7 @@ async def test_envd_asks_for_the_sandboxes_token() -> None:
         assert answer.status == 200
 
 
-async def test_envd_is_asked_for_no_other_protocol_than_its_own() -> None:
+async def test_upgrade_headers_are_not_forwarded_to_envd() -> None:
     seen = []
     offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMA"}
     async with rig() as paddock:
@@ -48,7 +48,7 @@ async def test_envd_is_asked_for_no_other_protocol_than_its_own() -> None:
         assert not {"upgrade", "connection", "http2-settings"} & {*headers}
 
 
-async def test_a_switch_of_protocols_that_envd_was_not_asked_for_is_a_failure() -> None:
+async def test_an_unsolicited_protocol_switch_of_envd_is_a_failure() -> None:
     async def serve(reader, writer) -> None:
         for number in range(3):
             await read_request(reader)
@@ -69,7 +69,7 @@ async def test_a_switch_of_protocols_that_envd_was_not_asked_for_is_a_failure() 
         await wire.close()
 
 
-async def test_health_is_open_and_files_are_envds_to_judge() -> None:
+async def test_health_needs_no_token_and_envd_checks_file_signatures() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, port=49983)
         assert (await paddock.ask(envd("/health"))).status == 200
@@ -97,7 +97,7 @@ async def test_envds_internal_paths_cannot_be_reached_however_they_are_written(p
     ["/_paddock/wake", "//_paddock/wake", "/%5fpaddock/activity", "/metrics", "/metrics/",
      "//METRICS?x=1", "/readyz"],
 )  # fmt: skip
-async def test_what_gateways_and_operators_ask_of_the_control_plane_cannot_be_asked_from_outside(
+async def test_internal_paths_of_the_control_plane_are_not_reachable_from_outside(
     path: str,
 ) -> None:
     seen = []
@@ -126,7 +126,7 @@ async def test_ports_are_public_unless_traffic_is_private() -> None:
         assert "e2b-traffic-access-token" not in seen[0][1]
 
 
-async def test_private_traffic_is_let_in_through_another_clusters_gateway_too() -> None:
+async def test_private_traffic_passes_through_another_clusters_gateway() -> None:
     token = SEED.traffic_token("abc")
     seen = []
     async with rig() as home, rig() as paddock:
@@ -159,7 +159,7 @@ async def test_unknown_and_killed_sandboxes_look_the_same_down_to_the_byte() -> 
         assert {answer.status for answer in answers} == {502}
 
 
-async def test_a_closed_port_is_told_in_the_words_that_clients_parse() -> None:
+async def test_a_closed_port_is_reported_in_the_form_that_clients_parse() -> None:
     async with rig() as paddock:
         paddock.routes.put(route())
         answer = await paddock.get(e2b_sandbox_port="8080")
@@ -172,7 +172,7 @@ async def test_a_closed_port_is_told_in_the_words_that_clients_parse() -> None:
         }
 
 
-async def test_browsers_get_a_page_and_nothing_in_it_is_markup_of_a_stranger() -> None:
+async def test_browsers_get_an_error_page_with_escaped_content() -> None:
     async with rig() as paddock:
         answer = await paddock.get(e2b_sandbox_id="unknown", accept="text/html,*/*")
         assert answer.headers["content-type"].startswith("text/html")
@@ -180,7 +180,7 @@ async def test_browsers_get_a_page_and_nothing_in_it_is_markup_of_a_stranger() -
         assert b"<code>unknown</code>" in answer.body
 
 
-async def test_a_browsers_preflight_is_answered_without_token_or_waking() -> None:
+async def test_a_cors_preflight_needs_no_token_and_wakes_nothing() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, port=49983, state=SandboxState.PAUSED, wakes=True)
         answer = await paddock.ask(
@@ -241,7 +241,7 @@ async def test_a_signed_url_without_an_id_finds_its_sandbox() -> None:
         assert len(seen) == 2
 
 
-async def test_a_signed_url_wakes_only_when_it_holds() -> None:
+async def test_only_a_valid_signed_url_wakes() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, port=49983, state=SandboxState.PAUSED, wakes=True)
         paddock.elsewhere["abc"] = structs.replace(paddock.routes.get("abc"))
@@ -259,7 +259,7 @@ async def test_a_signed_url_wakes_only_when_it_holds() -> None:
 
 
 @pytest.mark.parametrize("port", ["49983", "8000"])
-async def test_whoever_is_refused_wakes_nothing(port: str) -> None:
+async def test_refused_requests_wake_nothing(port: str) -> None:
     private = hashed(SEED.traffic_token("abc"))
     async with rig() as paddock:
         await paddock.upstream(
@@ -271,7 +271,7 @@ async def test_whoever_is_refused_wakes_nothing(port: str) -> None:
         assert paddock.wakes == []
 
 
-async def test_a_proxy_in_front_is_believed_only_where_that_is_set() -> None:
+async def test_forwarded_headers_are_trusted_only_if_enabled() -> None:
     for trusts, expected in ((True, "9.9.9.9, 127.0.0.1"), (False, "127.0.0.1")):
         seen = []
         async with rig(options=GatewayOptions(trusts_forwarded=trusts)) as paddock:
@@ -281,7 +281,7 @@ async def test_a_proxy_in_front_is_believed_only_where_that_is_set() -> None:
             assert seen[0][1]["x-forwarded-proto"] == ("https" if trusts else "http")
 
 
-async def test_a_sandboxes_own_token_addresses_it_where_nothing_else_does() -> None:
+async def test_an_access_token_alone_addresses_its_sandbox() -> None:
     seen = []
     async with rig() as paddock:
         await paddock.upstream(recording(seen), port=49983)

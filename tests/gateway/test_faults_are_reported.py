@@ -1,4 +1,4 @@
-"""Broken peers, slow peers, too much of anything: nobody is lied to, and nothing grows."""
+"""Broken or slow clients and sandboxes, and overload: errors are reported, memory is bounded."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ from tests.gateway.rig import (
 from tests.runtime.local.nodes import eventually
 
 
-async def test_a_sandbox_that_breaks_off_mid_body_breaks_the_clients_connection_too() -> None:
+async def test_a_sandbox_that_aborts_mid_body_aborts_the_client_too() -> None:
     async def serve(reader, writer) -> None:
         await read_request(reader)
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
@@ -35,7 +35,7 @@ async def test_a_sandbox_that_breaks_off_mid_body_breaks_the_clients_connection_
         await wire.close()
 
 
-async def test_a_clean_end_in_the_middle_of_a_body_is_no_end() -> None:
+async def test_a_clean_close_in_the_middle_of_a_body_is_an_error() -> None:
     async def serve(reader, writer) -> None:
         await read_request(reader)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhello")
@@ -65,7 +65,7 @@ async def test_a_clean_end_in_the_middle_of_a_body_is_no_end() -> None:
         b"HTTP/2 200\r\n\r\n",
     ],
 )
-async def test_an_answer_that_cannot_be_read_in_one_way_is_a_502(answer: bytes) -> None:
+async def test_an_ambiguous_response_is_a_502(answer: bytes) -> None:
     async def serve(reader, writer) -> None:
         await read_request(reader)
         writer.write(answer)
@@ -76,7 +76,7 @@ async def test_an_answer_that_cannot_be_read_in_one_way_is_a_502(answer: bytes) 
         assert (await paddock.get()).status == 502
 
 
-async def test_a_connection_that_is_taken_and_closed_at_once_is_a_502() -> None:
+async def test_a_connection_closed_right_after_accept_is_a_502() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK)
         dial = paddock.dialer.dial
@@ -93,7 +93,7 @@ async def test_a_connection_that_is_taken_and_closed_at_once_is_a_502() -> None:
         assert b"closed the connection" in answer.body
 
 
-async def test_bytes_after_an_answer_never_reach_the_next_request() -> None:
+async def test_bytes_after_a_response_never_reach_the_next_request() -> None:
     async with rig() as paddock:
         smuggled = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsecret"
         await paddock.upstream(
@@ -126,7 +126,7 @@ async def test_bytes_after_an_answer_never_reach_the_next_request() -> None:
         (get(e2b_sandbox_id="../etc"), 400),
     ],
 )
-async def test_what_is_no_request_is_refused(request_: bytes, status: int) -> None:
+async def test_malformed_requests_are_refused(request_: bytes, status: int) -> None:
     async with rig() as paddock:
         await paddock.upstream(OK)
         answer = await paddock.ask(request_)
@@ -148,13 +148,13 @@ async def test_a_bad_chunk_ends_both_sides_and_the_sandbox_sees_no_complete_requ
         assert seen == []
 
 
-async def test_a_head_that_trickles_in_is_cut_off() -> None:
+async def test_a_slow_head_times_out() -> None:
     async with rig(GatewayLimits(head_seconds=0.05)) as paddock:
         wire = await paddock.connect()
         wire.send(b"GET / HTTP/1.1\r\nx: y")
         await eventually(lambda: any(c.head_since for c in paddock.gateway.clients))
         wire.send(b"\r\nslow: 1")
-        # Bytes that nobody read would make a reset of the end.
+        # Unread bytes would turn the close into a reset.
         await eventually(lambda: any(b"slow" in c._buffer for c in paddock.gateway.clients))
 
         def cut() -> bool:
@@ -190,7 +190,7 @@ async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
         await idle.close()
 
 
-async def test_a_client_that_hangs_up_ends_its_request_in_the_sandbox() -> None:
+async def test_a_client_disconnect_aborts_its_request_in_the_sandbox() -> None:
     ended = asyncio.Event()
 
     async def serve(reader, writer) -> None:
@@ -211,7 +211,7 @@ async def test_a_client_that_hangs_up_ends_its_request_in_the_sandbox() -> None:
         assert not any(paddock.gateway._inflight.in_flight.values())
 
 
-async def test_a_client_that_closes_its_half_still_gets_its_answer() -> None:
+async def test_a_half_closed_client_still_gets_its_response() -> None:
     async def serve(reader, writer) -> None:
         await read_request(reader)
         await asyncio.sleep(0.05)
@@ -229,7 +229,7 @@ async def test_a_client_that_closes_its_half_still_gets_its_answer() -> None:
 
 
 @pytest.mark.parametrize("direction", ["down", "up"])
-async def test_a_slow_reader_holds_the_sender_back_within_bounded_memory(direction: str) -> None:
+async def test_backpressure_keeps_memory_bounded(direction: str) -> None:
     moved = 0
     total = 64_000_000
 
@@ -266,7 +266,7 @@ async def test_a_slow_reader_holds_the_sender_back_within_bounded_memory(directi
             return moved > 0 and time.monotonic() - since > 0.5
 
         await eventually(stalls)
-        # Kernel buffers on four sockets, ours, the reader's limit: not the whole.
+        # At most the kernel buffers of four sockets, our buffers and the reader's limit.
         assert moved < 30_000_000
         for connection in (*paddock.gateway.clients,):
             assert connection._transport.get_write_buffer_size() < 1_000_000
@@ -275,7 +275,7 @@ async def test_a_slow_reader_holds_the_sender_back_within_bounded_memory(directi
         wire.reset()
 
 
-async def test_one_sandbox_may_not_take_more_than_its_share() -> None:
+async def test_requests_per_sandbox_are_limited() -> None:
     async def serve(reader, writer) -> None:
         await read_request(reader)
         await reader.read()
@@ -294,7 +294,7 @@ async def test_one_sandbox_may_not_take_more_than_its_share() -> None:
             await wire.close()
 
 
-async def test_a_crowd_at_a_public_port_does_not_shut_the_owner_out() -> None:
+async def test_public_traffic_does_not_lock_the_owner_out() -> None:
     async def serve(reader, writer) -> None:
         await read_request(reader)
         await reader.read()
@@ -319,7 +319,7 @@ async def test_a_crowd_at_a_public_port_does_not_shut_the_owner_out() -> None:
             await wire.close()
 
 
-async def test_more_connections_than_allowed_are_told_so() -> None:
+async def test_connections_above_the_limit_get_a_503() -> None:
     async with rig(GatewayLimits(connections=1)) as paddock:
         await paddock.upstream(OK)
         first = await paddock.connect()
@@ -333,7 +333,7 @@ async def test_more_connections_than_allowed_are_told_so() -> None:
         assert (await paddock.get()).status == 200
 
 
-async def test_a_kept_connection_that_ended_meanwhile_costs_a_safe_request_nothing() -> None:
+async def test_a_safe_request_is_retried_when_its_reused_connection_closed() -> None:
     served = 0
 
     async def serve(reader, writer) -> None:
@@ -343,7 +343,7 @@ async def test_a_kept_connection_that_ended_meanwhile_costs_a_safe_request_nothi
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         await writer.drain()
         if served == 1:
-            # Takes the next request, and ends without an answer to it.
+            # Reads the next request and closes without a response.
             await reader.readuntil(b"\r\n\r\n")
 
     async with rig() as paddock:
@@ -377,7 +377,7 @@ async def test_an_unsafe_request_is_never_sent_twice() -> None:
         assert [body for _, _, body in requests] == [b"1", b"2"]
 
 
-async def test_a_gateway_that_stops_lets_requests_under_way_be_answered() -> None:
+async def test_a_stopping_gateway_finishes_requests_in_flight() -> None:
     asked, answers = asyncio.Event(), asyncio.Event()
 
     async def serve(reader, writer) -> None:

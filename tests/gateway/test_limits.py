@@ -1,10 +1,10 @@
-"""How much a gateway holds and serves where nobody says otherwise."""
+"""Default limits of a gateway."""
 
 from paddock.gateway.limits import GatewayLimits
 from paddock.settings import Settings
 
 
-def test_what_a_gateway_holds_and_serves_is_bounded_as_promised() -> None:
+def test_default_limits_are_as_documented() -> None:
     limits = GatewayLimits()
     assert (limits.held_requests_per_sandbox, limits.held_requests) == (256, 1_000)
     assert limits.held_bytes == 32 * 1024 * 1024

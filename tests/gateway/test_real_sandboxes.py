@@ -1,4 +1,4 @@
-"""The gateway in front of real sandboxes: waking, announcing, surviving."""
+"""The gateway with real sandboxes: wakes, announcements, restarts."""
 
 import asyncio
 import signal
@@ -56,22 +56,22 @@ async def wake_count(paddock: Installation, sandbox_id: str) -> int:
     return wakes
 
 
-async def test_paused_sandboxes_wake_for_their_callers_from_freeze_and_hibernate() -> None:
+async def test_traffic_wakes_frozen_and_hibernated_sandboxes() -> None:
     async with Installation() as paddock:
         box = await paddock.create(timeout=300, **WAKES)
         await paddock.serve_inside(box, 8000, SERVER)
         status, before = await paddock.call(box, 8000)
         assert status == 200
-        # Freeze: the very process that ran before answers.
+        # Freeze: the same process answers.
         await paddock.api("POST", f"/sandboxes/{box.id}/pause")
         assert await phase(paddock, box.id) == "paused"
         assert await paddock.call(box, 8000) == (200, before)
         assert await phase(paddock, box.id) == "running"
-        # A hundred at once: one waking, a hundred answers, from the same process.
+        # A hundred requests at once: one wake, a hundred responses, the same process.
         await paddock.api("POST", f"/sandboxes/{box.id}/pause")
-        await a_hundred_are_answered_and_wake_it_once(paddock, box)
+        await send_a_hundred_requests_and_expect_one_wake(paddock, box)
         assert await paddock.call(box, 8000) == (200, before)
-        # Calls while it is being paused succeed.
+        # Requests during a pause succeed.
         pausing = asyncio.create_task(paddock.api("POST", f"/sandboxes/{box.id}/pause"))
         calls = 0
         while calls < 20 or not pausing.done():
@@ -79,7 +79,7 @@ async def test_paused_sandboxes_wake_for_their_callers_from_freeze_and_hibernate
             assert (status, body) == (200, before)
             calls += 1
         await asyncio.gather(pausing, return_exceptions=True)
-        # Strangers wake nothing.
+        # Unauthorized requests wake nothing.
         assert await paddock.call(box, 8000) == (200, before)
         await eventually(lambda: phase_is(paddock, box.id, "running"), seconds=60)
         await paddock.api("POST", f"/sandboxes/{box.id}/pause")
@@ -90,16 +90,16 @@ async def test_paused_sandboxes_wake_for_their_callers_from_freeze_and_hibernate
             assert status == 401
         assert await phase(paddock, box.id) == "paused"
         await paddock.call(box, 8000)
-        # Hibernate: memory on disk, and the same process again.
+        # Hibernate: memory on disk, and the same process afterwards.
         path = await hibernating(paddock, box.id)
         await paddock.api("POST", f"/sandboxes/{box.id}/pause")
         status = (await paddock.kube("GET", path))["status"]
         assert status["pauseStrategy"] == "Hibernate"
         assert await paddock.call(box, 8000) == (200, before)
         await paddock.api("POST", f"/sandboxes/{box.id}/pause")
-        await a_hundred_are_answered_and_wake_it_once(paddock, box)
+        await send_a_hundred_requests_and_expect_one_wake(paddock, box)
         assert await paddock.call(box, 8000) == (200, before)
-        # Killed: the words that clients parse.
+        # Killed: the error message that clients parse.
         await paddock.api("DELETE", f"/sandboxes/{box.id}")
         for port in (8000, 49983):
             status, body = await paddock.call(box, port, "/health")
@@ -107,7 +107,7 @@ async def test_paused_sandboxes_wake_for_their_callers_from_freeze_and_hibernate
             assert b"The sandbox was not found" in body
 
 
-async def a_hundred_are_answered_and_wake_it_once(paddock: Installation, box: Box) -> None:
+async def send_a_hundred_requests_and_expect_one_wake(paddock: Installation, box: Box) -> None:
     assert await phase(paddock, box.id) == "paused"
     woken = await wake_count(paddock, box.id)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -129,12 +129,12 @@ async def phase_is(paddock: Installation, sandbox_id: str, wanted: str) -> bool:
 
 
 async def hibernating(paddock: Installation, sandbox_id: str) -> str:
-    """Let a sandbox's pauses store its memory; gives the object's path."""
+    """Set a sandbox's pause strategy to hibernate; return the object's path."""
     return await change(paddock, sandbox_id, {"pauseStrategy": "Hibernate"})
 
 
 async def change(paddock: Installation, sandbox_id: str, spec: object) -> str:
-    """Change a sandbox's object; gives its path."""
+    """Patch a sandbox's object; return its path."""
     base = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxes"
     listed = await paddock.kube("GET", base)
     [name] = [
@@ -151,13 +151,13 @@ async def change(paddock: Installation, sandbox_id: str, spec: object) -> str:
     return f"{base}/{name}"
 
 
-async def test_a_route_is_known_to_every_gateway_before_create_returns() -> None:
+async def test_every_gateway_has_the_route_before_create_returns() -> None:
     async with Installation(gateways=3, gateway_ports=True, pool_size=4) as paddock:
         await eventually(lambda: all_reported(paddock), seconds=60)
         for _ in range(4):
             box = await paddock.create(timeout=60)
-            # Straight to every gateway, without a lookup: a control plane that is stopped
-            # cannot be asked.
+            # Directly to every gateway, with the control plane stopped so that no lookup is
+            # possible.
             paddock._processes["control"].send_signal(signal.SIGSTOP)
             try:
                 for number in range(3):
@@ -178,25 +178,25 @@ async def all_reported(paddock: Installation) -> bool:
         return len(await response.json(content_type=None)) == 3
 
 
-async def test_a_gateway_that_is_killed_or_restarted_serves_its_sandboxes_again_at_once() -> None:
+async def test_a_killed_or_restarted_gateway_serves_its_sandboxes_at_once() -> None:
     async with Installation(gateways=2) as paddock:
         box = await paddock.create(timeout=300)
         await paddock.serve_inside(box, 8000, SERVER)
         expected = await paddock.call(box, 8000)
         paddock.kill("gateway-0")
-        # The other one goes on; connections to the dead one are made anew by clients.
+        # The other gateway continues; clients reconnect.
         async with aiohttp.ClientSession() as session:
             paddock.http, kept = session, paddock.http
             assert await paddock.call(box, 8000) == expected
             paddock.http = kept
         paddock.kill("gateway-1")
         await paddock.start_gateway(0)
-        # As soon as it says that it is ready.
+        # As soon as it is ready.
         assert await paddock.call(box, 8000) == expected
         await paddock.stop("gateway-0")
         await paddock.start_gateway(0)
         assert await paddock.call(box, 8000) == expected
-        # And without a control plane: what runs stays reachable.
+        # Without a control plane, running sandboxes stay reachable.
         paddock.kill("control")
         assert await paddock.call(box, 8000) == expected
         await paddock.start_control()
@@ -214,7 +214,7 @@ while True:
 """
 
 
-async def test_only_a_sandbox_without_requests_and_without_work_is_paused_for_being_idle() -> None:
+async def test_only_a_sandbox_without_requests_and_cpu_use_is_paused_as_idle() -> None:
     async with Installation(pool_size=3) as paddock:
         idle, busy, called = [await paddock.create(timeout=300, **WAKES) for _ in range(3)]
         await paddock.serve_inside(idle, 8000, SERVER)
@@ -237,18 +237,16 @@ async def test_only_a_sandbox_without_requests_and_without_work_is_paused_for_be
             silences = [later - call for call, later in pairwise([*calls, time.monotonic()])]
             if phases == {"running"} or max(silences) < IDLE_SECONDS / 2:
                 break
-            # The machine stood still: whoever was called or had work was idle for as long.
+            # The machine stalled, so even busy sandboxes were idle that long.
             for box in (idle, busy):
                 await paddock.run(box, "true")
             calls.clear()
         assert phases == {"running"}
-        # And it is there again for whoever calls: the same process.
+        # A request wakes it again: the same process.
         assert await paddock.call(idle, 8000) == (200, before)
 
 
-async def test_a_gateway_that_was_cut_off_heals_through_its_peers_and_keeps_no_stale_route() -> (
-    None
-):
+async def test_a_partitioned_gateway_recovers_through_its_peers_without_stale_routes() -> None:
     async with (
         Installation(gateways=3, gateway_ports=True, pool_size=3) as paddock,
         valve(f"http://127.0.0.1:{paddock.api_port}") as control,
@@ -264,7 +262,7 @@ async def test_a_gateway_that_was_cut_off_heals_through_its_peers_and_keeps_no_s
 
         for number in range(3):
             assert await health(number, dies) == (204, False)
-        # Neither the control plane nor its peers reach it; then one dies and one is born.
+        # Cut off from the control plane and its peers while one sandbox ends and one is created.
         third = paddock._processes["gateway-2"]
         third.send_signal(signal.SIGSTOP)
         control.shut()
@@ -273,11 +271,11 @@ async def test_a_gateway_that_was_cut_off_heals_through_its_peers_and_keeps_no_s
             born = await paddock.create(timeout=300)
         finally:
             third.send_signal(signal.SIGCONT)
-        # Its peers are all it has now, and they are enough.
+        # Its peers alone bring it up to date.
         await eventually(lambda: is_(health(2, dies), (502, True)), seconds=60)
         await eventually(lambda: is_(health(2, born), (204, False)), seconds=60)
         assert await health(2, stays) == (204, False)
-        # What comes late when the control plane is back brings nothing back, here or elsewhere.
+        # Late messages after the control plane is back restore no stale route.
         control.open()
         await eventually(lambda: all_reported(paddock), seconds=60)
         for number in range(3):

@@ -1,4 +1,4 @@
-"""A gateway that stood still does not take its own delay for the other side's."""
+"""A stalled gateway does not blame its own delay on the sandbox."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ def sender() -> Sender:
     )
 
 
-async def test_who_stood_still_while_it_connected_tries_once_more() -> None:
+async def test_a_stalled_gateway_retries_the_connection_once() -> None:
     connection: UpstreamConnection = object()  # type: ignore[assignment]
     dials = 0
 
@@ -38,12 +38,12 @@ async def test_who_stood_still_while_it_connected_tries_once_more() -> None:
             await asyncio.Event().wait()
         return connection
 
-    assert await sender()._in_time(dial) is connection
+    assert await sender()._dial_in_time(dial) is connection
     assert dials == 2
 
 
 @pytest.mark.looptime
-async def test_a_sandbox_that_does_not_take_a_connection_is_not_waited_for_twice() -> None:
+async def test_a_connect_timeout_is_not_retried() -> None:
     dials = 0
 
     async def dial() -> UpstreamConnection:
@@ -53,5 +53,5 @@ async def test_a_sandbox_that_does_not_take_a_connection_is_not_waited_for_twice
         raise AssertionError
 
     with pytest.raises(TimeoutError):
-        await sender()._in_time(dial)
+        await sender()._dial_in_time(dial)
     assert dials == 1

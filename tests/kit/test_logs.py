@@ -1,4 +1,4 @@
-"""Lines of logs: one each, whatever strangers write into them."""
+"""Log lines: one line each, whatever untrusted values they contain."""
 
 import logging
 
@@ -11,7 +11,7 @@ def line(formatter: logging.Formatter, **facts: object) -> str:
     return formatter.format(record)
 
 
-def test_what_strangers_write_neither_ends_a_line_nor_steers_a_terminal() -> None:
+def test_untrusted_values_are_escaped_in_log_lines() -> None:
     told = line(TextFormatter(), path="/a\nforged\x1b[31m\x9b31m\u2028", name="né 東", count=3)
     assert told.endswith(r" here said path=/a\nforged\x1b[31m\x9b31m\u2028 name=né 東 count=3")
     assert len(line(JsonFormatter(), path="/a\nforged").splitlines()) == 1

@@ -29,7 +29,7 @@ ROUNDS = effort.examples(250)
 
 
 class Strict:
-    """An upstream that writes down each request it understands, and answers with its number."""
+    """A strict upstream that records each request and responds with its number."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, bytes]] = []
@@ -104,7 +104,7 @@ http {{ access_log off; client_body_temp_path {directory}/b; proxy_temp_path {di
 
 
 async def exchange(port: int, data: bytes, cuts: list[int]) -> bytes:
-    """Send bytes in pieces, then nothing more; read all that comes."""
+    """Send bytes in pieces, then half-close; return everything received."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     received = b""
     with contextlib.suppress(ConnectionError, TimeoutError):
@@ -115,7 +115,7 @@ async def exchange(port: int, data: bytes, cuts: list[int]) -> bytes:
                 await writer.drain()
                 await asyncio.sleep(0)
                 at = cut
-            # An open connection waits for more; ended, both sides must decide.
+            # On an open connection a server may wait for more; after a half-close it must decide.
             await asyncio.sleep(0.03)
             if not writer.transport.is_closing():
                 writer.write_eof()
@@ -140,7 +140,7 @@ def addressed(data: bytes, who: str) -> bytes:
 
 
 def is_odd(target: str) -> bool:
-    """Whether nginx refuses a path for its own reasons: it decodes them, and we do not."""
+    """Whether nginx refuses a path that the gateway accepts: nginx decodes paths."""
     path = target.partition("?")[0]
     depth = 0
     for part in unquote(path).split("/")[1:]:
@@ -154,7 +154,7 @@ PLAIN = addressed(b"GET / HTTP/1.1\r\n<TO>\r\n", "boxone")
 
 
 def generated(source: random.Random) -> bytes:
-    """A few pipelined requests in random framings, sometimes damaged."""
+    """A few pipelined requests with random framing, sometimes corrupted."""
     data = b""
     for _ in range(source.randint(1, 4)):
         method = source.choice(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
@@ -191,7 +191,7 @@ def generated(source: random.Random) -> bytes:
 
 @pytest.mark.faults
 @pytest.mark.timeout(effort.seconds(300))
-async def test_no_request_is_understood_otherwise_behind_the_gateway_than_behind_nginx() -> None:
+async def test_requests_are_parsed_the_same_behind_the_gateway_and_behind_nginx() -> None:
     source = effort.source(20260)
     cases = corpus() + [generated(source) for _ in range(ROUNDS)]
     one, two, reference = Strict(), Strict(), Strict()
@@ -214,7 +214,8 @@ async def test_no_request_is_understood_otherwise_behind_the_gateway_than_behind
                 assert (b"boxtwo" if who == "boxone" else b"boxone") not in ours.replace(
                     b'"sandboxId"', b""
                 )
-                # What went through is a beginning of what nginx let through, in the same words.
+                # The forwarded requests are a prefix of those that nginx forwarded, and equal to
+                # them.
                 until = next(
                     (at for at, item in enumerate(upstream.seen) if is_odd(item[1])),
                     len(upstream.seen),
@@ -224,7 +225,7 @@ async def test_no_request_is_understood_otherwise_behind_the_gateway_than_behind
                 )  # fmt: skip
                 passed += len(upstream.seen)
             assert passed > ROUNDS // 2
-            # And it is all there still: nothing was left hanging, nothing crashed.
+            # The gateway still works: no leaked request, no crash.
             await eventually(
                 lambda: not any(paddock.gateway._inflight.in_flight.values()), seconds=60
             )
@@ -234,7 +235,7 @@ async def test_no_request_is_understood_otherwise_behind_the_gateway_than_behind
 
 
 @pytest.mark.timeout(effort.seconds(180))
-async def test_noise_never_ends_the_gateway_nor_reaches_a_sandbox() -> None:
+async def test_random_bytes_never_crash_the_gateway_or_reach_a_sandbox() -> None:
     source = effort.source(7)
     upstream = Strict()
     async with rig() as paddock:

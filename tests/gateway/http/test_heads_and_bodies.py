@@ -1,4 +1,4 @@
-"""Heads and chunked bodies: read in exactly one way, or refused."""
+"""Heads and chunked bodies: parsed unambiguously, or refused."""
 
 import contextlib
 
@@ -58,12 +58,12 @@ def head(*lines: bytes, first: bytes = b"POST / HTTP/1.1") -> bytes:
         b"POST /\r\n",
     ],
 )
-def test_what_two_readers_could_read_in_two_ways_is_refused(block: bytes) -> None:
+def test_ambiguous_heads_are_refused(block: bytes) -> None:
     with pytest.raises(BadHead):
         read_request(block)
 
 
-def test_a_target_may_be_absolute_and_then_names_the_host() -> None:
+def test_an_absolute_target_sets_the_host() -> None:
     read = read_request(b"GET http://b:1/x?y HTTP/1.1\r\nHost: a\r\n")
     assert (read.host, read.target) == ("b:1", "/x?y")
     assert read_request(b"GET http://b HTTP/1.1\r\nHost: a\r\n").target == "/"
@@ -74,7 +74,7 @@ values = st.from_regex(rb"[!-~\x80-\xff]([\t -~\x80-\xff]{0,40}[!-~\x80-\xff])?"
 
 
 @given(st.lists(st.tuples(names, values), max_size=20))
-def test_lines_that_concern_nobody_here_go_on_byte_for_byte(lines) -> None:
+def test_end_to_end_header_lines_are_forwarded_unchanged(lines) -> None:
     ours = {b"host", b"connection", b"upgrade", b"content-length", b"transfer-encoding", b"te",
             b"trailer", b"expect", b"forwarded", b"keep-alive"}  # fmt: skip
     lines = [(name, value) for name, value in lines if name.lower() not in ours]
@@ -86,12 +86,12 @@ def test_lines_that_concern_nobody_here_go_on_byte_for_byte(lines) -> None:
     assert written.startswith(b"POST /t HTTP/1.1\r\nHost: h\r\n")
     for line in raw:
         assert b"\r\n" + line + b"\r\n" in written
-    # And what was written is read the same again.
+    # The written head parses to the same content.
     assert len(read_request(written[:-2]).lines) >= len(raw)
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_break_the_reader_of_heads(data: bytes) -> None:
+def test_no_bytes_break_the_head_parser(data: bytes) -> None:
     for block in (data, b"GET / HTTP/1.1\r\nHost: a\r\n" + data):
         with contextlib.suppress(BadHead):
             assert b"\r\n\r\n" not in b"".join(read_request(block).lines)
@@ -117,7 +117,7 @@ def feed(reader: ChunkedReader, data: bytes, cuts: list[int]) -> tuple[bytes, bo
     st.lists(st.integers(0, 500), max_size=20),
     st.binary(max_size=20),
 )
-def test_a_chunked_body_is_the_same_however_it_is_cut(pieces, cuts, rest) -> None:
+def test_a_chunked_body_is_the_same_however_it_is_split(pieces, cuts, rest) -> None:
     data = b"".join(map(chunk, pieces)) + last_chunk([b"X-T: 1\r\n"]) + rest
     reader = ChunkedReader()
     body, done = feed(reader, data, cuts)
@@ -149,13 +149,13 @@ def test_a_chunked_body_is_the_same_however_it_is_cut(pieces, cuts, rest) -> Non
     ],
 )
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_chunks_that_could_be_read_in_two_ways_are_refused(data: bytes, is_cut: bool) -> None:
+def test_ambiguous_chunks_are_refused(data: bytes, is_cut: bool) -> None:
     with pytest.raises(BadBody):
         feed(ChunkedReader(), data, list(range(len(data))) if is_cut else [])
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=10))
-def test_no_bytes_break_the_reader_of_chunks_and_cuts_do_not_matter(data, cuts) -> None:
+def test_no_bytes_break_the_chunk_parser_and_splits_do_not_matter(data, cuts) -> None:
     results = []
     for places in ([], cuts):
         reader = ChunkedReader()

@@ -1,4 +1,4 @@
-"""Framings, keep-alive, pipelining, upgrades: what goes in comes out."""
+"""Framing, keep-alive, pipelining and upgrades: messages pass unchanged."""
 
 import asyncio
 import hashlib
@@ -40,9 +40,7 @@ async def test_a_request_reaches_its_sandbox_and_the_answer_comes_back() -> None
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
     ],
 )  # fmt: skip
-async def test_every_framing_of_an_answer_keeps_both_connections(
-    answer: bytes, body: bytes
-) -> None:
+async def test_every_response_framing_keeps_both_connections(answer: bytes, body: bytes) -> None:
     async with rig() as paddock:
         await paddock.upstream(replying(answer))
         wire = await paddock.connect()
@@ -62,7 +60,9 @@ async def test_every_framing_of_an_answer_keeps_both_connections(
     ],
 )
 @pytest.mark.parametrize("is_trickled", [False, True])
-async def test_every_framing_of_a_request(framing: bytes, body: bytes, is_trickled: bool) -> None:
+async def test_every_request_framing_is_forwarded(
+    framing: bytes, body: bytes, is_trickled: bool
+) -> None:
     seen = []
     request = get(method="POST")[:-2] + framing + b"\r\n" + body
     async with rig() as paddock:
@@ -80,7 +80,7 @@ async def test_every_framing_of_a_request(framing: bytes, body: bytes, is_trickl
         assert [item[2] for item in seen] == [b"hello", b"hello"]
 
 
-async def test_trailers_pass_in_both_directions_but_never_framing_or_tokens() -> None:
+async def test_trailers_pass_in_both_directions_except_framing_and_tokens() -> None:
     seen = []
 
     async def serve(reader, writer) -> None:
@@ -103,7 +103,7 @@ async def test_trailers_pass_in_both_directions_but_never_framing_or_tokens() ->
         assert "trailer-x-access-token" not in seen[0][1]
 
 
-async def test_head_is_answered_with_the_length_and_no_body() -> None:
+async def test_head_responses_have_a_length_and_no_body() -> None:
     async with rig() as paddock:
         await paddock.upstream(replying(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"))
         wire = await paddock.connect()
@@ -144,7 +144,7 @@ async def test_pipelined_requests_with_bodies_and_to_different_sandboxes_do_not_
         assert [body for _, _, body in second] == [b"body %d" % n for n in range(0, 20, 2)]
 
 
-async def test_a_client_that_sends_ahead_is_held_back_and_nothing_is_lost() -> None:
+async def test_pipelining_is_limited_by_backpressure_and_nothing_is_lost() -> None:
     seen = []
     async with rig() as paddock:
         await paddock.upstream(recording(seen))
@@ -176,7 +176,7 @@ async def test_a_body_that_lasts_until_the_sandbox_closes_is_complete() -> None:
         await wire.close()
 
 
-async def test_http_1_0_clients_get_what_they_understand() -> None:
+async def test_http_1_0_clients_get_http_1_0_framing() -> None:
     old = b"GET / HTTP/1.0\r\nE2b-Sandbox-Id: abc\r\nE2b-Sandbox-Port: 8000\r\n"
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
     async with rig() as paddock:
@@ -187,7 +187,7 @@ async def test_http_1_0_clients_get_what_they_understand() -> None:
         assert raw.endswith(b"\r\n\r\nok")
         assert b"chunked" not in raw.lower()
         await wire.close()
-        # Kept alive only when it asks, and the answer's end can be told.
+        # Kept alive only on request, and if the end of the response is known.
         await paddock.upstream(OK, port=8001)
         wire = await paddock.connect()
         for _ in range(2):
@@ -197,7 +197,7 @@ async def test_http_1_0_clients_get_what_they_understand() -> None:
         await wire.close()
 
 
-async def test_an_http_1_0_sandbox_is_not_asked_twice_on_one_connection() -> None:
+async def test_a_connection_to_an_http_1_0_sandbox_is_not_reused() -> None:
     async with rig() as paddock:
         await paddock.upstream(replying(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"))
         wire = await paddock.connect()
@@ -208,7 +208,7 @@ async def test_an_http_1_0_sandbox_is_not_asked_twice_on_one_connection() -> Non
         assert paddock.dialer.dials == 2
 
 
-async def test_100_continue_is_the_sandboxes_to_say() -> None:
+async def test_100_continue_comes_from_the_sandbox() -> None:
     async def serve(reader, writer) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         assert b"100-continue" in head
@@ -229,7 +229,7 @@ async def test_100_continue_is_the_sandboxes_to_say() -> None:
         await wire.close()
 
 
-async def test_an_early_refusal_reaches_a_client_that_still_sends() -> None:
+async def test_an_early_error_response_reaches_a_client_that_still_sends() -> None:
     async def serve(reader, writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nbig")
@@ -281,7 +281,7 @@ async def test_a_websocket_passes_bytes_sent_early_on_both_sides_and_half_closes
         assert (traffic.in_flight, traffic.request_bytes) == (0, 11)
 
 
-async def test_an_upgrade_to_anything_works_and_a_refused_one_is_an_answer() -> None:
+async def test_any_upgrade_works_and_a_refused_upgrade_is_a_normal_response() -> None:
     async def serve(reader, writer) -> None:
         _, headers, _ = await read_request(reader)
         if headers.get("upgrade") == "my-protocol/7":
@@ -305,7 +305,7 @@ async def test_an_upgrade_to_anything_works_and_a_refused_one_is_an_answer() -> 
         assert answer.status == 426
 
 
-async def test_an_upgrade_header_without_connection_is_not_passed_on() -> None:
+async def test_an_upgrade_header_without_connection_is_not_forwarded() -> None:
     seen = []
     async with rig() as paddock:
         await paddock.upstream(recording(seen))
@@ -313,13 +313,13 @@ async def test_an_upgrade_header_without_connection_is_not_passed_on() -> None:
         assert "upgrade" not in seen[0][1]
 
 
-async def test_a_sandbox_that_switches_unasked_is_refused() -> None:
+async def test_an_unsolicited_protocol_switch_is_refused() -> None:
     async with rig() as paddock:
         await paddock.upstream(replying(b"HTTP/1.1 101 X\r\nUpgrade: evil\r\n\r\n"))
         assert (await paddock.get()).status == 502
 
 
-async def test_large_bodies_arrive_bit_for_bit_in_both_directions() -> None:
+async def test_large_bodies_arrive_unchanged_in_both_directions() -> None:
     size = 8_000_000
     data = random.Random(1).randbytes(size)
 
@@ -342,7 +342,7 @@ async def test_large_bodies_arrive_bit_for_bit_in_both_directions() -> None:
         await wire.close()
 
 
-async def test_hop_by_hop_headers_and_what_connection_names_stay_here() -> None:
+async def test_hop_by_hop_headers_are_not_forwarded() -> None:
     seen = []
     async with rig() as paddock:
         await paddock.upstream(recording(seen))

@@ -1,4 +1,4 @@
-"""Clients that send much and read little: what a gateway holds for them stays bounded."""
+"""Clients that send much and read little: the gateway's memory stays bounded."""
 
 import asyncio
 import socket
@@ -16,12 +16,12 @@ from tests.runtime.local.nodes import eventually
 
 REFUSED = get("/kruise/abc/0/")
 MANY = 400_000
-"""More requests than any buffer takes."""
+"""More requests than fit in all buffers."""
 HELD_BYTES = 1_000_000
 
 
 class Flood:
-    """A client that asks and asks, and reads nothing."""
+    """A client that sends requests without end and reads nothing."""
 
     def __init__(self, paddock: Rig, request: bytes) -> None:
         self._paddock = paddock
@@ -41,7 +41,7 @@ class Flood:
         return served
 
     def send(self) -> None:
-        """Send as much as is taken now."""
+        """Send as much as the socket accepts now."""
         while self.requests < MANY:
             if not self._unsent:
                 self._unsent = self._request * 100
@@ -53,7 +53,7 @@ class Flood:
             self._unsent = self._unsent[sent:]
 
     async def until(self, is_so: Callable[[], object]) -> None:
-        """Send until something is so."""
+        """Send until a condition holds."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not is_so():
                 self.send()
@@ -61,7 +61,7 @@ class Flood:
                 await asyncio.sleep(0)
 
     async def read_all(self) -> bytes:
-        """Send the rest of what was begun, say that nothing follows, and read."""
+        """Send the rest of the current request, half-close, and read everything."""
         loop = asyncio.get_running_loop()
         sending = asyncio.create_task(loop.sock_sendall(self.socket, self._unsent))
         sending.add_done_callback(lambda _: self.socket.shutdown(socket.SHUT_WR))
@@ -79,7 +79,7 @@ def held(served: ClientConnection) -> int:
 
 
 @pytest.mark.parametrize("request_", [REFUSED, get()], ids=["refused", "answered"])
-async def test_answers_that_nobody_reads_are_not_gathered_and_none_is_lost(request_: bytes) -> None:
+async def test_unread_responses_are_not_buffered_and_none_is_lost(request_: bytes) -> None:
     async def serve(reader, writer) -> None:
         while True:
             await read_request(reader)
@@ -96,7 +96,7 @@ async def test_answers_that_nobody_reads_are_not_gathered_and_none_is_lost(reque
     assert answers.count(b"HTTP/1.1 ") == flood.requests
 
 
-async def test_what_is_sent_ahead_does_not_grow_with_every_answer() -> None:
+async def test_the_pipeline_buffer_does_not_grow_with_each_response() -> None:
     answered = asyncio.Semaphore(0)
 
     async def serve(reader, writer) -> None:
@@ -118,7 +118,7 @@ async def test_what_is_sent_ahead_does_not_grow_with_every_answer() -> None:
         flood.socket.close()
 
 
-async def test_one_that_never_reads_is_cut_off_in_the_end() -> None:
+async def test_a_client_that_never_reads_is_closed_eventually() -> None:
     async with rig(GatewayLimits(idle_seconds=0.01)) as paddock:
         flood = Flood(paddock, REFUSED)
         served = await flood.open()
@@ -132,7 +132,7 @@ async def test_one_that_never_reads_is_cut_off_in_the_end() -> None:
         flood.socket.close()
 
 
-async def test_one_that_sends_no_more_and_reads_late_gets_the_whole_answer(monkeypatch) -> None:
+async def test_a_half_closed_client_that_reads_late_gets_the_whole_response(monkeypatch) -> None:
     monkeypatch.setattr(client_module, "HALF_CLOSED_SECONDS", 0.05)
     piece = b"~" * 50_000
 
@@ -141,7 +141,7 @@ async def test_one_that_sends_no_more_and_reads_late_gets_the_whole_answer(monke
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
         exchange = served._exchange
         assert exchange is not None
-        # As much as the kernel takes for one that reads nothing, and a little that it does not.
+        # More than the kernel buffers for a client that reads nothing.
         while not held(served) and len(sent) < 1000:
             writer.write(piece)
             sent.append(piece)
@@ -164,7 +164,7 @@ async def test_one_that_sends_no_more_and_reads_late_gets_the_whole_answer(monke
     assert not paddock.gateway.clients
 
 
-async def test_one_that_vanished_without_a_word_is_noticed() -> None:
+async def test_a_client_that_vanished_without_closing_is_noticed() -> None:
     async with rig() as paddock:
         (server,) = await _listen(Settings(port=0), paddock.gateway)
         at = server.sockets[0].getsockname()
@@ -179,7 +179,7 @@ async def test_one_that_vanished_without_a_word_is_noticed() -> None:
         server.close()
 
 
-async def test_a_head_that_was_refused_is_not_waited_for_any_longer() -> None:
+async def test_a_refused_head_has_no_head_timeout() -> None:
     async with rig(GatewayLimits(head_seconds=0.0)) as paddock:
         wire = await paddock.connect()
         wire.send(b"GET / HTTP/1.1\r\nx: y")
@@ -191,12 +191,12 @@ async def test_a_head_that_was_refused_is_not_waited_for_any_longer() -> None:
         await wire.close()
 
 
-async def test_any_number_of_empty_lines_is_passed_over_at_once() -> None:
+async def test_many_empty_lines_are_skipped_at_once() -> None:
     async with rig() as paddock:
         wire = await paddock.connect()
         await eventually(lambda: paddock.gateway.clients)
         (served,) = paddock.gateway.clients
-        # Copied line by line, this would take many minutes.
+        # Copying line by line would take many minutes.
         served.data_received(b"\r\n" * 2_000_000 + REFUSED)
         assert (await wire.answer()).status == 400
         await wire.close()

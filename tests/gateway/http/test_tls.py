@@ -62,7 +62,7 @@ print(json.dumps({"out": out, "text": text, "same": same, "streamed": "".join(st
 """
 
 
-def test_what_is_missing_for_tls_is_told(tmp_path: Path) -> None:
+def test_missing_tls_files_are_reported(tmp_path: Path) -> None:
     assert tls.front(Settings()) is None
     with pytest.raises(InvalidError, match="tls_certificate"):
         tls.front(Settings(tls_certificate=str(tmp_path / "no.pem"), run_dir=str(tmp_path)))
@@ -118,7 +118,7 @@ async def test_a_new_certificate_is_used_without_a_restart_and_open_connections_
         await eventually(lambda: takes(used[0]), seconds=60)
         assert not await takes(fresh[0])
         reader, writer = await connect(used[0])
-        # (The key first: for a moment the two do not match, and what was stays in use.)
+        # The key first: for a moment the two do not match, and the old pair stays in use.
         fresh[2].rename(used[2])
         fresh[1].rename(used[1])
         await eventually(lambda: takes(fresh[0]), seconds=60)
@@ -174,8 +174,8 @@ async def test_the_real_client_works_over_tls_and_http_2_by_its_domain_alone(
         assert result["out"] == "over tls\n"
         assert (result["text"], result["same"]) == ("hello", True)
         assert result["streamed"] == "1\n2\n3\n"
-        # Calls wake it, a hundred at once wake it once, and those while it is being paused are
-        # answered too; the process that ran before goes on.
+        # Requests wake it, a hundred at once wake it once, and requests during a pause are answered
+        # too; the same process continues.
         assert result["again"] == "woken\n"
         assert (result["many"], result["meanwhile"]) == (["hello"], ["hello"])
         assert result["goes_on"]

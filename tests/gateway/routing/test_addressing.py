@@ -1,4 +1,4 @@
-"""Every way to say which sandbox and port."""
+"""All forms of an address: sandbox and port."""
 
 import pytest
 from hypothesis import given
@@ -40,7 +40,7 @@ def where(target="/x", host="localhost:3000", sandbox=None, port=None, ingress=N
         ),
     ],
 )
-def test_sandboxes_are_named_in_many_ways(given_, expected) -> None:
+def test_sandboxes_can_be_addressed_in_many_ways(given_, expected) -> None:
     assert where(**given_) == Destination(*expected)
 
 
@@ -57,11 +57,11 @@ def test_sandboxes_are_named_in_many_ways(given_, expected) -> None:
         {"target": "/kruise/api/health"},
         {"target": "/files?path=x"},
         {"target": "/sandboxes"},
-        # Older SDKs name the sandbox in the headers of this one call of the API, too.
+        # Older SDKs send the sandbox headers on this API call too.
         {"target": "/sandboxes/abc/connect", "method": "POST", "sandbox": "abc", "port": "49983"},
     ],
 )
-def test_what_names_no_sandbox_is_for_the_api(given_) -> None:
+def test_requests_without_a_sandbox_go_to_the_api(given_) -> None:
     assert where(**given_) is None
 
 
@@ -79,18 +79,18 @@ def test_what_names_no_sandbox_is_for_the_api(given_) -> None:
         ({"target": "/kruise/abc/x/"}, "Invalid sandbox port"),
     ],
 )
-def test_what_cannot_be_read_is_told_so(given_, message) -> None:
+def test_malformed_addresses_are_reported(given_, message) -> None:
     assert where(**given_) == Malformed(message)
 
 
-def test_a_signed_url_is_taken_apart() -> None:
+def test_a_signed_url_is_parsed() -> None:
     target = "/files?path=%2Fa&username=u&signature=v1_x%2By&signature_expiration=5"
     assert where(target=target) == SignedFile("v1_x+y", "/a", "u", "read", 5)
     assert where(target=target, method="POST") == SignedFile("v1_x+y", "/a", "u", "write", 5)
 
 
 @given(st.text(), st.text(), st.none() | st.text(), st.none() | st.text(), st.none() | st.text())
-def test_nothing_that_can_be_said_breaks_the_parser(target, host, sandbox, port, ingress) -> None:
+def test_no_input_breaks_the_address_parser(target, host, sandbox, port, ingress) -> None:
     found = where("/" + target, host, sandbox, port, ingress)
     if isinstance(found, Destination):
         assert found.sandbox_id.isalnum()
@@ -99,7 +99,7 @@ def test_nothing_that_can_be_said_breaks_the_parser(target, host, sandbox, port,
 
 
 @given(st.from_regex(r"[a-z0-9]{1,24}", fullmatch=True), st.integers(1, 65535))
-def test_all_ways_agree(sandbox_id: str, port: int) -> None:
+def test_all_forms_of_an_address_agree(sandbox_id: str, port: int) -> None:
     ways = [
         where(sandbox=sandbox_id, port=str(port)),
         where(ingress=f"{sandbox_id}-{port}"),

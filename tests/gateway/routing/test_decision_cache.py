@@ -1,4 +1,4 @@
-"""What is remembered of earlier requests never changes what becomes of a later one."""
+"""Cached heads and decisions never change the result of a request."""
 
 import asyncio
 from typing import Any
@@ -21,12 +21,12 @@ ENVD = {"e2b_sandbox_port": "49983", "x_access_token": SEED.access_token("abc")}
 
 
 async def warm(paddock: Rig, **headers: str) -> None:
-    """Let there be a kept connection and something to remember for these header lines."""
+    """Create an idle upstream connection and a cached decision for these header lines."""
     for path in ("/a", "/b", "/c"):
         assert (await paddock.get(path, **headers)).status == 200
 
 
-# ---- reading -------------------------------------------------------------------------------
+# ---- parsing -------------------------------------------------------------------------------
 
 LINES = st.sampled_from(
     [
@@ -79,13 +79,13 @@ def outcome(read: Any, block: bytes) -> Any:
 
 
 @given(st.lists(st.tuples(LINES, BLOCKS), min_size=2, max_size=12))
-def test_a_head_is_read_the_same_whatever_was_read_before(requests) -> None:
+def test_a_head_is_parsed_the_same_with_and_without_the_cache(requests) -> None:
     reader = RequestReader()
     for line, lines in requests * 2:
         assert outcome(reader.read, line + lines) == outcome(read_afresh, line + lines)
 
 
-def test_no_more_than_so_many_heads_are_remembered_and_no_long_ones() -> None:
+def test_the_cache_of_heads_is_bounded_and_skips_long_ones() -> None:
     reader = RequestReader()
     for number in range(5_000):
         reader.read(b"GET / HTTP/1.1\r\nHost: a\r\nX: %d\r\n" % number)
@@ -116,7 +116,7 @@ def test_no_more_than_so_many_heads_are_remembered_and_no_long_ones() -> None:
         ("GET", "http://localhost/init", 404),
     ],
 )
-async def test_the_first_line_is_judged_each_time(method: str, path: str, status: int) -> None:
+async def test_the_request_line_is_checked_each_time(method: str, path: str, status: int) -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, port=49983)
         await paddock.upstream(OK, "other", port=49983)
@@ -129,7 +129,7 @@ async def test_the_first_line_is_judged_each_time(method: str, path: str, status
         assert (await paddock.get("/a", **headers)).status == 200
 
 
-async def test_the_one_call_of_the_api_that_names_a_sandbox_still_goes_there() -> None:
+async def test_the_connect_call_still_goes_to_the_api() -> None:
     async with rig() as paddock:
         calls: list[Any] = []
         await paddock.upstream(OK, port=49983, access_token_hash="")
@@ -141,7 +141,7 @@ async def test_the_one_call_of_the_api_that_names_a_sandbox_still_goes_there() -
         assert len(calls) == 1
 
 
-async def test_a_token_that_was_changed_lets_nobody_in_any_more() -> None:
+async def test_an_old_token_is_refused_after_a_change() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, port=49983)
         await warm(paddock, **ENVD)
@@ -151,7 +151,7 @@ async def test_a_token_that_was_changed_lets_nobody_in_any_more() -> None:
         assert (await paddock.get("/a", **ENVD)).status == 200
 
 
-async def test_a_sandbox_that_was_made_private_or_ended_is_so_at_once() -> None:
+async def test_a_sandbox_made_private_or_ended_takes_effect_at_once() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK)
         await warm(paddock)
@@ -162,7 +162,7 @@ async def test_a_sandbox_that_was_made_private_or_ended_is_so_at_once() -> None:
         assert (await paddock.get("/a", e2b_traffic_access_token="secret")).status == 502
 
 
-async def test_a_paused_sandbox_is_woken_and_a_new_life_gets_new_connections() -> None:
+async def test_a_paused_sandbox_is_woken_and_a_new_incarnation_gets_new_connections() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, wakes=True)
         await warm(paddock)
@@ -175,7 +175,7 @@ async def test_a_paused_sandbox_is_woken_and_a_new_life_gets_new_connections() -
         assert paddock.dialer.dials == dials + 2
 
 
-async def test_a_namesake_gets_none_of_its_forerunners_requests() -> None:
+async def test_a_new_sandbox_with_the_same_id_gets_no_requests_of_the_old_one() -> None:
     async with rig() as paddock:
         old: list[Any] = []
         new: list[Any] = []
@@ -188,7 +188,7 @@ async def test_a_namesake_gets_none_of_its_forerunners_requests() -> None:
         assert len(old) == seen
 
 
-async def test_clients_behind_different_doors_are_told_apart() -> None:
+async def test_clients_of_different_listeners_do_not_share_decisions() -> None:
     async with rig() as paddock:
         seen: list[Any] = []
         await paddock.upstream(recording(seen))
@@ -207,7 +207,7 @@ async def test_clients_behind_different_doors_are_told_apart() -> None:
         server.close()
 
 
-async def test_the_limit_of_requests_holds_for_those_that_are_alike() -> None:
+async def test_the_request_limit_holds_for_cached_decisions() -> None:
     release = asyncio.Event()
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -230,7 +230,7 @@ async def test_the_limit_of_requests_holds_for_those_that_are_alike() -> None:
         assert not in_flight
 
 
-async def test_everything_is_counted_for_requests_that_are_alike() -> None:
+async def test_requests_by_cached_decisions_are_counted() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK)
         for _ in range(5):

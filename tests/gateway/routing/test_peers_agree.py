@@ -1,4 +1,4 @@
-"""Routes told over real HTTP: signed, never played back, and healed after a cut."""
+"""Routes over real HTTP: signed, never replayed, and in sync after a partition."""
 
 import asyncio
 import contextlib
@@ -42,12 +42,12 @@ from tests.scenario.paddock import CALLER, paddock
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that is busy is no gateway that does not answer."""
+    """Use long timeouts, so that a busy machine does not look like an unreachable gateway."""
     monkeypatch.setattr("paddock.gateway.routing.peers._TIMEOUT_SECONDS", 20.0)
 
 
 class Member:
-    """One gateway as peers see it: a table behind an admin server that can be cut off."""
+    """One gateway as peers see it: a table behind an admin server that can be stopped."""
 
     def __init__(self, port: int) -> None:
         self.clock = clocks.system()
@@ -80,13 +80,13 @@ async def members(count: int) -> AsyncGenerator[list[Member]]:
             await member.cut_off()
 
 
-async def test_what_one_gateway_tells_all_others_know() -> None:
+async def test_routes_sent_by_one_gateway_reach_all_others() -> None:
     async with members(3) as (one, two, three):
         assert await one.peers.send([route(f"box{number}") for number in range(1200)]) == 2
         assert len(two.table) == len(three.table) == 1200
 
 
-async def test_a_gateway_that_was_cut_off_keeps_no_stale_route_once_it_is_back() -> None:
+async def test_a_gateway_has_no_stale_route_after_a_partition() -> None:
     async with members(3) as (one, two, three):
         gone, moved = route("gone", version=5), route("moved", version=5)
         for member in (one, two, three):
@@ -104,14 +104,14 @@ async def test_a_gateway_that_was_cut_off_keeps_no_stale_route_once_it_is_back()
         assert three.table.get("gone") is None
         assert three.table.get("moved").incarnation == 1
         assert three.table.get("new") is not None
-        # Nor does what it still believed come back to the others through it.
+        # Its stale routes do not come back to the others.
         assert not three.table.put(gone)
         await one.peers.sync(one.table)
         assert one.table.get("gone") is None
         assert one.table.digest() == two.table.digest() == three.table.digest()
 
 
-async def test_a_stale_route_told_by_a_healed_gateway_meets_the_fence() -> None:
+async def test_a_stale_route_from_a_recovered_gateway_is_fenced() -> None:
     async with members(2) as (one, two):
         stale = route("gone", version=5)
         two.table.put(stale)
@@ -121,10 +121,10 @@ async def test_a_stale_route_told_by_a_healed_gateway_meets_the_fence() -> None:
         assert one.table.get("gone") is None
 
 
-async def test_a_gateway_knows_what_became_of_a_sandbox_before_the_call_returns(
+async def test_a_gateway_has_the_new_route_before_the_call_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has no watch here: nothing but the control plane's word."""
+    """The gateway has no watch here, only the control plane's announcements."""
     monkeypatch.setattr("paddock.adapters.gateway_notifier.FORGET_SECONDS", 600.0)
     async with members(1) as (one,), paddock(clock=clocks.system(), pool_size=1) as world:
         world.plane.gateways.register(one.url)
@@ -154,7 +154,7 @@ async def test_a_gateway_knows_what_became_of_a_sandbox_before_the_call_returns(
         assert seen() is None
 
 
-async def test_a_gateway_knows_that_a_sandbox_went_back_to_its_pool_before_kill_returns(
+async def test_a_gateway_drops_the_route_of_a_recycled_sandbox_before_kill_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("paddock.adapters.gateway_notifier.FORGET_SECONDS", 600.0)
@@ -179,13 +179,13 @@ async def test_a_gateway_knows_that_a_sandbox_went_back_to_its_pool_before_kill_
         assert one.table.get(created.spec.claim.sandbox_id) is None
 
 
-async def test_of_two_words_about_one_sandbox_the_newer_is_told(
+async def test_of_two_versions_of_a_route_only_the_newer_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with members(2) as (one, two):
         (peer,) = one.peers._by_url.values()
         async with peer._lock:
-            # Both wait for the same journey; the older one was the slower.
+            # Both wait for the same batch; the older version comes last.
             late = [
                 asyncio.create_task(peer.send([route(version=6, state=SandboxState.PAUSED)])),
                 asyncio.create_task(peer.send([route(version=5)])),
@@ -195,7 +195,7 @@ async def test_of_two_words_about_one_sandbox_the_newer_is_told(
         assert two.table.get("abc").state is SandboxState.PAUSED
 
 
-async def test_one_that_does_not_answer_delays_nobody_for_long() -> None:
+async def test_an_unreachable_peer_causes_a_short_delay_only() -> None:
     async with members(3) as (one, two, three):
         await three.cut_off()
         async with asyncio.timeout(15):
@@ -204,7 +204,7 @@ async def test_one_that_does_not_answer_delays_nobody_for_long() -> None:
         assert two.table.get("abc") is not None
 
 
-async def test_a_message_is_believed_once_and_only_from_this_installation() -> None:
+async def test_a_message_is_accepted_once_and_only_from_this_installation() -> None:
     async with members(1) as (member,), aiohttp.ClientSession() as session:
         body = msgspec.msgpack.encode(RouteUpdate(routes=(route(),)))
         now = member.clock.now().timestamp()
@@ -228,7 +228,7 @@ async def test_a_message_is_believed_once_and_only_from_this_installation() -> N
         assert await post(sign(SEED, "POST", garbage, now=now, nonce="n6"), garbage) == 400
 
 
-def test_numbers_used_once_are_forgotten_when_too_old_to_be_believed() -> None:
+def test_nonces_are_forgotten_when_their_messages_have_expired() -> None:
     clock = ManualClock()
     keeper = MessageVerifier(SEED, clock)
     for number in range(100):
@@ -240,7 +240,7 @@ def test_numbers_used_once_are_forgotten_when_too_old_to_be_believed() -> None:
         keeper.check("POST", {}, b"")
 
 
-def test_fences_in_news_come_before_routes() -> None:
+def test_fences_in_an_update_apply_before_routes() -> None:
     table = RouteTable(ManualClock())
     other = RouteTable(ManualClock())
     other.put(route(version=3))
@@ -272,12 +272,12 @@ def test_peers_are_named_by_address_or_by_name(setting: str, expected) -> None:
         *("kubernetes:a:1", "kubernetes:a/:1", "kubernetes:a/b"),
     ],
 )
-def test_a_setting_that_names_nobody_is_refused(setting: str) -> None:
+def test_an_invalid_peers_setting_is_refused(setting: str) -> None:
     with pytest.raises(InvalidError, match="peers"):
         parse_peers(setting)
 
 
-def test_services_need_a_cluster_to_be_looked_up_in() -> None:
+def test_peer_services_need_a_kubernetes_store() -> None:
     settings = Settings(peers="kubernetes:ns/gateways:3002")
     with pytest.raises(InvalidError, match="expected"):
         parse_peers(settings.peers, takes_services=False)
@@ -325,7 +325,7 @@ async def test_peers_are_the_endpoints_of_a_service_in_a_real_cluster(
         kube_cluster.request("DELETE", f"{base}/peers-c")
         await membership._resolve()
         assert peers.urls() == ("http://10.0.0.2:3002",)
-        # A server that does not answer parts nobody.
+        # An API server that is down does not remove peers.
         await client.close()
         await membership._resolve()
         assert peers.urls() == ("http://10.0.0.2:3002",)

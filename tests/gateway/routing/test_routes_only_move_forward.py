@@ -1,4 +1,4 @@
-"""Versions, fences, takeover, deadlines: a route table never goes back."""
+"""Versions, fences, takeover, deadlines: routes never go back to an older version."""
 
 from datetime import timedelta
 
@@ -32,7 +32,7 @@ def test_only_a_strictly_newer_version_changes_a_route(table: RouteTable) -> Non
     assert table.get("abc").owner == "newer"
 
 
-def test_a_deleted_route_leaves_a_fence_that_falls_in_time(table, clock) -> None:
+def test_a_deleted_route_leaves_a_fence_that_expires(table, clock) -> None:
     table.put(route(version=5))
     table.remove(Key("default", "abc"), 7)
     assert table.get("abc") is None
@@ -45,7 +45,7 @@ def test_a_deleted_route_leaves_a_fence_that_falls_in_time(table, clock) -> None
     assert table.put(route(version=9))
 
 
-def test_late_news_of_a_deletion_do_not_take_a_newer_route_away(table: RouteTable) -> None:
+def test_a_late_deletion_does_not_remove_a_newer_route(table: RouteTable) -> None:
     table.put(route(version=5))
     table.remove(Key("default", "abc"), 4)
     assert table.get("abc") is not None
@@ -57,37 +57,37 @@ def test_a_lower_fence_does_not_replace_a_higher_one(table: RouteTable) -> None:
     assert not table.put(route(version=7))
 
 
-def test_what_is_dead_is_no_route(table: RouteTable) -> None:
+def test_a_dead_sandbox_has_no_route(table: RouteTable) -> None:
     table.put(route(version=5))
     assert table.put(route(version=6, state=SandboxState.DEAD))
     assert table.get("abc") is None
     assert not table.put(route(version=6))
 
 
-def test_a_sandbox_past_its_deadline_is_gone_before_anybody_says_so(table, clock) -> None:
+def test_a_sandbox_past_its_deadline_has_no_route(table, clock) -> None:
     table.put(route(ends_at=clock.now() + timedelta(seconds=5)))
     assert table.get("abc") is not None
     clock.advance(5)
     assert table.get("abc") is None
 
 
-def test_of_two_objects_with_one_id_the_later_takes_over(table: RouteTable) -> None:
+def test_of_two_objects_with_one_id_the_newer_one_wins(table: RouteTable) -> None:
     first = route(version=5)
     second = route(version=6, key=Key("default", "twin"), uid="uid-twin")
     table.put(first)
     table.put(second)
     assert table.get("abc").uid == "uid-twin"
-    # The displaced one may go on changing without taking the id back by an older version.
+    # Updates of the displaced object do not take the id back with an older version.
     table.put(structs.replace(first, version=5))
     assert table.get("abc").uid == "uid-twin"
-    # When the taker goes, the id is nobody's until there is news.
+    # When the newer object is removed, the id has no route until the next update.
     table.remove(second.key, 8)
     assert table.get("abc") is None
     table.put(structs.replace(first, version=9))
     assert table.get("abc").uid == "uid-abc"
 
 
-def test_listeners_hear_what_was_and_what_is(table: RouteTable) -> None:
+def test_listeners_get_the_old_and_the_new_route(table: RouteTable) -> None:
     heard = []
     table.on_change(lambda old, new: heard.append((old and old.version, new and new.version)))
     table.put(route(version=1))
@@ -108,8 +108,8 @@ messages = st.lists(
 
 
 @given(messages, st.randoms(use_true_random=False))
-def test_in_whatever_order_news_come_tables_end_up_alike(news, random) -> None:
-    # Versions belong to one object's history: one thing happens at each.
+def test_tables_converge_whatever_the_order_of_updates(news, random) -> None:
+    # Each version of an object exists once.
     history = {(key, version): (kind, key, name, version) for kind, key, name, version in news}
     first, second = RouteTable(ManualClock()), RouteTable(ManualClock())
     shuffled = list(history.values()) * 2

@@ -1,4 +1,4 @@
-"""Held requests: one waking for all, each forwarded once, bounded in every way."""
+"""Held requests: one wake for all, each forwarded once, all limits enforced."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ from tests.runtime.local.nodes import eventually
 ASLEEP = {"state": SandboxState.PAUSED, "wakes": True}
 
 
-async def test_a_hundred_calls_to_a_paused_sandbox_wake_it_once_and_are_all_answered() -> None:
+async def test_a_hundred_requests_to_a_paused_sandbox_wake_it_once() -> None:
     seen = []
     async with rig() as paddock:
         await paddock.upstream(recording(seen), **ASLEEP)
@@ -35,7 +35,7 @@ async def test_a_hundred_calls_to_a_paused_sandbox_wake_it_once_and_are_all_answ
         assert (traffic.wakes, traffic.requests, paddock.activity.held) == (1, 100, 0)
 
 
-async def test_a_request_that_comes_in_the_moment_of_waking_is_no_second_waking() -> None:
+async def test_a_request_at_the_end_of_a_wake_does_not_start_another() -> None:
     woken = asyncio.Event()
     async with rig() as paddock:
         await paddock.upstream(OK, **ASLEEP)
@@ -45,13 +45,13 @@ async def test_a_request_that_comes_in_the_moment_of_waking_is_no_second_waking(
             await woken.wait()
             return structs.replace(asleep, state=SandboxState.RUNNING, version=2)
 
-        paddock.on_wake = when_told
+        paddock.on_resume = when_told
         first = asyncio.create_task(paddock.get())
         await eventually(lambda: paddock.activity.held == 1)
         hold = paddock.gateway._hold
 
         def held_when_it_wakes(*request):
-            # It is still asleep in the table; what ends the waking comes before this one's turn.
+            # Still paused in the table; the wake ends before this request is handled.
             woken.set()
             hold(*request)
 
@@ -65,7 +65,7 @@ async def test_a_request_that_comes_in_the_moment_of_waking_is_no_second_waking(
 
 
 @pytest.mark.parametrize("state", [SandboxState.PAUSED, SandboxState.PAUSING])
-async def test_a_held_request_goes_on_unchanged_with_its_body(state: SandboxState) -> None:
+async def test_a_held_request_is_forwarded_unchanged_with_its_body(state: SandboxState) -> None:
     seen = []
     async with rig() as paddock:
         await paddock.upstream(recording(seen), state=state, wakes=True)
@@ -95,7 +95,7 @@ async def test_a_held_websocket_is_opened_when_its_sandbox_runs() -> None:
         await wire.close()
 
 
-async def test_a_large_body_is_not_gathered_while_its_sandbox_sleeps() -> None:
+async def test_a_large_body_is_not_buffered_while_its_sandbox_is_paused() -> None:
     woken = asyncio.Event()
     seen = []
     async with rig() as paddock:
@@ -105,7 +105,7 @@ async def test_a_large_body_is_not_gathered_while_its_sandbox_sleeps() -> None:
             await woken.wait()
             return structs.replace(asleep, state=SandboxState.RUNNING, version=2)
 
-        paddock.on_wake = slowly
+        paddock.on_resume = slowly
         wire = await paddock.connect()
         size = 20_000_000
         wire.send(get(method="POST", content_length=str(size)) + b"x" * size)
@@ -119,7 +119,7 @@ async def test_a_large_body_is_not_gathered_while_its_sandbox_sleeps() -> None:
         await wire.close()
 
 
-async def test_a_caller_that_hangs_up_stops_only_its_own_waiting() -> None:
+async def test_a_client_disconnect_ends_only_its_own_wait() -> None:
     seen = []
     woken = asyncio.Event()
     async with rig() as paddock:
@@ -130,7 +130,7 @@ async def test_a_caller_that_hangs_up_stops_only_its_own_waiting() -> None:
             await woken.wait()
             return structs.replace(asleep, state=SandboxState.RUNNING, version=2)
 
-        paddock.on_wake = slowly
+        paddock.on_resume = slowly
         gone, stays = await paddock.connect(), await paddock.connect()
         gone.send(get("/gone"))
         stays.send(get("/stays"))
@@ -144,7 +144,7 @@ async def test_a_caller_that_hangs_up_stops_only_its_own_waiting() -> None:
         assert paddock.wakes == ["abc"]
 
 
-async def test_a_sandbox_that_did_not_ask_for_it_is_not_woken() -> None:
+async def test_a_sandbox_without_wake_on_traffic_is_not_woken() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, state=SandboxState.PAUSED)
         answer = await paddock.get()
@@ -160,7 +160,7 @@ async def test_waking_can_be_switched_off_for_a_whole_gateway() -> None:
         assert paddock.wakes == []
 
 
-async def test_more_may_not_wait_than_allowed() -> None:
+async def test_the_number_of_held_requests_is_limited() -> None:
     woken = asyncio.Event()
     async with rig(GatewayLimits(held_requests_per_sandbox=2, held_requests=3)) as paddock:
         await paddock.upstream(OK, **ASLEEP)
@@ -170,7 +170,7 @@ async def test_more_may_not_wait_than_allowed() -> None:
             await woken.wait()
             return structs.replace(asleep, state=SandboxState.RUNNING, version=2)
 
-        paddock.on_wake = slowly
+        paddock.on_resume = slowly
         waiting = [asyncio.create_task(paddock.get()) for _ in range(2)]
         await eventually(lambda: paddock.activity.held == 2)
         refused = await paddock.get()
@@ -191,7 +191,7 @@ async def test_held_bytes_are_bounded_over_all_requests() -> None:
             await woken.wait()
             return structs.replace(asleep, state=SandboxState.RUNNING, version=2)
 
-        paddock.on_wake = slowly
+        paddock.on_resume = slowly
         post = get(method="POST", content_length="20") + b"x" * 20
         first = asyncio.create_task(paddock.ask(post))
         await eventually(lambda: paddock.activity.held == 1)
@@ -208,32 +208,30 @@ async def test_held_bytes_are_bounded_over_all_requests() -> None:
         (ValueError("bug"), 500, "internal error"),
     ],
 )
-async def test_why_there_is_no_waking_is_told_without_a_word_of_the_inside(
-    error: Exception, status: int, words: str
-) -> None:
+async def test_wake_errors_reveal_no_internals(error: Exception, status: int, words: str) -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, **ASLEEP)
 
         async def fails(_):
             raise error
 
-        paddock.on_wake = fails
+        paddock.on_resume = fails
         answer = await paddock.get()
         assert answer.status == status
         assert words in json.loads(answer.body)["message"]
         assert str(error) not in answer.body.decode()
 
 
-async def test_waiting_ends_at_its_time_with_a_hint_when_to_come_again() -> None:
+async def test_a_wake_timeout_returns_retry_after() -> None:
     async with rig(wake_seconds=0.05) as paddock:
         await paddock.upstream(OK, **ASLEEP)
-        paddock.on_wake = lambda _: asyncio.Event().wait()  # type: ignore[assignment]
+        paddock.on_resume = lambda _: asyncio.Event().wait()  # type: ignore[assignment]
         answer = await paddock.get()
         assert (answer.status, answer.headers["retry-after"]) == (503, "5")
 
 
 @pytest.mark.parametrize("error", [ConflictError("pausing"), UnavailableError("restarting")])
-async def test_what_passes_by_itself_is_tried_again(error: Exception) -> None:
+async def test_transient_wake_errors_are_retried(error: Exception) -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, **ASLEEP)
         tries = 0
@@ -245,11 +243,11 @@ async def test_what_passes_by_itself_is_tried_again(error: Exception) -> None:
                 raise error
             return structs.replace(asleep, state=SandboxState.RUNNING, version=9)
 
-        paddock.on_wake = third_time
+        paddock.on_resume = third_time
         assert (await paddock.get()).status == 200
 
 
-async def test_a_namesake_is_never_woken_nor_given_anothers_request() -> None:
+async def test_a_new_sandbox_with_the_same_name_is_never_woken_for_the_old_one() -> None:
     seen = []
     async with rig() as paddock:
         await paddock.upstream(recording(seen), **ASLEEP)
@@ -259,12 +257,12 @@ async def test_a_namesake_is_never_woken_nor_given_anothers_request() -> None:
             paddock.routes.put(route("abc", uid="uid-new", version=7))
             return structs.replace(asleep, uid="uid-new", state=SandboxState.RUNNING, version=7)
 
-        paddock.on_wake = replaced
+        paddock.on_resume = replaced
         assert (await paddock.get()).status == 502
         assert seen == []
 
 
-async def test_a_sandbox_killed_while_requests_wait_is_told_at_once() -> None:
+async def test_requests_fail_at_once_when_their_sandbox_is_killed() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, **ASLEEP)
         ends = asyncio.Event()
@@ -273,7 +271,7 @@ async def test_a_sandbox_killed_while_requests_wait_is_told_at_once() -> None:
             await ends.wait()
             return asleep
 
-        paddock.on_wake = never
+        paddock.on_resume = never
         asking = asyncio.create_task(paddock.get())
         await eventually(lambda: paddock.activity.held == 1)
         known = paddock.routes.get("abc")
@@ -284,7 +282,7 @@ async def test_a_sandbox_killed_while_requests_wait_is_told_at_once() -> None:
         ends.set()
 
 
-async def test_a_request_on_its_way_in_when_the_sandbox_is_paused_is_carried_over() -> None:
+async def test_a_new_request_is_held_when_its_sandbox_is_paused() -> None:
     arrived, thawed = asyncio.Event(), asyncio.Event()
 
     async def serve(reader, writer) -> None:
@@ -302,7 +300,7 @@ async def test_a_request_on_its_way_in_when_the_sandbox_is_paused_is_carried_ove
             thawed.set()
             return structs.replace(asleep, state=SandboxState.RUNNING, version=99)
 
-        paddock.on_wake = thaw
+        paddock.on_resume = thaw
         asking = asyncio.create_task(paddock.get())
         await asyncio.wait_for(arrived.wait(), PATIENCE_SECONDS)
         paddock.change(state=SandboxState.PAUSED)
@@ -310,7 +308,7 @@ async def test_a_request_on_its_way_in_when_the_sandbox_is_paused_is_carried_ove
         assert paddock.wakes == ["abc"]
 
 
-async def test_a_request_that_was_inside_for_longer_breaks_off_and_wakes_nothing() -> None:
+async def test_an_older_request_is_aborted_by_a_pause_and_wakes_nothing() -> None:
     arrived = asyncio.Event()
 
     async def serve(reader, writer) -> None:
@@ -338,9 +336,7 @@ async def test_a_request_that_was_inside_for_longer_breaks_off_and_wakes_nothing
         (True, {"incarnation": 1}),
     ],
 )
-async def test_what_happens_while_a_connection_is_made_concerns_its_request_too(
-    wakes: bool, change: dict
-) -> None:
+async def test_changes_during_a_connect_apply_to_its_request(wakes: bool, change: dict) -> None:
     thawed = asyncio.Event()
 
     async def serve(reader, writer) -> None:
@@ -363,7 +359,7 @@ async def test_what_happens_while_a_connection_is_made_concerns_its_request_too(
             return structs.replace(asleep, state=SandboxState.RUNNING, version=99)
 
         paddock.dialer.dial = changes_meanwhile
-        paddock.on_wake = thaw
+        paddock.on_resume = thaw
         wire = await paddock.connect()
         wire.send(get())
         if wakes and "state" in change:
@@ -386,7 +382,7 @@ async def test_what_happens_while_a_connection_is_made_concerns_its_request_too(
         ),
     ],
 )
-async def test_streams_break_off_when_their_sandbox_is_paused_or_ends(
+async def test_streams_are_aborted_when_their_sandbox_is_paused_or_ends(
     headers: dict[str, str], answer: bytes, status: int
 ) -> None:
     async def serve(reader, writer) -> None:
@@ -414,7 +410,7 @@ async def test_streams_break_off_when_their_sandbox_is_paused_or_ends(
             assert paddock.wakes == []
 
 
-async def test_a_sandbox_that_ends_in_the_moment_of_a_request_leaves_no_work_undone() -> None:
+async def test_a_sandbox_that_ends_during_a_request_leaves_no_unawaited_coroutine() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK)
         dispatch = paddock.gateway.dispatch
@@ -427,11 +423,11 @@ async def test_a_sandbox_that_ends_in_the_moment_of_a_request_leaves_no_work_und
 
         paddock.gateway.dispatch = and_end
         assert (await paddock.get()).status == 502
-        # A coroutine that nobody awaited would warn here.
+        # A coroutine that was never awaited would warn here.
         gc.collect()
 
 
-async def test_a_connection_of_an_earlier_life_is_never_used_again() -> None:
+async def test_a_connection_to_an_earlier_incarnation_is_never_reused() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK)
         wire = await paddock.connect()
@@ -443,7 +439,7 @@ async def test_a_connection_of_an_earlier_life_is_never_used_again() -> None:
         assert paddock.dialer.dials == 3
 
 
-async def test_a_sandbox_in_the_making_is_waited_for_without_waking() -> None:
+async def test_requests_to_a_sandbox_being_created_are_held_without_a_wake() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, state=SandboxState.CREATING)
         asking = asyncio.create_task(paddock.get())
@@ -453,10 +449,10 @@ async def test_a_sandbox_in_the_making_is_waited_for_without_waking() -> None:
         assert paddock.wakes == []
 
 
-async def test_a_route_that_the_table_lacks_is_looked_up_once_and_nos_are_remembered(
+async def test_a_missing_route_is_looked_up_once_and_absence_is_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The questions take as long as the machine likes.
+    # Lookups may take long on a slow machine.
     monkeypatch.setattr(route_lookup, "ABSENT_SECONDS", PATIENCE_SECONDS)
     async with rig() as paddock:
         await paddock.upstream(OK, "other")
@@ -480,7 +476,7 @@ async def test_a_lookup_waits_for_a_control_plane_that_restarts() -> None:
         assert paddock.lookups == ["new"] * 3
 
 
-async def test_nobody_is_told_that_a_sandbox_is_gone_by_whom_it_was_not_asked(
+async def test_an_unavailable_control_plane_does_not_make_a_sandbox_absent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(route_lookup, "_TIMEOUT_SECONDS", 0.3)
@@ -489,12 +485,12 @@ async def test_nobody_is_told_that_a_sandbox_is_gone_by_whom_it_was_not_asked(
         answer = await paddock.get(e2b_sandbox_id="new")
         assert answer.status == 503, "unknown is not absent"
         assert answer.headers["retry-after"] == "1"
-        # Nor is it remembered.
+        # And absence is not cached.
         paddock.absences.clear()
         assert (await paddock.get(e2b_sandbox_id="new")).status == 502
 
 
-async def test_a_sandbox_whose_end_was_heard_of_is_gone_whoever_can_be_asked(
+async def test_an_ended_sandbox_is_absent_without_a_control_plane(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(route_lookup, "_TIMEOUT_SECONDS", 0.3)
@@ -507,7 +503,7 @@ async def test_a_sandbox_whose_end_was_heard_of_is_gone_whoever_can_be_asked(
         assert (await paddock.get(e2b_sandbox_id="abc")).status == 502
 
 
-async def test_more_lookups_than_are_made_at_once_are_put_off_and_not_denied() -> None:
+async def test_lookups_above_the_limit_get_a_503_not_a_502() -> None:
     told = asyncio.Event()
     async with rig() as paddock:
 
@@ -516,7 +512,7 @@ async def test_more_lookups_than_are_made_at_once_are_put_off_and_not_denied() -
             await told.wait()
             raise NotFoundError("no")
 
-        paddock.on_look = slowly
+        paddock.on_fetch = slowly
         await paddock.upstream(OK, "ended")
         ended = paddock.routes.get("ended")
         assert ended is not None
@@ -527,7 +523,7 @@ async def test_more_lookups_than_are_made_at_once_are_put_off_and_not_denied() -
         answer = await paddock.get(e2b_sandbox_id="another")
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert json.loads(answer.body)["message"].startswith("too many sandboxes")
-        # Who waits for an answer already, and what is known to be gone, need no lookup.
+        # A lookup in flight is shared, and a sandbox known to be gone needs none.
         asking.append(asyncio.create_task(paddock.get(e2b_sandbox_id="new3")))
         assert (await paddock.get(e2b_sandbox_id="ended")).status == 502
         told.set()
@@ -536,14 +532,14 @@ async def test_more_lookups_than_are_made_at_once_are_put_off_and_not_denied() -
         assert paddock.lookups.count("new3") == 1
 
 
-async def test_a_sandbox_resumed_a_moment_ago_is_found_running() -> None:
+async def test_a_just_resumed_sandbox_is_looked_up() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, state=SandboxState.PAUSED)
         paddock.elsewhere["abc"] = route("abc", version=5)
         assert (await paddock.get()).status == 200
 
 
-async def test_nothing_is_served_before_the_first_sync_but_the_api() -> None:
+async def test_before_the_first_sync_only_the_api_is_served() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK)
         paddock.dialer.api_port = paddock.dialer.targets["abc", 8000]
@@ -553,7 +549,7 @@ async def test_nothing_is_served_before_the_first_sync_but_the_api() -> None:
         assert (await paddock.ask(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")).status == 200
 
 
-async def test_traffic_is_counted_and_told_for_idle_pauses() -> None:
+async def test_traffic_is_counted_and_reported_for_idle_pauses() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK)
         await paddock.ask(get(method="POST", content_length="3") + b"abc")
@@ -568,7 +564,7 @@ async def test_traffic_is_counted_and_told_for_idle_pauses() -> None:
         assert [(sample.labels["sandbox"], sample.value) for sample in samples] == [("abc", 1)]
 
 
-async def test_requests_are_logged_without_their_queries_where_that_is_set(caplog) -> None:
+async def test_requests_are_logged_without_queries_if_enabled(caplog) -> None:
     caplog.set_level("INFO", logger="paddock.gateway.access")
     async with rig(options=GatewayOptions(logs_requests=True)) as paddock:
         await paddock.upstream(OK)

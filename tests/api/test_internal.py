@@ -1,4 +1,4 @@
-"""What gateways ask of the control plane."""
+"""The control plane's API for gateways."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.scenario.paddock import CALLER, SECRETS, paddock
 pytestmark = pytest.mark.looptime
 
 
-async def test_only_the_very_sandbox_that_a_gateway_knows_is_woken() -> None:
+async def test_a_wake_requires_the_matching_uid() -> None:
     async with paddock() as world:
         wanted = NewSandbox(template="base", auto_pause=True, auto_resume=True)
         made = await world.manager.claims.create(CALLER, wanted)

@@ -1,9 +1,9 @@
-"""Fuzzes one reader by coverage, where atheris is installed, until it breaks or its time is over:
+"""Coverage-guided fuzzing of one target with atheris, until it fails or the time is up:
 
     python -m tests.fuzz.by_coverage TARGET [FOUND] [-max_total_time=60 or other of its options]
 
-What is new goes to the directory FOUND, and what broke it to the one where this runs; both belong
-into `corpus/TARGET` (`branch_*`: what went where nothing else had gone).
+New inputs go to the directory FOUND, failing ones to the current directory; add both to
+`corpus/TARGET` (`branch_*`: inputs that reached a new branch).
 """
 
 import sys
@@ -11,7 +11,7 @@ import tempfile
 
 import atheris
 
-# Before they are imported elsewhere: only what is imported here tells where it was.
+# Imported here first: only modules imported in this block are instrumented.
 with atheris.instrument_imports(include=["paddock"]):
     from tests.fuzz.targets import CORPUS, TARGETS
 

@@ -1,4 +1,4 @@
-"""How much the fuzz tests try: what suits CI, or `--fuzz-examples` times as much.
+"""The effort of fuzz tests: enough for CI, or `--fuzz-examples` times as much.
 
 `tests/conftest.py` sets both before any test is imported, since decorators read them then.
 """
@@ -6,21 +6,21 @@
 import random
 
 times = 1
-"""How many times CI's number of examples."""
+"""The multiple of CI's number of examples."""
 seed: str | None = None
-"""What the examples are drawn from, where other ones than CI's are wanted."""
+"""The seed for other examples than CI's."""
 
 
 def examples(usual: int) -> int:
-    """How many examples a test tries that has so many in CI."""
+    """Return the number of examples for a test with this many in CI."""
     return usual * times
 
 
 def seconds(usual: float) -> float:
-    """How long it may take for them."""
+    """Return the time limit for a test with this one in CI."""
     return usual * times
 
 
 def source(usual: int) -> random.Random:
-    """Choices of a test that draws its own: the same in every run, unless others are wanted."""
+    """Return a random source: the same in every run, unless a seed is set."""
     return random.Random(usual if seed is None else f"{seed}/{usual}")

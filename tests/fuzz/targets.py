@@ -1,6 +1,6 @@
-"""What is fuzzed: each target reads any bytes and may raise only what its reader promises.
+"""Fuzz targets: each takes any bytes and may raise only the documented errors of its parser.
 
-A target also states what must be true of anything it accepts. Interesting inputs are kept in
+A target also asserts the invariants of accepted input. Interesting inputs are in
 `corpus/<target>/`; `test_parsers.py` replays them and splices them into new ones.
 """
 
@@ -23,7 +23,7 @@ BOUNDARY = "xyz"
 
 
 def text(data: bytes) -> str:
-    """Any bytes as a header's text."""
+    """Return any bytes as the text of a header."""
     return data.decode("latin-1")
 
 
@@ -44,7 +44,7 @@ def field_selector(data: bytes) -> None:
 
 
 def patches(data: bytes) -> None:
-    """Two JSON documents, one a line: a target and a patch of any kind."""
+    """Two JSON documents, one per line: a target and a patch of any type."""
     first, _, second = data.partition(b"\n")
     try:
         target, patch = json.loads(first), json.loads(second)
@@ -64,7 +64,7 @@ def request_head(data: bytes) -> None:
     try:
         head = request_heads.read_request(data)
     except request_heads.BadHead as problem:
-        # 501 is what HTTP wants for a transfer coding that nobody here knows.
+        # HTTP requires 501 for an unknown transfer coding.
         is_theirs = 400 <= problem.status < 500 or problem.status == 501
         assert is_theirs, problem  # noqa: PT017 - not about an exception of a test
         return
@@ -115,7 +115,7 @@ def address(data: bytes) -> None:
 
 
 def signed_url(data: bytes) -> None:
-    """Lines: path, user, token, expiration. What is signed verifies, and nothing else does."""
+    """Lines: path, user, token, expiration. Only the signed URL verifies."""
     path, user, token, expiration, *_ = [*text(data).split("\n"), *[""] * 4]
     given = {"path": path, "operation": "read", "username": user, "token": token}
     made = signature.sign(**given, expiration=expiration or None)  # pyright: ignore[reportArgumentType]
@@ -134,7 +134,7 @@ def signed_url(data: bytes) -> None:
 
 
 def connect_frames(data: bytes) -> None:
-    """The same envelopes, however the stream is cut; a limit is a limit."""
+    """The same envelopes, however the stream is split; limits are enforced."""
     whole, cut = frames.EnvelopeReader(limit=1000), frames.EnvelopeReader(limit=1000)
     outcomes: list[object] = []
     for reader, pieces in ((whole, [data]), (cut, [data[i : i + 1] for i in range(len(data))])):
@@ -157,7 +157,7 @@ def connect_frames(data: bytes) -> None:
 
 
 def form(data: bytes) -> None:
-    """The same parts, however the body is cut."""
+    """The same parts, however the body is split."""
 
     def parts(pieces: list[bytes]) -> object:
         parser = multipart.MultipartParser(BOUNDARY)

@@ -1,7 +1,7 @@
-"""Requests made up from the declarative API's own OpenAPI documents: none is answered with a 5xx.
+"""Requests generated from the declarative API's OpenAPI documents: none returns a 5xx.
 
-Most of what is made up is about nothing that is there, so two of three requests are about an object
-that is, and say nothing that would be refused for its own sake.
+Most generated requests name no existing object, so two of three are changed to name one and to
+contain no invalid options.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ KIND = "x-kubernetes-group-version-kind"
 
 
 def examples() -> dict[str, dict[str, Any]]:
-    """Give an object of each kind that has an example."""
+    """Return an object of each kind that has an example."""
     texts = (path.read_text() for path in sorted(EXAMPLE_FILES.glob("*.yaml")))
     found = (item for text in texts for item in yaml.safe_load_all(text) if item)
     return {item["kind"]: item for item in found}
 
 
 class Asked:
-    """One API in this process, and what it answered."""
+    """One API in this process, and its responses."""
 
     def __init__(self, runner: asyncio.Runner) -> None:
         app = create_app(MemoryStore(history=50), KubeApiSettings(tokens=(TOKEN,)))
@@ -55,7 +55,7 @@ class Asked:
         self.answered = Counter[int]()
 
     def try_out(self, operation: Any, kind: str) -> None:
-        """Ask for one operation in several ways; there is something to do it to."""
+        """Send several requests for one operation, with an existing object."""
         place, name, _ = operation.path.replace("{namespace}", "default").partition("/{name}")
         there = {**self._examples.get(kind, {}), "metadata": {"name": "x"}}
 
@@ -83,7 +83,7 @@ class Asked:
 
 
 def find_something(case: schemathesis.Case) -> None:
-    """Let a request be about the object that is there; most made up options are refused."""
+    """Make a request name the existing object; most generated options would be refused."""
     case.query = {"fieldValidation": "Ignore", "fieldManager": "me"}
     is_named = "name" in case.path_parameters
     case.path_parameters |= {
@@ -100,9 +100,7 @@ def find_something(case: schemathesis.Case) -> None:
 
 @pytest.mark.timeout(effort.seconds(120))
 @pytest.mark.parametrize(("group", "version"), GROUP_VERSIONS)
-def test_no_request_by_the_document_is_answered_with_a_server_error(
-    group: str, version: str
-) -> None:
+def test_no_documented_request_is_a_server_error(group: str, version: str) -> None:
     document = json.loads(document_v3(group, version))
     kinds = {
         path: methods["post"][KIND]["kind"]
@@ -114,14 +112,14 @@ def test_no_request_by_the_document_is_answered_with_a_server_error(
         for found in schemathesis.openapi.from_dict(document).get_all_operations():
             operation = found.ok()
             api.try_out(operation, kinds.get(operation.path.partition("/{name}")[0], ""))
-    # Who is not let in, or finds nothing there, has tried nothing.
+    # Requests that are refused or find no object test nothing.
     assert api.answered.keys().isdisjoint((401, 403)), api.answered
     assert api.answered[200] > api.answered.total() // 10, api.answered
     assert api.answered[201], api.answered
 
 
 def _plain(request: dict) -> dict:
-    """What the client of tests takes: it knows no raw values of headers."""
+    """Return the request in the form that the test client accepts, without raw header values."""
     headers = {str(name): str(value) for name, value in dict(request.get("headers") or {}).items()}
     kept = {key: request[key] for key in ("method", "url", "params", "json") if key in request}
     if "data" in request:

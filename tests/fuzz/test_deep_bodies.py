@@ -1,4 +1,4 @@
-"""Bodies nested deeper than any reader goes: refused, never an error of the server's."""
+"""Bodies nested too deeply are refused, never a server error."""
 
 import pytest
 

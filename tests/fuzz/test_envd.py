@@ -1,7 +1,7 @@
-"""Requests that nobody's client sends, to a real envd: each is answered, and never with a 500.
+"""Random requests to a real envd: each gets a response, never a 500.
 
-envd serves no OpenAPI document, so requests are made up here. Only calls that read: this envd
-has no sandbox around it.
+envd has no OpenAPI document, so requests are generated here. Only calls that read: this envd runs
+outside a sandbox.
 """
 
 import asyncio
@@ -110,14 +110,14 @@ async def ask(rig: Rig, method: str, target: str, kind: str, body: bytes) -> Res
 def judge(response: Response, said: object) -> None:
     assert response.status < 500, (said, response)
     if response.headers.get("content-type", "").startswith("application/connect+json"):
-        # In a stream the status is that of its last message.
+        # In a stream, the last message carries the status.
         last = response.body[response.body.rfind(b"\x02") + 5 :]
         assert b'"internal"' not in last, (said, last)
         assert b'"unknown"' not in last, (said, last)
 
 
 @pytest.mark.timeout(effort.seconds(180))
-def test_no_request_is_an_error_of_envd(directory: Path) -> None:
+def test_no_request_makes_envd_return_a_500(directory: Path) -> None:
     with asyncio.Runner() as runner:
         rig = runner.run(open_rig(directory))
 

@@ -1,6 +1,6 @@
-"""Any bytes into every reader of what strangers send: no crash, nothing read in two ways.
+"""Any bytes into every parser of untrusted input: no crash, no ambiguity.
 
-`by_coverage` fuzzes one of them as long as one likes.
+`by_coverage` fuzzes one target for any time.
 """
 
 import pytest
@@ -21,7 +21,7 @@ KEPT = [
 
 
 def inputs(name: str) -> st.SearchStrategy[bytes]:
-    """Pieces of what is known, mixed with noise."""
+    """Pieces of the corpus, mixed with random bytes."""
     pieces = sorted({piece for seed in SEEDS[name] for piece in _pieces(seed)})
     known = st.sampled_from(pieces) if pieces else st.just(b"")
     noise = st.one_of(st.binary(max_size=12), st.sampled_from([b"\r\n", b"\0", b"\n", b" ", b"%"]))
@@ -35,13 +35,13 @@ def _pieces(seed: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("name", "path"), KEPT)
-def test_what_was_found_once_is_read_as_it_should(name: str, path) -> None:
+def test_the_corpus_is_handled_correctly(name: str, path) -> None:
     TARGETS[name](path.read_bytes())
 
 
 @pytest.mark.timeout(effort.seconds(180))
 @pytest.mark.parametrize("name", TARGETS)
-def test_any_input_is_read_or_refused(name: str) -> None:
+def test_any_input_is_parsed_or_refused(name: str) -> None:
     @settings(
         max_examples=effort.examples(250),
         deadline=None,

@@ -1,7 +1,7 @@
-"""Requests that nobody's client sends, to the servers that no OpenAPI document describes: what the
-control plane answers to gateways, to other clusters and to who asks for their rights, a gateway's
-own small server, the admission webhook, the agent on a cluster's nodes. With and without the
-right to ask: never a 5xx.
+"""Random requests to servers without an OpenAPI document: never a 5xx.
+
+The control plane's API for gateways, for other clusters and for access reviews, a gateway's admin
+server, the admission webhook, and the node agent. With and without valid credentials.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ Ask = Callable[[str, str, dict[str, str], bytes], Coroutine[None, None, int]]
 
 @contextlib.asynccontextmanager
 async def control_plane() -> AsyncGenerator[Ask]:
-    """With replicas and another cluster: everything that it may be asked is served."""
+    """A control plane with replicas and another cluster, so that every route is served."""
     peer = {"cluster_id": "here", "federation_peers": "there=http://127.0.0.1:1"}
     async with paddock(pool_size=0, clock=SystemClock(), **peer) as world:
         there = Signer(TokenSeed(SECRETS.seed.encode()), "there", world.plane.clock)
@@ -166,7 +166,7 @@ SERVERS = {
 
 @pytest.mark.timeout(effort.seconds(120))
 @pytest.mark.parametrize("name", SERVERS)
-def test_no_request_is_an_error_of_a_server_without_a_document(name: str) -> None:
+def test_no_request_is_a_server_error_of_an_undocumented_server(name: str) -> None:
     opened, requests, headers = SERVERS[name]
     answered = Counter[int]()
     with asyncio.Runner() as runner:

@@ -1,7 +1,7 @@
-"""Whatever a client sends, it is told what was wrong: never a 5xx, never an error without a code.
+"""Bad input gets an error with a code and a message, never a 5xx.
 
-The requests are drawn from the served OpenAPI document and go over a real socket to a real
-control plane whose runtime is simulated.
+Requests are generated from the served OpenAPI document and sent over a real socket to a real
+control plane with a simulated runtime.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ from tests.fuzz import effort
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(effort.seconds(120))
-"""Its first test waits for a process to start."""
+"""The first test waits for a process to start."""
 
 SCHEMA = schemathesis.openapi.from_dict(
-    # Made up keys let nobody in: it is not told that there are keys.
+    # Generated keys would only be refused, so the generator does not see the security scheme.
     {**document(), "security": []},
     config=SchemathesisConfig(seed=effort.source(1).getrandbits(64)),
 )
@@ -46,7 +46,7 @@ MANY = 3
 
 
 class Server:
-    """A control plane of its own, and some of everything in it."""
+    """A control plane with some objects of every kind."""
 
     def __init__(self, url: str, *, key: str, token: str) -> None:
         self.url = url
@@ -63,7 +63,7 @@ class Server:
         self.stranger.close()
 
     def sandbox(self, *, paused: bool = False) -> str:
-        """Give the id of a sandbox that is there, and runs unless it is to be paused."""
+        """Return the id of an existing sandbox, running or paused."""
         if not self._sandbox or self.http.get(f"/sandboxes/{self._sandbox}").is_error:
             self._sandbox = self._made("/v2/sandboxes", templateID="base", timeout=3600)[
                 "sandboxID"
@@ -73,7 +73,7 @@ class Server:
         return self._sandbox
 
     def template(self) -> str:
-        """Give the name of a template that is there, in which no pool has any interest."""
+        """Return the name of an existing template that no pool uses."""
         if not self._template or self.http.get(f"/templates/{self._template}").is_error:
             self._template = f"template{next(self._names)}"
             made = self.http.post(
@@ -85,14 +85,14 @@ class Server:
         return self._template
 
     def snapshot(self) -> str:
-        """Give the id of a snapshot that is there."""
+        """Return the id of an existing snapshot."""
         listed = self.http.get("/snapshots").json()
         if self._snapshot not in {item["snapshotID"] for item in listed}:
             self._snapshot = self._made(f"/sandboxes/{self.sandbox()}/snapshots")["snapshotID"]
         return self._snapshot
 
     def key(self) -> str:
-        """Give the id of an API key that is there; it is not the one that is used here."""
+        """Return the id of an existing API key, other than the one in use."""
         if self._key not in {item["id"] for item in self.http.get("/api-keys").json()}:
             self._key = self._made("/api-keys", name="x", teamName=OTHERS)["id"]
         return self._key
@@ -104,7 +104,7 @@ class Server:
 
 
 OTHERS = "others"
-"""A team whose quota may become anything."""
+"""A team whose quota may be changed freely."""
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def _connected(url: str, home: Path, process: subprocess.Popen[bytes], log: Path
 
 
 class Asked:
-    """What one operation was asked, and answered."""
+    """The requests and responses of one operation."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -168,12 +168,12 @@ class Asked:
         assert body["message"]
         assert response.status_code < 500 or response.status_code == NOT_OFFERED, body
         if response.status_code == NOT_OFFERED and self.operation not in NEVER_OFFERED:
-            # Neither the request as such nor something that this runtime lacks.
+            # The message must name a feature, not the request or the runtime.
             assert " not offered" in body["message"], body
             assert str(NOT_OFFERED) in case.operation.definition.raw["responses"]
 
     def find_something(self, case: schemathesis.Case) -> None:
-        """Let a request be about what is there: made up ids are nobody's."""
+        """Use existing ids in a request: generated ids match nothing."""
         place, values = case.path, case.path_parameters
         if "/sandboxes/{id}" in place:
             values["id"] = self.server.sandbox(paused=place.endswith("/resume"))
@@ -196,14 +196,14 @@ class Asked:
             body["teamName"] = OTHERS
         if "templateID" in body:
             body["templateID"] = self.server.template()
-            # What is not offered is refused before anything else is looked at.
+            # Unsupported fields would be refused before anything else is checked.
             for name in ("iam", "volumeMounts", "network"):
                 body.pop(name, None)
         if isinstance(count := body.get("count"), int):
             body["count"] = count % MANY + 1
 
     def forget(self, response: schemathesis.Response) -> None:
-        """End what was made, for there will be many."""
+        """Delete created sandboxes, since there will be many."""
         if response.status_code != 201:
             return
         found = response.json()
@@ -217,7 +217,7 @@ class Asked:
 def asked(server: Server) -> Generator[Asked]:
     asked = Asked(server)
     yield asked
-    # Who is never let in, or never finds anything there, has tried nothing.
+    # Without any success the operation was not really tested.
     is_done = any(200 <= status < 300 for status in asked.answered)
     assert is_done or asked.operation in NEVER_OFFERED, (asked.operation, asked.answered)
 
@@ -229,7 +229,7 @@ def test_no_request_breaks_the_server(case: schemathesis.Case, asked: Asked) -> 
     if turn // 2 % 2:
         asked.find_something(case)
     if isinstance(case.body, dict) and "count" in case.body:
-        # As many as are allowed would be many: that is another test's business.
+        # Large batches are covered by another test.
         wanted = case.body["count"]
         case.body["count"] = min(wanted, MANY) if isinstance(wanted, int) else 0
     response = case.call_and_validate(
@@ -242,7 +242,7 @@ def test_no_request_breaks_the_server(case: schemathesis.Case, asked: Asked) -> 
     asked.forget(response)
 
 
-def test_the_served_document_names_both_places_and_both_serve_it(server: Server) -> None:
+def test_the_openapi_document_names_both_prefixes_and_both_serve_it(server: Server) -> None:
     served = server.http.get("/openapi.json").json()
     assert [item["url"] for item in served["servers"]] == ["/", PREFIX]
     assert server.http.get(f"{PREFIX}/openapi.json").json() == served

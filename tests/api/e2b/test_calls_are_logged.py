@@ -1,4 +1,4 @@
-"""Who changed what through E2B's API can be read in the log, and nobody can forge it."""
+"""The log of calls to E2B's API: complete, and not forgeable."""
 
 import pytest
 
@@ -29,7 +29,7 @@ async def test_every_change_is_logged_with_its_caller_and_outcome(
     assert lines[1]["request"] == "mine"
 
 
-async def test_whatever_a_call_made_is_named(caplog: pytest.LogCaptureFixture) -> None:
+async def test_created_ids_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="paddock.api.calls")
     async with paddock(pool_size=0) as world:
         body = {"templateID": "base", "count": 2}

@@ -1,4 +1,4 @@
-"""E2B's API as clients see it: statuses, bodies, headers, paging, keys, quotas, extensions."""
+"""The contract of E2B's API: statuses, bodies, headers, paging, keys, quotas, extensions."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -31,7 +31,7 @@ async def new_key(world: World, **body) -> dict[str, str]:
     return {"X-API-Key": made.json()["key"], "id": made.json()["id"]}
 
 
-async def test_a_created_sandbox_is_read_back_at_once_everywhere() -> None:
+async def test_a_created_sandbox_is_visible_at_once_everywhere() -> None:
     async with paddock() as world:
         made = await create(world, metadata={"a": "1"})
         assert made["envdVersion"] == "0.6.13"
@@ -49,7 +49,7 @@ async def test_a_created_sandbox_is_read_back_at_once_everywhere() -> None:
         assert (await world.http.get("/v2/sandboxes")).json() == []
 
 
-async def test_log_entries_are_read_from_either_end() -> None:
+async def test_log_entries_can_be_read_in_both_directions() -> None:
     async with paddock() as world:
         path = f"/v2/sandboxes/{(await create(world))['sandboxID']}/logs"
 
@@ -71,7 +71,7 @@ async def test_log_entries_are_read_from_either_end() -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-async def test_every_kept_log_entry_is_found_page_by_page(direction: str) -> None:
+async def test_every_log_entry_is_found_page_by_page(direction: str) -> None:
     async with paddock() as world:
         path = f"/v2/sandboxes/{(await create(world))['sandboxID']}/logs?direction={direction}"
         (box,) = (item for item in world.provider.all(Sandbox) if item.spec.claim)
@@ -112,7 +112,7 @@ async def test_pages_end_without_a_token_and_bad_tokens_are_refused() -> None:
         assert (await world.http.get("/v2/sandboxes?template=other")).json() == []
 
 
-async def test_metadata_is_found_though_it_is_encoded_three_times_over() -> None:
+async def test_metadata_filters_may_be_encoded_three_times() -> None:
     async with paddock() as world:
         wanted = await create(world, metadata={"user": "a b", "k": "v&x=y/%"})
         await create(world, metadata={"user": "a b"})
@@ -124,7 +124,7 @@ async def test_metadata_is_found_though_it_is_encoded_three_times_over() -> None
         assert [item["sandboxID"] for item in found.json()] == [wanted["sandboxID"]]
 
 
-async def test_the_same_idempotency_key_makes_one_sandbox_and_a_bad_one_is_refused() -> None:
+async def test_an_idempotency_key_creates_one_sandbox_and_a_bad_one_is_refused() -> None:
     async with paddock() as world:
         key = {"Idempotency-Key": "once-1"}
         first, second = await asyncio.gather(create(world, headers=key), create(world, headers=key))
@@ -134,7 +134,7 @@ async def test_the_same_idempotency_key_makes_one_sandbox_and_a_bad_one_is_refus
         await create(world, 409, headers=key, metadata={"another": "request"})
 
 
-async def test_a_quota_is_a_429_that_asks_not_to_be_tried_again_and_can_be_raised() -> None:
+async def test_a_quota_is_a_429_without_retry_and_can_be_raised() -> None:
     async with paddock() as world:
         limit = {"dimension": "sandbox.count", "scope": "all", "limit": 1}
         key = await new_key(world, quota={"limits": [limit]})
@@ -164,7 +164,7 @@ async def test_a_quota_is_a_429_that_asks_not_to_be_tried_again_and_can_be_raise
             assert response.json()["message"] == "quota.limits[1].limit: must be at least 0"
 
 
-async def test_a_reader_looks_and_touches_nothing() -> None:
+async def test_a_reader_can_read_and_change_nothing() -> None:
     async with paddock() as world:
         made = await create(world)
         headers = {"X-API-Key": (await new_key(world, role="reader"))["X-API-Key"]}
@@ -186,7 +186,7 @@ async def test_a_reader_looks_and_touches_nothing() -> None:
             assert response.status_code == 403, (method, target)
 
 
-async def test_a_revoked_key_is_worthless_at_once_and_last_uses_are_known() -> None:
+async def test_a_revoked_key_is_refused_at_once_and_last_uses_are_recorded() -> None:
     async with paddock() as world:
         key = await new_key(world)
         headers = {"X-API-Key": key["X-API-Key"]}
@@ -198,12 +198,12 @@ async def test_a_revoked_key_is_worthless_at_once_and_last_uses_are_known() -> N
         assert (await world.http.delete(f"/api-keys/{key['id']}")).status_code == 204
         refused = await world.http.get("/v2/sandboxes", headers=headers)
         assert refused.status_code == 401
-        # Nor can another process that reads the same store know it any more.
+        # Another process on the same store refuses it too.
         stored = await world.store.list(Secret, namespace=SYSTEM_NAMESPACE)
         assert key["id"] not in [item.metadata.name for item in stored.items]
 
 
-async def test_another_teams_sandboxes_are_not_there() -> None:
+async def test_another_teams_sandboxes_are_not_found() -> None:
     async with paddock() as world:
         made = await create(world)
         headers = {"X-API-Key": (await new_key(world, teamName="strangers"))["X-API-Key"]}
@@ -243,7 +243,7 @@ async def test_everything_is_served_below_kruise_api_too_with_its_extension_keys
         assert (await world.http.post(f"{path}/pause", headers=bad)).status_code == 400
 
 
-async def test_how_a_sandbox_is_paused_can_be_chosen_when_it_is_made() -> None:
+async def test_the_pause_strategy_can_be_set_at_create() -> None:
     async with paddock() as world:
         key = "paddock.dev/pause-strategy"
         made = await create(world, metadata={key: "Hibernate", "user": "ada"})
@@ -255,7 +255,7 @@ async def test_how_a_sandbox_is_paused_can_be_chosen_when_it_is_made() -> None:
         assert "Freeze or Hibernate" in refused["message"]
 
 
-async def test_request_ids_are_kept_or_made_and_missing_keys_are_told() -> None:
+async def test_request_ids_are_kept_or_generated_and_a_missing_key_is_a_401() -> None:
     async with paddock() as world:
         given = await world.http.get("/v2/sandboxes", headers={"X-Request-ID": "mine-1"})
         assert given.headers["X-Request-ID"] == "mine-1"
@@ -267,7 +267,7 @@ async def test_request_ids_are_kept_or_made_and_missing_keys_are_told() -> None:
         assert response.json()["code"] == 401
 
 
-async def test_what_is_not_offered_says_what_to_do_instead() -> None:
+async def test_routes_not_offered_say_what_to_do_instead() -> None:
     async with paddock() as world:
         for method, path in (
             *(("POST", "/v3/templates"), ("GET", "/volumes"), ("GET", "/volumecontent/v/dir")),
@@ -279,14 +279,14 @@ async def test_what_is_not_offered_says_what_to_do_instead() -> None:
             assert "(" in response.json()["message"]
 
 
-async def test_the_first_key_is_an_administrators() -> None:
+async def test_the_first_key_is_an_administrator_key() -> None:
     async with paddock() as world:
         teams = (await world.http.get("/teams")).json()
         assert [team["name"] for team in teams if team["isDefault"]] == ["default"]
         assert teams[0]["apiKey"] in ("", SECRETS.api_key)
 
 
-async def test_a_template_is_published_and_withdrawn_by_its_team_alone() -> None:
+async def test_only_its_own_team_can_publish_and_withdraw_a_template() -> None:
     async with paddock() as world:
         mine = SandboxTemplate(
             metadata=ObjectMeta(name="mine", namespace="default"),

@@ -1,4 +1,4 @@
-"""Metadata keys that ask for what E2B's API has no field for: names, and what failed to be kept."""
+"""Metadata keys for options that E2B's API lacks: names, and keeping failed sandboxes."""
 
 from datetime import timedelta
 
@@ -26,7 +26,7 @@ def names(world: World) -> list[str]:
     return [item.metadata.name for item in world.provider.sandboxes("default")]
 
 
-async def test_an_object_is_named_or_its_name_begins_as_is_wished() -> None:
+async def test_a_name_or_a_name_prefix_can_be_given() -> None:
     async with paddock(pool_size=0) as world:
         await create(world, 201, sandbox_name="mine")
         again = {"Idempotency-Key": "once"}
@@ -47,7 +47,7 @@ async def test_an_object_is_named_or_its_name_begins_as_is_wished() -> None:
         ({"cpu_limit": "many"}, "not a quantity"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_with_the_key_to_blame(keys, words: str) -> None:
+async def test_invalid_extension_keys_are_refused_by_name(keys, words: str) -> None:
     async with paddock(pool_size=0) as world:
         response = await create(world, 400, **keys)
         assert words in response["message"]
@@ -63,7 +63,7 @@ async def test_what_makes_no_sense_is_refused_with_the_key_to_blame(keys, words:
         ({"reserve_failed_sandbox_for": "forever"}, 10**9),
     ],
 )
-async def test_what_failed_is_kept_for_as_long_as_is_wished(keys, seconds: int) -> None:
+async def test_a_failed_sandbox_is_kept_for_the_given_time(keys, seconds: int) -> None:
     async with paddock(pool_size=0) as world:
         world.runtime.fail_next(Operation.CREATE, InvalidError("no such image"))
         began = world.plane.clock.now()
@@ -81,7 +81,7 @@ def kept(world: World) -> Sandbox:
 
 
 @pytest.mark.parametrize("keys", [{}, {"reserve_failed_sandbox_for": "never"}])
-async def test_what_failed_goes_where_nobody_wishes_to_look_at_it(keys) -> None:
+async def test_a_failed_sandbox_is_deleted_unless_kept(keys) -> None:
     async with paddock(pool_size=0) as world:
         world.runtime.fail_next(Operation.CREATE, InvalidError("no such image"))
         await create(world, 503, **keys)

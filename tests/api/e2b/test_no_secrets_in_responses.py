@@ -1,4 +1,5 @@
-"""No answer tells a sandbox that there never was from one that is another's, or was killed."""
+"""Responses do not reveal whether a sandbox never existed, belongs to another team or was
+killed."""
 
 import asyncio
 import json
@@ -17,7 +18,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/network": {"allowOut": ["192.0.2.1"]},
     "/snapshots": {"name": "kept"},
 }
-"""Whatever else is asked for takes an empty body."""
+"""Other routes take an empty body."""
 CALLS = [
     (method.upper(), path)
     for path, methods in document()["paths"].items()
@@ -27,7 +28,7 @@ CALLS = [
 NEVER = "i" + "0" * 20
 
 
-def test_every_call_about_a_sandbox_is_among_them() -> None:
+def test_every_route_of_a_sandbox_is_covered() -> None:
     assert {path.rpartition("}")[2] for _, path in CALLS} >= {
         *("", "/pause", "/resume", "/connect", "/timeout", "/refreshes", "/network"),
         *("/fork", "/snapshots", "/metrics", "/logs"),
@@ -40,7 +41,7 @@ async def test_unknown_foreign_and_killed_sandboxes_look_the_same(method: str, p
         running, paused, killed, dying = [await made(world) for _ in range(4)]
         await done(world, "POST", f"/sandboxes/{paused}/pause")
         await done(world, "DELETE", f"/sandboxes/{killed}")
-        # Killed, and still there: its node does not come to an end with it.
+        # Killed, but still present: its node does not finish the deletion.
         world.runtime.destroy = lambda _uid: asyncio.Event().wait()  # type: ignore[assignment]
         await done(world, "DELETE", f"/sandboxes/{dying}")
         claims = [item.spec.claim for item in world.provider.all(Sandbox)]
@@ -62,13 +63,13 @@ async def test_unknown_foreign_and_killed_sandboxes_look_the_same(method: str, p
             for prefix in ("", PREFIX)
         }
         assert told == dict.fromkeys(told, unknown)
-        # Nothing of that reached a sandbox.
+        # No call reached a sandbox.
         for sandbox_id, state in ((running, "running"), (paused, "paused")):
             detail = await world.http.get(f"/sandboxes/{sandbox_id}")
             assert detail.json()["state"] == state
 
 
-async def test_of_many_at_once_only_ones_own_are_told_of() -> None:
+async def test_bulk_calls_return_only_the_callers_sandboxes() -> None:
     async with paddock() as world:
         foreign, killed = [await made(world) for _ in range(2)]
         await done(world, "DELETE", f"/sandboxes/{killed}")
@@ -83,7 +84,7 @@ async def test_of_many_at_once_only_ones_own_are_told_of() -> None:
 async def ask(
     world: World, method: str, path: str, sandbox_id: str, key: str | None = None
 ) -> tuple[int, dict[str, str], Any]:
-    """What is told, less what is of this one request and not of its answer."""
+    """Return the response without the parts that differ per request."""
     response = await world.http.request(
         method,
         path.format(id=sandbox_id),

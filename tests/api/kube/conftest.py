@@ -1,4 +1,4 @@
-"""The API in this process, without sockets; `server` is the same on a socket."""
+"""Fixtures: the API in this process without sockets (`client`), and on a socket (`server`)."""
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -17,7 +17,7 @@ TOKEN = "correct-horse"
 
 @contextlib.asynccontextmanager
 async def calling(store: Store) -> AsyncGenerator[httpx.AsyncClient]:
-    """Give a client of the API on this store."""
+    """Yield a client of the API on this store."""
     app = create_app(store, KubeApiSettings(tokens=(TOKEN,)))
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app, raise_app_exceptions=False),

@@ -1,7 +1,7 @@
-"""Real kubectl binaries, and how tests run them.
+"""Real kubectl binaries for tests.
 
-`PADDOCK_TEST_KUBECTL` names some (separated by `:`). Otherwise: the distribution's, as fetched by
-`scripts/fetch-kubectl`; the control plane's own, where it is built; else the one on the path.
+`PADDOCK_TEST_KUBECTL` names them (separated by `:`). The default is the distribution's, fetched by
+`scripts/fetch-kubectl`; the control plane's own, if it is built; else the one in PATH.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ CACHE = Path(os.environ.get("PADDOCK_CACHE", "/var/cache/paddock"))
 
 
 def binaries() -> list[Path]:
-    """Give every kubectl that tests should work with."""
+    """Return every kubectl binary to test with."""
     if given := os.environ.get("PADDOCK_TEST_KUBECTL"):
         return [Path(path) for path in given.split(":")]
     found = [CACHE / "kubectl" / "usr" / "bin" / "kubectl"]
@@ -31,7 +31,7 @@ def binaries() -> list[Path]:
 
 
 class Outcome(NamedTuple):
-    """What a command said."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 
 
 class Kubectl:
-    """One kubectl, talking to one server, with a home of its own."""
+    """One kubectl binary with one server and its own home directory."""
 
     def __init__(self, binary: Path, home: Path, server: str, *arguments: str) -> None:
         self._command = [str(binary), "--server", server, *arguments]
@@ -51,7 +51,7 @@ class Kubectl:
         (home / "config").touch()
 
     def run(self, *arguments: str, stdin: str = "", **environment: str) -> Outcome:
-        """Run a command to its end."""
+        """Run a command and return its result."""
         done = subprocess.run(
             [*self._command, *arguments],
             input=stdin,
@@ -64,14 +64,14 @@ class Kubectl:
         return Outcome(done.returncode, done.stdout, done.stderr)
 
     def __call__(self, *arguments: str, stdin: str = "", **environment: str) -> str:
-        """Run a command that must succeed; give what it prints."""
+        """Run a command that must succeed; return its output."""
         outcome = self.run(*arguments, stdin=stdin, **environment)
         assert outcome.code == 0, f"kubectl {' '.join(arguments)}: {outcome.out}{outcome.err}"
         return outcome.out
 
     @contextmanager
     def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """Run a command beside the test; it is ended with the block."""
+        """Run a command in the background; it is killed at the end of the block."""
         with subprocess.Popen(
             [*self._command, *arguments],
             stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Documents that tests send."""
+"""Objects that tests send."""
 
 from typing import Any
 

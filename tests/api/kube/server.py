@@ -1,4 +1,4 @@
-"""The API on a real socket, in a thread of its own, for clients that are programs."""
+"""The API on a real socket, in its own thread, for clients that are separate programs."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ START_SECONDS = 60.0
 
 
 class Server:
-    """A running API and the store behind it."""
+    """A running API and its store."""
 
     def __init__(self, settings: KubeApiSettings, **options: Any) -> None:
         self.settings = settings
@@ -36,7 +36,7 @@ class Server:
         return f"{scheme}://127.0.0.1:{port}"
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something where the store lives."""
+        """Run a coroutine in the event loop of the store."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_SECONDS)
 
     def start(self) -> None:

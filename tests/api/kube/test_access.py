@@ -1,4 +1,4 @@
-"""Who is let in."""
+"""Authentication of the declarative API."""
 
 import httpx
 import pytest
@@ -27,7 +27,7 @@ async def answer(
 @pytest.mark.parametrize(
     "header", ["", "Bearer", "Bearer ", "Bearer wrong", "Basic c2VjcmV0", "secret", "Bearer sécret"]
 )
-async def test_without_a_known_token_nobody_is_let_in(header: str):
+async def test_unknown_tokens_are_refused(header: str):
     headers = {"Authorization": header.encode("latin-1")} if header else {}
     response = await answer(KubeApiSettings(tokens=("secret",)), **headers)
     assert response.status_code == 401
@@ -36,7 +36,7 @@ async def test_without_a_known_token_nobody_is_let_in(header: str):
     assert "secret" not in response.text
 
 
-async def test_each_token_opens():
+async def test_every_configured_token_is_accepted():
     settings = KubeApiSettings(tokens=("one", "two"))
     for token in settings.tokens:
         response = await answer(settings, peer="192.0.2.7", Authorization=f"bearer {token}")
@@ -49,12 +49,12 @@ async def test_without_tokens_the_api_is_closed():
     assert response.status_code == 401
 
 
-async def test_an_empty_token_never_opens():
+async def test_an_empty_token_is_never_accepted():
     response = await answer(KubeApiSettings(tokens=("",)), Authorization="Bearer ")
     assert response.status_code == 401
 
 
-async def test_anonymous_access_is_for_programs_of_this_machine_only():
+async def test_anonymous_access_is_limited_to_this_machine():
     settings = KubeApiSettings(allow_anonymous=True)
     assert (await answer(settings)).status_code == 200
     assert (await answer(settings, peer="::1", host="127.0.0.1:8080")).status_code == 200
@@ -70,7 +70,7 @@ async def test_a_web_page_cannot_use_anonymous_access():
 
 @pytest.mark.parametrize("host", ["[", "[::1", "a b", "]", "\x01", "[x]:y", "a:b:c"])
 @pytest.mark.parametrize("is_open", [True, False])
-async def test_a_host_that_is_none_breaks_nothing(host: str, is_open: bool):
+async def test_an_invalid_host_header_is_handled(host: str, is_open: bool):
     settings = KubeApiSettings(tokens=("t",), allow_anonymous=is_open)
     response = await answer(settings, Host=host)
     assert 400 <= response.status_code < 500
@@ -79,7 +79,7 @@ async def test_a_host_that_is_none_breaks_nothing(host: str, is_open: bool):
     assert known.status_code < 500
 
 
-async def test_who_is_elsewhere_stays_outside_though_a_gateway_of_this_machine_passes_it_on():
+async def test_anonymous_access_is_refused_for_forwarded_remote_clients():
     settings = KubeApiSettings(allow_anonymous=True)
     near = await answer(settings, **{"X-Forwarded-For": "127.0.0.1"})
     far = await answer(settings, **{"X-Forwarded-For": "203.0.113.9"})

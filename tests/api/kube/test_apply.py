@@ -1,4 +1,4 @@
-"""Server-side apply: who says what, and what becomes of what nobody says any more."""
+"""Server-side apply: field ownership, conflicts and removal."""
 
 import contextlib
 import copy
@@ -27,14 +27,14 @@ wanted = st.fixed_dictionaries({"spec": st.dictionaries(names, values, max_size=
 
 
 @given(wanted)
-def test_applying_the_same_twice_changes_nothing_the_second_time(config):
+def test_apply_is_idempotent(config):
     first = apply({}, config, manager="me", owners={}, force=False)
     second = apply(first.document, config, manager="me", owners=first.owners, force=False)
     assert second == first
 
 
 @given(wanted, wanted)
-def test_a_later_apply_leaves_exactly_what_it_says(before, after):
+def test_a_later_apply_removes_fields_that_it_no_longer_sets(before, after):
     first = apply({}, before, manager="me", owners={}, force=False)
     second = apply(first.document, after, manager="me", owners=first.owners, force=False)
     fresh = apply({}, after, manager="me", owners={}, force=False)
@@ -43,7 +43,7 @@ def test_a_later_apply_leaves_exactly_what_it_says(before, after):
 
 
 @given(wanted, wanted)
-def test_with_force_a_manager_gets_what_it_wants_whoever_owns_it(one, other):
+def test_force_takes_over_fields_of_other_managers(one, other):
     first = apply({}, one, manager="one", owners={}, force=False)
     second = apply(first.document, other, manager="other", owners=first.owners, force=True)
     for path in second.owners.get("other", ()):
@@ -51,7 +51,7 @@ def test_with_force_a_manager_gets_what_it_wants_whoever_owns_it(one, other):
 
 
 @given(wanted, wanted)
-def test_nothing_given_is_changed_and_disagreement_is_a_conflict(one, other):
+def test_inputs_are_not_changed_and_disagreement_is_a_conflict(one, other):
     first = apply({}, one, manager="one", owners={}, force=False)
     live, config = copy.deepcopy(first.document), copy.deepcopy(other)
     with contextlib.suppress(ApplyConflictError):
@@ -59,7 +59,7 @@ def test_nothing_given_is_changed_and_disagreement_is_a_conflict(one, other):
     assert (live, config) == (first.document, other)
 
 
-def test_managers_of_different_fields_do_not_meet():
+def test_managers_of_different_fields_do_not_conflict():
     first = apply({}, {"spec": {"a": 1}}, manager="one", owners={}, force=False)
     second = apply(
         first.document, {"spec": {"b": 2}}, manager="two", owners=first.owners, force=False
@@ -73,10 +73,10 @@ def _members(**members):
     return {"spec": {"clusters": {"local": {"members": members}}}}
 
 
-def test_an_item_of_which_nothing_is_said_any_more_goes_as_a_whole():
+def test_a_map_item_without_set_fields_is_removed_as_a_whole():
     both = _members(a={"config": {"priority": 1}}, b={"config": {"priority": 2}})
     first = apply({}, both, manager="me", owners={}, force=False)
-    # What a controller writes and what is there by default belongs to the item.
+    # Fields written by controllers and defaults belong to the item.
     live = _members(
         a={"config": {"priority": 1, "group": "default"}, "replicas": 3},
         b={"config": {"priority": 2, "group": "default"}, "replicas": 4},
@@ -90,7 +90,7 @@ def test_an_item_of_which_nothing_is_said_any_more_goes_as_a_whole():
     assert bare.document == _members(a={"replicas": 3}, b={"replicas": 4})
 
 
-def test_an_item_of_which_somebody_else_says_something_stays():
+def test_a_map_item_owned_by_another_manager_stays():
     first = apply({}, _members(a={"priority": 1}), manager="me", owners={}, force=False)
     theirs = apply(
         first.document, _members(a={"size": 3}), manager="they", owners=first.owners, force=False
@@ -105,7 +105,7 @@ def test_a_conflict_names_the_field_and_the_other_manager():
         apply(first.document, {"spec": {"a": 2}}, manager="two", owners=first.owners, force=False)
 
 
-def test_what_both_want_stays_when_one_leaves():
+def test_a_shared_field_stays_when_one_manager_drops_it():
     first = apply({}, {"spec": {"a": 1}}, manager="one", owners={}, force=False)
     both = apply(
         first.document, {"spec": {"a": 1}}, manager="two", owners=first.owners, force=False
@@ -116,13 +116,13 @@ def test_what_both_want_stays_when_one_leaves():
 
 
 @given(wanted)
-def test_ownership_is_kept_as_text(config):
+def test_ownership_round_trips_through_the_annotation(config):
     owners = apply({}, config, manager="me", owners={}, force=False).owners
     assert read_owners({ANNOTATION: write_owners(owners)}) == owners
     assert read_owners({ANNOTATION: "{broken"}) == {}
 
 
-def test_ownership_is_shown_as_kubernetes_shows_it():
+def test_ownership_is_returned_as_managed_fields():
     owners = {"me": frozenset({("spec", "a", "b"), ("spec", "c")})}
     assert managed_fields(owners, "v1") == [
         {

@@ -1,4 +1,4 @@
-"""Whatever is thrown at the API, it answers with a status below 500 and keeps nothing of it."""
+"""Garbage gets a status below 500 and leaves nothing in the store."""
 
 import asyncio
 import json
@@ -110,7 +110,7 @@ async def everything(store: MemoryStore) -> dict[str, str]:
 async def throw(
     method: str, path: str, body: bytes, kind: str, query: dict[str, str], accept: str
 ) -> tuple[httpx.Response, bool]:
-    """Send one request to an API with two objects; says whether the store is as it was."""
+    """Send one request to an API with two objects; return whether the store is unchanged."""
     store = MemoryStore()
     app = create_app(store, KubeApiSettings(tokens=(TOKEN,)))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -1,4 +1,4 @@
-"""Stock kubectl against the API: what people type, on the examples that we ship."""
+"""Stock kubectl against the API: common commands on the shipped examples."""
 
 import datetime
 import ipaddress
@@ -50,7 +50,7 @@ def binary(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def kubectl(binary: Path, shared_server: Server, tmp_path: Path) -> Kubectl:
-    """A kubectl in a namespace of the test's own."""
+    """A kubectl in the test's own namespace."""
     Kubectl(binary, tmp_path, shared_server.url)("create", "namespace", f"n{tmp_path.name[-12:]}")
     return Kubectl(binary, tmp_path, shared_server.url, "-n", f"n{tmp_path.name[-12:]}")
 
@@ -60,7 +60,7 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kubectl")
 
 
-def test_the_examples_are_applied_shown_described_and_deleted(kubectl: Kubectl):
+def test_the_examples_can_be_applied_listed_described_and_deleted(kubectl: Kubectl):
     created = kubectl("apply", "-f", str(EXAMPLES))
     assert created.count("created") == 10
     assert kubectl("apply", "-f", str(EXAMPLES)).count("unchanged") == 10
@@ -81,7 +81,7 @@ def test_the_examples_are_applied_shown_described_and_deleted(kubectl: Kubectl):
     assert kubectl("get", "paddock", "-o", "name") == ""
 
 
-def test_all_is_what_runs_and_not_what_is_kept(kubectl: Kubectl):
+def test_the_category_all_contains_workloads_only(kubectl: Kubectl):
     kubectl("apply", "-f", str(EXAMPLES))
     kinds = {line.partition(".")[0] for line in kubectl("get", "all", "-o", "name").splitlines()}
     assert kinds == {"sandbox", "sandboxpool", "sandboxclaim", "batchsandbox", "sandboxenv"}
@@ -90,14 +90,14 @@ def test_all_is_what_runs_and_not_what_is_kept(kubectl: Kubectl):
     assert left == {"sandboxtemplate", "checkpoint"}
 
 
-def test_who_is_let_in_is_told_that_everything_is_allowed(kubectl: Kubectl):
+def test_authenticated_callers_may_do_everything(kubectl: Kubectl):
     assert kubectl("auth", "can-i", "delete", "sandboxes").strip() == "yes"
     assert "*.*" in kubectl("auth", "can-i", "--list")
     who = kubectl.run("auth", "whoami")  # younger than the oldest kubectl
     assert "paddock:operator" in who.out or "unknown command" in who.err
 
 
-def test_an_example_is_applied_by_the_server_and_by_two_managers(kubectl: Kubectl):
+def test_server_side_apply_by_two_managers(kubectl: Kubectl):
     file = str(EXAMPLES / "sandboxpool.yaml")
     assert "serverside-applied" in kubectl("apply", "--server-side", "-f", file)
     before = kubectl("get", "sbp", "python", "-o", "jsonpath={.metadata.resourceVersion}")
@@ -114,7 +114,7 @@ def test_an_example_is_applied_by_the_server_and_by_two_managers(kubectl: Kubect
     assert kubectl("get", "sbp", "python", "-o", "jsonpath={.spec.capacity.poolMax}") == "41"
 
 
-def test_objects_are_changed_in_all_the_ways_people_change_them(kubectl: Kubectl):
+def test_objects_can_be_changed_by_every_kubectl_command(kubectl: Kubectl):
     kubectl("apply", "-f", str(EXAMPLES / "quickstart.yaml"))
 
     def replicas() -> str:
@@ -141,7 +141,7 @@ def test_objects_are_changed_in_all_the_ways_people_change_them(kubectl: Kubectl
     assert kubectl("get", "sbp", "-l", "team=red", "-o", "name") == ""
 
 
-def test_what_is_refused_says_which_field(kubectl: Kubectl):
+def test_validation_errors_name_the_field(kubectl: Kubectl):
     kubectl("apply", "-f", str(EXAMPLES / "quickstart.yaml"))
     refused = kubectl.run("patch", "sbp", "hello", "--type=merge", "-p", '{"spec":{"replicas":-1}}')
     assert refused.code != 0
@@ -166,7 +166,7 @@ def test_a_dry_run_and_a_diff_change_nothing(kubectl: Kubectl):
     assert "+    afterSeconds: 700" in difference.out
 
 
-def test_explain_tells_what_the_source_says(kubectl: Kubectl):
+def test_explain_shows_the_docstrings_of_fields(kubectl: Kubectl):
     assert "Dead from this instant" in kubectl("explain", "sandbox.spec.shutdownTime")
     text = kubectl("explain", "sandboxpool.spec", "--recursive")
     assert "bufferMin" in text
@@ -174,7 +174,7 @@ def test_explain_tells_what_the_source_says(kubectl: Kubectl):
     assert "namespace" in kubectl("explain", "sandboxes.metadata")
 
 
-def test_a_watch_follows_what_happens(kubectl: Kubectl):
+def test_a_watch_prints_changes(kubectl: Kubectl):
     kubectl("apply", "-f", str(EXAMPLES / "quickstart.yaml"))
     with kubectl.running("get", "sbp", "--watch") as watch:
         assert watch.stdout is not None
@@ -235,7 +235,7 @@ def test_waiting_ends_when_a_condition_holds_and_events_are_shown(
         assert wait.wait() == 0
 
 
-def test_deleting_a_namespace_takes_along_what_is_in_it(
+def test_deleting_a_namespace_deletes_its_contents(
     kubectl: Kubectl, shared_server: Server, tmp_path: Path
 ):
     kubectl("apply", "-f", str(EXAMPLES))
@@ -261,7 +261,7 @@ def test_deleting_a_namespace_takes_along_what_is_in_it(
     assert kubectl("get", "paddock", "-o", "name") == ""
 
 
-def test_a_namespace_that_always_exists_stays_as_it_was(kubectl: Kubectl):
+def test_a_builtin_namespace_is_not_changed(kubectl: Kubectl):
     before = kubectl("get", "namespace", "default", "-o", "json")
     refused = kubectl.run("delete", "namespace", "default")
     assert refused.code != 0
@@ -269,21 +269,21 @@ def test_a_namespace_that_always_exists_stays_as_it_was(kubectl: Kubectl):
     assert kubectl("get", "namespace", "default", "-o", "json") == before
 
 
-def test_secrets_and_namespaces_are_made_by_their_own_commands(kubectl: Kubectl):
+def test_secrets_and_namespaces_can_be_created_by_command(kubectl: Kubectl):
     kubectl("create", "secret", "generic", "key", "--from-literal=a=b")
     assert kubectl("get", "secret", "key", "-o", "jsonpath={.data.a}{.type}") == "Yg==Opaque"
     kubectl("delete", "secret", "key")
     assert "already exists" in kubectl.run("create", "namespace", "default").err
 
 
-def test_the_whole_of_discovery_reads_well(kubectl: Kubectl):
+def test_kubectl_can_read_all_of_discovery(kubectl: Kubectl):
     listed = kubectl("api-resources", "--api-group=paddock.dev", "-o", "name").split()
     assert len(listed) == 7
     assert "paddock.dev/v1alpha1" in kubectl("api-versions")
     assert "paddock" in kubectl("version", "-o", "json")
 
 
-def test_many_objects_come_in_chunks(kubectl: Kubectl):
+def test_large_lists_are_chunked(kubectl: Kubectl):
     template = (EXAMPLES / "sandbox.yaml").read_text()
     many = "---\n".join(template.replace("scratch", f"box-{index:02}") for index in range(12))
     kubectl("create", "-f", "-", stdin=many)
@@ -294,7 +294,7 @@ def test_many_objects_come_in_chunks(kubectl: Kubectl):
     assert kubectl("get", "sbx", "-o", "name") == ""
 
 
-def test_a_token_opens_the_api_over_tls(binary: Path, tmp_path: Path):
+def test_a_token_is_accepted_over_tls(binary: Path, tmp_path: Path):
     certificate, key = _certificate(tmp_path)
     settings = KubeApiSettings(tokens=("open-sesame",))
     with serving(settings, ssl_certfile=str(certificate), ssl_keyfile=str(key)) as server:

@@ -1,4 +1,4 @@
-"""The OpenAPI documents are complete: clients made from one can send all that is served."""
+"""The OpenAPI documents are complete enough to generate clients."""
 
 import json
 import re
@@ -13,14 +13,14 @@ OURS = "apis/paddock.dev/v1alpha1"
 
 
 async def documents(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
-    """Give all that are served, by their places."""
+    """Return all served documents, by path."""
     index = (await client.get("/openapi/v3")).json()["paths"]
     places = {name: item["serverRelativeURL"] for name, item in index.items()}
     places["version 2"] = "/openapi/v2"
     return {name: (await client.get(place)).json() for name, place in places.items()}
 
 
-async def test_a_document_says_where_everything_in_a_request_belongs(client: httpx.AsyncClient):
+async def test_path_parameters_and_bodies_are_declared(client: httpx.AsyncClient):
     for document in (await documents(client)).values():
         for path, methods in document["paths"].items():
             for method, operation in methods.items():
@@ -31,14 +31,14 @@ async def test_a_document_says_where_everything_in_a_request_belongs(client: htt
                 assert has_body == (method != "get"), (method, path)
 
 
-async def test_what_a_document_refers_to_is_in_it(client: httpx.AsyncClient):
+async def test_all_references_of_a_document_resolve(client: httpx.AsyncClient):
     for document in (await documents(client)).values():
         known = document.get("definitions") or document["components"]["schemas"]
         pattern = r'"#/(?:definitions|components/schemas)/(.*?)"'
         assert set(re.findall(pattern, json.dumps(document))) <= known.keys()
 
 
-async def test_no_two_operations_have_one_name(client: httpx.AsyncClient):
+async def test_operation_ids_are_unique(client: httpx.AsyncClient):
     for document in (await documents(client)).values():
         names = [
             operation["operationId"]
@@ -49,7 +49,7 @@ async def test_no_two_operations_have_one_name(client: httpx.AsyncClient):
 
 
 @pytest.mark.parametrize("part", ["", "/status", "/scale"])
-async def test_answers_are_as_the_document_says(client: httpx.AsyncClient, part: str):
+async def test_responses_match_the_document(client: httpx.AsyncClient, part: str):
     assert (await client.post(POOLS, json=pool("p"))).status_code == 201
     document = (await documents(client))[OURS]
     said = document["paths"][f"{POOLS}/{{name}}{part}".replace("default", "{namespace}")]

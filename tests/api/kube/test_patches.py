@@ -1,4 +1,4 @@
-"""Patches: the rules of their RFCs, and that nothing given is ever changed."""
+"""Patches follow their RFCs and never change their inputs."""
 
 import contextlib
 import copy
@@ -45,7 +45,7 @@ garbage_operations = st.lists(
 
 
 def difference(old: Any, new: Any) -> Any:
-    """Make the merge patch that turns one document into another."""
+    """Return the merge patch that turns one document into another."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
     changes: dict[str, Any] = {name: None for name in old if name not in new}
@@ -76,7 +76,7 @@ def difference(old: Any, new: Any) -> Any:
         ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
     ],
 )
-def test_a_merge_patch_does_what_its_rfc_says(target: Any, patch: Any, result: Any):
+def test_merge_patches_follow_the_rfc(target: Any, patch: Any, result: Any):
     assert merge_patch(target, patch) == result
 
 
@@ -86,7 +86,7 @@ def test_a_merge_patch_made_from_two_objects_turns_one_into_the_other(old, new):
 
 
 @given(objects, with_nulls)
-def test_a_merge_patch_twice_is_the_same_as_once_and_changes_nothing_given(target, patch):
+def test_merge_patches_are_idempotent_and_do_not_change_their_inputs(target, patch):
     before, patch_before = copy.deepcopy(target), copy.deepcopy(patch)
     once = merge_patch(target, patch)
     assert merge_patch(once, patch) == once
@@ -115,7 +115,7 @@ def test_a_merge_patch_twice_is_the_same_as_once_and_changes_nothing_given(targe
         ({"a": None}, [{"op": "test", "path": "/a", "value": None}], None),
     ],
 )
-def test_a_json_patch_does_what_its_rfc_says(target: Any, operations: Any, result: Any):
+def test_json_patches_follow_the_rfc(target: Any, operations: Any, result: Any):
     assert json_patch(target, operations) == (target if result is None else result)
 
 
@@ -135,21 +135,21 @@ def test_a_json_patch_does_what_its_rfc_says(target: Any, operations: Any, resul
         ({"a": 1}, [{"op": "test", "path": "/a", "value": 1}, 7], "[1]"),
     ],
 )
-def test_a_json_patch_that_cannot_be_applied_says_where(target: Any, operations: Any, path: str):
+def test_a_failed_json_patch_names_the_path(target: Any, operations: Any, path: str):
     with pytest.raises(InvalidError) as caught:
         json_patch(target, operations)
     assert caught.value.problems[0].path == path
 
 
 @given(objects, st.one_of(garbage_operations, with_nulls))
-def test_a_json_patch_is_applied_whole_or_refused(target, operations):
+def test_json_patches_are_atomic(target, operations):
     before = copy.deepcopy(target)
     with contextlib.suppress(InvalidError):
         json_patch(target, operations)
     assert target == before
 
 
-def test_a_strategic_patch_knows_some_lists_by_key():
+def test_strategic_patches_merge_some_lists_by_key():
     target = {
         "metadata": {"finalizers": ["x"]},
         "spec": {"ports": [{"port": 80, "name": "a"}, {"port": 81}], "args": [1, 2]},
@@ -188,14 +188,14 @@ def test_a_strategic_patch_is_applied_or_refused(target, patch):
     assert target == before
 
 
-def test_copies_cannot_double_what_is_there_again_and_again():
+def test_copies_in_a_json_patch_are_bounded():
     doubling = [{"op": "copy", "from": "", "path": f"/{number}"} for number in range(60)]
     with pytest.raises(InvalidError, match="copies at most"):
         json_patch({"a": "b"}, doubling)
 
 
-def test_no_patch_nests_more_deeply_than_a_body_may():
-    """Far from the end of the stack, too: what is stored once must be read by everybody."""
+def test_no_patch_exceeds_the_nesting_limit():
+    """The limit is far below the stack depth: every client must be able to read stored objects."""
     deep = {}
     for _ in range(150):
         deep = {"a": deep}
@@ -204,7 +204,7 @@ def test_no_patch_nests_more_deeply_than_a_body_may():
         json_patch(deep, [{"op": "add", "path": "/a" * 150, "value": deep}])
 
 
-def test_copies_cannot_nest_without_end():
+def test_copies_cannot_exceed_the_nesting_limit():
     nesting = [{"op": "copy", "from": "", "path": "/a" * 2**number} for number in range(1, 20)]
     with pytest.raises(InvalidError, match="nested too deeply"):
         json_patch({"a": {}}, nesting)

@@ -1,4 +1,4 @@
-"""Bodies as newer clients send them for Kubernetes' own kinds."""
+"""Protobuf bodies, which newer clients send for Kubernetes' own kinds."""
 
 import contextlib
 
@@ -26,7 +26,7 @@ NAMESPACE = part(1, part(1, b"team") + part(11, part(1, b"a") + part(2, b"b")) +
 SECRET = part(1, part(1, b"s")) + part(2, part(1, b"k") + part(2, b"\x00\xff")) + part(3, b"Opaque")
 
 
-def test_a_namespace_is_read():
+def test_a_namespace_is_decoded():
     assert decode(envelope(b"v1", b"Namespace", NAMESPACE)) == {
         "apiVersion": "v1",
         "kind": "Namespace",
@@ -44,7 +44,7 @@ async def test_a_secret_is_stored(client: httpx.AsyncClient):
     assert response.json()["data"] == {"k": "AP8="}
 
 
-def test_kinds_that_are_not_read_so_are_refused():
+def test_unsupported_kinds_are_refused():
     with pytest.raises(UnsupportedMediaTypeError, match="Pod"):
         decode(envelope(b"v1", b"Pod", b""))
 
@@ -56,13 +56,13 @@ def test_what_is_not_protobuf_is_refused(data: bytes):
 
 
 @given(st.binary(max_size=60), st.booleans())
-def test_nothing_breaks_the_reader(data: bytes, is_wrapped: bool):
+def test_no_bytes_break_the_decoder(data: bytes, is_wrapped: bool):
     body = envelope(b"v1", b"Secret", data) if is_wrapped else b"k8s\x00" + data
     with contextlib.suppress(BadRequestError, UnsupportedMediaTypeError):
         assert isinstance(decode(body), dict)
 
 
-def test_schemas_are_written_in_binary_with_all_that_clients_read():
+def test_binary_schemas_contain_all_fields_that_clients_read():
     data = encode_schema({"type": "object", "properties": {"a": {"$ref": "#/definitions/b"}}})
     assert b"#/definitions/b" in data
     whole = binary_v2()

@@ -1,4 +1,4 @@
-"""Get, list, tables and discovery, as clients of Kubernetes expect them."""
+"""Get, list, tables and discovery, as Kubernetes clients expect them."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,7 +20,7 @@ async def made(client: httpx.AsyncClient, path: str, document: dict[str, Any]) -
     return response.json()
 
 
-async def test_what_was_created_can_be_read_with_its_defaults(client: httpx.AsyncClient):
+async def test_a_created_object_is_returned_with_its_defaults(client: httpx.AsyncClient):
     await made(client, POOLS, pool(updateStrategy={"paused": True}))
     found = (await client.get(f"{POOLS}/p")).json()
     assert found["kind"] == "SandboxPool"
@@ -32,7 +32,7 @@ async def test_what_was_created_can_be_read_with_its_defaults(client: httpx.Asyn
     assert "capacity" not in found["spec"]
 
 
-async def test_lists_come_in_pages_of_one_version(client: httpx.AsyncClient):
+async def test_all_pages_of_a_list_have_one_version(client: httpx.AsyncClient):
     for index in range(5):
         await made(client, SANDBOXES, sandbox(f"s{index}"))
     names, token, versions = [], "", set()
@@ -50,7 +50,7 @@ async def test_lists_come_in_pages_of_one_version(client: httpx.AsyncClient):
     assert page["kind"] == "SandboxList"
 
 
-async def test_a_list_of_an_exact_version_is_given_or_refused(client: httpx.AsyncClient):
+async def test_a_list_of_an_exact_version_is_returned_or_refused(client: httpx.AsyncClient):
     await made(client, SANDBOXES, sandbox("a"))
     version = (await client.get(SANDBOXES)).json()["metadata"]["resourceVersion"]
     params = {"resourceVersion": version, "resourceVersionMatch": "Exact"}
@@ -62,7 +62,7 @@ async def test_a_list_of_an_exact_version_is_given_or_refused(client: httpx.Asyn
     assert len((await client.get(SANDBOXES, params=newer)).json()["items"]) == 2
 
 
-async def test_selectors_choose(client: httpx.AsyncClient):
+async def test_selectors_filter_lists(client: httpx.AsyncClient):
     await made(client, SANDBOXES, sandbox("a", labels={"tier": "web"}))
     await made(client, SANDBOXES, sandbox("b", labels={"tier": "db"}))
 
@@ -95,7 +95,7 @@ async def test_selectors_choose(client: httpx.AsyncClient):
         ({"watch": "true", "timeoutSeconds": "x"}, "timeoutSeconds"),
     ],
 )
-async def test_options_that_make_no_sense_are_refused_by_name(
+async def test_invalid_options_are_refused_by_name(
     client: httpx.AsyncClient, params: dict[str, str], field: str
 ):
     response = await client.get(SANDBOXES, params=params)
@@ -123,7 +123,7 @@ async def test_a_table_has_the_columns_of_its_kind(client: httpx.AsyncClient):
     assert whole["rows"][0]["object"]["kind"] == "SandboxPool"
 
 
-async def test_metadata_alone_can_be_asked_for(client: httpx.AsyncClient):
+async def test_metadata_only_lists_are_supported(client: httpx.AsyncClient):
     await made(client, POOLS, pool())
     accept = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
     found = (await client.get(POOLS, headers=accept)).json()
@@ -131,7 +131,7 @@ async def test_metadata_alone_can_be_asked_for(client: httpx.AsyncClient):
     assert set(found["items"][0]) == {"kind", "apiVersion", "metadata"}
 
 
-async def test_formats_that_nobody_speaks_are_not_acceptable(client: httpx.AsyncClient):
+async def test_unsupported_formats_are_not_acceptable(client: httpx.AsyncClient):
     response = await client.get(POOLS, headers={"Accept": "application/cbor"})
     assert response.status_code == 406
     assert response.json()["reason"] == "NotAcceptable"
@@ -154,14 +154,14 @@ async def test_formats_that_nobody_speaks_are_not_acceptable(client: httpx.Async
         "/openapi/v3/apis/example.com/v1",
     ],
 )
-async def test_where_nothing_is_there_is_a_status_of_404(client: httpx.AsyncClient, path: str):
+async def test_unknown_paths_return_a_404_status(client: httpx.AsyncClient, path: str):
     response = await client.get(path)
     assert response.status_code == 404
     assert response.json()["kind"] == "Status"
     assert response.json()["reason"] == "NotFound"
 
 
-async def test_a_missing_object_is_told_in_the_words_that_scripts_look_for(
+async def test_a_missing_object_has_the_message_that_scripts_match(
     client: httpx.AsyncClient,
 ):
     status = (await client.get(f"{SANDBOXES}/x")).json()
@@ -182,9 +182,7 @@ async def test_discovery_lists_every_kind_with_its_verbs(client: httpx.AsyncClie
 
 
 @pytest.mark.parametrize("version", ["v2", "v2beta1"])
-async def test_discovery_comes_in_one_document_for_those_who_ask(
-    client: httpx.AsyncClient, version: str
-):
+async def test_aggregated_discovery_is_supported(client: httpx.AsyncClient, version: str):
     kind = f"application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList"
     response = await client.get("/apis", headers={"Accept": f"{kind},application/json"})
     assert response.headers["content-type"] == kind
@@ -193,7 +191,7 @@ async def test_discovery_comes_in_one_document_for_those_who_ask(
     assert {item["resource"] for item in resources} == {info.cls.PLURAL for info in KINDS}
 
 
-async def test_openapi_has_a_schema_of_every_kind(client: httpx.AsyncClient):
+async def test_openapi_has_a_schema_for_every_kind(client: httpx.AsyncClient):
     index = (await client.get("/openapi/v3")).json()["paths"]
     url = index["apis/paddock.dev/v1alpha1"]["serverRelativeURL"]
     response = await client.get(url)
@@ -212,7 +210,7 @@ async def test_openapi_has_a_schema_of_every_kind(client: httpx.AsyncClient):
     assert "dev.paddock.v1alpha1.Sandbox" in v2["definitions"]
 
 
-async def test_health_and_version_are_told(client: httpx.AsyncClient):
+async def test_health_and_version_are_served(client: httpx.AsyncClient):
     assert (await client.get("/readyz")).text == "ok"
     assert (await client.get("/version")).json()["major"] == "1"
 
@@ -226,12 +224,12 @@ async def test_health_and_version_are_told(client: httpx.AsyncClient):
         (20 * 365 * 86400, "20y"),
     ],
 )  # fmt: skip
-def test_ages_are_told_as_briefly_as_is_useful(seconds: int, text: str):
+def test_ages_are_as_short_as_in_kubectl(seconds: int, text: str):
     now = datetime(2030, 1, 1, tzinfo=UTC)
     assert age(now - timedelta(seconds=seconds), now) == text
 
 
-def test_paths_name_what_kubernetes_says_they_name():
+def test_paths_are_parsed_as_in_kubernetes():
     target = parse_path(f"{POOLS}/p/scale")
     assert target is not None
     assert (target.info.kind, target.namespace, target.name, target.subresource) == (

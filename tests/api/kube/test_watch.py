@@ -1,4 +1,4 @@
-"""Watch, over a real connection: what happens is told, in order, until somebody has enough."""
+"""Watches over a real connection."""
 
 import json
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def told(event: dict[str, Any]) -> tuple[str, str]:
     return event["type"], event["object"]["metadata"].get("name", "")
 
 
-def test_a_watch_begins_with_what_is_there_and_goes_on(http: httpx.Client):
+def test_a_watch_starts_with_existing_objects(http: httpx.Client):
     http.post(SANDBOXES, json=sandbox("a"))
     with watching(http) as events:
         assert told(next(events)) == ("ADDED", "a")
@@ -59,7 +59,7 @@ def test_a_watch_begins_with_what_is_there_and_goes_on(http: httpx.Client):
         assert told(next(events)) == ("DELETED", "a")
 
 
-def test_a_watch_goes_on_where_a_list_ended(http: httpx.Client):
+def test_a_watch_continues_from_a_list(http: httpx.Client):
     http.post(SANDBOXES, json=sandbox("a"))
     version = http.get(SANDBOXES).json()["metadata"]["resourceVersion"]
     http.post(SANDBOXES, json=sandbox("b"))
@@ -67,7 +67,7 @@ def test_a_watch_goes_on_where_a_list_ended(http: httpx.Client):
         assert told(next(events)) == ("ADDED", "b")
 
 
-def test_selectors_narrow_a_watch_and_leaving_them_looks_like_deletion(http: httpx.Client):
+def test_an_object_that_leaves_a_watched_selector_is_reported_as_deleted(http: httpx.Client):
     http.post(SANDBOXES, json=sandbox("a", labels={"x": "1"}))
     with watching(http, path=f"{ROOT}/sandboxes", labelSelector="x=1") as events:
         assert told(next(events)) == ("ADDED", "a")
@@ -82,14 +82,14 @@ def test_selectors_narrow_a_watch_and_leaving_them_looks_like_deletion(http: htt
         assert told(next(events)) == ("ADDED", "b")
 
 
-def test_one_object_can_be_watched_by_its_path(http: httpx.Client):
+def test_a_single_object_can_be_watched_by_its_path(http: httpx.Client):
     http.post(SANDBOXES, json=sandbox("a"))
     http.post(SANDBOXES, json=sandbox("b"))
     with watching(http, path=f"{SANDBOXES}/b") as events:
         assert told(next(events)) == ("ADDED", "b")
 
 
-def test_initial_events_end_with_a_bookmark_for_those_who_ask(http: httpx.Client):
+def test_initial_events_end_with_a_bookmark_if_requested(http: httpx.Client):
     http.post(SANDBOXES, json=sandbox("a"))
     with watching(
         http,
@@ -105,7 +105,7 @@ def test_initial_events_end_with_a_bookmark_for_those_who_ask(http: httpx.Client
         assert metadata["resourceVersion"]
 
 
-def test_a_watch_on_which_nothing_happens_says_that_it_lives_and_misses_nothing():
+def test_an_idle_watch_sends_bookmarks_and_misses_nothing():
     settings = KubeApiSettings(allow_anonymous=True, bookmark_seconds=0.05)
     with serving(settings) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         http.post(SANDBOXES, json=sandbox("a"))
@@ -123,9 +123,7 @@ def test_a_watch_on_which_nothing_happens_says_that_it_lives_and_misses_nothing(
             assert list(events) == []  # nobody who does not ask for bookmarks gets one
 
 
-def test_a_version_that_is_no_longer_kept_ends_the_watch_with_410(
-    server: Server, http: httpx.Client
-):
+def test_an_expired_version_ends_the_watch_with_410(server: Server, http: httpx.Client):
     http.post(SANDBOXES, json=sandbox("a"))
     version = http.get(SANDBOXES).json()["metadata"]["resourceVersion"]
 
@@ -142,12 +140,12 @@ def test_a_version_that_is_no_longer_kept_ends_the_watch_with_410(
         assert list(events) == []
 
 
-def test_a_watch_ends_when_its_time_is_up(http: httpx.Client):
+def test_a_watch_ends_at_its_timeout(http: httpx.Client):
     with watching(http, timeoutSeconds="1") as events:
         assert list(events) == []
 
 
-def test_a_watch_as_table_has_its_columns_in_the_first_event_only(http: httpx.Client):
+def test_a_table_watch_has_columns_in_the_first_event_only(http: httpx.Client):
     http.post(SANDBOXES, json=sandbox("a"))
     with watching(http, accept=TABLE) as events:
         first = next(events)["object"]
@@ -159,7 +157,7 @@ def test_a_watch_as_table_has_its_columns_in_the_first_event_only(http: httpx.Cl
         assert second["rows"][0]["cells"][0] == "b"
 
 
-def test_a_watch_gives_objects_as_they_are_stored_to_those_who_ask_for_that_first(
+def test_a_watch_returns_stored_objects_if_requested_first(
     http: httpx.Client,
 ):
     stored = "application/json;as=Stored,application/json"
@@ -180,7 +178,7 @@ def test_a_watch_gives_objects_as_they_are_stored_to_those_who_ask_for_that_firs
     assert http.get(f"{SANDBOXES}", headers={"Accept": stored}).status_code == 200
 
 
-def test_a_watcher_that_leaves_is_forgotten(server: Server, http: httpx.Client):
+def test_a_disconnected_watcher_is_removed(server: Server, http: httpx.Client):
     with watching(http):
         pass
 

@@ -1,4 +1,4 @@
-"""Create, update, patch, apply, scale and delete; and that refusals leave nothing behind."""
+"""Create, update, patch, apply, scale and delete; refused requests change nothing."""
 
 import asyncio
 import json
@@ -83,7 +83,7 @@ async def test_bad_bodies_are_refused_and_leave_nothing_behind(
     assert await count(store) == 0
 
 
-async def test_a_word_that_is_none_of_a_few_is_told_with_those_few_and_with_whose_it_is(
+async def test_an_invalid_enum_value_is_reported_with_the_valid_ones(
     client: httpx.AsyncClient,
 ):
     groups = {"default": {"scaleUpPolicy": "Fast"}}
@@ -104,7 +104,7 @@ async def test_a_word_that_is_none_of_a_few_is_told_with_those_few_and_with_whos
     ]
 
 
-async def test_unknown_fields_are_dropped_with_a_warning_when_the_client_wants_that(
+async def test_unknown_fields_are_dropped_with_a_warning_if_requested(
     client: httpx.AsyncClient,
 ):
     warned = await client.post(POOLS, json=pool("a", x=1), params={"fieldValidation": "Warn"})
@@ -130,20 +130,20 @@ async def test_bodies_may_be_yaml_and_null_means_absent(client: httpx.AsyncClien
 @pytest.mark.parametrize(
     "text", ["a: &x [1]\nb: *x", "1: 2", "a: .inf", "a: !!python/object:os.system {}", "\t: ["]
 )
-async def test_yaml_that_is_more_than_json_is_refused(client: httpx.AsyncClient, text: str):
+async def test_yaml_beyond_json_is_refused(client: httpx.AsyncClient, text: str):
     response = await client.post(
         SANDBOXES, content=text, headers={"Content-Type": "application/yaml"}
     )
     assert response.status_code == 400
 
 
-async def test_a_name_is_generated_where_asked_for(client: httpx.AsyncClient):
+async def test_generate_name_is_supported(client: httpx.AsyncClient):
     body = sandbox("") | {"metadata": {"generateName": "box-"}}
     response = await client.post(SANDBOXES, json=body)
     assert response.json()["metadata"]["name"].startswith("box-")
 
 
-async def test_a_taken_name_is_told(client: httpx.AsyncClient):
+async def test_an_existing_name_is_reported(client: httpx.AsyncClient):
     await client.post(POOLS, json=pool())
     response = await client.post(POOLS, json=pool())
     assert response.status_code == 409
@@ -151,7 +151,7 @@ async def test_a_taken_name_is_told(client: httpx.AsyncClient):
     assert response.json()["message"] == 'sandboxpools.paddock.dev "p" already exists'
 
 
-async def test_status_is_written_on_its_own(client: httpx.AsyncClient):
+async def test_status_is_a_subresource(client: httpx.AsyncClient):
     created = (await client.post(POOLS, json=pool())).json()
     created["status"]["available"] = 7
     created["spec"]["replicas"] = 9
@@ -194,9 +194,7 @@ async def test_a_stale_version_is_a_conflict(client: httpx.AsyncClient):
         ("application/strategic-merge-patch+json", {"spec": {"replicas": 5}}),
     ],
 )
-async def test_every_kind_of_patch_changes_what_it_says(
-    client: httpx.AsyncClient, kind: str, body: Any
-):
+async def test_every_type_of_patch_is_applied(client: httpx.AsyncClient, kind: str, body: Any):
     await client.post(POOLS, json=pool())
     response = await client.patch(
         f"{POOLS}/p", content=json.dumps(body), headers={"Content-Type": kind}
@@ -239,7 +237,7 @@ async def test_patches_reach_into_the_lists_of_stored_objects(
     assert response.json()["metadata"]["finalizers"] == [f"x.dev/{one}" for one in kept]
 
 
-async def test_two_who_apply_the_same_list_agree(client: httpx.AsyncClient):
+async def test_two_managers_can_apply_the_same_list(client: httpx.AsyncClient):
     wanted = pool()
     wanted["metadata"]["finalizers"] = ["x.dev/a", "x.dev/b"]
 
@@ -250,7 +248,7 @@ async def test_two_who_apply_the_same_list_agree(client: httpx.AsyncClient):
         assert response.is_success, response.text
 
 
-async def test_patches_made_at_once_all_take_effect(client: httpx.AsyncClient):
+async def test_concurrent_patches_all_take_effect(client: httpx.AsyncClient):
     await client.post(POOLS, json=pool())
 
     async def label(index: int) -> int:
@@ -279,7 +277,7 @@ async def test_patches_made_at_once_all_take_effect(client: httpx.AsyncClient):
         ("text/plain", "{}", 415),
     ],
 )
-async def test_a_patch_that_makes_no_sense_changes_nothing(
+async def test_an_invalid_patch_changes_nothing(
     client: httpx.AsyncClient, kind: str, body: str, code: int
 ):
     before = (await client.post(POOLS, json=pool())).json()
@@ -289,7 +287,7 @@ async def test_a_patch_that_makes_no_sense_changes_nothing(
     assert (await client.get(f"{POOLS}/p")).json() == before
 
 
-async def test_what_is_fixed_stays_fixed(client: httpx.AsyncClient):
+async def test_immutable_fields_cannot_be_changed(client: httpx.AsyncClient):
     claim = {"kind": "SandboxClaim", "metadata": {"name": "c"}, "spec": {"templateName": "t"}}
     await client.post(CLAIMS, json=claim)
     response = await client.patch(f"{CLAIMS}/c", content='{"spec":{"replicas":2}}', headers=MERGE)
@@ -297,7 +295,7 @@ async def test_what_is_fixed_stays_fixed(client: httpx.AsyncClient):
     assert causes(response) == ["spec.replicas"]
 
 
-async def test_applying_makes_changes_and_repeats_without_effect(
+async def test_apply_creates_changes_and_is_idempotent(
     client: httpx.AsyncClient, store: MemoryStore
 ):
     params = {"fieldManager": "me"}
@@ -327,7 +325,7 @@ async def test_applying_makes_changes_and_repeats_without_effect(
     assert ANNOTATION in stored.metadata.annotations
 
 
-async def test_appliers_that_come_at_once_all_find_the_object_they_make_together(tmp_path: Path):
+async def test_concurrent_applies_create_one_merged_object(tmp_path: Path):
     async def apply(client: httpx.AsyncClient, index: int) -> int:
         body = pool() | {"metadata": {"name": "p", "labels": {f"n{index}": "x"}}}
         response = await client.patch(
@@ -338,7 +336,7 @@ async def test_appliers_that_come_at_once_all_find_the_object_they_make_together
         )
         return response.status_code
 
-    # Writes take their time here, so that all of them find nothing at first.
+    # Writes are slow here, so that every apply finds no object at first.
     async with await SqliteStore.open(tmp_path / "store.db") as store, calling(store) as client:
         async with asyncio.TaskGroup() as tasks:
             answers = [tasks.create_task(apply(client, index)) for index in range(10)]
@@ -347,7 +345,7 @@ async def test_appliers_that_come_at_once_all_find_the_object_they_make_together
     assert len(labels) == 10
 
 
-async def test_two_appliers_that_disagree_get_a_conflict_that_force_overcomes(
+async def test_conflicting_applies_can_be_forced(
     client: httpx.AsyncClient,
 ):
     async def apply(manager: str, replicas: int, force: str = "false") -> httpx.Response:
@@ -367,7 +365,7 @@ async def test_two_appliers_that_disagree_get_a_conflict_that_force_overcomes(
     assert (await apply("one", 3)).status_code == 409
 
 
-async def test_ownership_survives_writes_by_other_means(client: httpx.AsyncClient):
+async def test_ownership_survives_other_writes(client: httpx.AsyncClient):
     await client.patch(
         f"{POOLS}/p", content=json.dumps(pool()), headers=APPLY, params={"fieldManager": "me"}
     )
@@ -377,7 +375,7 @@ async def test_ownership_survives_writes_by_other_means(client: httpx.AsyncClien
     assert [item["manager"] for item in replaced["metadata"]["managedFields"]] == ["me"]
 
 
-async def test_scale_is_read_and_written(client: httpx.AsyncClient):
+async def test_scale_can_be_read_and_written(client: httpx.AsyncClient):
     await client.post(POOLS, json=pool())
     scale = (await client.get(f"{POOLS}/p/scale")).json()
     assert (scale["kind"], scale["spec"]) == ("Scale", {"replicas": 1})
@@ -392,7 +390,7 @@ async def test_scale_is_read_and_written(client: httpx.AsyncClient):
     assert (await client.get(f"{POOLS}/p")).json()["spec"]["replicas"] == 6
 
 
-async def test_a_dry_run_answers_as_if_and_keeps_nothing(
+async def test_a_dry_run_returns_the_result_and_stores_nothing(
     client: httpx.AsyncClient, store: MemoryStore
 ):
     params = {"dryRun": "All"}
@@ -410,7 +408,7 @@ async def test_a_dry_run_answers_as_if_and_keeps_nothing(
     assert (await client.post(POOLS, json=pool("x"), params={"dryRun": "Some"})).status_code == 400
 
 
-async def test_deleting_tells_whether_it_is_gone(client: httpx.AsyncClient):
+async def test_a_deletion_returns_a_status_or_the_pending_object(client: httpx.AsyncClient):
     await client.post(POOLS, json=pool())
     gone = (await client.delete(f"{POOLS}/p")).json()
     assert (gone["kind"], gone["status"]) == ("Status", "Success")
@@ -453,7 +451,7 @@ async def test_a_collection_is_deleted_by_selector(client: httpx.AsyncClient):
     assert [item["metadata"]["name"] for item in left] == ["b"]
 
 
-async def test_what_cannot_be_done_is_not_allowed(client: httpx.AsyncClient):
+async def test_unsupported_verbs_are_not_allowed(client: httpx.AsyncClient):
     for method, path in (
         ("PUT", POOLS),
         ("POST", f"{POOLS}/p"),
@@ -466,7 +464,7 @@ async def test_what_cannot_be_done_is_not_allowed(client: httpx.AsyncClient):
         assert response.json()["reason"] == "MethodNotAllowed"
 
 
-async def test_secrets_may_be_written_as_text(client: httpx.AsyncClient):
+async def test_secrets_accept_string_data(client: httpx.AsyncClient):
     body = {
         "kind": "Secret",
         "metadata": {"name": "s"},

@@ -23,8 +23,7 @@ from paddock.runtime.local.images import base_directory
 from paddock.runtime.local.kernel import cgroups
 from paddock.runtime.local.launch import native_build
 from paddock.runtime.local.launch.launcher import SandboxLauncher
-from paddock.runtime.local.launch.protocol import MakeRoot
-from paddock.runtime.local.launch.skeleton import Launch
+from paddock.runtime.local.launch.protocol import Launch, MakeRoot
 from paddock.runtime.local.storage import Storage, open_storage
 from tests.leaks import note_group
 

@@ -212,7 +212,8 @@ async def test_monitoring_continues_after_an_error():
 
 async def test_callers_get_503_while_envd_cannot_start(tmp_path):
     node = TestNode("--warm-count", "0")
-    node.prelude = f"import os; os.environ['PYTHONPATH'] = {str(tmp_path)!r}"
+    path = os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    node.prelude = f"import os; os.environ['PYTHONPATH'] = {path!r}"
     broken = tmp_path / "sitecustomize.py"
     broken.write_text(BREAK_ENVDS)
     await node.start()

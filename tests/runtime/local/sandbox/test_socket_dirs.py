@@ -10,7 +10,7 @@ from tests.runtime.local.nodes import eventually
 
 @pytest.fixture
 def stock(tmp_path):
-    dirs = SocketDirs(tmp_path / "premises")
+    dirs = SocketDirs(tmp_path / "stock")
     dirs.open()
     yield dirs
     dirs.close()
@@ -31,7 +31,7 @@ async def test_a_taken_directory_is_reachable_at_its_new_path(stock, tmp_path):
 
 async def test_the_stock_is_refilled(stock, tmp_path):
     def ready() -> int:
-        return len(list((tmp_path / "premises").iterdir()))
+        return len(list((tmp_path / "stock").iterdir()))
 
     before = ready()
     for number in range(before):
@@ -44,19 +44,19 @@ async def test_the_stock_is_refilled(stock, tmp_path):
 
 
 async def test_directories_of_a_killed_node_are_removed(tmp_path):
-    left = tmp_path / "premises" / "left"
+    left = tmp_path / "stock" / "left"
     left.mkdir(parents=True)
-    dirs = SocketDirs(tmp_path / "premises")
+    dirs = SocketDirs(tmp_path / "stock")
 
     dirs.open()
 
     assert not left.exists()
     dirs.close()
-    assert not (tmp_path / "premises").exists()
+    assert not (tmp_path / "stock").exists()
 
 
 async def test_a_removed_directory_is_skipped(stock, tmp_path):
-    for path in list((tmp_path / "premises").iterdir()):
+    for path in list((tmp_path / "stock").iterdir()):
         path.rename(tmp_path / f"stolen-{path.name}")
 
     assert stock.take(str(tmp_path / "sandbox")) is None

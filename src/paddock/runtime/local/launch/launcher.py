@@ -1,7 +1,7 @@
-"""The node's side of the launcher process, and skeletons from clone to init.
+"""The node's side of the launcher process: clone skeletons, mount roots, start inits.
 
-The launcher is started when needed and replaced when it exits. Skeletons are separate processes
-that outlive it. The program is `native/launcher/launcher.c`.
+The launcher is started when needed and replaced when it exits; skeletons outlive it. The program is
+`native/launcher/launcher.c`.
 """
 
 import asyncio
@@ -14,18 +14,18 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec import Struct
-
 from paddock.kit.errors import UnavailableError
 from paddock.runtime.local.launch import native_build
 from paddock.runtime.local.launch.protocol import (
+    READY,
+    Launch,
     LauncherReply,
     MakeRoot,
     Prepare,
     Start,
     decode_reply,
 )
-from paddock.runtime.local.launch.skeleton import READY, Launch
+from paddock.runtime.local.launch.skeleton import Skeleton
 from paddock.wire import seqpacket
 
 _TIMEOUT_SECONDS = 30.0
@@ -34,36 +34,6 @@ _TIMEOUT_SECONDS = 30.0
 
 class LauncherError(UnavailableError):
     """A sandbox could not be launched; the message includes the kernel's error."""
-
-
-class Skeleton(Struct):
-    """A cloned process with namespaces that waits to become a sandbox's init."""
-
-    pid: int
-    pidfd: int
-    control: socket.socket
-    slot: int
-    userns: int
-    is_ready: bool = False
-    """Whether its `ready` message was read. A launch may be sent before that."""
-
-    def kill(self) -> None:
-        """Kill the process, skeleton or init, and release it."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        self.release()
-
-    def release(self) -> None:
-        """Close all descriptors."""
-        self.close()
-        os.close(self.pidfd)
-
-    def close(self) -> None:
-        """Close what only a skeleton needs; the pidfd stays open."""
-        self.control.close()
-        if self.userns >= 0:
-            os.close(self.userns)
-            self.userns = -1
 
 
 class SandboxLauncher:

@@ -15,8 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paddock.kit.errors import UnavailableError
-from paddock.runtime.local.launch.skeleton import DEVICES, INIT_PATH
 
+INIT_PATH = "/.paddock/init"
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+"""Devices in every sandbox's /dev; the list and the path of init are also in `launcher.c`."""
 PREFIX = "init-"
 
 LAUNCHER_PREFIX = "launcher-"

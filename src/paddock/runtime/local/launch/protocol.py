@@ -1,16 +1,22 @@
-"""Messages of the launcher, as `native/launcher/launcher.c` reads them.
+"""Messages of the launcher and of skeletons, as `native/launcher/launcher.c` reads them.
 
 The launcher is a small C program because the cost of clone and exec grows with the memory of the
-process. `launcher.py` starts it and sends the messages; those of skeletons are in `skeleton.py`.
+process. `launcher.py` starts it and sends the messages.
 """
 
 from msgspec import Struct
 
-from paddock.runtime.local.launch.skeleton import Launch
 from paddock.wire.seqpacket import pack
 
 RANGE = 65536
 """Number of ids of a sandbox; the same constant is in `launcher.c`."""
+
+HIDDEN_FILES = ("proc/cmdline", "proc/interrupts", "proc/keys", "proc/swaps")
+HIDDEN_TREES = ("sys/devices/virtual/block", "sys/devices/virtual/powercap", "sys/firmware")
+"""World-readable paths that reveal facts of the machine: kernel command line, paths of images and
+swap files, device activity."""
+READY = b"ready"
+"""The message of a skeleton that waits for a launch; any other message is an error."""
 
 
 class Prepare(Struct, frozen=True, kw_only=True):
@@ -49,6 +55,26 @@ class MakeRoot(Struct, frozen=True, kw_only=True):
         binds = (part for source, is_fixed in self.binds for part in (_mode(is_fixed), source))
         layers = (str(len(self.layers)), *self.layers)
         return pack("R", str(self.base), flags, self.box, *layers, str(len(self.binds)), *binds)
+
+
+class Launch(Struct, frozen=True, kw_only=True):
+    """Become a sandbox's init. The descriptors are the root's mount and one mount per bind."""
+
+    hostname: str
+    locked: bool = False
+    binds: tuple[str, ...] = ()
+    """Mount points inside, one per bind."""
+    overlay: str | None = None
+    """Rootless only: options of the overlay that the skeleton mounts itself."""
+    host_trees: tuple[str, ...] = ()
+    """Rootless only: directories of the host to mount at the same path."""
+
+    def encode(self) -> bytes:
+        """Return the message as a skeleton reads it."""
+        mode = "locked" if self.locked else "sudo"
+        lists = (self.binds, HIDDEN_FILES, HIDDEN_TREES, self.host_trees)
+        counted = (part for one in lists for part in (str(len(one)), *one))
+        return pack("L", self.hostname, mode, self.overlay or "", *counted)
 
 
 class Start(Struct, frozen=True, kw_only=True):

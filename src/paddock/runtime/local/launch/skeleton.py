@@ -1,40 +1,42 @@
-"""The launch message of a skeleton, and the devices and hidden paths of every sandbox.
+"""A skeleton: a child of the launcher that waits to become a sandbox's init.
 
-A skeleton is a child of the launcher with namespaces, cgroups and detached file systems; it can
-wait in the warm stock. On a `Launch` message it mounts everything, pivots into its root and becomes
-init (`native/launcher/launcher.c`).
+It has namespaces, cgroups and detached file systems, and can wait in the warm stock. On a `Launch`
+message it mounts everything, pivots into its root and becomes init (`native/launcher/launcher.c`).
 """
+
+import contextlib
+import os
+import signal
+import socket
 
 from msgspec import Struct
 
-from paddock.wire.seqpacket import pack
 
-INIT_PATH = "/.paddock/init"
-DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-"""Devices in every sandbox's /dev; the list and the path of init are also in `launcher.c`."""
-HIDDEN_FILES = ("proc/cmdline", "proc/interrupts", "proc/keys", "proc/swaps")
-HIDDEN_TREES = ("sys/devices/virtual/block", "sys/devices/virtual/powercap", "sys/firmware")
-"""World-readable paths that reveal facts of the machine: kernel command line, paths of images and
-swap files, device activity."""
-READY = b"ready"
-"""The message of a skeleton that waits for a launch; any other message is an error."""
+class Skeleton(Struct):
+    """A cloned process with namespaces that waits to become a sandbox's init."""
 
+    pid: int
+    pidfd: int
+    control: socket.socket
+    slot: int
+    userns: int
+    is_ready: bool = False
+    """Whether its `ready` message was read. A launch may be sent before that."""
 
-class Launch(Struct, frozen=True, kw_only=True):
-    """Become a sandbox's init. The descriptors are the root's mount and one mount per bind."""
+    def kill(self) -> None:
+        """Kill the process, skeleton or init, and release it."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self.release()
 
-    hostname: str
-    locked: bool = False
-    binds: tuple[str, ...] = ()
-    """Mount points inside, one per bind."""
-    overlay: str | None = None
-    """Rootless only: options of the overlay that the skeleton mounts itself."""
-    host_trees: tuple[str, ...] = ()
-    """Rootless only: directories of the host to mount at the same path."""
+    def release(self) -> None:
+        """Close all descriptors."""
+        self.close()
+        os.close(self.pidfd)
 
-    def encode(self) -> bytes:
-        """Return the message as a skeleton reads it."""
-        mode = "locked" if self.locked else "sudo"
-        lists = (self.binds, HIDDEN_FILES, HIDDEN_TREES, self.host_trees)
-        counted = (part for one in lists for part in (str(len(one)), *one))
-        return pack("L", self.hostname, mode, self.overlay or "", *counted)
+    def close(self) -> None:
+        """Close what only a skeleton needs; the pidfd stays open."""
+        self.control.close()
+        if self.userns >= 0:
+            os.close(self.userns)
+            self.userns = -1

@@ -25,9 +25,8 @@ from paddock.runtime.local.envd.zygote import WaitingEnvd
 from paddock.runtime.local.images import host
 from paddock.runtime.local.kernel import nproc_reserve, syscalls
 from paddock.runtime.local.kernel.pidfds import wait_for_exit
-from paddock.runtime.local.launch.launcher import Skeleton
-from paddock.runtime.local.launch.protocol import MakeRoot
-from paddock.runtime.local.launch.skeleton import Launch
+from paddock.runtime.local.launch.protocol import Launch, MakeRoot
+from paddock.runtime.local.launch.skeleton import Skeleton
 from paddock.runtime.local.node import records
 from paddock.runtime.local.node.node_context import NodeContext
 from paddock.runtime.local.node.slots import cgroup_name

@@ -21,7 +21,7 @@ from paddock.kit.logs import fields
 from paddock.runtime.local.envd import envd_client
 from paddock.runtime.local.envd.zygote import WaitingEnvd
 from paddock.runtime.local.kernel import nproc_reserve
-from paddock.runtime.local.launch.launcher import Skeleton
+from paddock.runtime.local.launch.skeleton import Skeleton
 from paddock.runtime.local.node import records
 from paddock.runtime.local.node.node_context import NodeContext, unlock_workdir
 from paddock.runtime.local.node.records import RecordPhase, SandboxRecord

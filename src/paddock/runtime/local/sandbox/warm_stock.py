@@ -20,7 +20,7 @@ from paddock.kit.errors import PaddockError, UnavailableError
 from paddock.kit.logs import fields
 from paddock.runtime.local.envd.zygote import WaitingEnvd
 from paddock.runtime.local.kernel.pidfds import has_ended
-from paddock.runtime.local.launch.launcher import Skeleton
+from paddock.runtime.local.launch.skeleton import Skeleton
 from paddock.runtime.local.node import records
 from paddock.runtime.local.node.node_context import NodeContext
 from paddock.runtime.local.node.records import RecordPhase, SandboxRecord

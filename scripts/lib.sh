@@ -1,5 +1,5 @@
-# Shared by the scripts beside it: finds Python, makes the virtual environment, installs packages.
-# Nothing is assumed but a Debian or Ubuntu machine, root, and Python 3.11 or newer.
+# Functions of the scripts in this directory: find Python, create the virtual environment, install
+# packages. They need Debian or Ubuntu, root, and Python 3.11 or newer.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${PADDOCK_CACHE:-/var/cache/paddock}
@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 DEBIAN_FRONTEND=noninteractive
 say() { printf '== %s\n' "$*" >&2; }
 die() { printf 'error: %s\n\nhint: %s\n' "$1" "$2" >&2; exit 1; }
 
-# apt_install PACKAGE...: installs those that are missing; does nothing where all are there.
+# apt_install PACKAGE...: install the missing packages.
 apt_install() {
   local missing=() package
   for package in "$@"; do
@@ -21,7 +21,7 @@ apt_install() {
   say "installing ${missing[*]}"
   apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null 2>&1 ||
     { apt-get update -q >/dev/null && apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null; } ||
-    die "apt-get could not install ${missing[*]}" "run 'apt-get update' and look at its messages"
+    die "apt-get could not install ${missing[*]}" "run 'apt-get update' and read its output"
 }
 
 find_python() {
@@ -33,7 +33,7 @@ find_python() {
   die "Python 3.11 or newer was not found" "apt-get install python3"
 }
 
-# make_venv LOCK: an environment that holds just what the lock file pins, and Paddock itself.
+# make_venv LOCK: create a virtual environment with the packages of the lock file, and Paddock.
 make_venv() {
   local lock=$1 stamp python
   python=$(find_python)
@@ -52,18 +52,18 @@ make_venv() {
   fi
 }
 
-# own_temp: $TEMP, a directory for the files of this run's tests, removed when they pass. pytest's usual
-# place is tidied up by every run, and one would fail for what another left there.
+# own_temp: create $TEMP, a directory for the files of this test run; remove it if the tests pass.
+# Every run cleans up the default directory of pytest, so concurrent runs would disturb each other.
 own_temp() {
-  # A long TMPDIR would leave too little of the 107 bytes that a socket's path may have.
+  # The path of a socket has at most 107 bytes, so TMPDIR must be short.
   [ "$(printf %s "${TMPDIR:-}" | wc -c)" -le 12 ] || export TMPDIR=/tmp
   TEMP=$(mktemp -d -t pdtest.XXXXXX)
-  trap '[ $? -eq 0 ] && rm -rf --one-file-system "$TEMP" || say "files of the tests are kept in $TEMP"' EXIT
+  trap '[ $? -eq 0 ] && rm -rf --one-file-system "$TEMP" || say "the files of the tests are in $TEMP"' EXIT
 }
 
-# What sandboxes on this machine need: a C compiler for pid 1, the firewall, snapshots, the base image.
+# Install what sandboxes on this machine need: a C compiler for init, nftables, btrfs, debootstrap, CRIU.
 install_runtime() {
   apt_install gcc libc6-dev iproute2 nftables btrfs-progs debootstrap ca-certificates
-  # Its standard output is for whoever asks for the path: that of `up -o json` is one line of JSON.
-  "$ROOT/scripts/build-criu" >/dev/null || say "no working CRIU: sandboxes can be frozen, not hibernated or forked"
+  # Discard the path on stdout: the output of `up -o json` must be one line of JSON.
+  "$ROOT/scripts/build-criu" >/dev/null || say "no working CRIU: sandboxes can be frozen, but not hibernated or forked"
 }

@@ -1,4 +1,4 @@
-"""Small disks for tests about full ones."""
+"""Small disks for tests of full disks."""
 
 import subprocess
 from collections.abc import Iterator
@@ -7,26 +7,26 @@ from pathlib import Path
 
 
 @contextmanager
-def small_disk(place: Path, size: str) -> Iterator[Path]:
-    """A file system of that size (as `mount` writes it) at a new directory."""
-    place.mkdir(exist_ok=True)
-    mount(place, size)
+def small_disk(path: Path, size: str) -> Iterator[Path]:
+    """Mount a file system of this size (in the syntax of `mount`) at a new directory."""
+    path.mkdir(exist_ok=True)
+    mount(path, size)
     try:
-        yield place
+        yield path
     finally:
-        unmount(place)
+        unmount(path)
 
 
-def mount(place: Path, size: str) -> None:
-    """Put a file system of that size over a directory."""
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+def mount(path: Path, size: str) -> None:
+    """Mount a file system of this size on a directory."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
     subprocess.run(command, check=True)
 
 
-def unmount(place: Path) -> None:
-    """Take it away at once.
+def unmount(path: Path) -> None:
+    """Unmount it lazily.
 
-    Lazily: a sandbox that starts beside the test copies every mount of the machine for a moment,
-    and while it holds its copy of an image that lies on this disk, a plain `umount` is refused.
+    A sandbox that starts beside the test copies all mounts of the machine for a moment. While it
+    holds a copy of this mount, a plain `umount` fails.
     """
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    subprocess.run(["umount", "--lazy", str(path)], check=True)

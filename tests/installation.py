@@ -1,7 +1,7 @@
 """A whole installation for tests: node, control plane and gateways as real processes.
 
-Everything is private: a temporary directory, free ports, a fabric number of its own. Leaving the
-`async with` ends it and checks that nothing stays behind.
+It has its own temporary directory, ports and fabric number. Leaving the `async with` stops it and
+checks that nothing is left behind.
 
     async with Installation(pool_size=1) as paddock:
         box = await paddock.create(timeout=60)
@@ -40,7 +40,7 @@ _NUMBERS = range(40, 60)
 
 
 class Box(msgspec.Struct, rename="camel"):
-    """What the API says of a new sandbox."""
+    """A new sandbox, as the API returns it."""
 
     sandbox_i_d: str = msgspec.field(name="sandboxID")
     envd_access_token: str | None = None
@@ -52,7 +52,7 @@ class Box(msgspec.Struct, rename="camel"):
 
 
 class Installation:
-    """One installation and its processes; each may be killed and started again."""
+    """One installation; each of its processes may be killed and restarted."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class Installation:
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="pdi"))
         self._store_disk_mb = store_disk_mb
-        """The size of a disk of the store's own; without one it shares the machine's."""
+        """The size of a separate disk for the store; 0: the disk of the machine."""
         self.node_state = self.directory / ("node" if store_disk_mb else "state/node")
         self.port, self.api_port, *own = free_ports(2 + gateways)
         self.gateway_ports = own if gateway_ports else [self.port] * gateways
-        """Where each gateway listens; one port for all unless asked otherwise."""
+        """The port of each gateway; by default one port for all."""
         if gateway_ports:
             self.port = own[0]
         self.admin_ports = free_ports(gateways)
@@ -78,10 +78,10 @@ class Installation:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.http: aiohttp.ClientSession
 
-    # ---- life ----------------------------------------------------------------------------
+    # ---- start and stop ------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        # As many connections as a test wants: it is the other side that is under test.
+        # No limit of connections on the side of the test.
         self.http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         try:
             if self._store_disk_mb:
@@ -110,7 +110,7 @@ class Installation:
             if self._processes["node"].poll() is not None:
                 await self.start_node()
             await self.stop("node")
-        # Orphans of a killed node wait for the machine's first process to reap them.
+        # Orphans of a killed node remain until the init process of the machine reaps them.
         state = self.node_state
         with contextlib.suppress(AssertionError):
             await eventually(lambda: not any(traces(state, self._number).values()), seconds=60)
@@ -124,9 +124,9 @@ class Installation:
             raise problems[0]
 
     def _mount_store(self) -> None:
-        place = self.directory / "state"
-        place.mkdir()
-        disks.mount(place, f"{self._store_disk_mb}m")
+        state = self.directory / "state"
+        state.mkdir()
+        disks.mount(state, f"{self._store_disk_mb}m")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -176,7 +176,7 @@ class Installation:
                 "--purge-on-exit",
             ],
         )
-        # By this very process: a child of a killed one may hold the old socket for a moment.
+        # Compare the process: a child of a killed node may hold the old socket for a moment.
         await self._until("node", lambda: _listener(socket_path) == self.pid("node"))
 
     async def start_control(self) -> None:
@@ -205,11 +205,11 @@ class Installation:
         await self._until(name, ready)
 
     async def start_tls(self) -> None:
-        """Start what serves TLS in front of the gateways, as `paddock up` would."""
+        """Start Envoy in front of the gateways, as `paddock up` does."""
         settings = load(environ=self.environment)
-        made = envoy.front(settings)
-        assert made is not None
-        self._spawn("tls", list(made.command))
+        process = envoy.front(settings)
+        assert process is not None
+        self._spawn("tls", list(process.command))
         await self._until("tls", lambda: _connects((settings.tls_host, settings.tls_port)))
 
     async def _until(self, name: str, check) -> None:
@@ -226,7 +226,7 @@ class Installation:
             raise AssertionError(f"{error}\n{self.log(name)[-3000:]}") from error
 
     async def stop(self, name: str) -> None:
-        """Let a process end in order."""
+        """Stop a process with SIGTERM."""
         process = self._processes.pop(name)
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -235,12 +235,12 @@ class Installation:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            raise AssertionError(f"{name} does not end:\n{self.log(name)[-3000:]}") from None
+            raise AssertionError(f"{name} does not stop:\n{self.log(name)[-3000:]}") from None
         if name == "node":
             assert code == 0, self.log(name)[-3000:]
 
     def kill(self, name: str) -> None:
-        """kill -9, as an operator's accident would."""
+        """Kill a process with SIGKILL."""
         self._processes[name].kill()
         self._processes[name].wait()
 
@@ -248,11 +248,11 @@ class Installation:
 
     @property
     def url(self) -> str:
-        """The one address for clients."""
+        """The URL for clients."""
         return f"http://127.0.0.1:{self.port}"
 
     async def api(self, method: str, path: str, body: object = None) -> Any:
-        """Call the E2B API through the gateway; gives the decoded answer."""
+        """Call the E2B API through the gateway; return the decoded response."""
         async with self.http.request(
             method, self.url + path, json=body, headers={"X-API-Key": self.secrets.api_key}
         ) as response:
@@ -286,7 +286,7 @@ class Installation:
         await eventually(full, seconds=START_SECONDS)
 
     async def create(self, **body: Any) -> Box:
-        """Create a sandbox: `templateID` is the default one unless said otherwise."""
+        """Create a sandbox, by default from the template `base`."""
         answer = await self.api("POST", "/sandboxes", {"templateID": "base", **body})
         return msgspec.convert(answer, Box)
 
@@ -301,7 +301,7 @@ class Installation:
         gateway: int = 0,
         **options: Any,
     ) -> tuple[int, bytes]:
-        """Call a port inside a sandbox through a gateway."""
+        """Call a port of a sandbox through a gateway."""
         headers = {"E2b-Sandbox-Id": box.id, "E2b-Sandbox-Port": str(port)}
         if token and box.envd_access_token:
             headers["X-Access-Token"] = box.envd_access_token
@@ -311,8 +311,8 @@ class Installation:
             return response.status, await response.read()
 
     async def run(self, box: Box, command: str, *, background: bool = False) -> str:
-        """Run a command inside, over envd's own protocol; gives what it wrote."""
-        # One message in Connect's framing; the answer is a stream of such messages.
+        """Run a command in a sandbox through envd; return its standard output."""
+        # One message in Connect's framing; the response is a stream of such messages.
         config = {"process": {"cmd": "/bin/sh", "args": ["-c", command]}}
         message = msgspec.json.encode(config)
         frame = b"\0" + len(message).to_bytes(4, "big") + message
@@ -336,7 +336,7 @@ class Installation:
         assert status == 200, data
 
     async def serve_inside(self, box: Box, port: int, code: str) -> None:
-        """Start a Python program inside that serves a port, and wait until it does."""
+        """Start a Python program in the sandbox that serves a port, and wait until it does."""
         await self.write_file(box, "/home/user/server.py", code.encode())
         await self.run(
             box, f"nohup python3 /home/user/server.py {port} >/tmp/server.log 2>&1 </dev/null &"
@@ -359,7 +359,7 @@ def _output(data: bytes) -> str:
         has_ended = has_ended or "end" in event
         error = message.get("error")
         assert not error, error
-    assert has_ended, f"the command was not heard to the end: {text[-200:]!r}"
+    assert has_ended, f"the stream ended before the command: {text[-200:]!r}"
     return text.decode()
 
 
@@ -369,7 +369,7 @@ def _connects(address: tuple[str, int]) -> bool:
 
 
 def _listener(path: Path) -> int | None:
-    """The process that began to listen there, if anybody does."""
+    """Return the process that listens on a socket, or None."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(str(path)) != 0:
             return None
@@ -378,7 +378,7 @@ def _listener(path: Path) -> int | None:
 
 
 def _fabric_number() -> tuple[Any, int]:
-    """A fabric number that no other installation on this machine uses, and its lock."""
+    """Return a fabric number that no other installation of this machine uses, and its lock."""
     for number in usable_numbers(_NUMBERS):
         lock = Path(f"/tmp/paddock-fabric-{number}.lock").open("w")  # noqa: SIM115 - held
         try:

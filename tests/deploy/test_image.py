@@ -1,4 +1,4 @@
-"""Paddock's image: both recipes say the same, its parts work, and its archive is an image."""
+"""Paddock's image: both recipes agree, its modules import, and its archive is a valid image."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def last_stage() -> dict[str, str]:
     return found
 
 
-def test_both_recipes_say_what_runs_and_as_whom(packer: ModuleType):
+def test_both_recipes_have_the_same_entrypoint_user_and_environment(packer: ModuleType):
     stage = last_stage()
     assert json.loads(stage["ENTRYPOINT"]) == packer.CONFIG["Entrypoint"]
     assert stage["USER"] == packer.CONFIG["User"]
@@ -49,7 +49,7 @@ def test_both_recipes_say_what_runs_and_as_whom(packer: ModuleType):
 
 
 @pytest.mark.timeout(120)
-def test_what_the_recipes_copy_is_all_that_roles_and_sidecars_need(tmp_path: Path):
+def test_the_recipes_copy_all_that_roles_and_sidecars_import(tmp_path: Path):
     copied = re.findall(r"^COPY (.+) /src/\S*$", (IMAGE / "Dockerfile").read_text(), re.MULTILINE)
     paths = " ".join(copied).split()
     script = (IMAGE / "build-rootfs").read_text()
@@ -80,7 +80,9 @@ def test_the_archive_is_an_image_that_others_read(packer: ModuleType, tmp_path: 
     archives = [tmp_path / "one.tar", tmp_path / "two.tar"]
     for archive in archives:
         packer.pack(archive, [(packer.NAME, [rootfs], packer.CONFIG)])
-    assert archives[0].read_bytes() == archives[1].read_bytes(), "the same files, the same image"
+    assert archives[0].read_bytes() == archives[1].read_bytes(), (
+        "the same files give the same image"
+    )
 
     store = ImageStore(tmp_path / "images", base_cache=tmp_path / "no-base")
     image = store.add_archive(archives[0], "paddock")
@@ -91,7 +93,7 @@ def test_the_archive_is_an_image_that_others_read(packer: ModuleType, tmp_path: 
     assert (layer / "bin").readlink() == Path("usr/bin")
 
 
-def test_the_script_names_what_is_missing(tmp_path: Path):
+def test_the_script_reports_a_missing_program(tmp_path: Path):
     """On a machine without debootstrap, before anything is written."""
     programs = tmp_path / "bin"
     programs.mkdir()

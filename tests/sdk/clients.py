@@ -1,4 +1,4 @@
-"""Real clients, each in an interpreter of its own, and what they find."""
+"""Runs real clients, each in its own interpreter, and collects their results."""
 
 import ast
 import json
@@ -21,12 +21,12 @@ CLI = NODE_CLIENTS / "node_modules" / "@e2b" / "cli" / "dist" / "index.js"
 def python_of(version: str) -> Path:
     python = CACHE / f"e2b-{version}" / "bin" / "python"
     if not python.exists():
-        pytest.skip(f"E2B's Python SDK {version} is not here: run scripts/install-clients")
+        pytest.skip(f"E2B's Python SDK {version} is not installed: run scripts/install-clients")
     return python
 
 
 def checks_of(script: str, *, newest: bool) -> list[str]:
-    """The names of a Python script's checks, without running it."""
+    """Return the names of the checks in a Python script, without running it."""
     tree = ast.parse((SCRIPTS / script).read_text())
     found = []
     for node in tree.body:
@@ -45,8 +45,8 @@ def javascript_checks() -> list[str]:
     return [quoted or bare for quoted, bare in found]
 
 
-def found_by(command: list[object], environment: dict[str, str]) -> dict[str, dict]:
-    """Run a client and give what it says of each check."""
+def results_of(command: list[object], environment: dict[str, str]) -> dict[str, dict]:
+    """Run a client; return its result of each check."""
     done = subprocess.run(
         [str(part) for part in command],
         env=environment,

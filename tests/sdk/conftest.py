@@ -1,4 +1,4 @@
-"""One installation for all clients."""
+"""One installation for all tests of clients."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ def installation() -> Generator[Installation]:
 
 @pytest.fixture(scope="session")
 def environment(installation: Installation) -> dict[str, str]:
-    """What a client is told, and nothing else of ours."""
+    """The environment of a client: its settings, and no others of E2B or Paddock."""
     ours = ("E2B", "PADDOCK")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return kept | {

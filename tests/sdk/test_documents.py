@@ -1,4 +1,4 @@
-"""The programs in the documents, run as they stand there, with unmodified SDKs."""
+"""The programs in the documentation run unchanged with unmodified SDKs."""
 
 import re
 import subprocess
@@ -24,10 +24,10 @@ def programs(language: str) -> list:
 
 
 def run(command: list[object], environment: dict[str, str]) -> None:
-    told = environment | {"E2B_DOMAIN": environment["E2B_API_URL"].removeprefix("http://")}
+    variables = environment | {"E2B_DOMAIN": environment["E2B_API_URL"].removeprefix("http://")}
     done = subprocess.run(
         [str(word) for word in command],
-        env=told,
+        env=variables,
         capture_output=True,
         text=True,
         timeout=250,
@@ -37,18 +37,18 @@ def run(command: list[object], environment: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("text", programs("python"))
-def test_a_program_in_python_runs(environment: dict[str, str], text: str) -> None:
+def test_a_python_program_of_the_documentation_runs(environment: dict[str, str], text: str) -> None:
     run([python_of(NEWEST), "-c", text], environment)
 
 
 @pytest.mark.parametrize("text", programs("js"))
-def test_a_program_in_javascript_runs(
+def test_a_javascript_program_of_the_documentation_runs(
     environment: dict[str, str], tmp_path: Path, text: str
 ) -> None:
     if not (NODE_CLIENTS / "node_modules" / "e2b").exists() or not NODE.exists():
-        pytest.skip("E2B's JavaScript SDK is not here: run scripts/install-clients")
+        pytest.skip("E2B's JavaScript SDK is not installed: run scripts/install-clients")
     program = tmp_path / "program.mjs"
     program.write_text(text)
-    # Modules are looked for beside the program.
+    # Node looks for modules next to the program.
     (tmp_path / "node_modules").symlink_to(NODE_CLIENTS / "node_modules")
     run([NODE, program], environment)

@@ -1,4 +1,4 @@
-"""E2B's own command line, unmodified."""
+"""E2B's CLI, unmodified."""
 
 import json
 import subprocess
@@ -42,14 +42,14 @@ class Cli:
 @pytest.fixture(scope="module")
 def cli(environment: dict[str, str]) -> Cli:
     if not CLI.exists() or not NODE.exists():
-        pytest.skip("E2B's command line is not here: run scripts/install-clients")
+        pytest.skip("E2B's CLI is not installed: run scripts/install-clients")
     return Cli(environment)
 
 
 @pytest.fixture
 def box(cli: Cli) -> Generator[str]:
-    said = cli("sandbox", "create", "--detach", "base")
-    sandbox_id = next(word for line in said.splitlines() for word in line.split() if is_id(word))
+    output = cli("sandbox", "create", "--detach", "base")
+    sandbox_id = next(word for line in output.splitlines() for word in line.split() if is_id(word))
     yield sandbox_id
     cli.run("sandbox", "kill", sandbox_id)
 
@@ -72,7 +72,7 @@ def test_commands_run_with_their_output_and_exit_code(cli: Cli, box: str) -> Non
     assert cli("sandbox", "exec", "-u", "root", "-c", "/", box, "whoami; pwd") == "root\n/\n"
 
 
-def test_a_sandbox_rests_and_comes_back(cli: Cli, box: str) -> None:
+def test_a_sandbox_is_paused_and_resumed(cli: Cli, box: str) -> None:
     cli("sandbox", "exec", box, "echo kept > kept.txt")
     cli("sandbox", "pause", box)
     assert box in cli.listed("paused")
@@ -86,9 +86,9 @@ def test_logs_and_metrics_are_shown(cli: Cli, box: str) -> None:
     entries = [json.loads(line) for line in lines if line.startswith("{")]
     assert any("handed out" in json.dumps(entry) for entry in entries), lines
     deadline = time.monotonic() + 90
-    while "{" not in (said := cli("sandbox", "metrics", "--format", "json", box)):
-        assert time.monotonic() < deadline, said
-    sample = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+    while "{" not in (output := cli("sandbox", "metrics", "--format", "json", box)):
+        assert time.monotonic() < deadline, output
+    sample = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     assert sample["cpuCount"] == 2
 
 
@@ -97,7 +97,7 @@ def test_templates_are_listed(cli: Cli) -> None:
     assert "base" in [item["templateID"] for item in found]
 
 
-def test_what_does_not_exist_is_an_error(cli: Cli) -> None:
+def test_a_missing_sandbox_is_an_error(cli: Cli) -> None:
     done = cli.run("sandbox", "info", "i" + "0" * 20)
     assert done.returncode != 0
     assert "wasn't found" in done.stderr

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sdk.clients import NEWEST, OLDER, SCRIPTS, checks_of, found_by, python_of
+from tests.sdk.clients import NEWEST, OLDER, SCRIPTS, checks_of, python_of, results_of
 
 pytestmark = [pytest.mark.sdk, pytest.mark.sandbox, pytest.mark.timeout(480)]
 
@@ -14,17 +14,17 @@ RUNS = [
 
 
 @pytest.fixture(scope="session")
-def found(environment: dict[str, str]):
-    """What each client says, asked once."""
+def results(environment: dict[str, str]):
+    """The results of each client, which runs once."""
     known: dict[tuple[str, str], dict] = {}
 
-    def look(script: str, version: str) -> dict:
+    def run(script: str, version: str) -> dict:
         if (script, version) not in known:
             command = [python_of(version), SCRIPTS / script]
-            known[script, version] = found_by(command, environment)
+            known[script, version] = results_of(command, environment)
         return known[script, version]
 
-    return look
+    return run
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,6 @@ def found(environment: dict[str, str]):
         for check in checks_of(script, newest=version == NEWEST)
     ],
 )
-def test_a_client_is_content(found, script: str, version: str, check: str) -> None:
-    outcome = found(script, version)[check]
+def test_a_check_of_the_client_passes(results, script: str, version: str, check: str) -> None:
+    outcome = results(script, version)[check]
     assert outcome["problem"] is None, outcome["problem"]

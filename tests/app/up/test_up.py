@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paddock.app.up.processes import ChildProcess
-from paddock.app.up.supervisor import Installation
+from paddock.app.up.supervisor import MachineSupervisor
 from paddock.kit.errors import InvalidError
 from paddock.settings import Settings
 
@@ -15,7 +15,7 @@ from paddock.settings import Settings
 def test_each_gateway_of_a_machine_has_its_own_admin_port(tmp_path: Path) -> None:
     def ports(admin_port: int) -> list[str | None]:
         settings = Settings(state_dir=str(tmp_path), gateways=3, admin_port=admin_port)
-        gateways = Installation(settings).gateways
+        gateways = MachineSupervisor(settings).gateways
         return [gateway.environment.get("PADDOCK_ADMIN_PORT") for gateway in gateways]
 
     assert ports(9100) == ["9100", "9101", "9102"]
@@ -35,7 +35,7 @@ async def test_impossible_ports_are_refused_with_their_purpose(
 ) -> None:
     settings = Settings(state_dir=str(tmp_path), gateways=2, **ports)
     with pytest.raises(InvalidError, match=message):
-        await Installation(settings).require_free_ports()
+        await MachineSupervisor(settings).require_free_ports()
 
 
 async def test_a_process_gets_its_own_environment(tmp_path: Path) -> None:

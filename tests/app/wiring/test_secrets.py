@@ -1,4 +1,4 @@
-"""Secrets of a real installation: in no log, however much is logged, and not in the store."""
+"""Secrets of a real installation are neither in logs, at any level, nor in the store."""
 
 import stat
 from pathlib import Path
@@ -15,7 +15,7 @@ MARK = "/home/user/mine"
 
 
 async def used(paddock: Installation) -> tuple[Box, str]:
-    """Show every kind of token to everybody who asks for one; gives the sandbox and a new key."""
+    """Use every kind of token once; return the sandbox and a new API key."""
     made = await paddock.api("POST", "/api-keys", {"name": "another"})
     private = {"allowPublicTraffic": False}
     box = await paddock.create(timeout=600, secure=True, network=private)
@@ -43,7 +43,7 @@ async def test_secrets_are_in_no_log_and_not_in_the_store() -> None:
         words = [word.encode() for word in (*secrets, box.traffic_access_token) if word]
         assert len(words) == 6
 
-        def tells(path: Path) -> bool:
+        def contains_secret(path: Path) -> bool:
             data = path.read_bytes()
             return any(word in data for word in words)
 
@@ -51,11 +51,10 @@ async def test_secrets_are_in_no_log_and_not_in_the_store() -> None:
         stored = sorted((paddock.directory / "state").glob("store.db*"))
         assert len(logs) == 3
         assert stored
-        assert [path.name for path in (*logs, *stored) if tells(path)] == []
-        # What the node has to remember of its sandboxes, and the installation of itself, is for
-        # their own user alone.
+        assert [path.name for path in (*logs, *stored) if contains_secret(path)] == []
+        # Files that must hold secrets are readable by their owner only.
         records = sorted((paddock.node_state / "sandboxes").glob("*/record.*"))
         assert records
         for path in (paddock.directory / "state" / "secrets.json", *records):
-            if tells(path):
+            if contains_secret(path):
                 assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path

@@ -1,7 +1,7 @@
-"""Runs checks with a client of its own interpreter and prints one JSON line for each.
+"""Runs checks with the client of this interpreter and prints one JSON line for each.
 
-`@check` marks a check; `@check(newer=True)` one that only the newest client can do. Checks run a
-few at a time: each makes the sandboxes that it needs.
+`@check` marks a check, `@check(newer=True)` one that only the newest client supports. A few checks
+run concurrently; each creates its own sandboxes.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 
-AT_ONCE = 3
+CONCURRENCY = 3
 CHECKS = []
 
 
@@ -36,7 +36,7 @@ def expect(kind, action, *args, **options):
 def until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not become so"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.05)
     return found
 
@@ -50,7 +50,7 @@ def ending(*boxes):
             box.kill()
 
 
-def _tell(function, started, problem):
+def _print(function, started, problem):
     seconds = round(time.monotonic() - started, 2)
     line = {"check": function.__name__, "problem": problem, "seconds": seconds}
     sys.stdout.write(json.dumps(line) + "\n")
@@ -64,26 +64,26 @@ def _one(function):
         function()
     except BaseException:
         problem = traceback.format_exc()
-    _tell(function, started, problem)
+    _print(function, started, problem)
 
 
-def _chosen(is_newest):
-    """The checks that this client can do; those named on the command line alone, if any are."""
-    able = [function for function, newer in CHECKS if is_newest or not newer]
-    return [item for item in able if not sys.argv[1:] or item.__name__ in sys.argv[1:]]
+def _selected(is_newest):
+    """Return the checks that this client supports, or of these the ones on the command line."""
+    supported = [function for function, newer in CHECKS if is_newest or not newer]
+    return [item for item in supported if not sys.argv[1:] or item.__name__ in sys.argv[1:]]
 
 
 def main(is_newest):
-    # The older client's connection pool locks itself up when threads share it, or when the
+    # The connection pool of the older client deadlocks when threads share it, or when the garbage
     # collector closes one of its streams while it holds its own lock.
     if not is_newest:
         gc.disable()
-    with ThreadPoolExecutor(AT_ONCE if is_newest else 1) as pool:
-        list(pool.map(_one, _chosen(is_newest)))
+    with ThreadPoolExecutor(CONCURRENCY if is_newest else 1) as pool:
+        list(pool.map(_one, _selected(is_newest)))
 
 
 async def main_async(is_newest):
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate = asyncio.Semaphore(CONCURRENCY)
 
     async def one(function):
         async with gate:
@@ -93,6 +93,6 @@ async def main_async(is_newest):
                 await asyncio.wait_for(function(), 120)
             except BaseException:
                 problem = traceback.format_exc()
-            _tell(function, started, problem)
+            _print(function, started, problem)
 
-    await asyncio.gather(*(one(function) for function in _chosen(is_newest)))
+    await asyncio.gather(*(one(function) for function in _selected(is_newest)))

@@ -1,4 +1,4 @@
-// What users of E2B's JavaScript SDK do, against a whole installation: one JSON line per check.
+// Checks of E2B's JavaScript SDK against a whole installation: one JSON line per check.
 
 import assert from 'node:assert/strict'
 import { createRequire } from 'node:module'
@@ -7,7 +7,7 @@ const require = createRequire(process.env.NODE_CLIENTS + '/package.json')
 const { Sandbox, CommandExitError, NotFoundError, TimeoutError } = require('e2b')
 
 const CHECKS = {
-  async 'create, look and kill'() {
+  async 'create, inspect and kill'() {
     const box = await Sandbox.create({ timeoutMs: 600_000, metadata: { user: 'ada' }, envs: { COLOUR: 'blue' } })
     assert.ok(await box.isRunning())
     const info = await box.getInfo()
@@ -104,7 +104,7 @@ const CHECKS = {
     await box.kill()
     const began = Date.now()
     const short = await Sandbox.create({ timeoutMs: 4000 }).catch((error) => {
-      // A machine that stood still for so long could not hand it out before its end.
+      // A stalled machine may not hand the sandbox out before its timeout.
       if (Date.now() - began < 3000) throw error
       return Sandbox.create({ timeoutMs: 30_000 })
     })

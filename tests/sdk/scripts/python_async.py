@@ -1,4 +1,4 @@
-"""What users of E2B's asynchronous Python SDK do, against a whole installation."""
+"""Checks of E2B's asynchronous Python SDK against a whole installation."""
 
 import asyncio
 
@@ -41,13 +41,13 @@ async def many_sandboxes_at_once():
 @check
 async def background_commands_and_files():
     box = await AsyncSandbox.create()
-    heard = []
+    received = []
     handle = await box.commands.run(
-        "read line; echo got $line", background=True, stdin=True, on_stdout=heard.append
+        "read line; echo got $line", background=True, stdin=True, on_stdout=received.append
     )
     await box.commands.send_stdin(handle.pid, "hello\n")
     assert (await handle.wait()).stdout == "got hello\n"
-    assert "".join(heard) == "got hello\n"
+    assert "".join(received) == "got hello\n"
     await box.files.write("a.txt", "text")
     assert await box.files.read("a.txt") == "text"
     failed = None

@@ -1,4 +1,4 @@
-"""What users of E2B's synchronous Python SDK do, against a whole installation."""
+"""Checks of E2B's synchronous Python SDK against a whole installation."""
 
 import datetime
 import time
@@ -33,17 +33,17 @@ def with_auto_pause(**options):
 
 
 def number(box):
-    """How far the counter inside has come; it lives in its process's memory alone."""
+    """Return the counter in the sandbox, which is kept only in the memory of its process."""
     return until(lambda: int((box.files.exists("/tmp/n") and box.files.read("/tmp/n")) or 0))
 
 
-def goes_on(box):
+def keeps_counting(box):
     seen = number(box)
     until(lambda: number(box) > seen)
 
 
 @check
-def create_look_and_kill():
+def create_inspect_and_kill():
     box = Sandbox.create(timeout=600, metadata={"user": "ada"}, envs={"COLOUR": "blue"})
     assert box.is_running()
     info = box.get_info()
@@ -74,12 +74,12 @@ def commands_in_the_foreground():
         assert box.commands.run("echo $A", envs={"A": "1 2"}).stdout == "1 2\n"
         assert box.commands.run("sudo id -u").stdout == "0\n"
         expect(e2b.InvalidArgumentException, box.commands.run, "true", cwd="/nowhere")
-        heard = []
-        box.commands.run("printf ü; sleep 0.1; printf ß", on_stdout=heard.append)
-        assert "".join(heard) == "üß"
-        began = time.monotonic()
+        received = []
+        box.commands.run("printf ü; sleep 0.1; printf ß", on_stdout=received.append)
+        assert "".join(received) == "üß"
+        started = time.monotonic()
         expect(TimeoutException, box.commands.run, "sleep 30", timeout=1)
-        assert time.monotonic() - began < 25
+        assert time.monotonic() - started < 25
         until(lambda: box.commands.run("pgrep -x sleep || echo none").stdout == "none\n")
         big = box.commands.run("head -c 3000000 /dev/zero | tr '\\0' x")
         assert len(big.stdout) == 3_000_000
@@ -110,7 +110,7 @@ def commands_in_the_background():
 
 
 @check(newer=True)
-def standard_input_ends_when_told():
+def standard_input_can_be_closed():
     box = Sandbox.create()
     with ending(box):
         handle = box.commands.run("cat; echo over", background=True, stdin=True)
@@ -172,10 +172,10 @@ def terminals():
         terminal = box.pty.create(PtySize(rows=30, cols=100), timeout=60)
         box.pty.resize(terminal.pid, PtySize(rows=25, cols=90))
         box.pty.send_stdin(terminal.pid, b"stty size; tput cols; exit 4\n")
-        heard = []
-        ended = expect(CommandExitException, terminal.wait, on_pty=heard.append)
+        received = []
+        ended = expect(CommandExitException, terminal.wait, on_pty=received.append)
         assert ended.exit_code == 4
-        assert b"25 90" in b"".join(heard), heard
+        assert b"25 90" in b"".join(received), received
         other = box.pty.create(PtySize(rows=30, cols=100))
         assert box.pty.kill(other.pid) is True
 
@@ -215,12 +215,12 @@ def timeouts():
     box.set_timeout(1)
     until(lambda: not box.is_running())
     assert box.kill() is False
-    began = time.monotonic()
+    started = time.monotonic()
     try:
         short = Sandbox.create(timeout=4)
     except e2b.SandboxException:
-        # A machine that stood still for so long could not hand it out before its end.
-        assert time.monotonic() - began > 3
+        # A stalled machine may not hand the sandbox out before its timeout.
+        assert time.monotonic() - started > 3
         short = Sandbox.create(timeout=30)
     until(lambda: not short.is_running())
 
@@ -241,14 +241,14 @@ def pause_and_connect_keep_memory_processes_and_files():
         assert again.sandbox_id == box.sandbox_id
         assert again.files.read("kept.txt") == "kept"
         assert counter.pid in [process.pid for process in again.commands.list()]
-        goes_on(again)
+        keeps_counting(again)
         assert again.get_info().state == SandboxState.RUNNING
         # The first object still works: the same sandbox, the same token.
         assert box.commands.run("echo same").stdout == "same\n"
 
 
 @check
-def paused_at_its_end_when_asked_for():
+def auto_pause_pauses_at_the_timeout():
     box = with_auto_pause(timeout=60)
     with ending(box):
         box.files.write("kept.txt", "kept")
@@ -259,7 +259,7 @@ def paused_at_its_end_when_asked_for():
 
 
 @check(newer=True)
-def traffic_wakes_it_when_asked_for():
+def traffic_resumes_with_auto_resume():
     box = Sandbox.create(lifecycle={"on_timeout": "pause", "auto_resume": True}, timeout=60)
     with ending(box):
         box.commands.run(COUNTER, background=True, timeout=0)
@@ -267,11 +267,11 @@ def traffic_wakes_it_when_asked_for():
         assert box.get_info().state == SandboxState.PAUSED
         assert box.commands.run("echo awake").stdout == "awake\n"
         assert box.get_info().lifecycle["auto_resume"] is True
-        goes_on(box)
+        keeps_counting(box)
 
 
 @check(newer=True)
-def traffic_wakes_it_from_disk_as_well():
+def traffic_resumes_a_hibernated_sandbox():
     box = Sandbox.create(
         lifecycle={"on_timeout": "pause", "auto_resume": True},
         timeout=60,
@@ -282,11 +282,11 @@ def traffic_wakes_it_from_disk_as_well():
         box.pause()
         assert box.get_info().state == SandboxState.PAUSED
         assert box.commands.run("echo awake").stdout == "awake\n"
-        goes_on(box)
+        keeps_counting(box)
 
 
 @check(newer=True)
-def paused_without_memory_it_starts_anew_with_its_files():
+def pause_without_memory_keeps_files_only():
     box = Sandbox.create()
     with ending(box):
         box.files.write("kept.txt", "kept")
@@ -298,7 +298,7 @@ def paused_without_memory_it_starts_anew_with_its_files():
 
 
 @check(newer=True)
-def a_snapshot_is_a_template():
+def a_snapshot_can_be_used_as_a_template():
     box = Sandbox.create()
     with ending(box):
         box.files.write("state.txt", "one")
@@ -321,7 +321,7 @@ def a_snapshot_is_a_template():
 
 
 @check(newer=True)
-def forks_are_clones_that_go_their_own_ways():
+def forks_are_independent_clones():
     box = Sandbox.create()
     with ending(box):
         box.files.write("state.txt", "parent")
@@ -332,7 +332,7 @@ def forks_are_clones_that_go_their_own_ways():
             assert len({box.sandbox_id, *(fork.sandbox_id for fork in forks)}) == 3
             for fork in forks:
                 assert fork.files.read("state.txt") == "parent"
-                goes_on(fork)
+                keeps_counting(fork)
                 fork.files.write("state.txt", fork.sandbox_id)
             assert box.files.read("state.txt") == "parent"
             assert box.commands.run("echo on").stdout == "on\n"
@@ -352,7 +352,7 @@ def metrics():
 
 
 @check
-def errors_are_the_ones_users_know():
+def errors_have_the_types_of_the_sdk():
     unknown = expect(e2b.SandboxException, Sandbox.create, "no-such-template")
     assert "404" in str(unknown), unknown
     expect(e2b.AuthenticationException, Sandbox.create, api_key="e2b_" + "0" * 40)

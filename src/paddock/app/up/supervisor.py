@@ -31,7 +31,7 @@ _LAST_PORT = 65535
 _ANY_ADDRESS = {"", "0.0.0.0", "::"}  # noqa: S104 - compared, not bound
 
 
-class Installation:
+class MachineSupervisor:
     """The supervised processes of one machine."""
 
     def __init__(self, settings: Settings, config: Path | None = None) -> None:
@@ -242,8 +242,8 @@ def run(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        installation = Installation(settings, config)
-        await installation.run(
+        supervisor = MachineSupervisor(settings, config)
+        await supervisor.run(
             stop,
             token=secrets.token,
             progress=progress,

@@ -357,7 +357,8 @@ def test_doctor_reports_the_features_of_this_machine(cli: Cli) -> None:
     again = json.loads(cli("doctor", "--json"))
     # Except swap: other users of the machine may turn it on or off between the two runs.
     one, other = (
-        [check for check in said["checks"] if check["name"] != "swap"] for said in (report, again)
+        [check for check in result["checks"] if check["name"] != "swap"]
+        for result in (report, again)
     )
     assert one == other
 

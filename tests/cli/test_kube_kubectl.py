@@ -20,13 +20,13 @@ ensure CRDs are installed first
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A kubectl that fails for a kind the first two times; it writes one line per call."""
-    calls, said = tmp_path / "calls", tmp_path / "said"
+    calls, error = tmp_path / "calls", tmp_path / "error"
     calls.touch()
-    said.write_text(NOT_YET)
+    error.write_text(NOT_YET)
     program = tmp_path / "kubectl"
     program.write_text(
         f'#!/bin/sh\ncat >/dev/null\necho "$1" >>{calls}\n'
-        f"[ $(wc -l <{calls}) -gt 2 ] || {{ cat {said} >&2; exit 1; }}\n"
+        f"[ $(wc -l <{calls}) -gt 2 ] || {{ cat {error} >&2; exit 1; }}\n"
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -79,7 +79,7 @@ class Membership:
         self._set()
 
     def set_reported(self, urls: Iterable[str]) -> None:
-        """Set the gateways that the control plane knows."""
+        """Set the gateways that the control plane reports."""
         self._reported = frozenset(urls)
         self._set()
 

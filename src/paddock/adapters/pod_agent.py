@@ -107,7 +107,7 @@ class PodAgent:
 async def open_pod_agent(
     settings: Settings, store: KubernetesStore, seed: TokenSeed, clock: Clock
 ) -> tuple[PodAgent, Callable[[], Awaitable[None]]]:
-    """Return an agent that knows the features of this cluster, and the function that closes it."""
+    """Probe the features of the cluster; return an agent and the function that closes it."""
     envd_client = PodEnvdClient(lambda uid: control_token(seed, uid))
     resizer = Resizer(store.client, has_pod_limits=settings.pod_limits)
     await resizer.detect()

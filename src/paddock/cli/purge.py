@@ -1,7 +1,7 @@
 """`paddock down --purge`: kills all sandboxes of this machine and removes the state directory.
 
-The node kills the sandboxes, because only it knows their kernel objects. This module confirms the
-purge and removes the files.
+The node kills the sandboxes, because only it has the records of their kernel objects. This module
+confirms the purge and removes the files.
 """
 
 import contextlib

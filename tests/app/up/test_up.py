@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paddock.app.up.processes import ChildProcess
+from paddock.app.up.processes import SupervisedProcess
 from paddock.app.up.supervisor import MachineSupervisor
 from paddock.kit.errors import InvalidError
 from paddock.settings import Settings
@@ -41,7 +41,7 @@ async def test_impossible_ports_are_refused_with_their_purpose(
 async def test_a_process_gets_its_own_environment(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "it.log"
     command = ["sh", "-c", "echo $ITS_OWN $HOME; exec sleep 1000"]
-    process = ChildProcess("it", command, log_file=log, environment={"ITS_OWN": "secret"})
+    process = SupervisedProcess("it", command, log_file=log, environment={"ITS_OWN": "secret"})
     running = asyncio.create_task(process.keep_running())
     while not (log.exists() and log.read_text()):
         await asyncio.sleep(0.01)

@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import StreamingResponse
 
 from paddock.app.wiring import run_parts
-from paddock.app.wiring.http_server import HttpServer, listen
+from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.engine.supervisor import StartGroup
 from paddock.kit.errors import ConflictError, UnavailableError
 from paddock.kit.tasks import background
@@ -35,7 +35,7 @@ async def test_requests_in_flight_are_answered_before_controllers_stop() -> None
     listener = listen("127.0.0.1", 0)
     parts = (
         run_parts.group_part("controllers", lambda: {"reconcile": reconcile()}),
-        run_parts.server_part(HttpServer(app, listener, ready.set)),
+        run_parts.server_part(AsgiServer(app, listener, ready.set)),
     )
     async with (
         background(run_parts.run(parts, stop), name="process") as process,
@@ -64,7 +64,7 @@ async def test_streams_do_not_delay_the_stop_and_log_nothing(caplog) -> None:
     listener = listen("127.0.0.1", 0)
     async with (
         background(
-            run_parts.run((run_parts.server_part(HttpServer(app, listener, ready.set)),), stop),
+            run_parts.run((run_parts.server_part(AsgiServer(app, listener, ready.set)),), stop),
             name="process",
         ) as process,
         httpx.AsyncClient(

@@ -10,7 +10,7 @@ from paddock.adapters.control_client import ControlClient
 from paddock.app.roles.control_plane import ControlPlane
 from paddock.app.roles.gateway import build
 from paddock.app.wiring import default_resources
-from paddock.app.wiring.http_server import HttpServer, listen
+from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.app.wiring.secrets import Secrets
 from paddock.gateway.activity import Activity
 from paddock.gateway.http.client import ClientConnection
@@ -69,7 +69,7 @@ class Cluster:
             clock=clock,
         )
         self.secrets = secrets
-        self._server: HttpServer | None = None
+        self._server: AsgiServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self.api = httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{self.api_port}",
@@ -99,7 +99,7 @@ class Cluster:
         ready = asyncio.Event()
         listener = listen("127.0.0.1", self.api_port)
         self._listener = listener
-        self._server = HttpServer(self.plane.application(), listener, ready.set)
+        self._server = AsgiServer(self.plane.application(), listener, ready.set)
         self._serving = asyncio.create_task(self._server.run_until_stopped())
         await ready.wait()
 

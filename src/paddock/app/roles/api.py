@@ -16,7 +16,7 @@ from paddock.api.internal import GatewayReport
 from paddock.app.wiring import backends, default_resources, run_parts, webhook
 from paddock.app.wiring.applications import build_application
 from paddock.app.wiring.assembly import assemble
-from paddock.app.wiring.http_server import HttpServer, listen
+from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.app.wiring.secrets import load_or_create
 from paddock.engine.supervisor import Part, StartGroup
 from paddock.kit import clock as clocks
@@ -60,7 +60,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         application = build_application(
             parts, manager, kube=_not_found, token=secrets.token, on_report=on_report
         )
-        server = HttpServer(
+        server = AsgiServer(
             replicas.application(application, provider),
             listen(settings.api_host, settings.api_port),
             on_ready,

@@ -16,7 +16,7 @@ from paddock.api.kube.settings import KubeApiSettings
 from paddock.app.wiring import backends, default_resources, run_parts
 from paddock.app.wiring.applications import build_application
 from paddock.app.wiring.assembly import assemble
-from paddock.app.wiring.http_server import HttpServer, listen
+from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.app.wiring.idle_pause import IdlePauses
 from paddock.app.wiring.secrets import Secrets, load_or_create
 from paddock.claims.ports import Announcer
@@ -141,7 +141,7 @@ class ControlPlane:
     async def run(self, stop: asyncio.Event, *, on_ready: Callable[[], None]) -> None:
         """Run until `stop` is set: the cache first, then controllers, then the API."""
         listener = listen(self.settings.api_host, self.settings.api_port)
-        server = HttpServer(self.application(), listener, on_ready)
+        server = AsgiServer(self.application(), listener, on_ready)
         parts = (
             Part(
                 name="cache", group=StartGroup.CACHES, run=self.provider.serve, ready=self._synced

@@ -19,7 +19,7 @@ from paddock.api.health import create_app as create_ops
 from paddock.app.wiring import backends, run_parts
 from paddock.app.wiring.assembly import assemble
 from paddock.app.wiring.cluster_runtime import ClusterRuntime
-from paddock.app.wiring.http_server import HttpServer, listen
+from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.app.wiring.idle_pause import IdlePauses
 from paddock.app.wiring.secrets import load_or_create
 from paddock.engine.election import Elector, Timing
@@ -70,7 +70,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         activity = ActivityPoller(parse_peers(settings.peers), client, clock)
         stack.push_async_callback(activity.close)
         idle = IdlePauses(activity, sampler, provider=provider, clock=clock, recorder=recorder)
-        server = HttpServer(
+        server = AsgiServer(
             create_ops(provider), listen(settings.api_host, settings.api_port), on_ready
         )
         elector = Elector(

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paddock.app.up.processes import ChildProcess
+from paddock.app.up.processes import SupervisedProcess
 from paddock.gateway.limits import KEEPALIVE_OPTIONS
 from paddock.kit.errors import FieldProblem, InvalidError
 from paddock.settings import Settings
@@ -27,7 +27,7 @@ _UPSTREAM = f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions"
 _UNLIMITED = 100_000
 
 
-def front(settings: Settings) -> ChildProcess | None:
+def front(settings: Settings) -> SupervisedProcess | None:
     """Return the process that serves TLS, or None if no certificate is set."""
     if not settings.tls_certificate:
         return None
@@ -40,7 +40,7 @@ def front(settings: Settings) -> ChildProcess | None:
     file = settings.run / "envoy.json"
     file.write_text(json.dumps(configuration(settings), indent=1))
     _secret_file(settings).write_text(json.dumps(_secret(settings), indent=1))
-    return ChildProcess(
+    return SupervisedProcess(
         "tls",
         [
             *(binary(), "-c", str(file), "--disable-hot-restart", "--log-level", "warning"),

@@ -25,7 +25,7 @@ LOG_LIMIT_BYTES = 64 << 20
 _TAIL_BYTES = 8192
 
 
-class ChildProcess:
+class SupervisedProcess:
     """One child process that is restarted whenever it ends."""
 
     def __init__(
@@ -125,7 +125,7 @@ def _with_parent_death_signal(command: Sequence[str]) -> tuple[str, ...]:
 
 async def wait_until(
     check: Callable[[], bool],
-    process: ChildProcess,
+    process: SupervisedProcess,
     *,
     seconds: float,
     what: str,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paddock.app.up import envoy, pool_progress
-from paddock.app.up.processes import PATIENT_TRIES, TRIES, ChildProcess, wait_until
+from paddock.app.up.processes import PATIENT_TRIES, TRIES, SupervisedProcess, wait_until
 from paddock.app.up.progress import Progress
 from paddock.app.wiring.secrets import Secrets, load_or_create
 from paddock.kit import pidfile
@@ -40,7 +40,7 @@ class MachineSupervisor:
         role = [sys.executable, "-m", "paddock.app"]
         if config is not None:
             role += ["--config", str(config)]
-        self.node = ChildProcess(
+        self.node = SupervisedProcess(
             "node",
             [
                 *(sys.executable, "-m", "paddock.runtime.local.node.process"),
@@ -50,10 +50,12 @@ class MachineSupervisor:
             ],
             log_file=logs / "node.log",
         )
-        self.control = ChildProcess("control", [*role, "control"], log_file=logs / "control.log")
+        self.control = SupervisedProcess(
+            "control", [*role, "control"], log_file=logs / "control.log"
+        )
         count = settings.gateways or os.cpu_count() or 1
         self.gateways = tuple(
-            ChildProcess(
+            SupervisedProcess(
                 f"gateway-{number}",
                 [*role, "gateway"],
                 log_file=logs / f"gateway-{number}.log",
@@ -194,7 +196,7 @@ class MachineSupervisor:
 
     @staticmethod
     async def _start(
-        stack: contextlib.AsyncExitStack, process: ChildProcess, progress: Progress
+        stack: contextlib.AsyncExitStack, process: SupervisedProcess, progress: Progress
     ) -> None:
         progress.step(f"starting {process.name}")
         task = asyncio.get_running_loop().create_task(process.keep_running(), name=process.name)

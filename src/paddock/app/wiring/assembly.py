@@ -124,7 +124,7 @@ class Assembly(Struct, frozen=True, kw_only=True):
             await self.keyring.flush_last_used()
 
     async def leave(self) -> None:
-        """Give back this process's shares of quotas."""
+        """Release this process's shares of quotas."""
         if self.shares is not None:
             await self.shares.leave()
 

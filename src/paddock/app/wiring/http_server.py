@@ -11,7 +11,7 @@ import uvicorn
 from paddock.kit.errors import UnavailableError
 
 
-class HttpServer(uvicorn.Server):
+class AsgiServer(uvicorn.Server):
     """A uvicorn server that leaves signals to the supervisor."""
 
     def __init__(

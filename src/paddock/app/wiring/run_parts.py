@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from paddock.app.wiring.http_server import HttpServer
+from paddock.app.wiring.http_server import AsgiServer
 from paddock.engine.supervisor import Part, StartGroup, Supervisor
 from paddock.kit.tasks import background
 
@@ -31,7 +31,7 @@ async def run(parts: Iterable[Part], stop: asyncio.Event) -> None:
         await supervisor.run()
 
 
-def server_part(server: HttpServer, group: StartGroup = StartGroup.API) -> Part:
+def server_part(server: AsgiServer, group: StartGroup = StartGroup.API) -> Part:
     """Return a part that serves; when stopped, it finishes the requests in flight."""
 
     async def serve() -> None:

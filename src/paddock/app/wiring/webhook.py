@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paddock.adapters.pod_admission import pod_check
 from paddock.api.admission_webhook import create_app
-from paddock.app.wiring.http_server import HttpServer, listen
+from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.kit.errors import InvalidError
 from paddock.kit.logs import fields
 from paddock.kit.tasks import background
@@ -29,7 +29,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
         return
     files = (Path(settings.webhook_certificate), Path(settings.webhook_key))
     context = _loaded(files)
-    server = HttpServer(
+    server = AsgiServer(
         create_app([pod_check(settings)]),
         listen(settings.api_host, settings.webhook_port),
         lambda: log.info("webhook serves", extra=fields(port=settings.webhook_port)),

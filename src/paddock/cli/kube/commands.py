@@ -234,7 +234,7 @@ def status(
     found = kubectl.get("deployments", "-n", namespace, "-l", _PART_OF)
     by_name: dict[str, Any] = {item["metadata"]["name"]: item for item in found.get("items", ())}
     lease = kubectl.get("lease", "paddock-controllers", "-n", namespace)
-    leader = str(lease.get("spec", {}).get("holderIdentity") or "nobody")
+    leader = str(lease.get("spec", {}).get("holderIdentity") or "none")
     rows: list[dict[str, Any]] = []
     for role in _ROLES:
         item: dict[str, Any] = by_name.get(f"paddock-{role}", {})

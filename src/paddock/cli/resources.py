@@ -69,7 +69,7 @@ def _cell(item: Mapping[str, Any], column: Column, now: datetime) -> str:
 )
 @click.argument("kind")
 @click.argument("name", required=False)
-@click.option("--namespace", "-n", default="default", show_default=True)
+@click.option("--namespace", "-n", default="default", show_default=True, help="Set the namespace.")
 @click.option("--all-namespaces", "-A", is_flag=True, help="List the resources of all namespaces.")
 @click.option("--selector", "-l", help="List only resources with these labels, such as a=b,c!=d.")
 @with_target
@@ -109,7 +109,7 @@ def get(
 @click.command()
 @click.argument("kind")
 @click.argument("name", required=False)
-@click.option("--namespace", "-n", default="default", show_default=True)
+@click.option("--namespace", "-n", default="default", show_default=True, help="Set the namespace.")
 @with_target
 def describe(
     target: CliTarget, output: Output, kind: str, name: str | None, namespace: str
@@ -175,7 +175,7 @@ def documents(files: Iterable[str]) -> Iterable[Mapping[str, Any]]:
     required=True,
     help="Read this YAML file or directory; `-` is standard input.",
 )
-@click.option("--namespace", "-n", default="default", show_default=True)
+@click.option("--namespace", "-n", default="default", show_default=True, help="Set the namespace.")
 @with_target
 def apply(target: CliTarget, output: Output, files: tuple[str, ...], namespace: str) -> None:
     """Create or change resources from files."""
@@ -206,7 +206,7 @@ def apply(target: CliTarget, output: Output, files: tuple[str, ...], namespace: 
 @click.argument("kind", required=False)
 @click.argument("name", required=False)
 @click.option("--file", "-f", "files", multiple=True, help="Delete the resources in these files.")
-@click.option("--namespace", "-n", default="default", show_default=True)
+@click.option("--namespace", "-n", default="default", show_default=True, help="Set the namespace.")
 @with_target
 def delete(
     target: CliTarget,

@@ -50,7 +50,7 @@ _LOGS = click.option(
     help="Take sandboxes from this pool; * is any that fits.",
 )
 @click.option("--name", help="Set the name of the batch.  [default: generated]")
-@click.option("--namespace", "-n", default="default", show_default=True)
+@click.option("--namespace", "-n", default="default", show_default=True, help="Set the namespace.")
 @click.option(
     "--timeout",
     type=click.IntRange(min=1),
@@ -102,7 +102,7 @@ def run(target: CliTarget, output: Output, command: tuple[str, ...], **wanted: A
 @batch.command(
     "wait", epilog=examples("paddock apply -f rollouts.yaml && paddock batch wait rollouts")
 )
-@click.option("--namespace", "-n", default="default", show_default=True)
+@click.option("--namespace", "-n", default="default", show_default=True, help="Set the namespace.")
 @_LOGS
 @click.argument("name")
 @with_target

@@ -35,7 +35,12 @@ def _options(command: Any) -> Any:
         click.option(
             "--context", help="Use this context of the kubeconfig.  [default: the current one]"
         ),
-        click.option("--namespace", default="paddock-system", show_default=True),
+        click.option(
+            "--namespace",
+            default="paddock-system",
+            show_default=True,
+            help="Set the namespace of Paddock.",
+        ),
     ):
         command = option(command)
     return command
@@ -73,7 +78,7 @@ def _choices(command: Any) -> Any:
         ),
         click.option(
             "--monitoring",
-            help="Add a PodMonitor for Prometheus in this namespace.  [default: none]",
+            help="Let Prometheus in this namespace read metrics.  [default: none]",
         ),
     ):
         command = option(command)
@@ -262,7 +267,12 @@ def status(
 
 @kube.command("render")
 @_choices
-@click.option("--namespace", default="paddock-system", show_default=True)
+@click.option(
+    "--namespace",
+    default="paddock-system",
+    show_default=True,
+    help="Set the namespace of Paddock.",
+)
 @with_target
 def render(_target: CliTarget, _output: Output, namespace: str, **chosen: Any) -> None:
     """Print the objects that `install` applies, except CRDs and Secrets, as a List.

@@ -1,7 +1,7 @@
-/* hold: keeps a container alive and does nothing, in any image (link it statically).
+/* hold: keep a container of any image alive (link it statically).
  *
- *   hold                    wait until told to end, reaping whoever is left to us
- *   hold --install PATH     copy this very program to PATH
+ *   hold                    wait for SIGTERM or SIGINT, and reap orphaned processes
+ *   hold --install PATH     copy this program to PATH
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,8 +1,8 @@
-"""A real Kubernetes control plane for tests: etcd, API server and friends on loopback.
+"""A real Kubernetes control plane for tests: etcd, API server and controllers on loopback.
 
-`cluster` starts and stops it, `certificates` makes its keys, `users` says who may do what,
-`binaries` finds or builds its programs, `definitions` installs our kinds, `info` is what clients
-know, `fixtures` shares one cluster among pytest workers. `kubelet` and `podrunner` run pods as
-processes of this machine; `node`, `node_init` and `node_images` are a node with a real kubelet.
-Tests of the harness itself are `test_*.py` here; tests of Paddock live with their layers.
+`control_plane` starts and stops it, `certificates` creates its keys, `users` defines users and
+rights, `binaries` finds or builds its programs, `definitions` installs the CRDs, `info` describes a
+cluster to clients, `fixtures` shares one cluster among pytest workers. `kubelet` and `pod_runner`
+run pods as processes of this machine; `node` is a node with a real kubelet. `test_*.py` here test
+the harness itself; tests of Paddock are with their layers.
 """

@@ -1,7 +1,7 @@
-"""Addresses of loopback for pods: each is given once, whoever else tests on this machine.
+"""Loopback addresses for pods, unique among all test processes of this machine.
 
-The first that a process asks for takes a block of them: its name is the kernel's, which gives it
-to nobody else until the process ends, however it ends.
+A process reserves a block of addresses on first use, by binding an abstract unix socket: the kernel
+releases it when the process ends.
 """
 
 import itertools
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from functools import cache
 
 _BLOCKS = range(64, 251)
-"""By their second number; 127.0 is everybody's."""
+"""Second octets of the blocks; 127.0 is in general use."""
 _OF_THIRD = 250
 
 
 def fresh_address() -> str:
-    """Give an address that nobody had before, in this process or in another that lives."""
+    """Return an unused address, unique among running processes."""
     return next(_addresses())
 
 
@@ -30,7 +30,7 @@ def _addresses() -> Iterator[str]:
 
 
 def _block() -> int:
-    # Not the seeded generator: every worker of a run would try the same first.
+    # Not the seeded generator: all workers of a run would try the same block first.
     for second in random.SystemRandom().sample(_BLOCKS, len(_BLOCKS)):
         lock = socket.socket(socket.AF_UNIX)
         try:
@@ -40,4 +40,4 @@ def _block() -> int:
             continue
         lock.detach()  # for as long as this process lives
         return second
-    raise RuntimeError("every block of addresses is taken")
+    raise RuntimeError("all blocks of addresses are in use")

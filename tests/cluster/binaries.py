@@ -1,7 +1,7 @@
-"""Where the control plane's programs come from.
+"""Find or build the programs of the control plane.
 
-`PADDOCK_KUBE_ASSETS` names a directory that holds them already; otherwise `scripts/kube-build`
-builds them once into its cache. `BinariesMissingError` carries the one line people are shown.
+`PADDOCK_KUBE_ASSETS` names a directory that contains them; otherwise `scripts/kube-build` builds
+them once into its cache. The message of `BinariesMissingError` is shown to the user.
 """
 
 import os
@@ -17,11 +17,11 @@ NOT_BUILT = 4
 
 
 class BinariesMissingError(Exception):
-    """The programs are not here and cannot be built; the message says why."""
+    """The programs are missing and cannot be built; the message says why."""
 
 
 def directory_with(programs: Sequence[str], *, build: bool = True) -> Path:
-    """Give a directory that holds all of these programs, building what is missing if asked."""
+    """Return a directory that contains all of these programs; build them if `build` is set."""
     if given := os.environ.get("PADDOCK_KUBE_ASSETS"):
         directory = Path(given)
         missing = [name for name in programs if not os.access(directory / name, os.X_OK)]
@@ -36,10 +36,10 @@ def directory_with(programs: Sequence[str], *, build: bool = True) -> Path:
         check=False,
     )
     if done.returncode == NOT_BUILT:
-        raise BinariesMissingError("no Kubernetes control plane yet: scripts/kube-build builds it")
+        raise BinariesMissingError("no Kubernetes control plane: run scripts/kube-build")
     if done.returncode == NO_GO:
         raise BinariesMissingError(
-            "no Kubernetes control plane: neither Go nor PADDOCK_KUBE_ASSETS is there"
+            "no Kubernetes control plane: Go is missing and PADDOCK_KUBE_ASSETS is not set"
         )
     if done.returncode != 0:
         raise BinariesMissingError(f"scripts/kube-build failed with exit code {done.returncode}")

@@ -1,4 +1,4 @@
-"""Keys and certificates of a throw-away cluster: one authority, servers and users signed by it."""
+"""Keys and certificates of a temporary cluster: one CA that signs servers and users."""
 
 import ipaddress
 from datetime import UTC, datetime, timedelta
@@ -49,7 +49,7 @@ def _usage(*, authority: bool) -> x509.KeyUsage:
 
 
 class Authority:
-    """Signs everything in one directory; `path` names its own certificate."""
+    """A CA in one directory; `path` is its certificate."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -105,7 +105,7 @@ class Authority:
         return certificate_path, key_path
 
     def server(self, file: str) -> tuple[Path, Path]:
-        """Issue a serving certificate for loopback; give certificate and key."""
+        """Issue a serving certificate for loopback; return certificate and key."""
         return self._issue(file, _name(file), ExtendedKeyUsageOID.SERVER_AUTH, server=True)
 
     def client(self, user: str, group: str | None = None) -> tuple[Path, Path]:
@@ -115,7 +115,7 @@ class Authority:
 
 
 def signing_key(directory: Path, file: str) -> tuple[Path, Path]:
-    """Make a bare key pair, as for service-account tokens; give private and public key."""
+    """Create a key pair for service-account tokens; return private and public key."""
     key = _key()
     private, public = directory / f"{file}.key", directory / f"{file}.pub"
     private.write_bytes(_key_pem(key))

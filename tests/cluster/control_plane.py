@@ -1,12 +1,12 @@
-"""A Kubernetes control plane on loopback, started in seconds and thrown away.
+"""A temporary Kubernetes control plane on loopback that starts in seconds.
 
-`KubeCluster` runs etcd and kube-apiserver, and kube-controller-manager and kube-scheduler when
-asked, on free ports with certificates of its own, RBAC and admission on. For people:
+`KubeCluster` runs etcd and kube-apiserver, and optionally kube-controller-manager and
+kube-scheduler, on free ports with its own certificates, RBAC and admission enabled. From a shell:
 
     python -m tests.cluster.control_plane             start, print the kubeconfig, stop on Ctrl-C
     python -m tests.cluster.control_plane --minimal   etcd and API server only
 
-Sharing one cluster among pytest workers is `fixtures`' business.
+`fixtures` shares one cluster among pytest workers.
 """
 
 import argparse
@@ -39,11 +39,11 @@ START_SECONDS = 90.0
 
 
 class ClusterError(Exception):
-    """The control plane did not come up or went away; the message ends with its log."""
+    """The control plane did not start or has ended; the message ends with its log."""
 
 
 class KubeCluster:
-    """One control plane; a context manager whose exit leaves no process and no file behind."""
+    """One control plane; a context manager that leaves no process and no file behind."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class KubeCluster:
         self._controllers = controllers
         self._our_kinds = our_kinds
         self._has_kubelets = has_kubelets
-        """Whether the API server speaks to nodes and pods: for logs, forwarding, webhooks."""
+        """Whether the API server connects to nodes and pods: for logs, forwarding, webhooks."""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, list[str]] = {}
         self.info: ClusterInfo
@@ -80,7 +80,7 @@ class KubeCluster:
         self.stop()
 
     def start(self) -> None:
-        """Bring everything up and wait until it answers."""
+        """Start all components and wait until they answer."""
         programs = ["etcd", "kube-apiserver", "kubectl", *self._components]
         binaries = directory_with(programs)
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -108,18 +108,18 @@ class KubeCluster:
         self.start_process("etcd")
         self.start_process("kube-apiserver")
         self.wait_ready()
-        # The server makes it a moment after it is ready.
+        # The server creates it shortly after it is ready.
         self._wait_for("/api/v1/namespaces/default", 404)
         self._grant_access()
         if self._our_kinds:
-            # Before the others start: a garbage collector looks for new kinds twice a minute.
+            # Before the others start: the garbage collector looks for new kinds every 30 s.
             install(self.info)
         for component in self._components:
             self.start_process(component)
         self._wait_for_service_account()
 
     def stop(self) -> None:
-        """End every process, clients of the API first, and remove our files."""
+        """End all processes, clients of the API first, and remove the files."""
         for name in reversed(list(self._processes)):
             self.stop_process(name)
         if self._own_directory:
@@ -128,10 +128,10 @@ class KubeCluster:
     # One process at a time, for tests that break things.
 
     def start_process(self, name: str) -> None:
-        """Start one component with the command line it has in this cluster."""
+        """Start one component with its command line."""
         log = self.directory / "logs" / f"{name}.log"
-        # Should this process be killed, the kernel ends the component too. It looks at the thread
-        # that started it, so threads that come and go must not.
+        # If this process is killed, the kernel ends the component too (parent-death signal). The
+        # signal is bound to the starting thread, so only the main thread may start components.
         if threading.current_thread() is not threading.main_thread():
             raise ClusterError("start processes from the main thread")
         program, *arguments = self._commands[name]
@@ -146,15 +146,15 @@ class KubeCluster:
                     "HOME": str(self.directory),
                     "GOGC": "400",
                 },
-                start_new_session=True,  # a Ctrl-C in the terminal is ours to handle
+                start_new_session=True,  # Ctrl-C is handled by this process
             )
 
     def process(self, name: str) -> subprocess.Popen[bytes]:
-        """Give a running component, to send it signals."""
+        """Return a running component, to send it signals."""
         return self._processes[name]
 
     def stop_process(self, name: str, *, how: signal.Signals = signal.SIGKILL) -> None:
-        """End one component and wait for its end. Its data is thrown away, so kill is kind."""
+        """Kill one component and wait for it; its data is temporary."""
         process = self._processes.pop(name, None)
         if process is None:
             return
@@ -172,11 +172,11 @@ class KubeCluster:
         self.wait_ready()
 
     def compact_etcd(self) -> None:
-        """Forget all history, so that versions seen until now can no longer be resumed from."""
+        """Compact the history, so that watches cannot resume from earlier versions."""
         compact_etcd(self.info)
 
     def wait_ready(self) -> None:
-        """Return once the API server says it is ready."""
+        """Wait until the API server is ready."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             self._fail_if_dead()
@@ -234,7 +234,7 @@ class KubeCluster:
             f"--client-ca-file={authority.path}",
             f"--token-auth-file={tokens}",
             "--authorization-mode=Node,RBAC",
-            # The second is off in most clusters, and on in some that people have.
+            # The second is disabled in most clusters, but enabled in some.
             "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={public_key}",
@@ -243,7 +243,7 @@ class KubeCluster:
             "--endpoint-reconciler-type=none",
             "--allow-privileged=true",
             "--profiling=false",
-            # Addresses of Services lead out of this machine; those of pods do not.
+            # Addresses of Services are not routed on this machine; those of pods are.
             "--enable-aggregator-routing=true",
             *(self._ways_to_pods(authority) if self._has_kubelets else ()),
         ]
@@ -285,7 +285,7 @@ class KubeCluster:
                 "--use-service-account-credentials=true",
                 f"--service-account-private-key-file={private_key}",
                 f"--root-ca-file={authority.path}",
-                # Answers about new custom kinds must not lag behind the tests that add them.
+                # Discovery of new custom kinds must not lag behind the tests.
                 "--concurrent-gc-syncs=4",
             ]
         return command
@@ -305,18 +305,18 @@ class KubeCluster:
             except RefusedError as error:
                 if error.code != 409:
                     raise ClusterError(f"{path}: {error}") from error
-        # What was granted holds when the server's own watch has told it so.
+        # RBAC rules take effect when the server's watch has delivered them.
         self._wait_for("/api/v1/secrets?limit=1", 403, user="reader")
         own = f"/api/v1/namespaces/{TENANT_NAMESPACE}/secrets?limit=1"
         self._wait_for(own, 403, user="tenant")
 
     def _wait_for_service_account(self) -> None:
-        """Pods are refused until their namespace has its default service account."""
+        """Wait for the default service account: pods are rejected before it exists."""
         if CONTROLLER_MANAGER in self._components:
             self._wait_for("/api/v1/namespaces/default/serviceaccounts/default", 404)
 
     def _wait_for(self, path: str, refusal: int, *, user: str = "admin") -> None:
-        """Return once something can be read that is, for a moment, refused with that code."""
+        """Wait until a path can be read that first returns this code."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             self._fail_if_dead()
@@ -331,7 +331,7 @@ class KubeCluster:
 
 
 def compact_etcd(info: ClusterInfo) -> None:
-    """Compact the etcd behind a cluster up to its present revision."""
+    """Compact the etcd of a cluster up to its current revision."""
 
     def call(path: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(

@@ -1,6 +1,6 @@
-"""Our kinds on a test cluster: the CRDs of deploy/crds, or bare ones while there are none.
+"""Install the CRDs on a test cluster: those of deploy/crds, or bare ones if there are none.
 
-A bare CRD has the kind's names, a status subresource and no opinion on anything inside.
+A bare CRD has the names of the kind, a status subresource and no schema.
 """
 
 import json
@@ -18,7 +18,7 @@ READY_SECONDS = 90.0
 
 
 def definitions() -> list[dict[str, Any]]:
-    """Give one CRD for each of our kinds."""
+    """Return one CRD per kind."""
     shipped: dict[str, dict[str, Any]] = {}
     for path in sorted((ROOT / "deploy" / "crds").glob("*.yaml")):
         for document in yaml.safe_load_all(path.read_text()):
@@ -62,7 +62,7 @@ def _bare(info: KindInfo) -> dict[str, Any]:
 
 
 def install(info: ClusterInfo) -> None:
-    """Create or replace the CRDs; return once the server serves every one of them."""
+    """Create or replace the CRDs; wait until the server serves all of them."""
     wanted = definitions()
     for definition in wanted:
         _put(info, definition)
@@ -111,7 +111,7 @@ def _served(info: ClusterInfo, path: str) -> bool:
 
 
 def _discovered(info: ClusterInfo, group: str, plural: str) -> bool:
-    """Say whether clients that look first find it; that is told later than it is served."""
+    """Whether discovery lists the kind; it does so later than the kind is served."""
     try:
         found = info.request("GET", group)
     except RefusedError as error:

@@ -1,10 +1,10 @@
-"""One cluster for a whole test run, shared by every pytest worker, gone when the last has left.
+"""One cluster for a whole test run, shared by all pytest workers.
 
-A process of its own keeps the cluster. Each worker holds a shared lock on a file while it uses
-it; the keeper waits for the exclusive lock, which it gets when nobody is left, be it because all
-have finished or because they were killed. Then it stops everything.
+A keeper process runs the cluster. Each worker holds a shared lock on a file while it uses the
+cluster. The keeper waits for the exclusive lock, which it gets when all workers have finished or
+were killed. Then it stops the cluster.
 
-`kube_cluster` and `kube_namespace` are there for every test, through tests/conftest.py.
+`kube_cluster` and `kube_namespace` are available to every test through tests/conftest.py.
 `PADDOCK_TEST_KUBE=<file>` reuses a cluster of `python -m tests.cluster.control_plane --json`.
 """
 
@@ -31,15 +31,15 @@ from tests.cluster.node import machine
 
 START_SECONDS = 170.0
 REQUIRE = "PADDOCK_REQUIRE_KUBERNETES"
-"""Set where cluster tests must run: what is missing is then a failure and not a skip."""
+"""If set, cluster tests fail instead of being skipped when something is missing."""
 
 _users_here: Counter[Path] = Counter()
-"""A module that imports the fixtures has instances of its own; the last one waits for the end."""
+"""A module that imports the fixtures has its own instances; the last one waits for the end."""
 
 
 @contextlib.contextmanager
 def cluster_for_nodes(**options: bool) -> Iterator[KubeCluster]:
-    """A control plane with a scheduler, for one module and the real nodes it makes."""
+    """A control plane with a scheduler, for one module with real nodes."""
     if os.geteuid() != 0:
         pytest.skip("a real kubelet needs root")
     try:
@@ -54,7 +54,7 @@ def cluster_for_nodes(**options: bool) -> Iterator[KubeCluster]:
 
 @pytest.fixture(scope="session")
 def kube_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterInfo]:
-    """A control plane with our CRDs installed."""
+    """A control plane with Paddock's CRDs."""
     if given := os.environ.get("PADDOCK_TEST_KUBE"):
         info = ClusterInfo(**json.loads(Path(given).read_text()))
         install(info)
@@ -68,14 +68,14 @@ def kube_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterIn
         pytest.skip(str(error))
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # workers have directories of their own below the run's
+        base = base.parent  # workers have subdirectories of the run's directory
     with shared(base / "kube") as info:
         yield info
 
 
 @pytest.fixture
 def kube_namespace(kube_cluster: ClusterInfo) -> Iterator[str]:
-    """A namespace of the test's own."""
+    """A namespace for one test."""
     name = f"test-{uuid.uuid4().hex[:10]}"
     kube_cluster.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     yield name
@@ -84,13 +84,13 @@ def kube_namespace(kube_cluster: ClusterInfo) -> Iterator[str]:
 
 @contextlib.contextmanager
 def shared(directory: Path) -> Iterator[ClusterInfo]:
-    """Use the cluster kept in a directory, starting its keeper if nobody has yet."""
+    """Use the cluster of a directory; start its keeper if needed."""
     directory.mkdir(parents=True, exist_ok=True)
     description = directory / "cluster.json"
     with (directory / "users").open("w") as users:
         with (directory / "starting").open("w") as starting:
             fcntl.flock(starting, fcntl.LOCK_EX)
-            # While a keeper is stopping it holds this lock; having waited, we start another.
+            # A stopping keeper holds this lock; afterwards a new one is started.
             fcntl.flock(users, fcntl.LOCK_SH)
             if not description.exists():
                 _start_keeper(directory)
@@ -108,7 +108,7 @@ def shared(directory: Path) -> Iterator[ClusterInfo]:
 def _start_keeper(directory: Path) -> None:
     with (directory / "keeper.log").open("wb") as log:
         subprocess.run(
-            # Forked away: it may have to outlive the worker that happened to come first.
+            # Detached: the keeper may outlive the worker that started it.
             ["setsid", "--fork", sys.executable, "-m", "tests.cluster.fixtures", str(directory)],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
@@ -138,7 +138,7 @@ def _wait_for_end(pid: int) -> None:
 
 
 def keep(directory: Path) -> None:
-    """Run a cluster for as long as somebody holds the users' lock."""
+    """Run a cluster as long as a worker holds the users' lock."""
     description = directory / "cluster.json"
     with KubeCluster() as cluster:
         draft = description.with_suffix(".draft")

@@ -1,4 +1,4 @@
-"""What a client of a test cluster needs to know, and one request for setting tests up."""
+"""The description of a test cluster, and a simple request for test setup."""
 
 import json
 import ssl
@@ -12,12 +12,12 @@ from typing import Any
 from tests.cluster.users import TOKENS
 
 BUSY_SECONDS = 60.0
-"""So long a server may say that it comes later."""
+"""How long 429 responses are retried."""
 LATER_SECONDS = 0.5
 
 
 class RefusedError(Exception):
-    """The API server said no."""
+    """The API server rejected a request."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code}: {text}")
@@ -26,7 +26,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class ClusterInfo:
-    """What a client needs to know; everything in it can be written down and shared."""
+    """The description of a test cluster; serializable."""
 
     server: str
     kubeconfig: str
@@ -35,15 +35,15 @@ class ClusterInfo:
     binaries: str
     etcd: str
     pid: int
-    """Of the process that owns the cluster."""
+    """Pid of the process that owns the cluster."""
 
     @property
     def kubectl(self) -> str:
-        """Path of the release's own kubectl."""
+        """Path of kubectl of the same release."""
         return str(Path(self.binaries) / "kubectl")
 
     def request(self, method: str, path: str, body: Any = None, *, user: str = "admin") -> Any:
-        """Send one request as a user; give the decoded answer. For setting tests up."""
+        """Send a request as a user; return the decoded response."""
         context = ssl.create_default_context(cafile=self.ca_file)
         deadline = time.monotonic() + BUSY_SECONDS
         request = urllib.request.Request(
@@ -62,9 +62,9 @@ class ClusterInfo:
                     text = answer.read()
                 break
             except urllib.error.HTTPError as error:
-                with error:  # it holds the connection
+                with error:  # closes the connection
                     refused = RefusedError(error.code, error.read().decode(errors="replace"))
-                    # A kind that has just come, or changed, is not listed for a moment.
+                    # Requests for a new or changed kind may return 429 for a moment.
                     if error.code != 429 or time.monotonic() > deadline:
                         raise refused from None
                 time.sleep(LATER_SECONDS)

@@ -1,11 +1,11 @@
-"""A kubelet of ours: runs each Pod of a real API server as processes of this machine.
+"""A fake kubelet: runs each Pod of a real API server as processes of this machine.
 
-Enough of one for sandboxes: it takes pods that nobody scheduled, gives each an address of its own
-on loopback, runs the main container in a root of its own and the sidecar beside it, tells the API
-server what became of them, and finishes deletions. Volume claims are directories that outlive
-pods. Images are not pulled: `missing` is the one that cannot be, all others are the base image.
-Another image for a running pod replaces its main container alone; another size is granted, or
-refused as a test wishes (`resizes`). Both are told to the API server as a kubelet would.
+It implements what sandboxes need: it takes unscheduled pods, assigns each a loopback address, runs
+the main container in its own root with the sidecar next to it, reports status to the API server,
+and finishes deletions. Volume claims are directories that outlive pods. Images are not pulled:
+`missing` fails, all others are the base image. A new image for a running pod replaces only its main
+container; a resize is granted, or refused if the test says so (`resizes`). Both are reported to the
+API server as by a real kubelet.
 """
 
 import asyncio
@@ -47,11 +47,11 @@ IMAGES = Path(os.environ.get("PADDOCK_CACHE_DIR", "/var/cache/paddock")) / "imag
 ROOT = Path(__file__).parents[2]
 NODE = "fake-node"
 PATIENCE_SECONDS = 60.0
-"""For processes to end that were killed, on a machine that is busy."""
+"""Timeout for killed processes to end on a busy machine."""
 
 
 def base_rootfs() -> Path | None:
-    """Give the base image's files, where it was built."""
+    """Return the root of the base image, or `None` if it is not built."""
     found = sorted(IMAGES.glob("base-*/rootfs"))
     return found[-1] if found else None
 
@@ -79,14 +79,14 @@ class Kubelet:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cgroups: dict[str, list[Path]] = {}
         self.processes: dict[str, asyncio.subprocess.Process] = {}
-        """Process 1 of each running pod, by the pod's name."""
+        """Process 1 of each running pod, by pod name."""
         self.lives: dict[str, Life] = {}
-        """Of each running pod, by the pod's uid."""
+        """The state of each running pod, by pod uid."""
         self._can_resize = False
         self.resizes = ""
-        """What becomes of other sizes: empty for granted, else `Deferred` or `Infeasible`."""
+        """The outcome of resizes: empty for granted, else `Deferred` or `Infeasible`."""
         self.started: list[str] = []
-        """Names of pods in the order they were started, for counting."""
+        """Names of pods in the order of their start."""
 
     async def __aenter__(self) -> "Kubelet":
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
@@ -156,7 +156,7 @@ class Kubelet:
         if "nodeName" not in pod.spec:
             await self._bind(pod)
         if all(each["name"] != "envd" for each in pod.spec.get("initContainers", ())):
-            return  # no sandbox: somebody else says what became of it
+            return  # not a sandbox: its status is reported elsewhere
         if any("missing" in image for image in images):
             await self._report(pod, waiting("ImagePullBackOff", f"no such image: {images[0]}"))
             return
@@ -173,7 +173,7 @@ class Kubelet:
             await self._show(life)
             code = await process.wait()
         except asyncio.CancelledError:
-            # It is gone from the API server without having been asked to end.
+            # Removed from the API server without a graceful deletion.
             await self._finish(pod.metadata.uid, process)
             raise
         self.processes.pop(pod.metadata.name, None)
@@ -184,10 +184,10 @@ class Kubelet:
         await self._report(life.pod, life.status(resizes=self._can_resize))
 
     async def _replace(self, life: Life) -> None:
-        """End the main container and start it anew from another image, if there is such a one."""
+        """End the main container and restart it from another image, if that exists."""
         pod = life.pod
         if "missing" in life.image:
-            # Nothing is restarted in pods of sandboxes, so this was its last try.
+            # The restart policy is Never, so this is final.
             why = f'Failed to pull image "{life.image}": no such image'
             await self._complain(pod, why)
             await self._complain(pod, "Error: ErrImagePull")
@@ -198,7 +198,7 @@ class Kubelet:
         await self._show(life)
 
     async def _replace_main(self, pod: PodManifest, image: str) -> None:
-        """Let a pod's main container be one of this image; of none: let it be over."""
+        """Replace a pod's main container by one of this image; end the pod if it is empty."""
         if not self._runs_processes:
             return
         orders = self.processes[pod.metadata.name].stdin
@@ -209,7 +209,7 @@ class Kubelet:
             await asyncio.sleep(0.01)
 
     async def learn_to_resize(self) -> None:
-        """Resize pods in place from now on, and say so."""
+        """Enable in-place resize, and report it."""
         self._can_resize = True
         room = {"cpu": "64", "memory": "256Gi", "pods": "1000"}
         status = {
@@ -267,7 +267,7 @@ class Kubelet:
         file.write_bytes(msgspec.json.encode(plan))
         with (home / "log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                # Into its cgroup first, so that everything it starts is there too.
+                # Join the cgroup first, so that all children are in it.
                 *("sh", "-c", 'for d in $0; do echo $$ > $d/cgroup.procs; done; exec "$@"'),
                 " ".join(map(str, self._cgroup(pod.metadata.uid))),
                 *("unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"),
@@ -282,7 +282,7 @@ class Kubelet:
         return process
 
     def _cgroup(self, pod_uid: str) -> list[Path]:
-        """Make a pod's cgroup where node agents look for it, and where its use is counted."""
+        """Create the cgroups of a pod, for node agents and accounting."""
         kinds = ["."] if (CGROUPS / "cgroup.controllers").exists() else ["freezer", "cpuacct"]
         ours = f"paddock-kubelet-{os.getpid()}"
         note_group(ours)
@@ -294,7 +294,7 @@ class Kubelet:
 
     async def _remove_cgroup(self, pod_uid: str) -> None:
         for place in self._cgroups.pop(pod_uid, ()):
-            # Process 1 is gone; the kernel ends all others, which takes them a processor.
+            # Process 1 has ended; the kernel kills all others, which takes a moment.
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while place.exists():
                     with contextlib.suppress(OSError):
@@ -329,7 +329,7 @@ class Kubelet:
         shutil.rmtree(self._directory / pod.metadata.uid, ignore_errors=True)
 
     async def _finish(self, uid: str, process: asyncio.subprocess.Process) -> None:
-        # What is frozen does not even die.
+        # Frozen processes cannot be killed.
         with contextlib.suppress(PaddockError):
             await freeze(uid, frozen=False)
         await self._kill(process)
@@ -341,14 +341,14 @@ class Kubelet:
         await process.wait()
 
     def log(self, pod_uid: str) -> str:
-        """Give what a pod wrote."""
+        """Return the output of a pod."""
         return (self._directory / pod_uid / "log").read_text(errors="replace")
 
     async def lose(self, name: str) -> None:
-        """Let a pod's processes die, as a crash would."""
+        """Kill a pod's processes, as a crash would."""
         await self._kill(self.processes[name])
 
-    # ---- telling the API server ----------------------------------------------------------
+    # ---- reports to the API server -------------------------------------------------------
 
     async def _bind(self, pod: PodManifest) -> None:
         body = {
@@ -383,13 +383,13 @@ class Kubelet:
                 await self._ask("PATCH", _path(pod) + "/status", body)
             except ConflictError as error:
                 if "UID" not in error.message:
-                    continue  # others wrote all the time
+                    continue  # concurrent writes
             except NotFoundError:
                 pass
             return
 
     async def _ask(self, verb: str, path: str, body: Any, resource: str = "pods") -> None:
-        """Say it until it was heard, as kubelets do: an API server may be away for a while."""
+        """Retry a report until it succeeds, as kubelets do when the API server is down."""
         while True:
             try:
                 await self._store.client.request(

@@ -1,11 +1,11 @@
 """Process 1 of a fake pod: `python -m tests.cluster.pod_runner FILE`.
 
-Runs in a process namespace of its own, so that whatever is left ends with it. The main container
-gets a mount namespace with a root of its own (an overlay over the base image) and is nobody; the
-sidecar is the real program, with the real orders, and enters it. FILE is JSON, see `Plan`.
+Runs in its own pid namespace, so that all processes end with it. The main container gets a mount
+namespace with its own root (an overlay over the base image) and an unprivileged user; the sidecar
+is the real program with the real configuration, and enters it. FILE is JSON, see `Plan`.
 
-A line on standard input names an image: the main container is ended and started anew from it, as a
-kubelet does, while the sidecar goes on. An empty line ends it, and with it the pod.
+A line on standard input names an image: the main container is ended and restarted from it, as a
+kubelet does, while the sidecar keeps running. An empty line ends the pod.
 """
 
 import ctypes
@@ -25,13 +25,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Plan(msgspec.Struct, kw_only=True):
-    """What one fake pod is."""
+    """Configuration of one fake pod."""
 
     uid: str
-    """Of the sandbox."""
+    """Uid of the sandbox."""
     rootfs: str
     tools: str
-    """Directory that the main container sees as /.paddock."""
+    """Directory mounted as /.paddock in the main container."""
     state: str
     command: list[str]
     env: dict[str, str]
@@ -39,9 +39,9 @@ class Plan(msgspec.Struct, kw_only=True):
     sidecar_env: dict[str, str]
     user_id: int = 1000
     binds: dict[str, str] = {}
-    """Host directories by where the main container sees them: volumes."""
+    """Volumes: host directories by mount point in the main container."""
     image: str = ""
-    """Written into the main container as /etc/image: all images have the same files else."""
+    """Written to /etc/image in the main container; all images have the same files otherwise."""
     started: str = ""
     """File with the image of the main container that was started last."""
 
@@ -104,7 +104,7 @@ def _start_sidecar(plan: Plan) -> int:
 
 
 def run(plan: Plan) -> int:
-    """Start both containers; end with the main one, start the sidecar again when it ends."""
+    """Start both containers; end with the main one, restart the sidecar when it ends."""
     heard, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(bell)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -1,4 +1,4 @@
-"""What a kubelet of ours tells the API server of its pods, in a kubelet's words."""
+"""The status that the fake kubelet reports for its pods."""
 
 import hashlib
 import random
@@ -9,11 +9,11 @@ from paddock.resources.kinds.pods import PodManifest
 
 
 class Life:
-    """What a kubelet knows of a pod that it runs."""
+    """The kubelet's state of a running pod."""
 
     def __init__(self, pod: PodManifest, address: str) -> None:
         self.pod = pod
-        """As it was last seen."""
+        """The latest version of the pod."""
         self.address = address
         self.image = main_of(pod)["image"]
         self.size = size_of(pod)
@@ -21,16 +21,16 @@ class Life:
         self.since = self.started = _now()
         self.container = _container_id()
         self.resizing: list[dict[str, Any]] = []
-        """Conditions about its size."""
+        """Conditions of a resize."""
 
     def begin_anew(self) -> None:
-        """Note that its main container was replaced."""
+        """Record that its main container was replaced."""
         self.restarts += 1
         self.started = _now()
         self.container = _container_id()
 
     def status(self, *, resizes: bool) -> dict[str, Any]:
-        """Say what there is of it while it runs."""
+        """Return the status of the running pod."""
         runs = {"running": {"startedAt": self.started}}
         main = _container("sandbox", runs) | {
             "image": normal(self.image),
@@ -39,7 +39,7 @@ class Life:
             "restartCount": self.restarts,
         }
         if resizes:
-            # That it says so at all is how the API server knows that it can resize.
+            # The API server takes this field as a sign that the kubelet supports resize.
             main["resources"] = main_of(self.pod).get("resources", {})
         return {
             "phase": "Running",
@@ -54,25 +54,25 @@ class Life:
         }
 
     def ended(self, code: int) -> dict[str, Any]:
-        """Say that it is over: of a main container that was never replaced, that it is the old."""
+        """Return the status of the ended pod, with the id of its last main container."""
         status = _ended(code, self.address)
         status["containerStatuses"][0]["containerID"] = self.container
         return status
 
 
 def main_of(pod: PodManifest) -> dict[str, Any]:
-    """Give the main container as it is wanted."""
+    """Return the spec of the main container."""
     return pod.spec["containers"][0]
 
 
 def size_of(pod: PodManifest) -> list[Any]:
-    """Give what it is to have of its node."""
+    """Return the resources of the pod's spec."""
     parts = (*pod.spec["containers"], *pod.spec.get("initContainers", ()))
     return [pod.spec.get("resources"), *(part.get("resources") for part in parts)]
 
 
 def normal(image: str) -> str:
-    """Write an image's name out, as kubelets do in what they report."""
+    """Return the full name of an image, as kubelets report it."""
     return image if "/" in image else f"docker.io/library/{image}"
 
 
@@ -98,7 +98,7 @@ def _now() -> str:
 
 
 def waiting(reason: str, message: str) -> dict[str, Any]:
-    """Say why it does not run yet."""
+    """Return the status of a pod that is waiting."""
     waits = {"waiting": {"reason": reason, "message": message}}
     return {"phase": "Pending", "containerStatuses": [_container("sandbox", waits)]}
 

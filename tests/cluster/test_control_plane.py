@@ -1,4 +1,4 @@
-"""The test cluster is a real one: RBAC and admission are on, our kinds are served."""
+"""The test cluster is real: RBAC and admission are enabled, the CRDs are served."""
 
 import os
 import select
@@ -18,14 +18,14 @@ def refusal(info: ClusterInfo, method: str, path: str, body: object = None, *, u
     return caught.value.code
 
 
-def test_every_kind_of_ours_is_served(kube_cluster: ClusterInfo) -> None:
+def test_every_kind_is_served(kube_cluster: ClusterInfo) -> None:
     served = kube_cluster.request("GET", "/apis/paddock.dev/v1alpha1")
     names = {item["name"] for item in served["resources"]}
     for info in KINDS:
         assert {info.cls.PLURAL, f"{info.cls.PLURAL}/status"} <= names
 
 
-def test_a_reader_reads_everywhere_and_writes_nowhere(
+def test_a_reader_can_read_everywhere_and_write_nowhere(
     kube_cluster: ClusterInfo, kube_namespace: str
 ) -> None:
     path = f"/api/v1/namespaces/{kube_namespace}/secrets"
@@ -33,7 +33,7 @@ def test_a_reader_reads_everywhere_and_writes_nowhere(
     assert refusal(kube_cluster, "POST", path, {"metadata": {"name": "x"}}, user="reader") == 403
 
 
-def test_a_tenant_works_in_its_namespace_and_sees_no_other(
+def test_a_tenant_is_restricted_to_its_namespace(
     kube_cluster: ClusterInfo, kube_namespace: str
 ) -> None:
     own = "/apis/paddock.dev/v1alpha1/namespaces/tenant/sandboxes"
@@ -45,18 +45,18 @@ def test_a_tenant_works_in_its_namespace_and_sees_no_other(
     )
 
 
-def test_a_user_who_was_granted_nothing_may_do_nothing(kube_cluster: ClusterInfo) -> None:
+def test_a_user_without_roles_is_forbidden_everything(kube_cluster: ClusterInfo) -> None:
     assert refusal(kube_cluster, "GET", "/api/v1/secrets", user="nobody") == 403
 
 
-def test_admission_refuses_objects_in_namespaces_that_do_not_exist(
+def test_admission_rejects_objects_in_missing_namespaces(
     kube_cluster: ClusterInfo,
 ) -> None:
     path = "/api/v1/namespaces/nowhere/secrets"
     assert refusal(kube_cluster, "POST", path, {"metadata": {"name": "x"}}, user="admin") == 404
 
 
-def test_its_own_kubectl_speaks_to_it(kube_cluster: ClusterInfo) -> None:
+def test_kubectl_of_the_release_works(kube_cluster: ClusterInfo) -> None:
     done = subprocess.run(
         [kube_cluster.kubectl, "--kubeconfig", kube_cluster.kubeconfig, "get", "ns", "-o", "name"],
         capture_output=True,
@@ -66,7 +66,7 @@ def test_its_own_kubectl_speaks_to_it(kube_cluster: ClusterInfo) -> None:
     assert "namespace/default" in done.stdout.split()
 
 
-def test_a_cluster_of_ones_own_can_be_broken_and_leaves_nothing_behind() -> None:
+def test_a_separate_cluster_can_be_broken_and_leaves_nothing_behind() -> None:
     with KubeCluster(components=()) as cluster:
         cluster.info.request("POST", "/api/v1/namespaces", {"metadata": {"name": "kept"}})
         compact_etcd(cluster.info)
@@ -75,7 +75,7 @@ def test_a_cluster_of_ones_own_can_be_broken_and_leaves_nothing_behind() -> None
         assert kept["status"]["phase"] == "Active"
         handles = [os.pidfd_open(process.pid) for process in cluster._processes.values()]
     assert not cluster.directory.exists()
-    # Of those very processes: others may have their numbers by now.
+    # Check these processes, not others that may have reused their pids.
     assert len(handles) == 2
     ended, _, _ = select.select(handles, [], [], 0)
     assert ended == handles

@@ -1,10 +1,10 @@
-"""Who may do what in a test cluster, mostly by bearer token.
+"""Users and rights of a test cluster, mostly by bearer token.
 
 admin        everything, as a member of system:masters
-certificate  the same, by a client certificate in place of a token
-reader       reads our kinds and the built-in ones in every namespace, writes nothing
-tenant       works freely in the namespace `tenant`, and sees nothing of any other
-nobody       is known to the API server and has been granted nothing
+certificate  the same, by a client certificate instead of a token
+reader       reads Paddock's and built-in kinds in every namespace, writes nothing
+tenant       has all rights in the namespace `tenant`, and none elsewhere
+nobody       is authenticated and has no rights
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ _RBAC = "rbac.authorization.k8s.io"
 
 
 def token_file(directory: Path) -> Path:
-    """Write the API server's list of tokens."""
+    """Write the API server's token file."""
     path = directory / "tokens.csv"
     groups = {"admin": ',"system:masters"'}
     path.write_text(
@@ -32,7 +32,7 @@ def token_file(directory: Path) -> Path:
 
 
 def access_rules() -> list[tuple[str, dict[str, Any]]]:
-    """Give what has to be posted, and where, before the users above can do as said."""
+    """Return the RBAC objects of the users, with the paths to post them to."""
     reads = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"]}
     works = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
     base = f"/apis/{_RBAC}/v1"

@@ -1,4 +1,4 @@
-"""A control plane of these tests' own: they restart it and fill it."""
+"""A separate control plane for these tests, which restart it and fill it."""
 
 import os
 from collections.abc import AsyncGenerator, Iterator
@@ -15,7 +15,7 @@ from tests.on_cluster.world.installation import LEASE_SECONDS, SDK, Installation
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let a test come last that takes away what others of its module stand on: `LAST` names it."""
+    """Run the test named by `LAST` of a module last, because it breaks the others."""
     modules = {item.path: number for number, item in reversed([*enumerate(items)])}
     items.sort(key=lambda item: (modules[item.path], _is_last(item)))
 
@@ -26,9 +26,9 @@ def _is_last(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="module")
 def own_cluster() -> Iterator[KubeCluster]:
-    """etcd, API server and controller manager, for this module alone."""
+    """etcd, API server and controller manager, for one module."""
     try:
-        # Nobody renews our node's lease; without its keeper it stays as it is.
+        # The node's lease is not renewed; without the node controller the node stays ready.
         with KubeCluster(controllers="*,-node-lifecycle-controller") as cluster:
             yield cluster
     except BinariesMissingError as error:
@@ -41,7 +41,7 @@ def own_cluster() -> Iterator[KubeCluster]:
 async def paddock(
     own_cluster: KubeCluster, request: pytest.FixtureRequest
 ) -> AsyncGenerator[Installation]:
-    """Everything on a real API server: two of each role. `LEASE` says how long one leads for."""
+    """Two processes of each role on a real API server. `LEASE` is the lease duration."""
     rootfs: Path | None = base_rootfs()
     if rootfs is None or os.geteuid() != 0:
         pytest.skip("the fake kubelet needs root and the base image (`paddock image build`)")

@@ -1,7 +1,7 @@
-"""Nothing is lost whatever lies between Paddock and the API server: cuts, and silence.
+"""Nothing is lost when connections to the API server break or hang.
 
-All roles reach the API server through a road that the test holds; the test itself and the
-kubelet have their own way. One installation serves all of these, in whatever order.
+All roles connect to the API server through a proxy of the test; the test itself and the kubelet
+connect directly. One installation serves all tests, in any order.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ pytestmark = [
 SILENCE_SECONDS = 30.0
 PATIENCE_SECONDS = 120.0
 WATCHES = 2 * (8 + 11 + 1)
-"""Of two replicas each: the API's, the controllers', the gateway's informers."""
+"""Watches of two replicas each: API, controllers and gateway."""
 
 
 class Place:
-    """An installation at the end of a road."""
+    """An installation behind a proxy."""
 
     def __init__(self, paddock: Installation, road: Road) -> None:
         self.paddock = paddock
@@ -53,7 +53,7 @@ class Place:
             return answer.status
 
     async def made(self, names: list[str]) -> None:
-        """Declare sandboxes, by the test's own way to the API server."""
+        """Create sandboxes, directly at the API server."""
         for name in names:
             box = Sandbox(
                 metadata=ObjectMeta(name=name, namespace="default"),
@@ -62,7 +62,7 @@ class Place:
             await self.paddock.store.create(box)
 
     async def all_watch(self) -> None:
-        """Wait until everybody has all of its watches, through the road."""
+        """Wait until all processes have their watches through the proxy."""
         await self.paddock.until(lambda: self.road.connections >= WATCHES)
 
     async def all_run(self, names: list[str]) -> bool:
@@ -101,7 +101,7 @@ async def place(own_cluster: KubeCluster) -> AsyncGenerator[Place]:
         yield made
 
 
-async def test_watches_that_are_cut_again_and_again_lose_nothing(place: Place) -> None:
+async def test_watches_that_are_cut_repeatedly_lose_nothing(place: Place) -> None:
     paddock, road = place.paddock, place.road
     await paddock.stocked(2)
     await place.all_watch()
@@ -120,11 +120,11 @@ async def test_watches_that_are_cut_again_and_again_lose_nothing(place: Place) -
         if name.endswith(("3", "7")):
             road.cut()
     await paddock.eventually(lambda: place.all_gone(names), PATIENCE_SECONDS)
-    # Whoever was cut off in the middle of a write may end; who only reads has no reason to.
+    # A process that was cut off during a write may exit; one that only reads must not.
     assert all(name.startswith("controllers-") for name in paddock.restarts[ended:])
 
 
-async def test_everything_goes_on_after_half_a_minute_without_a_network(place: Place) -> None:
+async def test_everything_recovers_after_half_a_minute_without_a_network(place: Place) -> None:
     paddock, road = place.paddock, place.road
     await paddock.stocked(2)
     await place.all_watch()
@@ -136,15 +136,15 @@ async def test_everything_goes_on_after_half_a_minute_without_a_network(place: P
     road.swallow()
     went_dark = time.monotonic()
     try:
-        # What happens meanwhile is known to the API server, and to nobody else.
+        # Changes during the outage are known only to the API server.
         await place.made(names)
         victim = (await paddock.idle())[0]
         await paddock.store.delete(Sandbox, victim.key)
-        # A write of a client's is refused in time, not held for ever.
+        # A client's write fails in time instead of hanging.
         asking = asyncio.create_task(
             place.ask("POST", "/v2/sandboxes", {"templateID": "base", "timeout": 600}, replica=1)
         )
-        # What is known is still told.
+        # Reads from the cache still work.
         assert await place.ask("GET", f"/sandboxes/{claim.sandbox_id}") == 200
         await asyncio.sleep(SILENCE_SECONDS - (time.monotonic() - went_dark))
     finally:
@@ -157,13 +157,13 @@ async def test_everything_goes_on_after_half_a_minute_without_a_network(place: P
     await paddock.eventually(lambda: place.all_gone([victim.metadata.name]), PATIENCE_SECONDS)
     await paddock.stocked(2)
     await place.all_watch()
-    # Both replicas of the API serve again, and know what the other did.
+    # Both replicas of the API serve again, and know each other's changes.
     body = {"templateID": "base", "timeout": 600}
     for replica in range(2):
         assert await place.ask("POST", "/v2/sandboxes", body, replica=replica) == 201, place.said
     assert await place.ask("DELETE", f"/sandboxes/{claim.sandbox_id}", replica=1) == 204
     await paddock.eventually(lambda: place.is_known_everywhere(claim.sandbox_id, 404))
-    # Nobody was given a sandbox that somebody else has.
+    # No sandbox was claimed twice.
     claims = [s.spec.claim for s in await paddock.sandboxes() if s.spec.claim is not None]
     assert len({item.lock for item in claims}) == len(claims)
     for item in claims:

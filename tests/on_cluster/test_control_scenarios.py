@@ -1,7 +1,7 @@
-"""The control scenarios, as they are, on a real API server with two replicas of every role.
+"""The control scenarios, unmodified, on a real API server with two replicas of every role.
 
-Requests go to the replicas of the API in turn. Scenarios about trouble with the store, with
-probes and with long waits are in `test_trouble_scenarios`; what is left out is named below.
+Requests go to the replicas of the API in turn. Scenarios with store failures, probes and long waits
+are in `test_trouble_scenarios`; skipped ones are named below.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ WITHOUT = {
     "test_the_note_of_a_keys_last_use_undoes_nothing_and_revives_nobody": _KEYRING,
     "test_a_store_that_is_away_ends_nothing_that_goes_on_in_the_background": _KEYRING,
 }
-"""Of `test_checkpoints`, all: it is about snapshots."""
+"""All of `test_checkpoints`: it is about snapshots."""
 CASES = {
     "test_mixed_pauses_and_resumes_end_in_agreement_and_nothing_is_lost": (
         lambda case: case in (0, 1, PauseStrategy.FREEZE)
@@ -89,7 +89,7 @@ globals().update(scenarios(MODULES, without=WITHOUT, elsewhere=ONLY, cases=CASES
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(own_cluster: KubeCluster) -> AsyncGenerator[ClusterWorld]:
-    """An installation, asked through both replicas of its API in turn."""
+    """An installation, used through both replicas of its API in turn."""
     async with contextlib.AsyncExitStack() as stack:
         paddock = await stack.enter_async_context(
             Installation(own_cluster.info, LightKubelet, lease_seconds=15)
@@ -100,7 +100,7 @@ async def world(own_cluster: KubeCluster) -> AsyncGenerator[ClusterWorld]:
 
 @pytest.fixture(autouse=True)
 def on_a_cluster(world: ClusterWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let scenarios find this world where they look for theirs."""
+    """Replace the world of the scenarios by this one."""
 
     @contextlib.asynccontextmanager
     async def paddock(
@@ -131,7 +131,7 @@ async def test_creates_beyond_the_pool_through_both_replicas_never_share_a_sandb
         )
         assert len({item.metadata.uid for item in made}) == 48
         assert len({item.spec.claim.sandbox_id for item in made if item.spec.claim}) == 48
-        # And the pool is as full as before.
+        # The pool is refilled.
         await world.stocked(12)
     finally:
         await world.end()
@@ -150,7 +150,7 @@ async def test_lists_of_both_replicas_are_paged_and_filtered_alike(
             made.add(box.spec.claim.sandbox_id)
         odd = await world.http.get("/v2/sandboxes", params={"metadata": "n=1"})
         assert len(odd.json()) == 2
-        # Each page comes from another replica than the one before.
+        # Each page comes from the other replica.
         seen: list[str] = []
         params = {"limit": "2"}
         while True:
@@ -166,7 +166,7 @@ async def test_lists_of_both_replicas_are_paged_and_filtered_alike(
 
 
 class Watched:
-    """How many sandboxes are claimed, and how many run, at every version of the API server."""
+    """The numbers of claimed and of running sandboxes at every resource version."""
 
     def __init__(self) -> None:
         self.now = self.most = self.most_running = 0
@@ -192,20 +192,20 @@ def id_of(sandbox: Sandbox) -> str:
     return sandbox.spec.claim.sandbox_id
 
 
-async def test_a_snapshot_of_a_pod_is_refused_with_the_reason(world: ClusterWorld) -> None:
+async def test_a_snapshot_of_a_pod_is_rejected_with_the_reason(world: ClusterWorld) -> None:
     await world.begin(pool_size=1)
     try:
         box = await world.manager.claims.create(CALLER, NewSandbox(template="base"))
         answer = await world.http.post(f"/sandboxes/{id_of(box)}/snapshots", json={})
         assert answer.status_code == 501, answer.text
         assert "snapshot" in answer.json()["message"]
-        # Nothing has happened to it.
+        # The sandbox is unchanged.
         assert (await world.manager.queries.get(CALLER, id_of(box))).status.phase is Phase.RUNNING
     finally:
         await world.end()
 
 
-async def test_a_storm_on_both_replicas_never_exceeds_a_quota_and_all_of_it_can_be_had(
+async def test_a_storm_on_both_replicas_uses_the_whole_quota_and_never_exceeds_it(
     world: ClusterWorld,
 ) -> None:
     wanted = NewSandbox(template="base", timeout_seconds=None)
@@ -239,7 +239,7 @@ async def test_a_storm_on_both_replicas_never_exceeds_a_quota_and_all_of_it_can_
             await asyncio.gather(*(client() for _ in range(16)))
             assert watched.most <= 10
             assert watched.most_running <= 8
-            # Whoever asks long enough gets the last one, whichever replica hears of it.
+            # A client that retries gets the last one from either replica.
             limits = (QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 10),)
             await world.plane.keyring.set_team_quota("default", Quota(limits))
             async with asyncio.timeout(LEAST_PATIENCE_SECONDS):
@@ -251,10 +251,10 @@ async def test_a_storm_on_both_replicas_never_exceeds_a_quota_and_all_of_it_can_
         await world.end()
 
 
-async def test_a_claim_that_waits_with_a_replica_makes_its_environment_grow(
+async def test_a_claim_queued_at_a_replica_scales_up_its_environment(
     world: ClusterWorld,
 ) -> None:
-    """(Who leads is another process: it hears of the claim through the environment's status.)"""
+    """The leader is another process: it reads the claim from the environment's status."""
     await world.begin(pool_size=0)
     env = environment({"one": member()}, group=ScalingGroup())
     try:

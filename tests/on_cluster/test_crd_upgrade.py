@@ -1,4 +1,4 @@
-"""Definitions are upgraded in place: what was stored under older ones stays, and is followed."""
+"""CRDs are upgraded in place: stored objects are kept, and watches continue."""
 
 import asyncio
 import copy
@@ -28,12 +28,12 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 BOXES = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxes"
 NEWER = "wakeOnTraffic"
-"""A field that the older definitions of these tests do not have."""
+"""A field that the older CRDs of these tests do not have."""
 
 
 @pytest.fixture
 def old_cluster() -> Iterator[ClusterInfo]:
-    """A control plane with definitions from before a field came."""
+    """A control plane with CRDs from before a field was added."""
     try:
         with KubeCluster(components=(), our_kinds=False) as cluster:
             for definition in definitions():
@@ -53,7 +53,7 @@ def _older(definition: dict[str, Any]) -> dict[str, Any]:
     return older
 
 
-async def test_what_was_stored_stays_is_followed_and_may_use_what_is_new(
+async def test_stored_objects_are_kept_watched_and_may_use_new_fields(
     old_cluster: ClusterInfo,
 ) -> None:
     store = KubernetesStore.open(load_kubeconfig([Path(old_cluster.kubeconfig)], context="admin"))
@@ -85,7 +85,7 @@ async def _upgraded(old_cluster: ClusterInfo, store: KubernetesStore) -> None:
         assert after == before, "not even its version changed"
         async with asyncio.timeout(100):
             while not _takes(old_cluster, newer):
-                # The server rebuilds what it checks by a moment after the upgrade.
+                # The server rebuilds its validation shortly after the upgrade.
                 await asyncio.sleep(0.1)
             kept = await store.get(Sandbox, Key("default", "kept"))
             await store.update(structs.replace(kept, spec=structs.replace(kept.spec, paused=False)))

@@ -1,4 +1,4 @@
-"""A real API server takes our definitions and refuses what we refuse, at the same field."""
+"""A real API server accepts the CRDs and rejects the same fields as Paddock."""
 
 import json
 import re
@@ -25,12 +25,14 @@ def refused_fields(caught: pytest.ExceptionInfo[RefusedError]) -> set[str]:
     status = json.loads(str(caught.value).partition(": ")[2])
     assert caught.value.code in (400, 422), status
     causes = status.get("details", {}).get("causes", [])
-    # The server writes keys of mappings in brackets where a CEL rule fails, dotted elsewhere.
+    # The server writes map keys in brackets for CEL rules, and dotted elsewhere.
     return {re.sub(r"\[([a-z][^\]]*)\]", r".\1", cause.get("field", "")) for cause in causes}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_the_server_takes_every_example(kube_cluster: ClusterInfo, kube_namespace: str, path: Path):
+def test_the_server_accepts_every_example(
+    kube_cluster: ClusterInfo, kube_namespace: str, path: Path
+):
     for document in yaml.safe_load_all(path.read_text()):
         where = collection(document["kind"], kube_namespace) + "?fieldValidation=Strict"
         made = kube_cluster.request("POST", where, document)
@@ -40,14 +42,14 @@ def test_the_server_takes_every_example(kube_cluster: ClusterInfo, kube_namespac
 @pytest.mark.parametrize(
     "bad", [bad for bad in BAD if bad.by_server], ids=lambda bad: f"{bad.kind}: {bad.why}"
 )
-def test_the_server_refuses_what_we_refuse(kube_cluster: ClusterInfo, bad: Bad):
+def test_the_server_rejects_what_paddock_rejects(kube_cluster: ClusterInfo, bad: Bad):
     with pytest.raises(RefusedError) as caught:
         kube_cluster.request("POST", collection(bad.kind, "default"), bad.document)
     assert bad.path in refused_fields(caught)
 
 
 @pytest.mark.parametrize("bad", BAD_CHANGES, ids=lambda bad: f"{bad.kind}: {bad.why}")
-def test_the_server_keeps_fixed_what_we_keep_fixed(
+def test_the_server_enforces_immutable_fields(
     kube_cluster: ClusterInfo, kube_namespace: str, bad: BadChange
 ):
     where = collection(bad.kind, kube_namespace)

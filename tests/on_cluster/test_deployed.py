@@ -1,8 +1,8 @@
-"""Paddock as people install it: every role a pod of a node with a real kubelet.
+"""Paddock installed on a cluster: every role is a pod on a node with a real kubelet.
 
-Images, probes, security contexts, service accounts, rights, Secrets, Services, names and policies
-are those of `paddock kube install`. What a cluster has beside its control plane (kube-proxy, a name
-server, a network that enforces policies) the test's node stands in for.
+Images, probes, security contexts, service accounts, rights, Secrets, Services, DNS names and
+policies are those of `paddock kube install`. The test node replaces kube-proxy, cluster DNS and a
+network plugin that enforces policies.
 """
 
 import asyncio
@@ -29,21 +29,21 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 NAMESPACE = "sandboxing"
-"""Not the one that is chosen for people who choose none: nothing may depend on that."""
+"""Not the default namespace: nothing may depend on that."""
 REPLICAS = 2
 LAST = "test_nothing_is_left_after_a_purge"
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KubeCluster]:
-    """A control plane that has never heard of Paddock."""
+    """A control plane without Paddock."""
     with cluster_for_nodes(our_kinds=False, has_kubelets=True) as made:
         yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def deployed(cluster: KubeCluster) -> AsyncGenerator[Deployed]:
-    """What `paddock kube install --wait` leaves behind: it returns when all probes have passed."""
+    """The result of `paddock kube install --wait`, which returns when all probes pass."""
     if not SDK.exists():
         pytest.skip("the E2B client is not installed (scripts/install-clients)")
     archive = await asyncio.to_thread(images.archive)
@@ -57,7 +57,7 @@ async def deployed(cluster: KubeCluster) -> AsyncGenerator[Deployed]:
         yield made
 
 
-async def test_every_role_is_available_and_status_says_so(deployed: Deployed) -> None:
+async def test_every_role_is_available_and_status_reports_it(deployed: Deployed) -> None:
     all_ready = {"node": (1, 1)}
     all_ready |= dict.fromkeys(("controllers", "api", "gateway"), (REPLICAS, REPLICAS))
 
@@ -67,19 +67,17 @@ async def test_every_role_is_available_and_status_says_so(deployed: Deployed) ->
         names = [pod["metadata"]["name"] for pod in deployed.pods("controllers")]
         return rows == all_ready and any(shown["leader"].startswith(name) for name in names)
 
-    # A probe of a busy machine may be late at any moment, and a lease run out.
+    # On a busy machine a probe may be late and a lease may expire.
     await deployed.eventually(says_so)
     await deployed.until(lambda: set(deployed.availability()) == {"True"})
     assert len(deployed.availability()) == 3
 
 
 @pytest.mark.parametrize("role", ["controllers", "api", "gateway"])
-async def test_a_role_has_no_more_of_the_machine_than_it_needs(
-    deployed: Deployed, role: str
-) -> None:
+async def test_a_role_has_only_the_privileges_it_needs(deployed: Deployed, role: str) -> None:
     for pod in deployed.pods(role):
         uid = pod["metadata"]["uid"]
-        # One that has lost a lease ends, and is started again.
+        # A process that lost its lease exits and is restarted.
         await deployed.until(
             lambda uid=uid: len(deployed.node.processes_of(uid, b"paddock.app")) == 1
         )
@@ -98,7 +96,7 @@ def _fields(process: Path) -> dict[str, str]:
     return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
 
-async def test_the_unmodified_client_has_sandboxes(deployed: Deployed) -> None:
+async def test_the_unmodified_client_works(deployed: Deployed) -> None:
     await deployed.until(lambda: deployed.is_stocked(2))
     sandbox_id, said, listed = await deployed.sdk(
         """
@@ -141,7 +139,7 @@ print(json.dumps([box.commands.run("echo here").stdout, box.kill()]))
     assert (said, killed) == ("here\n", True)
 
 
-async def test_only_those_whom_the_policies_name_reach_pods(deployed: Deployed) -> None:
+async def test_only_allowed_clients_reach_pods(deployed: Deployed) -> None:
     sandbox_id = await deployed.sdk("print(json.dumps(Sandbox.create(timeout=600).sandbox_id))")
     await deployed.until(lambda: deployed.is_stocked(1))
     idle = next(box for box in deployed.running() if "claim" not in box["spec"])
@@ -161,7 +159,7 @@ async def test_only_those_whom_the_policies_name_reach_pods(deployed: Deployed) 
     places = json.dumps([*closed.values(), ("10.0.0.1", 443)])
 
     async def are_closed() -> bool:
-        """(Rules of a node follow what there is, a moment later.)"""
+        """The rules of the node are updated with a delay."""
         if any([await deployed.reaches(*place) for place in closed.values()]):
             return False
         return await deployed.sdk(ASK, ID=sandbox_id, TRY=TRY, PLACES=places) == []
@@ -188,10 +186,10 @@ for address, port in json.loads(sys.argv[1]):
         pass
 print(json.dumps(reached))
 """
-"""Run in a sandbox: says what of the cluster can be reached from there."""
+"""Run in a sandbox: prints which addresses of the cluster are reachable."""
 
 
-async def test_the_webhook_refuses_what_schemas_let_through(deployed: Deployed) -> None:
+async def test_the_webhook_rejects_what_schemas_accept(deployed: Deployed) -> None:
     reaching = {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}}
     template = {
         "apiVersion": "paddock.dev/v1alpha1",
@@ -205,8 +203,8 @@ async def test_the_webhook_refuses_what_schemas_let_through(deployed: Deployed) 
         try:
             deployed.info.request("POST", path, template)
         except RefusedError as error:
-            return "reaches into the node" in str(error)
-        # On a busy machine it may not have answered in time, and is then not waited for.
+            return "gives access to the node" in str(error)
+        # On a busy machine it may time out, and then the object is accepted.
         deployed.info.request("DELETE", f"{path}/reaching")
         return False
 
@@ -214,7 +212,7 @@ async def test_the_webhook_refuses_what_schemas_let_through(deployed: Deployed) 
 
 
 async def test_nothing_is_left_after_a_purge(deployed: Deployed) -> None:
-    # One is used, one is frozen, the others wait in their pool.
+    # One is in use, one is frozen, the others are in the pool.
     await deployed.until(lambda: deployed.is_stocked(2))
     await deployed.sdk(
         """
@@ -225,7 +223,7 @@ print("null")
 """
     )
     assert (await deployed.paddock("status"))["sandboxes"] >= 2
-    # Without anybody to see to it, what is frozen would not end.
+    # A frozen pod would not end without a node agent.
     await deployed.until(lambda: set(deployed.availability()) == {"True"})
     await deployed.paddock("uninstall", "--purge")
     for path in LEFT:

@@ -1,4 +1,4 @@
-"""The engine on a real API server: leases, events and informers, each role with its own client."""
+"""The engine on a real API server: leases, events and informers, with a client per replica."""
 
 import asyncio
 import subprocess
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 
 PATIENCE_SECONDS = 60.0
 LONG = Timing(lease_seconds=60.0, renew_seconds=40.0, retry_seconds=0.2)
-"""Nobody is to lose its lease here, however slow the machine is."""
+"""Long enough that no lease expires on a slow machine."""
 SHORT = Timing(lease_seconds=6.0, renew_seconds=3.0, retry_seconds=0.2)
 
 
@@ -42,7 +42,7 @@ async def until(check: Callable[[], bool]) -> None:
 
 
 class Replica:
-    """One process' share: a client of its own, an elector, and whether it works as leader."""
+    """One replica: a client, an elector, and whether it leads."""
 
     def __init__(
         self, info: ClusterInfo, ns: str, name: str, timing: Timing, diary: list[str]
@@ -52,7 +52,7 @@ class Replica:
         self.works = False
         self._name = name
         self._diary = diary
-        """What all of them do, in the order they do it."""
+        """The actions of all replicas, in order."""
 
     async def run(self) -> None:
         await self.elector.run(self._lead)
@@ -67,7 +67,7 @@ class Replica:
             self._diary.append(f"{self._name} stops")
 
 
-async def test_leadership_is_handed_over_when_the_leader_goes(
+async def test_leadership_is_handed_over_when_the_leader_stops(
     kube_cluster: ClusterInfo, kube_namespace: str
 ) -> None:
     one, two = (Replica(kube_cluster, kube_namespace, name, LONG, []) for name in ("one", "two"))
@@ -78,7 +78,7 @@ async def test_leadership_is_handed_over_when_the_leader_goes(
             await until(lambda: two.elector.leader == "one")
             assert not two.works, "one leads, and one alone"
             await first.aclose()
-            # It released the lease as it stopped: nobody has to wait for its end.
+            # It released the lease when it stopped: the next one need not wait for the expiry.
             await until(lambda: two.works)
             assert two.elector.term > 1
     held = await one.store.get(Lease, Key(kube_namespace, "controllers"))
@@ -87,7 +87,7 @@ async def test_leadership_is_handed_over_when_the_leader_goes(
     await two.store.close()
 
 
-async def test_a_leader_that_vanishes_is_followed_when_its_lease_has_run_out(
+async def test_a_leader_that_vanishes_is_replaced_when_its_lease_expires(
     kube_cluster: ClusterInfo, kube_namespace: str
 ) -> None:
     diary: list[str] = []
@@ -96,7 +96,7 @@ async def test_a_leader_that_vanishes_is_followed_when_its_lease_has_run_out(
     )
     async with background(one.run(), name="one"):
         await until(lambda: one.works)
-        del diary[:-1]  # on a busy machine it may have lost it before
+        del diary[:-1]  # on a busy machine it may have lost the lease before
         async with background(two.run(), name="two"):
             await one.store.close()  # from here on it cannot reach the server
             await until(lambda: two.works)
@@ -143,7 +143,7 @@ async def counted(store: KubernetesStore, ns: str, count: int) -> tuple[Event, .
             await asyncio.sleep(0.05)
 
 
-async def test_an_informer_pages_through_what_there_is_and_follows_what_happens(
+async def test_an_informer_lists_in_pages_and_then_watches(
     kube_cluster: ClusterInfo, kube_namespace: str
 ) -> None:
     store = open_store(kube_cluster)
@@ -176,10 +176,10 @@ async def test_an_informer_pages_through_what_there_is_and_follows_what_happens(
     await store.close()
 
 
-async def test_whoever_ends_an_object_sees_it_no_more(
+async def test_a_deleted_object_is_not_visible_to_its_deleter(
     kube_cluster: ClusterInfo, kube_namespace: str
 ) -> None:
-    """(The server answers with the version before the end, which the watch is long past.)"""
+    """The server returns the last version, which is older than the watch."""
     store = open_store(kube_cluster)
     informer = Informer(store, Sandbox)
     made = with_meta(sandbox(kube_namespace, "a"), finalizers=("paddock.dev/test",))

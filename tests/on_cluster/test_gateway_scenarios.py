@@ -1,7 +1,7 @@
-"""The gateway scenarios, as they are, with two gateway processes on a real API server.
+"""The gateway scenarios, unmodified, with two gateway processes on a real API server.
 
-Requests go to the gateways in turn; sandboxes are pods. Scenarios about what is inside of a
-gateway's process (its limits, its tables, its counters) stay with the suite that has it there.
+Requests go to the gateways in turn; sandboxes are pods. Scenarios about the internals of a gateway
+process (limits, tables, counters) are not run here.
 """
 
 import asyncio
@@ -49,14 +49,14 @@ LEFT_OUT = {
     ),
     r"incarnation|state=State\.CREATING": "gives a sandbox a life or a state that pods do not keep",
 }
-"""Scenarios with these words are about the inside of one gateway; beside each, why."""
+"""Words of scenarios about the internals of one gateway, with the reason."""
 
 globals().update(scenarios(MODULES, without={}, inside="|".join(LEFT_OUT)))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def traffic(own_cluster: KubeCluster) -> AsyncGenerator[Traffic]:
-    """An installation whose sandboxes scenarios send traffic to."""
+    """An installation with sandboxes for the traffic of scenarios."""
     async with contextlib.AsyncExitStack() as stack:
         paddock = await stack.enter_async_context(
             Installation(own_cluster.info, KubeletOfOpenPods, pool_size=0, lease_seconds=15)
@@ -69,7 +69,7 @@ async def traffic(own_cluster: KubeCluster) -> AsyncGenerator[Traffic]:
 
 @pytest.fixture(autouse=True)
 def on_a_cluster(traffic: Traffic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let scenarios find this rig where they look for theirs."""
+    """Replace the rig of the scenarios by this one."""
 
     def rig(*limits: Any, **settings: Any) -> AbstractAsyncContextManager[ClusterRig]:
         if limits or settings:
@@ -92,7 +92,7 @@ async def test_a_hundred_calls_through_both_gateways_wake_a_sandbox_once(traffic
         assert paddock.wakes == ["sleeper"]
 
 
-async def test_a_gateway_that_is_killed_serves_its_sandboxes_again_when_it_is_back(
+async def test_a_killed_gateway_serves_its_sandboxes_again_after_a_restart(
     traffic: Traffic,
 ) -> None:
     seen: list[Any] = []

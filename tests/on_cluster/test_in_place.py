@@ -1,4 +1,4 @@
-"""Warm pods that a claim changes as they run, by real roles on a real API server."""
+"""Claims that change running warm pods in place, with real roles on a real API server."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 LEASE = 60
-"""Nobody is to take over here: who does begins anew to count for how long a sandbox was idle."""
+"""Long enough that the leader stays: a new leader restarts the idle timers."""
 IMAGE = "e2b.agents.kruise.io/image"
 OTHER = "other:2"
 MEMORY = "paddock.dev/memory-limit"
@@ -36,7 +36,7 @@ IDLE = "IdlePaused"
 
 
 async def create(paddock: Installation, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Ask a replica of the API for a sandbox."""
+    """Create a sandbox at a replica of the API."""
     url = f"http://127.0.0.1:{paddock.api_ports[0]}/sandboxes"
     wanted = {"templateID": "base", "timeout": 300, **body}
     async with (
@@ -46,7 +46,7 @@ async def create(paddock: Installation, body: dict[str, Any]) -> tuple[int, dict
         return answer.status, await answer.json()
 
 
-async def test_a_claim_of_another_image_replaces_that_of_a_warm_pod(paddock: Installation) -> None:
+async def test_a_claim_with_another_image_updates_a_warm_pod(paddock: Installation) -> None:
     await paddock.stocked(2)
     warm = {item.metadata.uid for item in await paddock.idle()}
     started = len(paddock.kubelet.started)
@@ -76,7 +76,7 @@ print(json.dumps([box.sandbox_id, ran.stdout, box.files.read("/tmp/hello")]))
     assert pod.spec["containers"][0]["image"] == OTHER
 
 
-async def test_an_image_that_cannot_be_had_fails_the_claim_and_leaves_nothing(
+async def test_an_image_that_cannot_be_pulled_fails_the_claim_and_leaves_nothing(
     paddock: Installation,
 ) -> None:
     await paddock.stocked(1)
@@ -115,7 +115,7 @@ print(json.dumps([box.sandbox_id, box.files.read("/tmp/began")]))
 
 
 async def claim_memory(paddock: Installation, memory: str) -> tuple[bool, Sandbox, dict[str, Any]]:
-    """Claim with that much memory; says whether it was in stock, and what its pod is like."""
+    """Claim with this memory; return whether it was warm, the sandbox, and its pod."""
     await paddock.stocked(2)
     warm = {item.metadata.uid for item in await paddock.idle()}
     status, answer = await create(paddock, {"metadata": {MEMORY: memory}})
@@ -126,7 +126,7 @@ async def claim_memory(paddock: Installation, memory: str) -> tuple[bool, Sandbo
 
 
 @pytest.mark.parametrize("memory", ["512Mi", "128Mi"])
-async def test_other_memory_is_given_to_a_warm_pod_in_place(
+async def test_the_memory_of_a_warm_pod_is_resized_in_place(
     paddock: Installation, memory: str
 ) -> None:
     await paddock.kubelet.learn_to_resize()
@@ -138,7 +138,7 @@ async def test_other_memory_is_given_to_a_warm_pod_in_place(
 
 
 @pytest.mark.parametrize("answer", ["Deferred", "Infeasible"])
-async def test_a_node_that_has_not_that_much_costs_one_of_the_stock_and_not_the_claim(
+async def test_a_claim_succeeds_although_the_node_refuses_the_resize(
     paddock: Installation, answer: str
 ) -> None:
     await paddock.kubelet.learn_to_resize()
@@ -152,14 +152,14 @@ async def test_a_node_that_has_not_that_much_costs_one_of_the_stock_and_not_the_
     assert box.status.phase is Phase.RUNNING
 
 
-async def test_more_memory_than_is_allowed_is_refused(paddock: Installation) -> None:
+async def test_more_memory_than_allowed_is_rejected(paddock: Installation) -> None:
     status, answer = await create(paddock, {"metadata": {MEMORY: "2Gi"}})
     assert status == 400
     assert "at most" in answer["message"]
 
 
 def told_of(paddock: Installation, reason: str) -> set[str]:
-    """Say whom events with that reason are about."""
+    """Return the objects of events with this reason."""
     events = paddock.info.request("GET", "/api/v1/namespaces/default/events")["items"]
     return {item["involvedObject"]["name"] for item in events if item["reason"] == reason}
 
@@ -200,8 +200,8 @@ async def test_a_declared_claim_changes_warm_pods_as_they_run(paddock: Installat
         assert pod.spec["containers"][0]["image"] == OTHER
 
 
-async def talk(paddock: Installation, sandbox_id: str) -> None:
-    """Ask a sandbox's daemon something every second, through the second gateway."""
+async def keep_active(paddock: Installation, sandbox_id: str) -> None:
+    """Send a request to a sandbox's envd every second, through the second gateway."""
     url = f"http://127.0.0.1:{paddock.gateway_ports[1]}/health"
     headers = {"E2b-Sandbox-Id": sandbox_id, "E2b-Sandbox-Port": "49983"}
     async with aiohttp.ClientSession(headers=headers) as http:
@@ -211,14 +211,14 @@ async def talk(paddock: Installation, sandbox_id: str) -> None:
             await asyncio.sleep(1)
 
 
-async def test_the_idle_are_paused_and_who_has_traffic_through_any_gateway_is_not(
+async def test_idle_sandboxes_are_paused_unless_any_gateway_has_traffic(
     paddock: Installation,
 ) -> None:
     async with paddock.node_agent():
         wish = {"metadata": {"paddock.dev/idle-pause": "20s"}}
         quiet, busy = [(await create(paddock, wish))[1]["sandboxID"] for _ in range(2)]
         assert (await paddock.sandbox(quiet)).spec.idle_pause == IdlePause(after_seconds=20)
-        async with background(talk(paddock, busy), name="traffic") as talking:
+        async with background(keep_active(paddock, busy), name="traffic") as talking:
 
             async def is_paused() -> bool:
                 assert not talking.done(), talking.result()
@@ -232,8 +232,8 @@ async def test_the_idle_are_paused_and_who_has_traffic_through_any_gateway_is_no
             after = (await paddock.sandbox(busy)).metadata.resource_version
             assert after == before, "traffic is written to nothing"
         name = (await paddock.sandbox(quiet)).metadata.name
-        # Events are gathered for a moment before they are written.
+        # Events are batched before they are written.
         await paddock.until(lambda: name in told_of(paddock, IDLE))
-        # It comes back when it is called.
+        # Traffic wakes it.
         said = 'print(json.dumps(Sandbox.connect(os.environ["ID"]).commands.run("echo a").stdout))'
         assert await paddock.sdk(said, ID=quiet) == "a\n"

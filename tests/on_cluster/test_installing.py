@@ -1,4 +1,4 @@
-"""Paddock's own objects on a real API server: kustomize, `paddock kube`, the chart, and rights."""
+"""Installation on a real API server: kustomize, `paddock kube`, the chart, and rights."""
 
 import json
 import os
@@ -31,7 +31,7 @@ KUBE_CACHE = Path(os.environ.get("PADDOCK_KUBE_CACHE", "/var/cache/paddock/kube"
 
 @pytest.fixture(scope="module")
 def empty_cluster() -> Iterator[ClusterInfo]:
-    """A control plane that has never heard of Paddock; its controllers make no pods."""
+    """A control plane without Paddock; its controllers create no pods."""
     try:
         with KubeCluster(
             components=(CONTROLLER_MANAGER,),
@@ -74,14 +74,14 @@ def paddock(info: ClusterInfo, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_what_is_written_from_the_table_is_up_to_date(tmp_path: Path) -> None:
+def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
     shutil.copytree(DEPLOY, tmp_path / "deploy", symlinks=True)
     for made in write_deploy(tmp_path / "deploy"):
         committed = DEPLOY / made.relative_to(tmp_path / "deploy")
         assert made.read_text() == committed.read_text(), f"{committed} is old"
 
 
-def test_kustomize_builds_what_the_server_accepts(kube_cluster: ClusterInfo) -> None:
+def test_the_server_accepts_the_kustomize_output(kube_cluster: ClusterInfo) -> None:
     built = kubectl(kube_cluster, "kustomize", str(DEPLOY / "kustomize" / "base"))
     kinds = [item["kind"] for item in yaml.safe_load_all(built)]
     assert kinds.count("CustomResourceDefinition") == 7
@@ -96,7 +96,9 @@ def test_kustomize_builds_what_the_server_accepts(kube_cluster: ClusterInfo) -> 
     kubectl(kube_cluster, *command, given=json.dumps(listed))
 
 
-def test_components_add_what_the_options_add(kube_cluster: ClusterInfo, tmp_path: Path) -> None:
+def test_components_equal_the_options_of_the_command(
+    kube_cluster: ClusterInfo, tmp_path: Path
+) -> None:
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     overlay = tmp_path / "deploy" / "kustomize" / "overlay"
     overlay.mkdir()
@@ -172,7 +174,7 @@ def test_paddock_kube_installs_upgrades_shows_and_removes(empty_cluster: Cluster
 
 
 def _abandon_a_sandbox(info: ClusterInfo) -> None:
-    """Make what controllers made for a sandbox and, being gone, will not remove."""
+    """Create the objects of a sandbox that its removed controllers will not delete."""
     labels = {"paddock.dev/sandbox-uid": "1", "app.kubernetes.io/managed-by": "paddock"}
     named = {"name": "abandoned", "namespace": "default", "labels": labels}
     container = {"name": "sandbox", "image": "base"}
@@ -243,12 +245,12 @@ ASKED = sorted(
 
 
 @pytest.mark.parametrize("role", sorted(ALLOWED))
-def test_each_role_may_do_what_it_needs_and_no_more(role: str, kube_cluster: ClusterInfo) -> None:
+def test_each_role_has_exactly_the_rights_it_needs(role: str, kube_cluster: ClusterInfo) -> None:
     _install_rights(kube_cluster)
     user = f"system:serviceaccount:paddock-system:paddock-{role}"
     deadline = time.monotonic() + 60
     for right in sorted(ALLOWED[role]):
-        # What was granted holds when the API server's own watch has told it so.
+        # RBAC rules take effect when the server's watch has delivered them.
         while not is_allowed(kube_cluster, user, *right) and time.monotonic() < deadline:
             time.sleep(0.05)
     may = {right for right in ASKED if is_allowed(kube_cluster, user, *right)}
@@ -256,7 +258,7 @@ def test_each_role_may_do_what_it_needs_and_no_more(role: str, kube_cluster: Clu
 
 
 def is_allowed(info: ClusterInfo, user: str, verb: str, resource: str) -> bool:
-    """Ask the API server whether somebody may do something."""
+    """Return the API server's access review of a user."""
     name, _, namespace = resource.partition("/")
     subresource = namespace if namespace in SUBRESOURCES else ""
     namespace = "default" if namespace in ("", *SUBRESOURCES) else namespace
@@ -283,8 +285,8 @@ def is_allowed(info: ClusterInfo, user: str, verb: str, resource: str) -> bool:
     return info.request("POST", path, review)["status"]["allowed"]
 
 
-def test_readers_read_and_foreign_tenants_see_nothing(kube_cluster: ClusterInfo) -> None:
-    """Credentials of people: rights on our kinds are Kubernetes' own."""
+def test_readers_can_read_and_other_tenants_see_nothing(kube_cluster: ClusterInfo) -> None:
+    """User credentials: rights on Paddock's kinds are Kubernetes RBAC."""
     path = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxes"
     box = {
         "apiVersion": "paddock.dev/v1alpha1",
@@ -324,11 +326,11 @@ def _install_rights(info: ClusterInfo) -> None:
 
 @pytest.fixture(scope="module")
 def helm() -> str:
-    """The Helm that tools/helm builds."""
+    """The Helm built by tools/helm."""
     found = [str(path) for path in sorted(KUBE_CACHE.glob("helm-*/helm"))]
     found += [path for path in (os.environ.get("PADDOCK_HELM"), shutil.which("helm")) if path]
     if not found:
-        pytest.skip("Helm is not there; tools/helm/build makes it")
+        pytest.skip("Helm is not built; run tools/helm/build")
     return found[-1]
 
 
@@ -345,7 +347,7 @@ def key_of(item: dict[str, Any]) -> tuple[str, str]:
     return item["kind"], item["metadata"]["name"]
 
 
-def test_the_chart_lints_and_says_what_paddock_kube_says(helm: str) -> None:
+def test_the_chart_lints_and_equals_paddock_kube(helm: str) -> None:
     run_helm(helm, None, "lint", "--strict", str(CHART))
     text = run_helm(
         helm,
@@ -385,7 +387,7 @@ def test_the_chart_lints_and_says_what_paddock_kube_says(helm: str) -> None:
             assert theirs == {name: value for name, value in mine.items() if name != "env"}, key
 
 
-def test_where_roles_run_says_nothing_of_the_nodes_that_freeze_sandboxes(helm: str) -> None:
+def test_the_placement_of_roles_does_not_affect_node_agents(helm: str) -> None:
     chosen = "node.enabled=true,nodeSelector.pool=system,node.nodeSelector.pool=sandboxes"
     text = run_helm(helm, None, "template", "paddock", str(CHART), "--set", chosen)
     found = {
@@ -400,10 +402,10 @@ def test_where_roles_run_says_nothing_of_the_nodes_that_freeze_sandboxes(helm: s
     assert "nodeSelector" not in node["spec"]["template"]["spec"]
 
 
-def test_roles_are_at_home_where_pods_are_restricted(
+def test_roles_meet_the_restricted_pod_security_standard(
     kube_cluster: ClusterInfo, kube_namespace: str
 ) -> None:
-    """(The agents that freeze are not: they write to the host's cgroups.)"""
+    """Except the node agents, which write to the host's cgroups."""
     profile = "pod-security.kubernetes.io/warn=restricted"
     kubectl(kube_cluster, "label", "namespace", kube_namespace, profile)
     warned = set[str]()
@@ -436,7 +438,7 @@ def test_roles_are_at_home_where_pods_are_restricted(
         "webhook.failurePolicy=Maybe",
     ],
 )
-def test_a_wrong_value_is_named_by_the_schema(helm: str, setting: str) -> None:
+def test_the_schema_names_a_wrong_value(helm: str, setting: str) -> None:
     done = subprocess.run(
         [helm, "template", "paddock", str(CHART), "--set", setting],
         capture_output=True,
@@ -449,7 +451,7 @@ def test_a_wrong_value_is_named_by_the_schema(helm: str, setting: str) -> None:
 
 @pytest.fixture
 def released(helm: str, empty_cluster: ClusterInfo) -> Iterator[Callable[..., str]]:
-    """Helm on the empty cluster, in Paddock's namespace; nothing is left of what it installs."""
+    """Helm on the empty cluster, in Paddock's namespace; everything is removed afterwards."""
 
     def run(command: str, *arguments: str) -> str:
         return run_helm(helm, empty_cluster, command, "paddock", *arguments, *PLACE)
@@ -466,10 +468,10 @@ SECRET = "/api/v1/namespaces/paddock-system/secrets/paddock"
 POOL = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxpools/base"
 
 
-def test_the_chart_installs_upgrades_and_uninstalls_clean(
+def test_the_chart_installs_upgrades_and_uninstalls_cleanly(
     released: Callable[..., str], empty_cluster: ClusterInfo
 ) -> None:
-    # Fail: nobody answers for the webhook here, and what the chart makes must not need it.
+    # Fail: no webhook answers here, and the chart's own objects must not need it.
     settings = "gateway.replicas=3,webhook.enabled=true,webhook.failurePolicy=Fail"
     chosen = (str(CHART), "--set", settings)
     released("install", *chosen, "--create-namespace")
@@ -497,7 +499,7 @@ def test_the_chart_installs_upgrades_and_uninstalls_clean(
 
 
 def _replace(info: ClusterInfo, path: str, body: dict[str, Any]) -> None:
-    """Write; the API server may go on asking a webhook for a moment after it was removed."""
+    """Update; the API server may still call a webhook shortly after its removal."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -510,7 +512,7 @@ def _replace(info: ClusterInfo, path: str, body: dict[str, Any]) -> None:
             return
 
 
-def test_an_upgrade_by_the_chart_wants_the_definitions_upgraded_first(
+def test_a_chart_upgrade_requires_upgraded_crds(
     helm: str, released: Callable[..., str], empty_cluster: ClusterInfo
 ) -> None:
     released("install", str(CHART), "--create-namespace")

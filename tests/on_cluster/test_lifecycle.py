@@ -1,6 +1,6 @@
 """The unmodified E2B client against a real API server, with two replicas of every role.
 
-One installation serves all of these, in whatever order.
+One installation serves all tests, in any order.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 RETRY_SECONDS = 1.0
-"""How often a standby looks at a lease of `LEASE_SECONDS`."""
+"""Interval in which a standby reads a lease of `LEASE_SECONDS`."""
 STARVED_SECONDS = 30.0
 
 
@@ -44,7 +44,7 @@ print(json.dumps([box.sandbox_id, ran.stdout, box.files.read("/tmp/hello")]))
     assert output.splitlines()[:2] == ["green", "user"]
     assert content == "world"
 
-    # Another replica and another gateway know it at once.
+    # The other replica and the other gateway know it at once.
     seen = await paddock.sdk(
         """
 box = Sandbox.connect(os.environ["ID"])
@@ -71,7 +71,7 @@ print(json.dumps([box.get_info().sandbox_id, box.files.read("/tmp/hello")]))
     await paddock.eventually(is_gone)
 
 
-async def test_what_one_replica_wrote_the_other_answers_from(paddock: Installation) -> None:
+async def test_a_replica_sees_the_writes_of_the_other(paddock: Installation) -> None:
     await paddock.stocked(1)
     one, two = (f"http://127.0.0.1:{port}" for port in paddock.api_ports)
     async with aiohttp.ClientSession(headers={"X-API-Key": API_KEY}) as http:
@@ -125,7 +125,7 @@ print(json.dumps([box.files.read("/home/user/kept"), box.files.exists("/tmp/lost
     assert await paddock.sdk('print(json.dumps(Sandbox.kill(os.environ["ID"])))', ID=sandbox_id)
 
 
-async def test_a_start_command_is_waited_for_and_what_it_says_is_logged(
+async def test_a_start_command_is_awaited_and_logged(
     paddock: Installation,
 ) -> None:
     command = "sleep 1; touch /tmp/up; echo hello from $0; echo something broke >&2; sleep 600"
@@ -158,12 +158,12 @@ print(json.dumps([box.sandbox_id, box.commands.run("echo runs on").stdout]))
 """
 
 
-async def test_less_cpu_is_given_in_place_where_the_node_can(paddock: Installation) -> None:
+async def test_less_cpu_is_resized_in_place_if_the_node_supports_it(paddock: Installation) -> None:
     await paddock.stocked(2)
     pods = (await paddock.store.list(PodManifest, namespace="default")).items
     before = {pod.metadata.uid for pod in pods}
 
-    # Nothing says yet that pods here can be resized: a smaller one is made.
+    # The cluster does not support resize yet: a smaller pod is created.
     first, output = await paddock.sdk(SMALLER)
     assert output == "runs on\n"
     made = await paddock.store.get(PodManifest, (await paddock.sandbox(first)).key)
@@ -185,7 +185,7 @@ async def test_less_cpu_is_given_in_place_where_the_node_can(paddock: Installati
         assert await paddock.sdk(killed, ID=sandbox_id)
 
 
-async def test_freezing_is_refused_honestly_without_the_node_agents(paddock: Installation) -> None:
+async def test_freezing_is_rejected_without_node_agents(paddock: Installation) -> None:
     await paddock.stocked(1)
     said, output = await paddock.sdk(
         """
@@ -195,7 +195,7 @@ try:
     said = "paused"
 except Exception as error:
     said = str(error)
-# Gateways hear a moment later that the wish to pause was taken back.
+# Gateways see with a delay that the pause was reverted.
 output = patiently(lambda: box.commands.run("echo still here").stdout)
 box.kill()
 print(json.dumps([said, output]))
@@ -205,7 +205,7 @@ print(json.dumps([said, output]))
     assert output == "still here\n"
 
 
-async def test_a_frozen_sandbox_goes_on_where_it_was(paddock: Installation) -> None:
+async def test_a_frozen_sandbox_continues_where_it_was(paddock: Installation) -> None:
     await paddock.stocked(1)
     async with paddock.node_agent():
         sandbox_id, pid = await paddock.sdk(
@@ -235,8 +235,8 @@ print(json.dumps([box.files.read("/tmp/kept"), pids]))
         assert await paddock.sdk('print(json.dumps(Sandbox.kill(os.environ["ID"])))', ID=sandbox_id)
 
 
-async def one_that_fails(paddock: Installation, name: str, *, template: str) -> Sandbox:
-    """Make a sandbox, and wait until it has failed."""
+async def failed_sandbox(paddock: Installation, name: str, *, template: str) -> Sandbox:
+    """Create a sandbox and wait until it has failed."""
     box = Sandbox(
         metadata=ObjectMeta(name=name, namespace="default"),
         spec=SandboxSpec(template_ref=TemplateRef(name=template)),
@@ -250,18 +250,18 @@ async def one_that_fails(paddock: Installation, name: str, *, template: str) -> 
     return await paddock.store.get(Sandbox, box.key)
 
 
-async def test_an_image_that_cannot_be_pulled_is_named(paddock: Installation) -> None:
+async def test_a_pull_failure_names_the_image(paddock: Installation) -> None:
     await paddock.template("broken", image="registry.example/missing:1")
-    failed = await one_that_fails(paddock, "no-image", template="broken")
+    failed = await failed_sandbox(paddock, "no-image", template="broken")
     assert "ImagePullBackOff" in failed.status.message
     assert "registry.example/missing:1" in failed.status.message
 
 
-async def test_a_strangers_pod_is_never_taken(paddock: Installation) -> None:
+async def test_a_foreign_pod_is_never_adopted(paddock: Installation) -> None:
     spec = {"containers": [{"name": "theirs", "image": "registry.example/missing"}]}
     stranger = PodManifest(metadata=ObjectMeta(name="taken", namespace="default"), spec=spec)
     theirs = await paddock.store.create(stranger)
-    failed = await one_that_fails(paddock, "taken", template="base")
+    failed = await failed_sandbox(paddock, "taken", template="base")
     assert "does not belong" in failed.status.message
     await paddock.store.delete(Sandbox, failed.key)
     await asyncio.sleep(0)
@@ -270,7 +270,7 @@ async def test_a_strangers_pod_is_never_taken(paddock: Installation) -> None:
     assert left.metadata.deletion_timestamp is None
 
 
-async def test_a_pod_that_dies_takes_its_sandbox_with_it_and_the_pool_makes_another(
+async def test_a_failed_pod_fails_its_sandbox_and_the_pool_replaces_it(
     paddock: Installation,
 ) -> None:
     await paddock.stocked(2)
@@ -285,9 +285,9 @@ async def test_a_pod_that_dies_takes_its_sandbox_with_it_and_the_pool_makes_anot
 
 
 async def kill_the_leader(paddock: Installation) -> tuple[str, LeaseSpec]:
-    """Kill who leads while another stands by; give its name, and the lease as it left it."""
+    """Kill the leader while a standby runs; return its name and its last lease."""
     while True:
-        # An earlier test, or a machine that stood still, may have cost the one before its lease.
+        # An earlier test or a slow machine may have changed the leader.
         leader = (await paddock.lease()).holder_identity
         if not leader:
             await asyncio.sleep(0.1)
@@ -302,7 +302,7 @@ async def kill_the_leader(paddock: Installation) -> tuple[str, LeaseSpec]:
 
 
 async def successor(paddock: Installation, leader: str) -> LeaseSpec:
-    """Give the lease as the next leader took it, whatever has become of it since."""
+    """Return the lease as the next leader acquired it."""
     key = Key("paddock-system", "paddock-controllers")
     async with (
         asyncio.timeout(START_SECONDS),
@@ -317,7 +317,7 @@ async def successor(paddock: Installation, leader: str) -> LeaseSpec:
     raise AssertionError(f"nobody followed {leader}")
 
 
-async def test_a_new_leader_goes_on_in_the_middle_of_a_storm(paddock: Installation) -> None:
+async def test_a_new_leader_continues_during_a_storm(paddock: Installation) -> None:
     before = len(paddock.kubelet.started)
     names = [f"storm-{number}" for number in range(8)]
     for name in names:
@@ -337,8 +337,8 @@ async def test_a_new_leader_goes_on_in_the_middle_of_a_storm(paddock: Installati
     assert last.renew_time is not None
     assert next_one.acquire_time is not None
     waited = (next_one.acquire_time - last.renew_time).total_seconds()
-    # By the lease's own record: never before it had run out, and soon after that. How soon is
-    # proven to the second on virtual time; here processes also wait for a processor.
+    # According to the lease: not before it had expired, and soon afterwards. Tests on virtual time
+    # check the exact delay; here processes also wait for CPU time.
     assert LEASE_SECONDS <= waited < LEASE_SECONDS + RETRY_SECONDS * 1.2 + STARVED_SECONDS
     assert next_one.lease_transitions == (last.lease_transitions or 0) + 1
 
@@ -360,7 +360,7 @@ async def test_a_new_leader_goes_on_in_the_middle_of_a_storm(paddock: Installati
     await paddock.eventually(all_gone)
 
 
-async def test_traffic_flows_while_the_api_server_hangs_and_all_goes_on_afterwards(
+async def test_traffic_flows_while_the_api_server_hangs(
     paddock: Installation, own_cluster: KubeCluster
 ) -> None:
     await paddock.stocked(1)
@@ -385,13 +385,13 @@ print(json.dumps([box.sandbox_id, box._envd_access_token]))
                 url = f"http://127.0.0.1:{port}/files?path=/tmp/hello&username=user"
                 async with http.get(url) as answer:
                     assert (answer.status, await answer.text()) == (200, "world")
-            # Longer than the lease: its holder must have stopped by then.
+            # Longer than the lease: its holder must have stopped.
             await asyncio.sleep(LEASE_SECONDS * 1.5)
             async with http.get(url) as answer:
                 assert answer.status == 200
     finally:
         server.send_signal(signal.SIGCONT)
-    # A kill whose answer was lost is not there to be killed once more.
+    # A kill whose response was lost may have succeeded.
     await paddock.sdk(
         """
 print(json.dumps(patiently(lambda: Sandbox.kill(os.environ["ID"]))))
@@ -408,7 +408,7 @@ print(json.dumps(patiently(lambda: Sandbox.kill(os.environ["ID"]))))
     assert all(name.startswith("controllers-") for name in paddock.restarts[ended:])
 
 
-async def test_everything_goes_on_after_the_api_server_was_restarted_and_history_forgotten(
+async def test_everything_recovers_after_an_api_server_restart_and_compaction(
     paddock: Installation, own_cluster: KubeCluster
 ) -> None:
     await paddock.stocked(2)
@@ -425,5 +425,5 @@ print(json.dumps(output))
     )
     assert ran == "again\n"
     await paddock.stocked(2)
-    # A leader that cannot renew its lease ends, and stands by anew; nobody else has to.
+    # Only a leader that cannot renew its lease exits, and becomes a standby.
     assert all(name.startswith("controllers-") for name in paddock.restarts[ended:])

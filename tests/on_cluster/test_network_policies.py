@@ -1,4 +1,4 @@
-"""NetworkPolicies of sandboxes on a real API server: made once, and collected when unused."""
+"""NetworkPolicies of sandboxes on a real API server: created once, and deleted when unused."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ class ObjectIndex:
         return self.pods
 
 
-async def test_a_policy_is_made_once_and_goes_with_its_last_pod(
+async def test_a_policy_is_created_once_and_deleted_after_its_last_pod(
     kube_cluster: ClusterInfo, kube_namespace: str
 ) -> None:
     access = load_kubeconfig([Path(kube_cluster.kubeconfig)], context="admin")

@@ -1,7 +1,7 @@
 """Sandboxes on a node with a real kubelet: client, API, controllers, scheduler, kubelet, runc.
 
-Everything that a pod of ours takes for granted is real here: the sidecar that enters the main
-container, its rights, the limits, the addresses, the freezer, sizes that change in place.
+Everything is real here: the sidecar that enters the main container, its capabilities, limits,
+addresses, the freezer, and in-place resizes.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ KILL = 'print(json.dumps(Sandbox.kill(os.environ["ID"])))'
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KubeCluster]:
-    """A control plane with a scheduler, for this module alone."""
+    """A control plane with a scheduler, for this module."""
     with cluster_for_nodes() as made:
         yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(cluster: KubeCluster) -> AsyncGenerator[tuple[Installation, real.RealNode]]:
-    """Paddock's roles as processes, and a node of its own for pods."""
+    """Paddock's roles as processes, and a real node for pods."""
     if not SDK.exists():
         pytest.skip("the E2B client is not installed (scripts/install-clients)")
     archive = await asyncio.to_thread(images.archive)
@@ -51,7 +51,7 @@ async def world(cluster: KubeCluster) -> AsyncGenerator[tuple[Installation, real
         lambda _: there,  # type: ignore[arg-type,return-value]
         replicas=1,
         pool_size=1,
-        lease_seconds=60,  # nobody is to take over here, however slow the machine is
+        lease_seconds=60,  # long enough that the leader stays on a slow machine
         image=images.SANDBOX,
         agent_image=images.PADDOCK,
     )
@@ -64,7 +64,7 @@ async def world(cluster: KubeCluster) -> AsyncGenerator[tuple[Installation, real
 World = tuple[Installation, real.RealNode]
 
 
-async def test_commands_run_in_the_main_container_without_rights(world: World) -> None:
+async def test_commands_run_in_the_main_container_without_privileges(world: World) -> None:
     paddock, _ = world
     await paddock.stocked(1)
     sandbox_id, said, read, status = await paddock.sdk(
@@ -92,7 +92,7 @@ print(json.dumps([box.sandbox_id, said.stdout, box.files.read("/home/user/notes/
     await paddock.until(lambda: not group.exists())
 
 
-async def test_ports_are_reached_through_the_gateway_and_too_much_memory_ends_a_command_only(
+async def test_ports_are_reachable_and_exceeding_memory_ends_only_the_command(
     world: World,
 ) -> None:
     paddock, _ = world
@@ -133,7 +133,7 @@ print(json.dumps([box.sandbox_id, killed, after]))
         ("paddock.dev/memory-limit", "200Mi", (1.0, 200 << 20)),
     ],
 )
-async def test_another_size_is_given_to_a_pod_that_runs(
+async def test_a_running_pod_is_resized(
     world: World, name: str, wish: str, granted: tuple[float, int]
 ) -> None:
     paddock, there = world
@@ -155,7 +155,7 @@ print(json.dumps([box.sandbox_id, box.commands.run("echo runs on").stdout]))
     assert await paddock.sdk(KILL, ID=sandbox_id)
 
 
-async def test_another_image_is_given_to_a_pod_that_runs(world: World) -> None:
+async def test_the_image_of_a_running_pod_is_updated(world: World) -> None:
     paddock, _ = world
     await paddock.stocked(1)
     pods = (await paddock.store.list(PodManifest, namespace="default")).items
@@ -192,7 +192,7 @@ async def test_a_pod_is_frozen_by_the_agent_of_its_node(world: World) -> None:
     options = KubeOptions(image=images.PADDOCK)
     own = {"seed": "seed", "token": "token", "api_key": API_KEY}
     for manifest in (secret(options, **own), *node(options)):
-        if manifest["kind"] != "NetworkPolicy":  # nobody would obey it here
+        if manifest["kind"] != "NetworkPolicy":  # not enforced here
             paddock.post(manifest)
 
     async def has_agent() -> bool:
@@ -236,7 +236,7 @@ print(json.dumps([pids, len(box.files.read("/tmp/ticks")) > first]))
     assert await paddock.sdk(KILL, ID=sandbox_id)
 
 
-async def test_a_stopped_sandbox_finds_its_files_on_its_volume(world: World) -> None:
+async def test_a_stopped_sandbox_keeps_its_files_on_a_volume(world: World) -> None:
     paddock, there = world
     paddock.post(there.volume("kept"))
     sandbox_id = await paddock.sdk(
@@ -262,7 +262,7 @@ print(json.dumps([box.files.read("/home/user/kept"), box.files.exists("/tmp/lost
     assert await paddock.sdk(KILL, ID=sandbox_id)
 
 
-async def test_failures_are_told_as_the_kubelet_tells_them(world: World) -> None:
+async def test_failures_have_the_kubelets_reason(world: World) -> None:
     paddock, there = world
     await paddock.template("absent", image="localhost/absent:1")
     box = Sandbox(

@@ -1,4 +1,4 @@
-"""Credentials of people can do exactly what they were granted: every verb, every kind of ours."""
+"""User credentials have exactly the granted rights: every verb on every kind."""
 
 import pytest
 
@@ -23,7 +23,7 @@ GRANTED = {
 
 
 def is_allowed(info: ClusterInfo, user: str, verb: str, kind: KindInfo, namespace: str) -> bool:
-    """Try it; what is let through may then fail for any other reason. Nothing is changed."""
+    """Whether a request is authorized; it may still fail for another reason. Changes nothing."""
     place = f"/apis/{kind.cls.API_VERSION}/namespaces/{namespace}/{kind.cls.PLURAL}"
     body = {"apiVersion": kind.cls.API_VERSION, "kind": kind.kind, "metadata": {"name": "none"}}
     method, path = {
@@ -45,7 +45,7 @@ def is_allowed(info: ClusterInfo, user: str, verb: str, kind: KindInfo, namespac
 
 
 @pytest.mark.parametrize(("user", "namespace"), sorted(GRANTED))
-def test_a_credential_can_do_what_it_was_granted_and_nothing_else(
+def test_a_credential_has_exactly_the_granted_rights(
     kube_cluster: ClusterInfo, user: str, namespace: str
 ) -> None:
     for kind in KINDS:

@@ -1,7 +1,7 @@
-"""The same conversation with our API and with a real API server ends in the same answers.
+"""Paddock's API and a real API server give the same responses to the same requests.
 
-Compared are the status code, the reason, the field that is blamed (we may blame one where the
-server names none), and what is in the spec afterwards (without the defaults that only we show).
+Compared are the status code, the reason, the invalid field (Paddock may name one where the server
+names none), and the resulting spec (without the defaults that only Paddock shows).
 """
 
 import json
@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What both sides must agree on."""
+    """The compared parts of a response."""
 
     code: int
     reason: str
@@ -140,7 +140,7 @@ def _json(data: bytes) -> dict[str, Any]:
     try:
         return json.loads(data)
     except ValueError:
-        return {}  # where nothing is, the server answers in plain text
+        return {}  # the server's 404 of an unknown path is plain text
 
 
 def _spec(document: dict[str, Any]) -> Any:
@@ -165,7 +165,7 @@ def _agree(mine: Answer, theirs: Answer) -> bool:
     )
 
 
-def test_both_answer_alike(kube_cluster: ClusterInfo, kube_namespace: str, ours: Server):
+def test_both_give_the_same_responses(kube_cluster: ClusterInfo, kube_namespace: str, ours: Server):
     differences: list[str] = []
     for number, step in enumerate(CONVERSATION):
         theirs = send(
@@ -177,7 +177,7 @@ def test_both_answer_alike(kube_cluster: ClusterInfo, kube_namespace: str, ours:
     assert not differences, "\n".join(differences)
 
 
-def test_a_member_that_its_owner_says_nothing_of_any_more_goes_with_what_controllers_wrote(
+def test_a_member_removed_by_its_owner_is_deleted_with_fields_of_controllers(
     kube_cluster: ClusterInfo, kube_namespace: str, ours: Server
 ):
     def env(*members: str) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""The control scenarios about trouble, as they are, on a real API server with two of every role.
+"""The control scenarios about failures, unmodified, on a real API server with two of every role.
 
-Between the roles and the API server is a wire that can refuse, delay and lose what they write, as
-scenarios say; sandboxes that are probed are as well as scenarios say. Waits of minutes of virtual
-time are some seconds here.
+A proxy between the roles and the API server rejects, delays and loses writes as scenarios require;
+probe results are set by scenarios. Waits of minutes of virtual time are shortened to seconds.
 """
 
 import contextlib
@@ -63,11 +62,11 @@ ONLY = {
     "test_idle_sandboxes_are_replaced_when_they_are_too_old",
 }
 PROBE = Probe(command="true", period_seconds=4, timeout_seconds=4, failure_threshold=4)
-"""A machine that stands still once does not make the third failure of one that had two."""
+"""Failure threshold with a margin for one slow probe."""
 HASTY = structs.replace(PROBE, timeout_seconds=3, failure_threshold=3)
-"""Where it is about those that do not answer."""
+"""For scenarios about sandboxes that do not answer."""
 MUTE_SECONDS = 4.0
-"""Longer than a hasty probe waits, and not so long that one more is missed."""
+"""Longer than the timeout of a hasty probe, but not long enough to fail a second one."""
 SHORTER = {
     (test_claims, "TTL_SECONDS"): 20,
     (test_claims, "CLAIM_SECONDS"): 16,
@@ -87,7 +86,7 @@ globals().update(scenarios(MODULES, without={}, only=ONLY, cases=CASES))
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(own_cluster: KubeCluster) -> AsyncGenerator[ClusterWorld]:
-    """An installation whose words to the API server can be listened to."""
+    """An installation behind an intercepting proxy."""
     async with contextlib.AsyncExitStack() as stack:
         wire = await stack.enter_async_context(Wire(own_cluster).run())
         paddock = await stack.enter_async_context(
@@ -101,7 +100,7 @@ async def world(own_cluster: KubeCluster) -> AsyncGenerator[ClusterWorld]:
 def on_a_cluster(
     world: ClusterWorld, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Let scenarios find this world where they look for theirs."""
+    """Replace the world of the scenarios by this one."""
 
     @contextlib.asynccontextmanager
     async def paddock(
@@ -125,7 +124,7 @@ def on_a_cluster(
         monkeypatch.setattr(module, name, value)
 
 
-async def test_what_was_never_well_is_given_to_nobody(world: ClusterWorld) -> None:
+async def test_a_sandbox_that_was_never_healthy_is_never_claimed(world: ClusterWorld) -> None:
     await world.begin(pool_size=0)
     asked: set[str] = set()
 
@@ -151,7 +150,7 @@ async def test_what_was_never_well_is_given_to_nobody(world: ClusterWorld) -> No
         await world.end()
 
 
-async def test_deadlines_that_passed_while_no_controllers_ran_are_met_afterwards(
+async def test_deadlines_that_passed_without_controllers_are_met_afterwards(
     world: ClusterWorld,
 ) -> None:
     await world.begin(pool_size=2)
@@ -171,9 +170,9 @@ async def test_deadlines_that_passed_while_no_controllers_ran_are_met_afterwards
             for auto_pause in (False, True)
         ]
         for name in names:
-            # Told to stop, they give their lease back: whoever starts leads at once.
+            # On SIGTERM they release their lease, so the next process leads at once.
             await world.paddock.kill(name, signal.SIGTERM)
-        # Not before: however slowly they end, they see no deadline pass.
+        # Not before: controllers that end slowly must not see the deadline pass.
         ending, pausing = [
             await world.manager.lifecycle.set_timeout(
                 CALLER, test_nothing_is_lost.id_of(box), timeout_seconds=3

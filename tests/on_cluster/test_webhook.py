@@ -1,4 +1,4 @@
-"""The admission webhook, asked by a real API server: what it refuses, and what it lets through."""
+"""The admission webhook, called by a real API server."""
 
 import asyncio
 import base64
@@ -23,12 +23,12 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 LONGEST_SECONDS = 30
-"""That an API server waits for a webhook."""
+"""Timeout of the API server for the webhook."""
 OWN = "system:serviceaccount:paddock-system:paddock-controllers"
 
 
 class World:
-    """A namespace of a cluster, of which the webhook is asked about everything."""
+    """A namespace whose objects are all sent to the webhook."""
 
     def __init__(self, info: ClusterInfo, namespace: str) -> None:
         self._info = info
@@ -84,11 +84,11 @@ async def world(
     )
     made["metadata"]["name"] = kube_namespace
     hook = made["webhooks"][0]
-    # No services are routed here; and the tests beside this one are not its business.
+    # Services are not routed here; and the webhook must not affect other tests.
     hook["clientConfig"] = {"url": f"https://127.0.0.1:{port}/validate", "caBundle": bundle}
     there = {"kubernetes.io/metadata.name": kube_namespace}
     hook["namespaceSelector"] = {"matchLabels": there}
-    # Nor is it that whoever is not answered in time goes on: this machine may stand still.
+    # The longest timeout: on a slow machine an object would be accepted unchecked.
     hook["timeoutSeconds"] = LONGEST_SECONDS
     world = World(kube_cluster, kube_namespace)
     async with webhook.serving(settings):
@@ -101,7 +101,7 @@ async def world(
 
 
 async def _until_asked(world: World) -> None:
-    """A new configuration takes the API server a moment."""
+    """Wait until the API server uses the new configuration."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -114,7 +114,7 @@ async def _until_asked(world: World) -> None:
 
 
 async def _until_allowed(world: World) -> None:
-    """What was granted holds when the API server's own watch has told it so."""
+    """Wait until the RBAC rules have taken effect."""
     asked = {"verb": "create", "group": "paddock.dev", "resource": "sandboxtemplates"}
     attributes = {**asked, "namespace": world.namespace}
     review = {
@@ -135,11 +135,11 @@ HOST_PATH: dict[str, Any] = {
 NAMES_A_HOST = {"allowInternetAccess": False, "allowOut": ["example.com"]}
 
 
-async def test_what_schemas_cannot_see_is_refused_in_our_words(world: World) -> None:
+async def test_errors_beyond_the_schema_are_rejected(world: World) -> None:
     for spec, said in (
         ({"image": "i", "env": {"1=x": "y"}}, "spec.env"),
         ({"image": "i", "network": {"denyOut": ["nowhere"]}}, "spec.network.denyOut[0]"),
-        (HOST_PATH, "spec.podTemplate.spec.volumes[0].hostPath: reaches into the node"),
+        (HOST_PATH, "spec.podTemplate.spec.volumes[0].hostPath: gives access to the node"),
         ({"image": "i", "network": NAMES_A_HOST}, "NetworkPolicies know addresses only"),
     ):
         with pytest.raises(RefusedError) as refused:
@@ -147,12 +147,12 @@ async def test_what_schemas_cannot_see_is_refused_in_our_words(world: World) -> 
         assert refused.value.code == 422
         assert said in str(refused.value)
         assert "validate.paddock.dev" in str(refused.value)
-    # A template in place is a template too, and is blamed where it stands.
+    # An inline template is checked too, with its own field path.
     with pytest.raises(RefusedError, match=r"spec\.template\.podTemplate"):
         await world.create("SandboxPool", "p", {"replicas": 0, "template": HOST_PATH})
 
 
-async def test_what_is_right_goes_through_and_a_change_to_wrong_does_not(world: World) -> None:
+async def test_valid_objects_are_accepted_and_invalid_updates_rejected(world: World) -> None:
     made = await world.create("SandboxTemplate", "good", {"image": "i"})
     made["spec"]["env"] = {"COLOUR": "green"}
     changed = await world.replace(made)
@@ -166,7 +166,7 @@ async def test_what_is_right_goes_through_and_a_change_to_wrong_does_not(world: 
     assert not (await world.ask("GET", listed))["items"]
 
 
-async def test_what_will_not_pause_is_warned_of_while_it_is_applied(world: World) -> None:
+async def test_an_unsupported_pause_strategy_causes_a_warning(world: World) -> None:
     template = {
         "apiVersion": "paddock.dev/v1alpha1",
         "kind": "SandboxTemplate",
@@ -178,8 +178,8 @@ async def test_what_will_not_pause_is_warned_of_while_it_is_applied(world: World
     assert "Warning: spec.pauseStrategy: pods cannot store their memory" in done.stderr
 
 
-async def test_paddock_itself_is_not_asked_about(world: World) -> None:
-    """Its own writes are checked before they are sent; a claim does not wait for the webhook."""
+async def test_writes_of_paddock_are_not_sent_to_the_webhook(world: World) -> None:
+    """They are validated before they are sent; a claim does not wait for the webhook."""
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
@@ -203,12 +203,12 @@ async def test_paddock_itself_is_not_asked_about(world: World) -> None:
         "spec": HOST_PATH,
     }
     refused = await world.apply(template)
-    assert "reaches into the node" in refused.stderr
+    assert "gives access to the node" in refused.stderr
     allowed = await world.apply(template, f"--as={OWN}")
     assert allowed.returncode == 0, allowed.stderr
 
 
-async def test_nobody_is_stopped_while_no_webhook_answers(world: World) -> None:
+async def test_objects_are_accepted_while_no_webhook_answers(world: World) -> None:
     path = f"{CONFIGURATIONS}/{world.namespace}"
     configuration = await world.ask("GET", path)
     unused = free_ports(1)[0]

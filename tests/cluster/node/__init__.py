@@ -1,1 +1,1 @@
-"""Tests of `cluster/node`."""
+"""A node with a real kubelet for the test cluster."""

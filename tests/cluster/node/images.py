@@ -1,10 +1,10 @@
-"""The images of a real node, in one archive: Paddock's own, one for sandboxes, and a pause.
+"""The images of a real node in one archive: Paddock, sandbox and pause.
 
-    python -m tests.cluster.node.images     build it where it is missing or old, and print its path
+    python -m tests.cluster.node.images     build it if missing or outdated, and print its path
 
-Paddock's is made by `deploy/image/build-rootfs` on top of the base image, which is also what
-sandboxes run: so both share their first layer, and no registry is asked for anything.
-`PADDOCK_TEST_NODE_IMAGES=<file>` takes an archive as it is, whatever has changed since.
+Paddock's image is built by `deploy/image/build-rootfs` on top of the base image, which is also the
+image of sandboxes: both share their first layer, and no registry is needed.
+`PADDOCK_TEST_NODE_IMAGES=<file>` uses an existing archive, even if it is outdated.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ from tests.cluster.kubelet import base_rootfs, build_hold
 PADDOCK = "localhost/paddock:local"
 SANDBOX = "localhost/base:local"
 OTHER = "localhost/other:local"
-"""The same files, and one that says so."""
+"""The same files, and one with the image's name."""
 SIGN = "etc/image"
 PAUSE = "localhost/pause:local"
 IMAGE = ROOT / "deploy" / "image"
@@ -33,11 +33,11 @@ PLACE = Path(os.environ.get("PADDOCK_CACHE", "/var/cache/paddock")) / "node"
 
 
 class NoImagesError(Exception):
-    """The images are not here and cannot be built; the message says why."""
+    """The images are missing and cannot be built; the message says why."""
 
 
 def packer() -> ModuleType:
-    """Load the program that packs archives; it has no suffix, because people run it."""
+    """Load `deploy/image/pack`, a program without suffix, as a module."""
     loader = SourceFileLoader("pack", str(IMAGE / "pack"))
     spec = spec_from_loader("pack", loader)
     assert spec is not None
@@ -51,7 +51,7 @@ def packer() -> ModuleType:
 
 
 def _mark(base: Path) -> str:
-    """Tell what the archive is made of."""
+    """Return a hash of the inputs of the archive."""
     seen = hashlib.sha256(str(base).encode())
     sources = [path for path in (ROOT / "src").rglob("*") if path.suffix not in ("", ".pyc")]
     sources = [path for path in sources if ".egg-info" not in str(path)]
@@ -63,7 +63,7 @@ def _mark(base: Path) -> str:
 
 
 def archive() -> Path:
-    """Give the archive, having built it if need be."""
+    """Return the archive; build it if needed."""
     if given := os.environ.get("PADDOCK_TEST_NODE_IMAGES"):
         return Path(given)
     base = base_rootfs()
@@ -75,7 +75,7 @@ def archive() -> Path:
         made = PLACE / f"images-{_mark(base)}.tar"
         if not made.exists():
             for old in PLACE.glob("images-*"):
-                # Another checkout may be about to use its own.
+                # Another checkout may be using its own archive.
                 if old.stat().st_mtime < time.time() - OLD_SECONDS:
                     old.unlink()
             _build(base, made)

@@ -1,9 +1,9 @@
-"""Process 1 of a real node: `python -m tests.cluster.node.init FILE`, in namespaces of its own.
+"""Process 1 of a real node, in its own namespaces: `python -m tests.cluster.node.init FILE`.
 
-It hides the machine (its run directory, its kubelet's, settings of the kernel that a kubelet
-writes), waits for its network, starts containerd, takes the images in, starts the kubelet, and
-reaps whoever is left to it. With it end all processes, mounts and links of the node; the control
-groups are for whoever started it. FILE is JSON, see `Plan`.
+It hides the machine (run directory, kubelet directory, sysctls that a kubelet writes), waits for
+its network, starts containerd, imports the images, starts the kubelet, and reaps orphans. All
+processes, mounts and links of the node end with it; `machine` removes the control groups. FILE is
+JSON, see `Plan`.
 """
 
 import ctypes
@@ -27,23 +27,23 @@ KERNEL = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-"""What a kubelet sets for the whole machine, and here believes to have found."""
+"""Sysctls that a kubelet sets machine-wide; here it finds them set already."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Plan(msgspec.Struct, kw_only=True):
-    """What the node is."""
+    """Configuration of the node."""
 
     home: str
-    """Directory of its own, on a disk; `containerd.toml` and `kubelet.yaml` are there."""
+    """Its directory on a disk, with `containerd.toml` and `kubelet.yaml`."""
     programs: list[str]
     """Directories with containerd, runc, the kubelet."""
     images: list[str]
-    """Archives that containerd shall know."""
+    """Image archives to import into containerd."""
     link: str
-    """Name of the link to the world, which comes once this process is there."""
+    """Name of its network link, which is moved here after this process has started."""
     address: str
-    """Of the node, with the length of its prefix."""
+    """Address of the node, with prefix length."""
     gateway: str
     kubelet: list[str]
     """The kubelet's arguments."""
@@ -57,7 +57,7 @@ def _mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") 
 
 
 def _hide(home: Path) -> None:
-    # Some of what a kubelet and a runtime write has fixed places, whatever their settings say.
+    # Some paths of kubelet and runtime are fixed and not configurable.
     _mount("tmpfs", "/run", "tmpfs")
     upper, work, settings = (home / name for name in ("var", "var.work", "kernel"))
     for place in (upper, work, settings):
@@ -77,7 +77,7 @@ def _connect(plan: Plan) -> None:
     deadline = time.monotonic() + START_SECONDS
     while plan.link not in (name for _, name in socket.if_nameindex()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no link {plan.link} came")
+            raise TimeoutError(f"link {plan.link} did not appear")
         time.sleep(0.02)
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "address", "add", plan.address, "dev", plan.link)
@@ -110,7 +110,7 @@ def _take_images(plan: Plan) -> None:
 
 
 def main() -> int:
-    """Be the node until one of its daemons ends."""
+    """Run the node until one of its daemons ends."""
     plan = msgspec.convert(json.loads(Path(sys.argv[1]).read_text()), Plan)
     os.environ["PATH"] = ":".join([*plan.programs, os.environ["PATH"]])
     _hide(Path(plan.home))

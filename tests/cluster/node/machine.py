@@ -1,11 +1,11 @@
-"""A real node for a test cluster: kubelet, containerd and runc, in namespaces of their own.
+"""A real node for a test cluster: kubelet, containerd and runc, in separate namespaces.
 
 async with RealNode(cluster, archives, pause="localhost/pause:1") as node:
-    ...  # pods are scheduled, run, and are reached by their addresses
+    ...  # pods are scheduled and run, and their addresses are reachable
 
-The node has its own processes, mounts and network: one link joins it to this machine, a route
-leads to its pods, and a forwarder at the link's near end leads to the API server on loopback.
-What its kernel objects do not take with them are control groups; those are removed here.
+The node has its own processes, mounts and network: one link connects it to this machine, a route
+leads to its pods, and a forwarder on the host end of the link leads to the API server on loopback.
+Control groups are not removed with the node's namespaces; they are removed here.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ state = "/run/containerd"
 
 
 def look() -> None:
-    """Raise `BinariesMissingError` where a node cannot run."""
+    """Raise `BinariesMissingError` if a node cannot run here."""
     directory_with(["kubelet"], build=False)
     missing = [
         str(path)
@@ -71,7 +71,7 @@ def look() -> None:
 
 
 class NodeError(Exception):
-    """The node did not come up; the message ends with what its daemons said."""
+    """The node did not start; the message ends with the logs of its daemons."""
 
 
 class RealNode:
@@ -87,13 +87,13 @@ class RealNode:
     ) -> None:
         self._cluster = cluster
         self._has_services = has_services
-        """Whether pods reach Services, by name too, and policies are enforced."""
+        """Whether Services, cluster DNS and NetworkPolicies work."""
         self._archives = archives
         self._pause = pause
         self.home = Path(tempfile.mkdtemp(prefix="pdn"))
         mark = random.Random().randrange(64 * 256)
         self._net = f"100.{64 + mark // 256}.{mark % 256}"
-        """Three numbers of carriers' addresses: .0/25 are pods, .128/30 is the link."""
+        """First three octets of a carrier-grade range: .0/25 are pods, .128/30 is the link."""
         self._link = f"pdn{mark}"
         self._process: subprocess.Popen[bytes] | None = None
         self._stack = contextlib.AsyncExitStack()
@@ -119,7 +119,7 @@ class RealNode:
 
     async def __aexit__(self, *_: object) -> None:
         if self._process is not None:
-            self._process.kill()  # and with it, by the kernel, everything of the node
+            self._process.kill()  # the kernel kills all processes of the node
             await asyncio.to_thread(self._process.wait)
         await self._stack.aclose()
         subprocess.run(["ip", "link", "delete", self._link], check=False, capture_output=True)
@@ -128,10 +128,10 @@ class RealNode:
             self._cluster.info.request("DELETE", f"/api/v1/nodes/{NAME}")
         await asyncio.to_thread(shutil.rmtree, self.home, ignore_errors=True)
 
-    # ---- its world -----------------------------------------------------------------------
+    # ---- start ---------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Start the node's first process and give it its link."""
+        """Start the node's first process and set up its link."""
         plan = Plan(
             home=str(self.home),
             programs=[str(PROGRAMS), self._cluster.info.binaries],
@@ -150,7 +150,7 @@ class RealNode:
         )
         file = self.home / "plan.json"
         file.write_bytes(msgspec.json.encode(plan))
-        # Should this process be killed, the kernel ends the node too.
+        # If this process is killed, the kernel ends the node too.
         tied = ["setpriv", "--pdeathsig", "KILL", "--"]
         apart = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL"]
         first = [sys.executable, "-m", "tests.cluster.node.init", str(file)]
@@ -180,7 +180,7 @@ class RealNode:
 
     @property
     def pid(self) -> int:
-        """Of a process that is in the node's network."""
+        """Pid of a process in the node's network namespace."""
         assert self._process is not None
         return self._process.pid
 
@@ -201,7 +201,7 @@ class RealNode:
         return states.get("Ready") == "True"
 
     def logs(self) -> str:
-        """Give the ends of what its processes said."""
+        """Return the ends of the logs of its processes."""
         tails = []
         for name in ("node", "containerd", "kubelet"):
             with contextlib.suppress(OSError):
@@ -209,18 +209,18 @@ class RealNode:
                 tails.append(f"--- {name}\n" + "\n".join(text.splitlines()[-25:]))
         return "\n".join(tails)
 
-    # ---- its pods ------------------------------------------------------------------------
+    # ---- pods ----------------------------------------------------------------------------
 
     def processes(self, pod_uid: str) -> list[Path]:
-        """Give the processes of a pod, as directories of /proc."""
+        """Return the /proc directories of a pod's processes."""
         pids: set[str] = set()
-        for place, _, _ in os.walk(find_cgroup(pod_uid)):  # which passes over what is just going
+        for place, _, _ in os.walk(find_cgroup(pod_uid)):  # skips removed directories
             with contextlib.suppress(OSError):
                 pids |= set((Path(place) / "cgroup.procs").read_text().split())
         return [Path("/proc") / pid for pid in pids]
 
     def process_states(self, pod_uid: str) -> list[str]:
-        """Give the state of each process of a pod, as the kernel names it."""
+        """Return the kernel state of each process of a pod."""
         states: list[str] = []
         for place in self.processes(pod_uid):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
@@ -228,7 +228,7 @@ class RealNode:
         return states
 
     def processes_of(self, pod_uid: str, word: bytes) -> list[Path]:
-        """Give the processes of a pod that have a word in what they were started with."""
+        """Return the processes of a pod that have a word in their command line."""
         try:
             found = self.processes(pod_uid)
         except NotFoundError:
@@ -236,14 +236,14 @@ class RealNode:
         return [place for place in found if word in b" ".join(_command(place))]
 
     def end_main_container(self, pod_uid: str) -> None:
-        """Kill the process that is a pod's main container."""
+        """Kill the main container of a pod."""
         [main] = [
             place for place in self.processes(pod_uid) if _command(place)[0] == names.HOLD.encode()
         ]
         os.kill(int(main.name), signal.SIGKILL)
 
     def granted(self, pod_uid: str) -> tuple[float, int]:
-        """Say how many processors and how much memory the kernel lets a pod have."""
+        """Return the CPU and memory limits of a pod in the kernel."""
         place = find_cgroup(pod_uid)
         if (CGROUPS / "cgroup.controllers").exists():
             quota, period = (place / "cpu.max").read_text().split()
@@ -256,10 +256,10 @@ class RealNode:
         return float(quota) / float(period), int(memory)
 
     def volume(self, name: str) -> dict[str, Any]:
-        """Give a volume on this node, which any claim may have."""
+        """Return a volume on this node that any claim can bind."""
         place = self.home / "volumes" / name
         place.mkdir(parents=True)
-        os.chown(place, 1000, 1000)  # nobody sets the owner of what is the node's
+        os.chown(place, 1000, 1000)  # the kubelet does not set its owner
         return {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
@@ -271,13 +271,13 @@ class RealNode:
             },
         }
 
-    # ---- its settings --------------------------------------------------------------------
+    # ---- settings ------------------------------------------------------------------------
 
     def _write_settings(self) -> None:
         known = {"home": self.home, "pause": self._pause, "plugins": PLUGINS}
         (self.home / "containerd.toml").write_text(_CONTAINERD.format(**known))
         (self.home / "cni").mkdir()
-        # A link for each pod: what goes from one to another passes the node's packet filter.
+        # One link per pod: traffic between pods passes the node's packet filter.
         links = {
             "type": "ptp",
             "ipam": {
@@ -310,7 +310,7 @@ class RealNode:
             "failCgroupV1": False,
             "failSwapOn": False,
             "oomScoreAdj": 0,
-            # The disk is the machine's, and full or not is no business of this node's.
+            # The disk belongs to the machine: disable eviction by disk use.
             "evictionHard": {"memory.available": "0%", "nodefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,
             "podLogsDir": f"{self.home}/logs",
@@ -345,7 +345,7 @@ class RealNode:
         }
         (self.home / "kubeconfig").write_text(json.dumps(config))
 
-    # ---- its control groups --------------------------------------------------------------
+    # ---- control groups ------------------------------------------------------------------
 
     def _roots(self) -> list[Path]:
         if (CGROUPS / "cgroup.controllers").exists():
@@ -362,7 +362,7 @@ class RealNode:
         deadline = time.monotonic() + END_SECONDS
         for file in (CGROUPS / "freezer" / self.home.name).rglob("freezer.state"):
             with contextlib.suppress(OSError):
-                file.write_text("THAWED")  # or those in it would not end
+                file.write_text("THAWED")  # frozen processes would not end
         left = [place for place in self._roots() if place.exists()]
         while left and time.monotonic() < deadline:
             for root in left:
@@ -374,7 +374,7 @@ class RealNode:
 
 
 def _command(process: Path) -> list[bytes]:
-    """Give what a process was started with; of one that is gone, nothing."""
+    """Return the command line of a process; empty if it has ended."""
     try:
         return (process / "cmdline").read_bytes().split(b"\0")
     except OSError:

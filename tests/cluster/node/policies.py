@@ -1,8 +1,8 @@
-"""NetworkPolicies as packet-filter rules for one node's pods: a pure function of what there is.
+"""Render NetworkPolicies as packet-filter rules for the pods of one node. Pure functions.
 
-A cluster leaves this to its network plugin, and the plain ones that a test's node has enforce
-nothing. Here whoever is under a policy is reached, or reaches others, only as some policy says;
-the node itself reaches its pods always, because probes come from there.
+A cluster's network plugin enforces policies, but the plain plugins of a test node do not. A pod
+selected by a policy accepts or opens only allowed connections. The node itself can always reach its
+pods, because of probes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +12,12 @@ Object = Mapping[str, Any]
 
 
 def ingress(policies: Sequence[Object], pods: Sequence[Object], spaces: Sequence[Object]) -> str:
-    """Give the rules about who may speak to pods."""
+    """Return the rules for connections to pods."""
     return "\n".join(_rules("Ingress", policies, pods, spaces))
 
 
 def egress(policies: Sequence[Object], pods: Sequence[Object], spaces: Sequence[Object]) -> str:
-    """Give the rules about whom pods may speak to."""
+    """Return the rules for connections from pods."""
     return "\n".join(_rules("Egress", policies, pods, spaces))
 
 
@@ -43,14 +43,14 @@ def _rules(
                 for ports in _ports(rule.get("ports", ())):
                     yield f"ip {own} {_set(chosen)} {peer} {ports} return"
     if held:
-        # Refused rather than swallowed, so that nobody has to wait to see it.
+        # Reject instead of drop, so that tests need not wait for a timeout.
         yield f"ip {own} {_set(held)} reject"
 
 
 def _peer(
     other: str, peer: Object, space: str, pods: Sequence[Object], spaces: Sequence[Object]
 ) -> str:
-    """Say which addresses a peer has; nothing where there is none."""
+    """Return a match for the addresses of a peer; empty if there are none."""
     if block := peer.get("ipBlock"):
         if ":" in block["cidr"]:
             return ""

@@ -1,9 +1,9 @@
-"""What every cluster has beside its control plane, for one node: Services, names, policies.
+"""Services, cluster DNS and NetworkPolicies for one node.
 
-`Services` stands in for kube-proxy, the cluster's name server and a network plugin that enforces
-NetworkPolicies. It looks at the API server a few times a second and writes the packet filter of
-the node's network namespace; names are answered here, at the near end of the node's link. Pods
-reach each other and the API server, and nothing else.
+`Services` replaces kube-proxy, the cluster's DNS server and a network plugin that enforces
+NetworkPolicies. It polls the API server a few times a second and writes the packet filter of the
+node's network namespace; DNS is served here, on the host end of the node's link. Pods reach each
+other and the API server, and nothing else.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ Objects = Sequence[Mapping[str, Any]]
 
 
 class Services:
-    """The rules of one node, kept up to date."""
+    """Keeps the rules of one node up to date."""
 
     def __init__(
         self, info: ClusterInfo, *, pid: int, link: str, gateway: str, api_port: int
@@ -78,7 +78,7 @@ class Services:
         self._pid = pid
         self._link = link
         self._gateway = gateway
-        """The near end of the link, where the API server is reached and names are answered."""
+        """The host end of the link: address of the API server and of DNS."""
         self._api_port = api_port
         self._rules = ""
         self._has_rules = asyncio.Event()
@@ -86,7 +86,7 @@ class Services:
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncGenerator[None]:
-        """Keep everything up to date beside the body, which begins when there are rules."""
+        """Keep the rules up to date during the body, which starts when they are written."""
         loop = asyncio.get_running_loop()
         answering, _ = await loop.create_datagram_endpoint(
             lambda: _Names(self), local_addr=(self._gateway, 0)
@@ -112,7 +112,7 @@ class Services:
 
     async def _keep_looking(self, session: aiohttp.ClientSession) -> None:
         while True:
-            # A server that is busy refuses, or does not answer in time: the rules stay till then.
+            # A busy server rejects or times out: keep the current rules until then.
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 await self._look(session)
                 self._has_rules.set()
@@ -151,7 +151,7 @@ class Services:
         assert done.returncode == 0, f"{done.stderr}\n{rules}"
 
     def answer(self, query: bytes) -> bytes:
-        """Answer one question as a cluster's name server would."""
+        """Answer one DNS query as a cluster's name server would."""
         number, flags, _, _, _, _ = _QUESTION.unpack_from(query)
         labels, place = [], _QUESTION.size
         while size := query[place]:
@@ -181,7 +181,7 @@ class _Names(asyncio.DatagramProtocol):
 
 
 Endpoints = Mapping[tuple[str, str], Sequence[tuple[str, Mapping[str, int]]]]
-"""By a Service's namespace and name: addresses, each with its ports by their names."""
+"""By namespace and name of the Service: addresses, each with ports by name."""
 
 
 def _endpoints(slices: Objects) -> Endpoints:
@@ -202,7 +202,7 @@ def _key(service: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def names(services: Objects, endpoints: Endpoints) -> Mapping[str, list[str]]:
-    """Give what names mean: a Service's address, or those of all who are behind it."""
+    """Return the DNS records: the address of each Service, or of all its endpoints."""
     found: dict[str, list[str]] = {}
     for service in services:
         namespace, name = _key(service)
@@ -213,7 +213,7 @@ def names(services: Objects, endpoints: Endpoints) -> Mapping[str, list[str]]:
 
 
 def balanced(services: Objects, endpoints: Endpoints) -> list[str]:
-    """Give the rules that lead from a Service's address to one of those behind it."""
+    """Return the rules that forward a Service's address to one of its endpoints."""
     rules: list[str] = []
     for service in services:
         own = service["spec"].get("clusterIP")

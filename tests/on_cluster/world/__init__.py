@@ -1,1 +1,1 @@
-"""Tests of `on_cluster/world`."""
+"""Installations on a real API server, for tests and adopted scenarios."""

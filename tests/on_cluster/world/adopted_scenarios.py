@@ -1,4 +1,4 @@
-"""Running another module's scenarios on another world, as they are written."""
+"""Run the scenarios of another module, unmodified, in another world."""
 
 import asyncio
 import inspect
@@ -19,11 +19,11 @@ def scenarios(
     elsewhere: Collection[str] = (),
     cases: Mapping[str, Callable[[tuple[Any, ...]], bool]] | None = None,
 ) -> dict[str, Any]:
-    """Give every test of some modules but those named in `without`, which says why not.
+    """Return the tests of some modules except those named in `without`, which has the reasons.
 
-    Left out are also those whose text matches `inside`: they reach into what are processes here.
-    With `only`, all but those are left out; those of `elsewhere` are run there. `cases` says which
-    cases of a parametrised one are run; of all others, all are.
+    Tests whose text matches `inside` are skipped too: they use internals that are in other
+    processes here. With `only`, all others are skipped; those of `elsewhere` run in another module.
+    `cases` selects the cases of a parametrized test; by default all are run.
     """
     found: dict[str, Any] = {}
     left_out = set(without)
@@ -72,8 +72,7 @@ def _narrowed(mark: pytest.Mark, chosen: Callable[[Any], bool]) -> pytest.Mark:
 class Hurried:
     """`asyncio`, for scenarios of virtual time.
 
-    Deadlines of a few seconds are waited for. Whoever sleeps longer wants to see that nothing
-    happens, and sees less of it here.
+    Sleeps of a few seconds are kept. Longer ones check that nothing happens, and are shortened.
     """
 
     LONGEST_SECONDS = 6.5

@@ -1,7 +1,7 @@
-"""Pictures lag behind the API server, each by its own watch: waiting until one has caught up.
+"""Wait until caches have caught up with the API server.
 
-Whoever looks at two pictures after the same act may find it in one and not yet in the other. On
-virtual time there is one picture; scenarios that were written for it look when all are level.
+Each cache lags behind by its own watch, so a change may be visible in one and not yet in another.
+Scenarios written for one cache on virtual time read when all caches are up to date.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 100.0
 async def caught_up(
     store: Any, informer: Informer[Any], labels: LabelSelector | None = None
 ) -> tuple[Resource, ...]:
-    """Return once a picture shows all that the API server has now, and nothing else; give that."""
+    """Wait until a cache equals the current state of the API server; return that state."""
     page = await store.list(informer.kind, labels=labels)
     there, moment = {item.key for item in page.items}, ordinal(page.version)
 
@@ -43,7 +43,7 @@ async def caught_up(
 
 
 class Replicas:
-    """The replicas of the API, told what there is as they tell each other."""
+    """The replicas of the API, notified of objects as they notify each other."""
 
     def __init__(self, ports: list[int]) -> None:
         self._urls = [f"http://127.0.0.1:{port}{PATH}" for port in ports]
@@ -53,7 +53,7 @@ class Replicas:
         self._told: dict[str, int] = {}
 
     async def tell(self, items: tuple[Resource, ...]) -> None:
-        """Let all of them know these, if they may not yet."""
+        """Send these objects to all replicas."""
         news = [item for item in items if self._told.get(item.metadata.uid, 0) < version_of(item)]
         await asyncio.gather(*(self._post(url, item) for url in self._urls for item in news))
         self._told |= {item.metadata.uid: version_of(item) for item in news}
@@ -64,14 +64,13 @@ class Replicas:
         assert answer.status_code == 204, answer.text
 
     async def close(self) -> None:
-        """Hang up."""
         await self._http.aclose()
 
 
 async def heard(ports: list[int], kind: str) -> dict[int, str]:
-    """Give what processes say of how many events of a kind they have heard, by their ports.
+    """Return the number of events of a kind that each process has received, by port.
 
-    One that does not serve yet is left out: it begins with what there is.
+    A process that does not serve yet is left out: it will list the current state.
     """
     found: dict[int, str] = {}
     async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as http:
@@ -82,7 +81,7 @@ async def heard(ports: list[int], kind: str) -> dict[int, str]:
 
 
 async def _heard(http: httpx.AsyncClient, port: int, kind: str) -> str:
-    """(One that has just begun to serve says nothing before it has listed.)"""
+    """A process that has just started reports nothing before its first list."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             answer = await http.get(f"http://127.0.0.1:{port}/metrics")

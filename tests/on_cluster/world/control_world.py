@@ -1,10 +1,9 @@
-"""The world of the control scenarios, on a cluster: two of each role, and nothing shared.
+"""The world of the control scenarios on a cluster: two processes of each role.
 
 `tests/scenario` is written against `tests.scenario.paddock.paddock`: a control plane in memory on
-virtual time. This one has the same face. What scenarios ask of the manager goes over HTTP to two
-replicas of the API in turn; what they look at is read from the API server; what happens to a
-"runtime" happens to pods. Time is real, so a scenario that waits to see that nothing happens
-waits for a moment only.
+virtual time. This one has the same interface. Calls of the manager go over HTTP to two replicas of
+the API in turn; state is read from the API server; actions on the "runtime" affect pods. Time is
+real, so waits that check that nothing happens are shortened.
 """
 
 import asyncio
@@ -51,7 +50,7 @@ BASE = Key("default", "base")
 
 
 class Plane(Outside):
-    """As much of a control plane as scenarios look at."""
+    """The part of a control plane that scenarios use."""
 
     def __init__(
         self, clock: clocks.Clock, pool_members: PoolMembers, keyring: HttpKeyring, ledger: Ledger
@@ -60,26 +59,26 @@ class Plane(Outside):
         self.pool_members = pool_members
         self.keyring = keyring
         self.ledger = ledger
-        """What the store says; each process has its own."""
+        """A cache of the store; each process has its own."""
         self.controllers = Controllers()
 
 
 class Controllers(Outside):
-    """As much of the controllers as scenarios reach into."""
+    """The part of the controllers that scenarios use."""
 
     def __init__(self) -> None:
         self.probes = Probes()
 
 
 class Probes(Outside):
-    """Where a scenario puts what is to be said of sandboxes that are probed."""
+    """Probe results, set by scenarios."""
 
     def __init__(self) -> None:
         self._prober: Any = None
 
 
 class PodRuntime(Outside):
-    """What scenarios do to a runtime, done to pods."""
+    """A runtime for scenarios, implemented with pods."""
 
     def __init__(
         self, store: Any, cluster: ClusterRuntime, kubelet: LightKubelet, provider: Provider
@@ -111,8 +110,8 @@ class PodRuntime(Outside):
 
 
 class Wired:
-    """The store as others see it. What a scenario puts in a method's place hears of the writes that
-    processes send, where there is a wire to listen to."""
+    """The store for scenarios. A replaced method intercepts the writes of processes, if there is an
+    intercepting proxy."""
 
     def __init__(self, store: Any, wire: Wire | None) -> None:
         object.__setattr__(self, "_store", store)
@@ -123,14 +122,14 @@ class Wired:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._wire is None:
-            pytest.skip(f"it replaces {name} of the store, which is inside of processes here")
+            pytest.skip(f"it replaces {name} of the store, which is in other processes here")
         if value == getattr(self._store, name):
             self._wire.hooks.pop(name, None)
         else:
             self._wire.hooks[name] = value
 
     def behave_like(self, faulty: Any) -> None:
-        """Fail as a faulty store in memory would, and let the scenario look at this one there."""
+        """Fail as a faulty in-memory store would."""
 
         def chance(name: str) -> Any:
             real = getattr(self._store, name)
@@ -142,7 +141,7 @@ class Wired:
 
 
 class ClusterWorld:
-    """One installation on a cluster and what a scenario needs to look at it."""
+    """One installation on a cluster, with the interface of the scenarios."""
 
     knows_at_once = False
 
@@ -154,7 +153,7 @@ class ClusterWorld:
         self.provider = Provider(paddock.store, kinds=KINDS, clock=clock)
         pool_members = PoolMembers()
         self._claimed: dict[str, Sandbox] = {}
-        """As they were last seen, by their public ids."""
+        """The latest versions of sandboxes, by public id."""
         self.provider.informer(Sandbox).subscribe(self._note)
         self.provider.informer(Sandbox).subscribe(pool_members.observe)
         self.provider.informer(BatchSandbox).subscribe(pool_members.observe_batch)
@@ -185,7 +184,7 @@ class ClusterWorld:
         self.plane = Plane(clock, pool_members, HttpKeyring(self), ledger)
 
     async def _examined(self, name: str) -> int:
-        """Say how a probe's command ends in a pod."""
+        """Return the exit code of a probe's command in a pod."""
         sandbox = self.provider.sandbox(Key("default", name))
         prober = self.plane.controllers.probes._prober
         if prober is None or sandbox is None or sandbox.spec.template is None:
@@ -193,7 +192,7 @@ class ClusterWorld:
         return int(await prober(sandbox, sandbox.spec.template.probe) is not None)
 
     def seen(self, sandbox: Sandbox) -> Sandbox:
-        """Take in what an answer showed: nothing older is looked at afterwards."""
+        """Store the version in a response: nothing older is returned afterwards."""
         self.provider.informer(Sandbox).observe(sandbox)
         return sandbox
 
@@ -206,7 +205,7 @@ class ClusterWorld:
         try:
             return self.seen(await self.store.get(Sandbox, found.key))
         except errors.NotFoundError:
-            return found  # it had some seconds, and the machine stood still for as long
+            return found  # the machine was too slow
 
     def _note(self, _old: Sandbox | None, new: Sandbox | None) -> None:
         if new is not None and new.spec.claim is not None:
@@ -217,9 +216,9 @@ class ClusterWorld:
             await self.store.create(Namespace(metadata=ObjectMeta(name=name)))
 
     async def within_quota(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask for what a quota has room for, until it is had.
+        """Retry a claim that fits into a quota until it succeeds.
 
-        A replica waits some seconds for the share that another gives back, and then refuses.
+        A replica waits some seconds for the share of another one, and then rejects the claim.
         """
         async with asyncio.timeout(LEAST_PATIENCE_SECONDS):
             while True:
@@ -229,7 +228,7 @@ class ClusterWorld:
                     await asyncio.sleep(0.1)
 
     async def until(self, condition: Callable[[], bool], *, seconds: float = 30) -> None:
-        """Wait until something holds, also when everything that has happened by then is known."""
+        """Wait until a condition holds with up-to-date caches."""
         async with asyncio.timeout(max(seconds, LEAST_PATIENCE_SECONDS)):
             while True:
                 while not condition():
@@ -239,13 +238,13 @@ class ClusterWorld:
                     return
 
     async def _level(self) -> None:
-        """Let this picture and those of the API's replicas show what there is."""
+        """Bring this cache and those of the API's replicas up to date."""
         for kind in (SandboxPool, Sandbox):
             items = await caught_up(self.paddock.store, self.provider.informer(kind))
             await self.replicas.tell(items)
 
     async def _mutated(self, kind: Any, key: Key, change: Any, **options: Any) -> Any:
-        """Change something; a pool: until the controllers go by it."""
+        """Change an object; for a pool, wait until the controllers have observed it."""
         made = await self._mutate(kind, key, change, **options)
 
         def is_obeyed() -> bool:
@@ -266,7 +265,7 @@ class ClusterWorld:
         await self.until(lambda: len(self.plane.pool_members.members(key).available) >= count)
 
     async def resized(self, replicas: int) -> None:
-        """Let the base pool have another size."""
+        """Resize the base pool."""
         await self.provider.write.mutate(
             SandboxPool,
             BASE,
@@ -278,7 +277,7 @@ class ClusterWorld:
     # ---- between scenarios ---------------------------------------------------------------
 
     async def begin(self, pool_size: int) -> None:
-        """Have what a new installation has, and the namespaces that scenarios speak of."""
+        """Set up the objects of a new installation and the namespaces of scenarios."""
         for name in ("alpha", "beta"):
             await self.namespace(name)
         fresh = MemoryStore()
@@ -297,7 +296,7 @@ class ClusterWorld:
                 await self.provider.write.create(wanted)
 
     async def end(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything."""
         self.kubelet.failing, self.kubelet.start_seconds = 0, 0.0
         self.plane.controllers.probes._prober = None
         if self.wire is not None:
@@ -324,7 +323,7 @@ class ClusterWorld:
 async def running(
     paddock: Installation, ports: list[int], wire: Wire | None = None
 ) -> AsyncGenerator[ClusterWorld]:
-    """Look at an installation for as long as scenarios run on it."""
+    """Run the world of an installation during the body."""
     world = ClusterWorld(paddock, ports, wire)
     async with world.provider.run(), world.cluster.run():
         try:

@@ -1,7 +1,7 @@
-"""Paddock on a cluster as people install it, and what tests ask of that: one `Deployed`.
+"""Paddock installed on a cluster, with helpers for tests: `Deployed`.
 
-Its roles run as pods of the node, under their own service accounts; nothing of Paddock runs
-beside the cluster but the command line.
+Its roles run as pods on the node with their own service accounts; only the command line runs
+outside the cluster.
 """
 
 import asyncio
@@ -35,18 +35,18 @@ class Deployed:
     # ---- commands ------------------------------------------------------------------------
 
     async def paddock(self, *arguments: str) -> dict[str, Any]:
-        """Run `paddock kube …` and give what it says to programs."""
+        """Run `paddock kube …`; return its JSON output."""
         command = [_PADDOCK, "-o", "json", "kube", *arguments, "--namespace", self.namespace]
         return json.loads(await self._run(command))
 
     async def kubectl(self, *arguments: str) -> str:
-        """Run `kubectl` and give what it says."""
+        """Run `kubectl`; return its output."""
         return await self._run([self.info.kubectl, *arguments])
 
     async def sdk(self, script: str, *, url: str = "", **values: str) -> Any:
         """Run a script with the unmodified client; its last line of output is JSON.
 
-        It runs where Services are reached: in the node's network.
+        It runs in the node's network namespace, where Services are reachable.
         """
         url = url or f"http://{self.service('paddock')['spec']['clusterIP']}"
         environment = {"E2B_API_KEY": self.api_key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
@@ -79,7 +79,7 @@ class Deployed:
 
     @contextlib.asynccontextmanager
     async def forwarded(self, port: int) -> AsyncGenerator[str]:
-        """Reach the gateways as the manual says, from the machine."""
+        """Forward a port to the gateways, as documented."""
         place = f"{port}:80"
         process = await asyncio.create_subprocess_exec(
             *(self.info.kubectl, f"--kubeconfig={self.info.kubeconfig}", "-n", self.namespace),
@@ -104,7 +104,7 @@ class Deployed:
         return self.info.request("GET", path)["items"]
 
     def service(self, name: str) -> dict[str, Any]:
-        """Read a Service of the installation's."""
+        """Return a Service of the installation."""
         return self.info.request("GET", f"/api/v1/namespaces/{self.namespace}/services/{name}")
 
     def pods(self, role: str) -> list[dict[str, Any]]:
@@ -123,21 +123,21 @@ class Deployed:
         return next(box for claim, box in claims if claim.get("sandboxId") == sandbox_id)
 
     def availability(self) -> list[str]:
-        """Say of every Deployment whether it is available, as Kubernetes does."""
+        """Return the Available condition of every Deployment."""
         found = self.items(f"/apis/apps/v1/namespaces/{self.namespace}/deployments")
         conditions = [each for item in found for each in item["status"].get("conditions", ())]
         return [each["status"] for each in conditions if each["type"] == "Available"]
 
     def running(self) -> list[dict[str, Any]]:
-        """List those that run."""
+        """List running sandboxes."""
         return [box for box in self.sandboxes() if box.get("status", {}).get("phase") == "Running"]
 
     def is_stocked(self, count: int) -> bool:
-        """Say whether so many sandboxes run unclaimed."""
+        """Whether this many sandboxes run unclaimed."""
         return sum("claim" not in box["spec"] for box in self.running()) >= count
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Say whether a port of a pod answers the machine, which is no pod of Paddock's."""
+        """Whether the machine, which is not a pod of Paddock, can connect to a pod's port."""
         try:
             _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), 30)
         except ConnectionRefusedError:
@@ -150,11 +150,11 @@ class Deployed:
     # ---- waiting -------------------------------------------------------------------------
 
     async def until(self, check: Callable[[], bool]) -> None:
-        """Wait until something holds; what pods said tells why it does not."""
+        """Wait until a condition holds; on timeout show the logs of the pods."""
         await self.eventually(lambda: asyncio.to_thread(check))
 
     async def eventually(self, check: Callable[[], Awaitable[bool]]) -> None:
-        """Wait until something holds; what pods said tells why it does not."""
+        """Wait until a condition holds; on timeout show the logs of the pods."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while not await check():
@@ -164,7 +164,7 @@ class Deployed:
             raise AssertionError(message) from None
 
     def told(self) -> str:
-        """Give the states of all pods, and the ends of what they and the node said."""
+        """Return the states of all pods, and the ends of their logs and of the node's."""
         parts = [self.node.logs()]
         for log in sorted((self.node.home / "logs").rglob("*.log")):
             with contextlib.suppress(OSError):

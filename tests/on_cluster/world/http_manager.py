@@ -1,4 +1,4 @@
-"""What scenarios ask of the manager and of the keyring, asked over HTTP of replicas in turn."""
+"""The manager and keyring of the scenarios, over HTTP to replicas in turn."""
 
 import itertools
 from typing import TYPE_CHECKING, Any
@@ -38,14 +38,14 @@ _ERRORS: dict[int, type[errors.PaddockError]] = {
 
 
 class Outside:
-    """What can be known and done from outside of processes; who needs more is skipped."""
+    """The part of an object that is available over HTTP; other uses skip the test."""
 
     def __getattr__(self, name: str) -> Any:
-        pytest.skip(f"it needs {name}, which is inside of processes here")
+        pytest.skip(f"it needs {name}, which is in other processes here")
 
 
 class InTurn(httpx.AsyncBaseTransport):
-    """Sends each request to another replica than the one before."""
+    """Sends requests to the replicas in turn."""
 
     def __init__(self, ports: list[int]) -> None:
         self._ports = itertools.cycle(ports)
@@ -134,7 +134,7 @@ class HttpSandboxes:
         await self._ask(caller, "DELETE", f"/sandboxes/{sandbox_id}")
 
     async def wake(self, sandbox: Sandbox) -> Sandbox:
-        """Ask as a gateway does."""
+        """Wake a sandbox as a gateway does."""
         assert sandbox.spec.claim is not None
         body = WakeBody(sandbox.spec.claim.sandbox_id, sandbox.metadata.uid)
         answer = await self._world.http.post(
@@ -155,14 +155,14 @@ class HttpKeyring(Outside):
         self._world = world
 
     async def set_team_quota(self, team: str, quota: Quota) -> None:
-        """Set it, and wait until everybody has heard: it holds for claims that come then."""
+        """Set a quota, and wait until all processes have observed it."""
         ports = self._world.paddock.controller_ports
         before, versions = await heard(ports, Secret.KIND), await self._versions()
         body = {"quota": msgspec.to_builtins(quota)}
         answer = await self._world.http.patch(f"/teams/{team}", json=body)
         assert answer.status_code == 200, answer.text
         if await self._versions() == versions:
-            return  # it was so
+            return  # unchanged
 
         async def all_heard() -> bool:
             now = await heard(ports, Secret.KIND)
@@ -189,7 +189,7 @@ class HttpKeyring(Outside):
 def _error(answer: httpx.Response) -> errors.PaddockError:
     message = answer.json().get("message", "")
     if answer.status_code == 429:
-        # Whoever is out of stock may come again; a quota does not grow by waiting.
+        # Being out of stock can be retried; a quota does not grow by waiting.
         if answer.headers.get("should-retry") == "true":
             return errors.RateLimitedError(message, retry_after_seconds=1)
         return errors.QuotaExceededError(message)

@@ -1,4 +1,4 @@
-"""A whole installation on a real API server: roles as processes, pods by a kubelet of ours.
+"""A complete installation on a real API server: roles as processes, pods by the fake kubelet.
 
 async with Installation(cluster) as paddock:
     await paddock.stocked(2)
@@ -60,7 +60,7 @@ import json, os, time
 from e2b import Sandbox
 
 def patiently(act, seconds=60):
-    # What stands in its way is about to go.
+    # The cause of the failure is temporary.
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -77,7 +77,7 @@ def pause_by_agent(box):
     # The controllers may not have seen the node's agent yet.
     patiently(lambda: pause(box))
 """
-"""What clients' scripts may use."""
+"""Helpers for client scripts."""
 
 
 class Installation:
@@ -98,7 +98,7 @@ class Installation:
         self.info = info
         self._make_kubelet = kubelet
         self._server = server or info.server
-        """Where the roles believe the API server to be: a test may stand between."""
+        """The API server's URL for the roles; a test may insert a proxy."""
         self._image = image
         self._agent_image = agent_image
         self._replicas = replicas
@@ -112,9 +112,9 @@ class Installation:
         self._admin_ports = ports[3 * replicas :]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.client_seconds = 120.0
-        """How long a client's script may take."""
+        """Timeout of a client script."""
         self.restarts: list[str] = []
-        """Which processes ended by themselves and were started again."""
+        """Processes that ended by themselves and were restarted."""
         self.store: KubernetesStore
         self.kubelet: Kubelet
 
@@ -186,7 +186,7 @@ class Installation:
             )
 
     async def _keep_running(self) -> None:
-        """Start again what ends by itself, as a kubelet would."""
+        """Restart processes that end by themselves, as a kubelet would."""
         while True:
             await asyncio.sleep(0.3)
             for name, process in list(self.processes.items()):
@@ -196,7 +196,7 @@ class Installation:
                     self.start(role, int(number))
 
     async def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """End one process and wait for its end; the way that it speaks on may be this loop's."""
+        """End one process and wait for it, without blocking this event loop, which may proxy it."""
         process = self.processes.pop(name)
         process.send_signal(how)
         try:
@@ -218,17 +218,17 @@ class Installation:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def log(self, name: str) -> str:
-        """Give the end of what a process wrote."""
+        """Return the end of a process's log."""
         text = (self.directory / f"{name}.log").read_text(errors="replace")
         return "\n".join(text.splitlines()[-30:])
 
     @property
     def admin_urls(self) -> list[str]:
-        """Where gateways hear from each other."""
+        """The admin URLs of the gateways."""
         return [f"http://127.0.0.1:{port}" for port in self._admin_ports]
 
     async def serving(self, name: str) -> None:
-        """Wait until a process says that it is ready."""
+        """Wait until a process is ready."""
         role, _, number = name.rpartition("-")
         ports = {
             "api": self.api_ports,
@@ -253,7 +253,7 @@ class Installation:
             return False
 
     def _identities(self) -> None:
-        """Give each role the service account and the rights it has in a real installation."""
+        """Create the service account and rights of each role."""
         for manifest in manifests(KubeOptions()):
             if manifest["kind"] in _RIGHTS:
                 self.post(manifest)
@@ -273,7 +273,7 @@ class Installation:
             (self.directory / f"{role}.kubeconfig").write_text(json.dumps(config))
 
     def post(self, manifest: dict[str, Any]) -> None:
-        """Make an object that is not there yet."""
+        """Create an object unless it exists."""
         group, kind = manifest["apiVersion"], manifest["kind"].lower() + "s"
         base = f"/apis/{group}" if "/" in group else f"/api/{group}"
         namespace = manifest["metadata"].get("namespace")
@@ -289,7 +289,7 @@ class Installation:
     async def _default_content(self) -> None:
         for name in ("default", "paddock-system"):
             await self._create(Namespace(metadata=ObjectMeta(name=name)))
-            # No pod is let in before.
+            # Pods are rejected before.
             await self.until(lambda name=name: self._has_account(name))
         volume = {
             "metadata": {"name": "home"},
@@ -315,7 +315,7 @@ class Installation:
         return True
 
     async def template(self, name: str, *, image: str = "", **spec: Any) -> None:
-        """Make a template in the default team's namespace."""
+        """Create a template in the default team's namespace."""
         await self._create(
             SandboxTemplate(
                 metadata=ObjectMeta(name=name, namespace="default"),
@@ -328,7 +328,7 @@ class Installation:
         )
 
     async def pool(self, name: str, replicas: int) -> None:
-        """Make a pool of a template."""
+        """Create a pool of a template."""
         await self._create(
             SandboxPool(
                 metadata=ObjectMeta(name=name, namespace="default"),
@@ -343,7 +343,7 @@ class Installation:
                 await self.eventually(lambda: self._are_known([made]))
 
     async def _are_known(self, items: Sequence[Resource]) -> bool:
-        """Let every replica of the API know these: its own watch may be a moment behind."""
+        """Send objects to every replica of the API, whose watch may lag behind."""
         async with aiohttp.ClientSession(headers={"Authorization": "Bearer token"}) as http:
             for port, item in itertools.product(self.api_ports, items):
                 url = f"http://127.0.0.1:{port}{WRITTEN}"
@@ -357,11 +357,11 @@ class Installation:
         return True
 
     async def sandboxes(self) -> tuple[Sandbox, ...]:
-        """Read every sandbox."""
+        """Return all sandboxes."""
         return (await self.store.list(Sandbox, namespace="default")).items
 
     async def idle(self, pool: str = "base") -> list[Sandbox]:
-        """Read a pool's sandboxes that run unclaimed, and are to go on doing so."""
+        """Return the unclaimed running sandboxes of a pool that are not being deleted."""
         return [
             item
             for item in await self.sandboxes()
@@ -372,7 +372,7 @@ class Installation:
         ]
 
     async def stocked(self, count: int, pool: str = "base") -> None:
-        """Wait until a pool has so many in stock, and whoever is asked for one knows it."""
+        """Wait until a pool has this many warm sandboxes and all replicas know them."""
 
         async def enough() -> bool:
             found = await self.idle(pool)
@@ -388,7 +388,7 @@ class Installation:
         raise AssertionError(f"no sandbox {sandbox_id}")
 
     async def is_gone(self, key: Key) -> bool:
-        """Say whether there is no pod of that name."""
+        """Whether there is no pod of that name."""
         try:
             await self.store.get(Pod, key)
         except NotFoundError:
@@ -396,14 +396,14 @@ class Installation:
         return False
 
     async def lease(self) -> LeaseSpec:
-        """Read who leads, and since when."""
+        """Return the lease of the leader."""
         found = await self.store.get(Lease, Key("paddock-system", "paddock-controllers"))
         return found.spec
 
     # ---- waiting -------------------------------------------------------------------------
 
     async def until(self, check: Callable[[], bool], seconds: float = START_SECONDS) -> None:
-        """Wait until something holds."""
+        """Wait until a condition holds."""
 
         async def holds() -> bool:
             return await asyncio.to_thread(check)
@@ -411,7 +411,7 @@ class Installation:
         await self.eventually(holds, seconds)
 
     async def eventually(self, check: Callable[[], Any], seconds: float = START_SECONDS) -> None:
-        """Wait until something holds; the processes' logs say why it does not."""
+        """Wait until a condition holds; on timeout show the logs of the processes."""
         try:
             async with asyncio.timeout(seconds):
                 while not await check():
@@ -422,8 +422,8 @@ class Installation:
 
     @contextlib.asynccontextmanager
     async def node_agent(self) -> AsyncGenerator[None]:
-        """Let the node have its agent, as the DaemonSet would."""
-        # An address of its own: on 127.0.0.1 a connection of somebody may have its port.
+        """Run the node's agent, as the DaemonSet would."""
+        # A separate address: on 127.0.0.1 a client connection may use its port.
         address = fresh_address()
         labels = {"app.kubernetes.io/name": "paddock", "app.kubernetes.io/component": "node"}
         agent = PodManifest(

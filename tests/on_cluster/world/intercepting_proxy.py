@@ -1,9 +1,8 @@
-"""What lies between the roles and the API server, word for word: a scenario may answer instead.
+"""A proxy between the roles and the API server that lets scenarios intercept writes.
 
-Requests pass unchanged in both directions, endless ones as they come. A write of one of our kinds
-is first shown to whoever has asked for that: what `store.update = …` is for scenarios whose control
-plane is in their own process is, here, a function that hears of every update that a process sends.
-What it raises, that process sees.
+Requests pass unchanged in both directions; watches are streamed. A write of one of Paddock's kinds
+is first passed to a hook, if set: a scenario's `store.update = …` becomes a function that receives
+every update of every process. What it raises is returned to that process.
 """
 
 import contextlib
@@ -31,19 +30,19 @@ _LARGEST = 64 << 20
 
 
 class Wire:
-    """Forwards requests to an API server, unless somebody wants to answer them."""
+    """Forwards requests to an API server, unless a hook answers them."""
 
     def __init__(self, cluster: KubeCluster) -> None:
         self._target = cluster.info.server
         self._certificate, self._key = cluster.authority.server("wire")
         self._trust = ssl.create_default_context(cafile=cluster.info.ca_file)
         self.hooks: dict[str, Hook] = {}
-        """By the store's method: create, update, update_status."""
+        """Hooks by method of the store: create, update, update_status."""
         self.url = ""
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncGenerator["Wire"]:
-        """Forward beside the body."""
+        """Forward requests during the body."""
         connector = aiohttp.TCPConnector(limit=0, ssl=self._trust)
         async with aiohttp.ClientSession(
             connector=connector, auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None)
@@ -81,7 +80,7 @@ class Wire:
             return _broken(request)
 
     def _asked(self, request: web.Request) -> tuple[Hook | None, Any]:
-        """Say who wants to answer a request, and of what kind its object is."""
+        """Return the hook for a request, and the kind of its object."""
         parts = request.path.strip("/").split("/")
         if parts[:2] != ["apis", GROUP] or parts[3:4] != ["namespaces"] or len(parts) < 6:
             return None, None
@@ -127,7 +126,7 @@ class Wire:
 
 
 def _broken(request: web.Request) -> web.Response:
-    """Hang up in the middle: whoever asked does not learn what became of it."""
+    """Break the connection, so that the client does not learn the outcome."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response(status=500)

@@ -1,8 +1,8 @@
-"""Pods that cost nothing: an address of their own and a daemon that says yes, in this process.
+"""Lightweight pods: an address each and a fake envd in this process.
 
-For suites about everything around a sandbox. The API server, the controllers, their orders and
-the cgroup that is frozen are real; programs inside a pod are not there, so hundreds of pods are
-no more than hundreds of sockets. Pods with real processes are `tests.cluster.kubelet`'s.
+For suites about everything around a sandbox. The API server, the controllers, their requests and
+the frozen cgroup are real; there are no programs in a pod, so hundreds of pods are just hundreds of
+sockets. `tests.cluster.kubelet` runs pods with real processes.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ USAGE = json.dumps(
 
 
 class LightPod:
-    """What stands for a pod's processes; ends when it is killed."""
+    """Replaces a pod's processes; ends when it is killed."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.settings: dict[str, Any] = {}
-        """What its daemon was told last: token, environment, user."""
+        """The last configuration of its envd: token, environment, user."""
         self.lives = 1
-        """How many main containers it has had."""
+        """Number of main containers so far."""
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._writers: set[asyncio.StreamWriter] = set()
         self._servers: list[asyncio.Server] = []
         self.run: Callable[[], Awaitable[int]] | None = None
-        """Runs a command that somebody sends to its daemon; gives the exit code."""
+        """Handles a command sent to its envd; returns the exit code."""
 
     async def open(self, ports: tuple[int, ...]) -> None:
         for port in ports:
@@ -91,23 +91,23 @@ class LightKubelet(Kubelet):
     """Runs pods as `LightPod`s."""
 
     ports: tuple[int, ...] = (names.CONTROL_PORT, names.ENVD_PORT)
-    """Where the daemons of its pods listen."""
+    """Ports of the fake envds."""
 
     def __init__(self, store: KubernetesStore) -> None:
-        # Its images are never looked at.
+        # Images are not used.
         super().__init__(store, None, runs_processes=False)  # type: ignore[arg-type]
         self._runs_processes = True
         self.failing = 0
-        """So many of the next pods fail as they start."""
+        """Number of next pods that fail to start."""
         self.start_seconds = 0.0
         """How long a pod takes to start."""
         self.pods: dict[str, LightPod] = {}
         """Pods that ever ran, by the pod's uid."""
         self.thaws: Counter[str] = Counter()
-        """How often each pod was let go on after a freeze, by the pod's name."""
+        """Number of thaws of each pod, by name."""
         self._frozen: set[str] = set()
         self.doctor: Callable[[str], Awaitable[int]] | None = None
-        """Says how a command in a pod of this name ends; without one, all end well."""
+        """Returns the exit code of a command in a pod of this name; by default 0."""
 
     async def _ran(self, pod: str) -> int:
         return 0 if self.doctor is None else await self.doctor(pod)
@@ -143,13 +143,13 @@ class LightKubelet(Kubelet):
 
 
 class KubeletOfOpenPods(LightKubelet):
-    """Leaves its pods' ports to whoever plays what is inside, envd's too."""
+    """Leaves all ports of its pods, including envd's, to the test."""
 
     ports = (names.CONTROL_PORT,)
 
 
 def _ended(code: int) -> bytes:
-    """Say that a command has ended, as a stream of Connect's."""
+    """Return the end event of a command as a Connect stream."""
     said = json.dumps({"event": {"end": {"exitCode": code, "exited": True}}}).encode()
     frames = b"\0%b%b\2\0\0\0\2{}" % (len(said).to_bytes(4, "big"), said)
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/connect+json\r\n"

@@ -1,4 +1,4 @@
-"""What lies between Paddock and the API server, in the hands of a test: cut it, or let it hang."""
+"""A TCP proxy between Paddock and the API server that a test can cut or hang."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ _CHUNK = 1 << 16
 
 
 class Road:
-    """Forwards connections byte for byte, unless it is told not to."""
+    """Forwards connections byte for byte, unless it is cut or hanging."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -20,11 +20,11 @@ class Road:
 
     @property
     def connections(self) -> int:
-        """How many connections there are."""
+        """Number of open connections."""
         return len(self._pairs)
 
     def cut(self) -> int:
-        """Break every connection there is; new ones come through. Says how many broke."""
+        """Break all connections; accept new ones. Return the number of broken ones."""
         broken = tuple(self._pairs)
         for pair in broken:
             for writer in pair:
@@ -32,11 +32,11 @@ class Road:
         return len(broken)
 
     def swallow(self) -> None:
-        """Forward nothing any more, and tell nobody: a network that is gone."""
+        """Stop forwarding silently, like a lost network."""
         self._open.clear()
 
     def restore(self) -> None:
-        """Be a network again. What was held goes on as a network's retries would let it."""
+        """Resume forwarding, including held data, as after retransmissions."""
         self._open.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -67,12 +67,12 @@ class Road:
             sink.write(data)
             await sink.drain()
         await self._open.wait()
-        # One side is done; neither of ours uses half of a connection.
+        # One side is closed; half-open connections are not used here.
         sink.close()
 
     @contextlib.asynccontextmanager
     async def run(self, host: str = "127.0.0.1") -> AsyncGenerator["Road"]:
-        """Forward beside the body."""
+        """Forward connections during the body."""
         server = await asyncio.start_server(self._serve, host, 0)
         self.port = server.sockets[0].getsockname()[1]
         try:

@@ -1,9 +1,9 @@
-"""The rig of the gateway scenarios, on a cluster: two gateways, and sandboxes that are pods.
+"""The rig of the gateway scenarios on a cluster: two gateways, and sandboxes that are pods.
 
 `tests/gateway` is written against `tests.gateway.rig.rig`: a gateway in the test's process and
-routes put into its table. This one has the same face. A sandbox is a Sandbox of a real API
-server, which the controllers make a pod of; a scenario's server listens on that pod's address;
-requests go to the gateways in turn, and waking is the whole way round.
+routes put into its table. This one has the same interface. A sandbox is a Sandbox of a real API
+server with a pod created by the controllers; a scenario's server listens on that pod's address;
+requests go to the gateways in turn, and waking takes the complete path.
 """
 
 import asyncio
@@ -41,16 +41,16 @@ from tests.on_cluster.world.light_pods import LightKubelet
 
 
 class Dials:
-    """Counts connections that gateways made to scenarios' servers."""
+    """Counts connections of gateways to the servers of scenarios."""
 
     dials = 0
 
     def __getattr__(self, name: str) -> Any:
-        pytest.skip(f"it uses the dialer's {name}, which is inside of a process here")
+        pytest.skip(f"it uses the dialer's {name}, which is in another process here")
 
 
 class ClusterRig(Rig):
-    """One scenario's view of the gateways. Of `Rig` only listening and asking are used."""
+    """One scenario's view of the gateways. Only listening and requests of `Rig` are used."""
 
     def __init__(self, traffic: "Traffic") -> None:
         self._traffic = traffic
@@ -59,15 +59,15 @@ class ClusterRig(Rig):
         self.dialer = Dials()  # type: ignore[assignment]
         self._woken_before = dict(traffic.kubelet.thaws)
         self._used: dict[str, str] = {}
-        """Names of pods by the sandbox ids that the scenario uses."""
+        """Names of pods by sandbox id of the scenario."""
         self._wires: list[Wire] = []
 
     def __getattr__(self, name: str) -> Any:
-        pytest.skip(f"it looks at {name}, which is inside of a process here")
+        pytest.skip(f"it reads {name}, which is in another process here")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "on_wake":
-            pytest.skip("it stands for the control plane, which is there in full")
+            pytest.skip("it replaces the control plane, which is real here")
         super().__setattr__(name, value)
 
     @property
@@ -76,7 +76,7 @@ class ClusterRig(Rig):
 
     @property
     def wakes(self) -> list[str]:
-        """Ids of sandboxes whose pods were let go on, once for each time."""
+        """Ids of sandboxes whose pods were thawed, once per thaw."""
         thaws = self._traffic.kubelet.thaws
         return [
             sandbox_id
@@ -86,12 +86,12 @@ class ClusterRig(Rig):
 
     async def close(self) -> None:
         for wire in self._wires:
-            wire.writer.transport.abort()  # of one that was skipped half-way, too
+            wire.writer.transport.abort()  # also after a skip
         for task in (handlers := tuple(self._handlers)):
             task.cancel()
         await asyncio.gather(*handlers, return_exceptions=True)
         await self._stack.aclose()
-        # A safe request that broke off is sent again: not to the next scenario's server.
+        # A safe request that failed is retried: it must not reach the next scenario's server.
         await self._traffic.is_quiet()
 
     async def upstream(
@@ -107,7 +107,7 @@ class ClusterRig(Rig):
             await self._traffic.paused(box)
 
     async def listen(self, serve: Serve) -> int:
-        pytest.skip("it stands for the API, which is there in full")
+        pytest.skip("it replaces the API, which is real here")
 
     async def _listen_at(self, serve: Serve, address: str, port: int) -> None:
         async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -141,7 +141,7 @@ class ClusterRig(Rig):
 
 
 class Traffic:
-    """Sandboxes that scenarios send traffic to; made once, used by one scenario after another."""
+    """Sandboxes for the traffic of scenarios; created once and reused."""
 
     def __init__(self, paddock: Installation) -> None:
         self.paddock = paddock
@@ -156,7 +156,7 @@ class Traffic:
         await self._http.close()
 
     async def is_quiet(self) -> None:
-        """Wait until no request to a sandbox is under way in any gateway."""
+        """Wait until no request to a sandbox is in flight in any gateway."""
 
         async def nothing_flies() -> bool:
             for url in self.paddock.admin_urls:
@@ -169,7 +169,7 @@ class Traffic:
         await self.paddock.eventually(nothing_flies)
 
     async def thaws_are_known(self) -> None:
-        """Wait until the kubelet, which counts them, has seen its pods as they are."""
+        """Wait until the kubelet, which counts thaws, has seen the current pods."""
         pods = (await self.paddock.store.list(Pod, namespace="default")).items
 
         async def has_seen_all() -> bool:
@@ -181,7 +181,7 @@ class Traffic:
         await self.paddock.eventually(has_seen_all)
 
     async def sandbox(self, sandbox_id: str, wanted: dict[str, Any], *, keep: bool) -> Sandbox:
-        """Have a running sandbox of that id which every gateway knows as it now is."""
+        """Return a running sandbox of that id, known to every gateway in its current version."""
         name = self._names.setdefault(sandbox_id, f"{sandbox_id}-{ids.name_suffix()}")
         key = Key("default", name)
         store = self.paddock.store
@@ -204,7 +204,7 @@ class Traffic:
             try:
                 await store.update(structs.replace(box, spec=spec))
             except ConflictError:
-                continue  # the controllers wrote its status in between
+                continue  # the controllers updated its status in between
             return
 
     async def paused(self, box: Sandbox) -> Sandbox:
@@ -215,7 +215,7 @@ class Traffic:
         return await self._settled(box.key, Phase.PAUSED)
 
     async def _settled(self, key: Key, phase: Phase) -> Sandbox:
-        """Wait until a sandbox is so, and until every gateway and every API knows it."""
+        """Wait until a sandbox has this phase, known to every gateway and API replica."""
         box = Sandbox()
 
         async def has_settled() -> bool:
@@ -276,7 +276,7 @@ def _in_turn(ports: list[int]) -> Any:
 
 @contextlib.asynccontextmanager
 async def rig_on(traffic: Traffic) -> AsyncGenerator[ClusterRig]:
-    """Give a scenario its rig."""
+    """Yield the rig of a scenario."""
     await traffic.thaws_are_known()
     made = ClusterRig(traffic)
     try:

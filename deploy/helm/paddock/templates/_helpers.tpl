@@ -79,7 +79,7 @@ livenessProbe:
   failureThreshold: 6
 resources: {{ (get .root.Values .role).resources | toJson }}
 {{- if or (eq .role "api") (eq .role "gateway") }}
-# A pod that is to end is still sent connections until every node has heard of it.
+# A terminating pod gets new connections until every node has updated its endpoints.
 lifecycle: {preStop: {exec: {command: [sleep, "5"]}}}
 {{- end }}
 {{- end }}

@@ -58,20 +58,20 @@ class PodEnvdClient:
         Responses from within the `former` main container are ignored.
         """
         pause = _FIRST_DELAY
-        said = "its envd does not answer yet"
+        reason = "its envd does not answer yet"
         try:
             async with asyncio.timeout(seconds):
                 while True:
                     try:
                         await self._ready(ip, former)
                     except UnavailableError as error:
-                        said = error.message
+                        reason = error.message
                     else:
                         return None
                     await asyncio.sleep(pause)
                     pause = min(pause * 1.5, _MAX_DELAY)
         except TimeoutError:
-            return f"sandbox {uid}: {said}"
+            return f"sandbox {uid}: {reason}"
 
     async def _ready(self, ip: str, former: str) -> str:
         status, body, main = await self._exchange("GET", ip, "/ready", None, None)
@@ -89,8 +89,8 @@ class PodEnvdClient:
         self, uid: str, ip: str, *, since: datetime | None, limit: int
     ) -> tuple[LogLine, ...]:
         """Return the log of a sandbox's start command, oldest first."""
-        asked = {"limit": str(limit)} | ({"since": since.isoformat()} if since else {})
-        path = f"/logs?{urlencode(asked)}"
+        query = {"limit": str(limit)} | ({"since": since.isoformat()} if since else {})
+        path = f"/logs?{urlencode(query)}"
         return msgspec.json.decode(
             await self._call("GET", uid, ip, path, None), type=tuple[LogLine, ...]
         )

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from paddock.kit.errors import UnsupportedError
-from paddock.runtime.local.doctor.probes import MissingError, Probe, run_probe
+from paddock.runtime.local.doctor.probes import MachineProbe, MissingError, run_probe
 from paddock.runtime.local.doctor.report import (
     Check,
     CheckStatus,
@@ -115,13 +115,17 @@ def test_an_error_becomes_a_failed_check(problem: Exception, found: str, fix: st
         raise problem
 
     got = run_probe(
-        Probe(name="x", need=Importance.REQUIRED, gives="something", run=run, fix="install it")
+        MachineProbe(
+            name="x", need=Importance.REQUIRED, gives="something", run=run, fix="install it"
+        )
     )
     assert (got.status, got.found, got.fix) == (CheckStatus.MISSING, found, fix)
 
 
 def test_a_passed_check_has_no_fix():
     got = run_probe(
-        Probe(name="x", need=Importance.REQUIRED, gives="something", run=lambda: "here", fix="no")
+        MachineProbe(
+            name="x", need=Importance.REQUIRED, gives="something", run=lambda: "here", fix="no"
+        )
     )
     assert (got.status, got.found, got.fix) == (CheckStatus.OK, "here", None)

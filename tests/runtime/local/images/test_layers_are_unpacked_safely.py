@@ -121,8 +121,8 @@ def test_device_nodes_are_rejected_and_skipped_below_dev(tmp_path: Path):
     assert list((root / "dev").iterdir()) == []
 
 
-def test_what_is_no_tar_is_refused(tmp_path: Path):
-    with pytest.raises(InvalidError, match="no readable tar"):
+def test_an_invalid_tar_is_rejected(tmp_path: Path):
+    with pytest.raises(InvalidError, match="not a readable tar"):
         unpack(b"x" * 2000, tmp_path / "root")
 
 
@@ -166,7 +166,7 @@ def test_no_sequence_of_members_escapes(
 
 
 @given(st.text(max_size=40))
-def test_a_path_is_split_into_plain_names_or_refused(name: str):
+def test_a_path_is_split_into_plain_names_or_rejected(name: str):
     try:
         found = split_path(name)
     except InvalidError:

@@ -72,7 +72,7 @@ async def test_without_internet_all_egress_is_denied(lab: Lab, policy: EgressPol
     assert await udp_outcome(box.netns_fd, WEB) != "open"
 
 
-async def test_denied_networks_are_denied_and_others_are_not(lab: Lab):
+async def test_only_denied_networks_are_denied(lab: Lab):
     box = await lab.sandbox(EgressPolicy(deny_out=("198.51.100.16/28",)))
 
     assert await box.outcome(WEB) == "open"
@@ -88,14 +88,14 @@ async def test_allow_takes_precedence_over_deny(lab: Lab):
         assert await box.outcome(OTHER_WEB) == PROHIBITED
 
 
-async def test_policies_of_neighbours_do_not_mix(lab: Lab):
+async def test_policies_of_sandboxes_are_independent(lab: Lab):
     opened, closed = await lab.sandbox(OPEN), await lab.sandbox(CLOSED)
 
     assert await opened.outcome(WEB) == "open"
     assert await closed.outcome(WEB) == PROHIBITED
 
 
-async def test_a_change_cuts_what_it_denies_and_keeps_what_it_allows(lab: Lab):
+async def test_a_policy_change_resets_denied_flows_and_keeps_allowed_ones(lab: Lab):
     box = await lab.sandbox(OPEN)
     with await box.connect(WEB) as kept, await box.connect(OTHER_WEB) as cut:
         assert await echo(kept) == await echo(cut) == b"hello"
@@ -112,7 +112,7 @@ async def test_a_change_cuts_what_it_denies_and_keeps_what_it_allows(lab: Lab):
         assert await echo(kept) == b"hello"
 
 
-async def test_a_change_cuts_a_stream_that_only_comes_in(lab: Lab):
+async def test_a_policy_change_drops_denied_incoming_streams(lab: Lab):
     box = await lab.sandbox(OPEN)
     sources = {}
     for address in (WEB, OTHER_WEB):
@@ -131,8 +131,8 @@ async def test_a_change_cuts_a_stream_that_only_comes_in(lab: Lab):
 
         await lab.fabric.set_policy(box.uid, EgressPolicy(deny_out=(WEB,)))
 
-        # Neither socket sends again: what arrives is judged on the way in. Masquerading keeps
-        # the source port where it is free, and in the lab it is.
+        # Neither socket sends again: incoming packets are evaluated. Masquerading keeps the source
+        # port if it is free, as in the lab.
         for one, address in ((denied, WEB), (allowed, OTHER_WEB)):
             sources[address].sendto(b"news", (HOST_PUBLIC, one.getsockname()[1]))
         async with asyncio.timeout(TIMEOUT):
@@ -142,7 +142,7 @@ async def test_a_change_cuts_a_stream_that_only_comes_in(lab: Lab):
                 await loop.sock_recv(denied, 100)
 
 
-async def test_a_bad_policy_changes_nothing(lab: Lab):
+async def test_an_invalid_policy_changes_nothing(lab: Lab):
     box = await lab.sandbox(CLOSED)
 
     with pytest.raises(InvalidError) as caught:

@@ -50,15 +50,15 @@ class ImageUpdater:
 
     async def last_warning(self, pod: Pod) -> str:
         """Return the kubelet's last warning about a pod, or an empty string."""
-        asked = urlencode({"fieldSelector": f"involvedObject.uid={pod.metadata.uid},type=Warning"})
-        path = f"/api/v1/namespaces/{pod.metadata.namespace}/events?{asked}"
+        query = urlencode({"fieldSelector": f"involvedObject.uid={pod.metadata.uid},type=Warning"})
+        path = f"/api/v1/namespaces/{pod.metadata.namespace}/events?{query}"
         for _ in range(_EVENT_READS):
             try:
                 found = await self._server.request("GET", path, resource="events")
             except PaddockError as error:
                 return f"the events of the pod cannot be read: {error.message}"
-            if said := failure_message(msgspec.json.decode(found).get("items") or ()):
-                return said
+            if message := failure_message(msgspec.json.decode(found).get("items") or ()):
+                return message
             await asyncio.sleep(_EVENT_READ_SECONDS)
         return ""
 

@@ -1,8 +1,8 @@
-"""A template's `podTemplate` merged over the pod we make, and what it may not ask for.
+"""Merge a template's `podTemplate` over the rendered pod, and validate it.
 
-Merging follows Kubernetes' own habit: mappings are merged, lists of named things by their name,
-other lists are replaced. Whoever may write templates need not be allowed to make pods: wishes
-that would reach beyond the pod are refused unless the operator's settings allow them.
+The merge is `resources.strategic_merge`. A user who may write templates need not have the right to
+create pods, so fields that give access to the node are rejected unless the operator's settings
+allow them.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from paddock.kit.errors import FieldProblem, InvalidError
 from paddock.resources import strategic_merge
 from paddock.runtime.kubernetes.names import ENVD, TOOLS
 
-_OURS = ("restartPolicy", "shareProcessNamespace", "serviceAccountName", "serviceAccount")
-_OURS_TOO = ("automountServiceAccountToken", "nodeName", "ephemeralContainers")
+_RESERVED = ("restartPolicy", "shareProcessNamespace", "serviceAccountName", "serviceAccount")
+_ALSO_RESERVED = ("automountServiceAccountToken", "nodeName", "ephemeralContainers")
 _HOST = ("hostNetwork", "hostPID", "hostIPC")
 _SAFE_CAPABILITIES = frozenset({"NET_BIND_SERVICE"})
 
@@ -24,28 +24,36 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def validate_pod_template(template: Mapping[str, Any], *, allow_host: bool) -> None:
-    """Raise an `InvalidError` that names every field that a template may not set."""
+    """Validate a pod template. Raises `InvalidError` with every field that it may not set."""
     problems = [
         FieldProblem(f"spec.podTemplate.{path}", fault)
         for path, fault in _forbidden_fields(template, allow_host=allow_host)
     ]
     if problems:
         raise InvalidError(
-            "podTemplate asks for what it may not: " + "; ".join(map(str, problems)),
+            "podTemplate sets fields that are not allowed: " + "; ".join(map(str, problems)),
             problems=problems,
-            hint="remove these fields; an operator may allow the host ones by settings",
+            hint="remove these fields; an operator may allow access to the host by settings",
         )
 
 
 def _forbidden_fields(template: Mapping[str, Any], *, allow_host: bool) -> list[tuple[str, str]]:
-    found = [(name, "is not part of it") for name in template if name not in ("metadata", "spec")]
+    found = [
+        (name, "is not a field of a pod template")
+        for name in template
+        if name not in ("metadata", "spec")
+    ]
     spec = _mapping(template.get("spec"))
-    found += [(f"spec.{name}", "is Paddock's own") for name in (*_OURS, *_OURS_TOO) if name in spec]
+    found += [
+        (f"spec.{name}", "is set by Paddock")
+        for name in (*_RESERVED, *_ALSO_RESERVED)
+        if name in spec
+    ]
     if not allow_host:
-        found += [(f"spec.{name}", "reaches into the node") for name in _HOST if spec.get(name)]
+        found += [(f"spec.{name}", "gives access to the node") for name in _HOST if spec.get(name)]
         for place, volume in enumerate(_items(spec.get("volumes"))):
             if "hostPath" in volume:
-                found.append((f"spec.volumes[{place}].hostPath", "reaches into the node"))
+                found.append((f"spec.volumes[{place}].hostPath", "gives access to the node"))
     for kind in ("containers", "initContainers"):
         for place, container in enumerate(_items(spec.get(kind))):
             path = f"spec.{kind}[{place}]"
@@ -59,7 +67,7 @@ def _forbidden_container_fields(
     found: list[tuple[str, str]] = []
     if container.get("name") in (ENVD, TOOLS):
         found += [
-            (f"{path}.{name}", "is Paddock's own")
+            (f"{path}.{name}", "is set by Paddock")
             for name in container
             if name not in ("name", "resources")
         ]
@@ -68,13 +76,15 @@ def _forbidden_container_fields(
         return found
     for name in ("privileged", "allowPrivilegeEscalation"):
         if security.get(name):
-            found.append((f"{path}.securityContext.{name}", "reaches into the node"))
+            found.append((f"{path}.securityContext.{name}", "gives access to the node"))
     if security.get("procMount", "Default") != "Default":
-        found.append((f"{path}.securityContext.procMount", "reaches into the node"))
+        found.append((f"{path}.securityContext.procMount", "gives access to the node"))
     added: Any = _mapping(security.get("capabilities")).get("add") or ()
     for capability in added:
         if capability not in _SAFE_CAPABILITIES:
-            found.append((f"{path}.securityContext.capabilities.add", f"{capability} is too much"))
+            found.append(
+                (f"{path}.securityContext.capabilities.add", f"{capability} is not allowed")
+            )
     return found
 
 

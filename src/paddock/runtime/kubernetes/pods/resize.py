@@ -97,21 +97,21 @@ class Resizer:
                 hint=_HINT,
             ) from error
         if not is_always_granted(before, limits):
-            asked = msgspec.json.decode(answer, type=ResizedPod)
-            await self._wait_granted(path, asked.metadata.generation)
+            resized = msgspec.json.decode(answer, type=ResizedPod)
+            await self._wait_granted(path, resized.metadata.generation)
 
     async def _wait_granted(self, path: str, generation: int) -> None:
-        pause, said = _FIRST_DELAY, _NOT_OBSERVED
+        pause, reason = _FIRST_DELAY, _NOT_OBSERVED
         try:
             async with asyncio.timeout(GRANT_SECONDS):
-                while said is not None:
+                while reason is not None:
                     await asyncio.sleep(pause)
                     pause = min(pause * 1.5, _MAX_DELAY)
                     found = await self._server.request("GET", path, resource="pods")
-                    said = pending_reason(msgspec.json.decode(found, type=ResizedPod), generation)
+                    reason = pending_reason(msgspec.json.decode(found, type=ResizedPod), generation)
         except TimeoutError as error:
             raise UnsupportedError(
-                f"the pod was not resized within {GRANT_SECONDS:g} s: {said}", hint=_HINT
+                f"the pod was not resized within {GRANT_SECONDS:g} s: {reason}", hint=_HINT
             ) from error
 
 
@@ -126,16 +126,16 @@ def pending_reason(pod: ResizedPod, generation: int) -> str | None:
     if pod.status.observed_generation < generation:
         return _NOT_OBSERVED
     for condition in pod.status.conditions:
-        said = condition.message or condition.reason
+        reason = condition.message or condition.reason
         if 0 < condition.observed_generation < generation:
             continue  # of an earlier resize
         if condition.type == "PodResizePending":
             when = "never" if condition.reason == "Infeasible" else "not now"
-            raise UnsupportedError(f"its node can {when} grant that size: {said}", hint=_HINT)
+            raise UnsupportedError(f"its node can {when} grant that size: {reason}", hint=_HINT)
         if condition.type == "PodResizeInProgress":
             if condition.reason == "Error":
-                raise UnsupportedError(f"its node could not resize it: {said}", hint=_HINT)
-            return f"its node is resizing it: {said or 'no details'}"
+                raise UnsupportedError(f"its node could not resize it: {reason}", hint=_HINT)
+            return f"its node is resizing it: {reason or 'no details'}"
     return None
 
 

@@ -103,10 +103,10 @@ class Sidecar:
             self._save_state()
 
     def _serve_logs(self, request: HttpRequest) -> None:
-        asked = request.query
+        query = request.query
         try:
-            since = datetime.fromisoformat(asked["since"]) if asked.get("since") else None
-            limit = int(asked.get("limit", "1000"))
+            since = datetime.fromisoformat(query["since"]) if query.get("since") else None
+            limit = int(query.get("limit", "1000"))
         except ValueError as error:
             respond_problem(request, 400, f"since must be a time and limit a number: {error}")
             return

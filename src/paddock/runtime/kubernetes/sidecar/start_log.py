@@ -31,9 +31,11 @@ class LogBuffer:
         self._lines: deque[LogLine] = deque()
         self._bytes = 0
 
-    def add(self, message: str, *, level: str = "info", **facts: str) -> None:
+    def add(self, message: str, *, level: str = "info", **fields: str) -> None:
         """Append a line; drop the oldest ones above the limits."""
-        line = LogLine(at=self._clock.now(), level=level, message=message[:_MAX_LINE], fields=facts)
+        line = LogLine(
+            at=self._clock.now(), level=level, message=message[:_MAX_LINE], fields=fields
+        )
         self._lines.append(line)
         self._bytes += len(line.message)
         while len(self._lines) > MAX_LINES or self._bytes > MAX_BYTES:
@@ -92,13 +94,13 @@ class OutputReader:
             sys.stderr.buffer.write(data)
             sys.stderr.buffer.flush()
             partial.extend(data)
-            *whole, rest = bytes(partial).split(b"\n")
+            *lines, rest = bytes(partial).split(b"\n")
             partial[:] = rest
             if partial and (not data or len(partial) > _MAX_LINE):
-                whole.append(bytes(partial))
+                lines.append(bytes(partial))
                 partial.clear()
             level = "error" if name == "stderr" else "info"
-            for line in whole:
+            for line in lines:
                 text = line.decode(errors="replace").rstrip("\r")
                 self._lines.add(text, level=level, stream=name)
             if not data:

@@ -277,10 +277,10 @@ def _recreate(directory: Path) -> None:
 
 def _with_log_errors(error: PaddockError, log_file: Path) -> PaddockError:
     """Replace the reason of a CRIU error by the errors in its log."""
-    said = criu.errors_in_log(log_file)
-    if not isinstance(error, criu.CriuError) or not said:
+    reason = criu.errors_in_log(log_file)
+    if not isinstance(error, criu.CriuError) or not reason:
         return error
-    return criu.CriuError(error.verb, said)
+    return criu.CriuError(error.verb, reason)
 
 
 def _watch_search_dirs(pid: int) -> list[str]:

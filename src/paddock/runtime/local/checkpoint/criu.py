@@ -209,9 +209,9 @@ class CriuRun:
         if problem is not None:
             raise problem
         if not get_int(answer, 2):
-            said = get_bytes(answer, 9).decode(errors="replace").strip()
+            message = get_bytes(answer, 9).decode(errors="replace").strip()
             code = get_int(answer, 7)
-            reason = said or (os.strerror(code) if code else "it gave no reason")
+            reason = message or (os.strerror(code) if code else "it gave no reason")
             raise CriuError(_VERBS[kind], reason)
         return answer
 

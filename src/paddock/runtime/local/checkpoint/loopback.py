@@ -27,8 +27,8 @@ def bring_up_loopback(pid: int) -> None:
             os.close(there)
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                asked = fcntl.ioctl(probe, _SIOCGIFFLAGS, _REQUEST.pack(b"lo", 0))
-                _, current = _REQUEST.unpack(asked)
+                response = fcntl.ioctl(probe, _SIOCGIFFLAGS, _REQUEST.pack(b"lo", 0))
+                _, current = _REQUEST.unpack(response)
                 fcntl.ioctl(probe, _SIOCSIFFLAGS, _REQUEST.pack(b"lo", current | _IFF_UP))
         finally:
             syscalls.setns(caller, syscalls.CLONE_NEWNET)

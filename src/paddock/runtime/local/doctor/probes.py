@@ -63,7 +63,7 @@ class Check(Struct, frozen=True, kw_only=True):
     """The command that installs or enables it, if there is one."""
 
 
-class Probe(Struct, frozen=True, kw_only=True):
+class MachineProbe(Struct, frozen=True, kw_only=True):
     """A probe; `run` returns what was found, or raises an error with the reason."""
 
     name: str
@@ -77,7 +77,7 @@ class MissingError(Exception):
     """The feature is missing; the message says why."""
 
 
-def run_probe(probe: Probe) -> Check:
+def run_probe(probe: MachineProbe) -> Check:
     """Run a probe; convert an error to a failed check."""
     status, found, fix = CheckStatus.OK, "", None
     try:
@@ -161,10 +161,10 @@ def control_groups() -> str:
     if missing:
         raise MissingError(f"no controller for {', '.join(missing)}")
     v1 = sorted(set(layout.v1) - layout.v2)
-    words = [f"v2 at {layout.unified}"]
-    words += [f"v2 controllers: {', '.join(sorted(layout.v2))}"] if layout.v2 else []
-    words += [f"v1 controllers: {', '.join(v1)}"] if v1 else []
-    return "; ".join(words)
+    parts = [f"v2 at {layout.unified}"]
+    parts += [f"v2 controllers: {', '.join(sorted(layout.v2))}"] if layout.v2 else []
+    parts += [f"v1 controllers: {', '.join(v1)}"] if v1 else []
+    return "; ".join(parts)
 
 
 def freezing() -> str:
@@ -231,8 +231,8 @@ def criu() -> str:
     path, reason = find_criu()
     if path is None:
         raise MissingError(reason)
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    version = said.stdout.split("\n", 1)[0].removeprefix("Version: ")
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    version = done.stdout.split("\n", 1)[0].removeprefix("Version: ")
     return f"{path} (version {version}) stored and restored a process with TCP connections"
 
 
@@ -258,10 +258,10 @@ def gvisor() -> str:
     path = shutil.which("runsc")
     if path is None:
         raise MissingError("runsc is not installed")
-    said = subprocess.run(
+    done = subprocess.run(
         [path, "--version"], capture_output=True, text=True, timeout=10, check=False
     )
-    return f"{path} {said.stdout.splitlines()[0] if said.stdout else ''}".strip()
+    return f"{path} {done.stdout.splitlines()[0] if done.stdout else ''}".strip()
 
 
 def kvm() -> str:

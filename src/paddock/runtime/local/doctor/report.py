@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from paddock.runtime.local.doctor import probes
-from paddock.runtime.local.doctor.probes import Check, CheckStatus, Importance, Probe
+from paddock.runtime.local.doctor.probes import Check, CheckStatus, Importance, MachineProbe
 
 __all__ = ["Check", "CheckStatus", "DoctorReport", "Importance", "diagnose", "render"]
 
@@ -78,7 +78,7 @@ def _verdict(report: DoctorReport) -> str:
     return "Sandboxes run here with all features."
 
 
-def _probes(state: Path, *, is_root: bool) -> tuple[Probe, ...]:
+def _probes(state: Path, *, is_root: bool) -> tuple[MachineProbe, ...]:
     questions = [
         _probe(
             "user namespaces", Importance.REQUIRED, probes.user_namespaces,
@@ -119,7 +119,7 @@ def _probes(state: Path, *, is_root: bool) -> tuple[Probe, ...]:
     return tuple(questions)
 
 
-def _root_probes(state: Path) -> tuple[Probe, ...]:
+def _root_probes(state: Path) -> tuple[MachineProbe, ...]:
     return (
         _probe(
             "overlay", Importance.REQUIRED, probes.overlay,
@@ -158,5 +158,5 @@ def _root_probes(state: Path) -> tuple[Probe, ...]:
 
 def _probe(
     name: str, need: Importance, run: Callable[[], str], gives: str, fix: str | None
-) -> Probe:
-    return Probe(name=name, need=need, run=run, gives=gives, fix=fix)
+) -> MachineProbe:
+    return MachineProbe(name=name, need=need, run=run, gives=gives, fix=fix)

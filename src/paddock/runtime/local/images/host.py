@@ -197,13 +197,13 @@ def _write_users(layer: Path, *, user_id: int = 1000) -> None:
         if line.count(":") == 6 and int(line.split(":")[2]) < 1000 and not line.startswith(keep)
     ]
     nobody = [line for line in system if line.startswith("nobody:")]
-    people = [
+    users = [
         "root:x:0:0:root:/root:/bin/bash",
         *system,
         f"user:x:{user_id}:{user_id}::/home/user:/bin/bash",
     ]
     if not nobody:
-        people.append("nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin")
+        users.append("nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin")
     groups = [
         line.rsplit(":", 1)[0] + ":"
         for line in Path("/etc/group").read_text().splitlines()
@@ -211,9 +211,9 @@ def _write_users(layer: Path, *, user_id: int = 1000) -> None:
     ]
     if user_id:  # with one id there are no supplementary groups
         groups = [g + "user" if g.startswith("sudo:") else g for g in groups]
-    _file(layer, "etc/passwd", "\n".join(people) + "\n", 0o644)
+    _file(layer, "etc/passwd", "\n".join(users) + "\n", 0o644)
     _file(layer, "etc/group", "\n".join([*groups, "user:x:1000:"]) + "\n", 0o644)
-    shadow = "".join(f"{line.split(':')[0]}:*:19000:0:99999:7:::\n" for line in people)
+    shadow = "".join(f"{line.split(':')[0]}:*:19000:0:99999:7:::\n" for line in users)
     _file(layer, "etc/shadow", shadow, 0o640)
     _file(layer, "etc/sudoers.d/paddock", "user ALL=(ALL:ALL) NOPASSWD: ALL\n", 0o440)
     if shutil.which("sudo"):

@@ -49,10 +49,10 @@ def debian_suite() -> str:
     """Return the release to build from: this machine's own if it runs Debian."""
     if chosen := os.environ.get(SUITE_VARIABLE):
         return chosen
-    facts: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in Path("/etc/os-release").read_text().splitlines():
         key, _, value = line.partition("=")
-        facts[key] = value.strip('"')
-    if facts.get("ID") == "debian" and facts.get("VERSION_CODENAME"):
-        return facts["VERSION_CODENAME"]
+        fields[key] = value.strip('"')
+    if fields.get("ID") == "debian" and fields.get("VERSION_CODENAME"):
+        return fields["VERSION_CODENAME"]
     return _FALLBACK_SUITE

@@ -187,12 +187,12 @@ class Fabric:
             await loop.run_in_executor(self._remover, self._delete_batch)
 
     def _delete_batch(self) -> None:
-        doomed: list[int] = []
+        indexes: list[int] = []
         while self._to_delete:
-            doomed.append(self._to_delete.popleft())
-        if doomed:
+            indexes.append(self._to_delete.popleft())
+        if indexes:
             with Channel(self._netns_fd) as channel:
-                links.delete_links(channel, doomed, group=self._state.plan.group)
+                links.delete_links(channel, indexes, group=self._state.plan.group)
 
     async def _run_in_worker(
         self, call: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs

@@ -136,12 +136,12 @@ def _objects(output: bytes) -> list[dict[str, Any]]:
 
 
 def _refused(text: str, errors: bytes) -> NftError:
-    said = " ".join(errors.decode(errors="replace").split())
-    if "Operation not permitted" in said:
+    message = " ".join(errors.decode(errors="replace").split())
+    if "Operation not permitted" in message:
         return NftError(
-            f"nftables failed: {said}", hint="run the node as root, or give it CAP_NET_ADMIN"
+            f"nftables failed: {message}", hint="run the node as root, or give it CAP_NET_ADMIN"
         )
-    return NftError(f"nftables rejected {text[:200]!r}: {said[:600]}")
+    return NftError(f"nftables rejected {text[:200]!r}: {message[:600]}")
 
 
 _library: type[Firewall] = LibraryFirewall

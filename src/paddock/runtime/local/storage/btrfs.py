@@ -104,11 +104,11 @@ class BtrfsBackend:
 
     def space(self) -> Space:
         """Return the size of the pool; free space is limited by the disk below the image."""
-        facts = os.statvfs(self._root)
-        free = facts.f_bavail * facts.f_frsize
+        stat = os.statvfs(self._root)
+        free = stat.f_bavail * stat.f_frsize
         if self._pool is not None:
             free = min(free, self._pool.disk_free_bytes())
-        return Space(total_bytes=facts.f_blocks * facts.f_frsize, free_bytes=free)
+        return Space(total_bytes=stat.f_blocks * stat.f_frsize, free_bytes=free)
 
     def drop_stale_groups(self, living: frozenset[int]) -> int:
         """Remove quota groups whose subvolumes are gone; return their number."""

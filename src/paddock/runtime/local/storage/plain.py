@@ -94,10 +94,10 @@ class PlainBackend:
 
     def space(self) -> Space:
         """Return the size of the file system."""
-        facts = os.statvfs(self._root)
+        stat = os.statvfs(self._root)
         return Space(
-            total_bytes=facts.f_blocks * facts.f_frsize,
-            free_bytes=facts.f_bavail * facts.f_frsize,
+            total_bytes=stat.f_blocks * stat.f_frsize,
+            free_bytes=stat.f_bavail * stat.f_frsize,
         )
 
     def detach(self) -> None:

@@ -64,15 +64,15 @@ class Pool:
 
     def status(self) -> PoolStatus:
         """Return the sizes of the image."""
-        facts = self._image.stat()
+        stat = self._image.stat()
         return PoolStatus(
-            image=self._image, size_bytes=facts.st_size, allocated_bytes=facts.st_blocks * 512
+            image=self._image, size_bytes=stat.st_size, allocated_bytes=stat.st_blocks * 512
         )
 
     def disk_free_bytes(self) -> int:
         """Free bytes of the disk below the image, less the reserve."""
-        facts = os.statvfs(self._image.parent)
-        return max(0, facts.f_bavail * facts.f_frsize - _RESERVE_BYTES)
+        stat = os.statvfs(self._image.parent)
+        return max(0, stat.f_bavail * stat.f_frsize - _RESERVE_BYTES)
 
     def ensure_room(self) -> None:
         """Grow the image if it is nearly full. Raises `UnavailableError` if the disk is full."""
@@ -81,8 +81,8 @@ class Pool:
                 f"the disk that holds {self._image} is full",
                 hint="delete sandboxes, checkpoints or images, or enlarge the disk",
             )
-        facts = os.statvfs(self._mount_point)
-        if facts.f_bavail < facts.f_blocks * _LOW_WATER:
+        stat = os.statvfs(self._mount_point)
+        if stat.f_bavail < stat.f_blocks * _LOW_WATER:
             size = self._image.stat().st_size
             self.grow(size + min(size, self.disk_free_bytes()))
 

@@ -299,7 +299,7 @@ def _size(directory: Path) -> int:
     total = 0
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
-            facts = entry.stat(follow_symlinks=False)
+            stat = entry.stat(follow_symlinks=False)
             # Holes of sparse images take no space.
-            total += min(facts.st_size, facts.st_blocks * 512)
+            total += min(stat.st_size, stat.st_blocks * 512)
     return total

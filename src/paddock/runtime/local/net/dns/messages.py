@@ -140,8 +140,8 @@ def failure(query: DnsQuery, rcode: int, *, extended: int | None = None, text: s
     """Return an error reply, with an extended error if the client supports EDNS."""
     if extended is None or query.udp_size is None:
         return _reply(query, rcode, b"")
-    said = text.encode()[:200]
-    option = struct.pack("!HHH", 15, 2 + len(said), extended) + said
+    encoded = text.encode()[:200]
+    option = struct.pack("!HHH", 15, 2 + len(encoded), extended) + encoded
     extension = b"\0" + _RECORD.pack(TYPE_OPT, 1232, 0, len(option)) + option
     return _reply(query, rcode, extension)
 
@@ -160,7 +160,9 @@ def _reply(query: DnsQuery, bits: int, extension: bytes) -> bytes:
     return head + query.question + extension
 
 
-def _addresses(data: bytes, at: int, count: int, asked: str) -> tuple[tuple[IPv4Address, int], ...]:
+def _addresses(
+    data: bytes, at: int, count: int, queried: str
+) -> tuple[tuple[IPv4Address, int], ...]:
     """Follow CNAMEs from the queried name; ignore addresses of unrelated names."""
     if count > _MAX_RECORDS:
         raise MalformedError("too many records")
@@ -179,7 +181,7 @@ def _addresses(data: bytes, at: int, count: int, asked: str) -> tuple[tuple[IPv4
                 raise MalformedError("an address of the wrong length")
             found.append((owner, IPv4Address(content), 0 if ttl >> 31 else ttl))
         at += length
-    names = {asked}
+    names = {queried}
     for _ in aliases:  # Often enough for the longest chain in any order.
         names.update(target for owner, target in aliases if owner in names)
     return tuple((address, ttl) for owner, address, ttl in found if owner in names)

@@ -80,8 +80,8 @@ class UpstreamResolver:
         with self._socket(server, socket.SOCK_STREAM) as connection:
             await asyncio.get_running_loop().sock_connect(connection, (server, 53))
             async with _streams(connection) as (reader, writer):
-                asked = wire.upstream_query(query, identity)
-                writer.write(struct.pack("!H", len(asked)) + asked)
+                message = wire.upstream_query(query, identity)
+                writer.write(struct.pack("!H", len(message)) + message)
                 (size,) = struct.unpack("!H", await reader.readexactly(2))
                 raw = await reader.readexactly(size)
                 return raw, wire.parse_answer(raw, query, identity)
@@ -102,11 +102,11 @@ def host_servers(path: str = "/etc/resolv.conf") -> tuple[str, ...]:
     except OSError:
         return ()
     for line in lines:
-        words = line.split()
-        if len(words) >= 2 and words[0] == "nameserver":
+        parts = line.split()
+        if len(parts) >= 2 and parts[0] == "nameserver":
             with contextlib.suppress(ValueError):
-                ip_address(words[1])
-                found.append(words[1])
+                ip_address(parts[1])
+                found.append(parts[1])
     return tuple(found)
 
 

@@ -19,7 +19,7 @@ from paddock.envd.files.routes import FileRoutes
 from paddock.envd.files.signature import is_token
 from paddock.envd.files.watch import Watchers
 from paddock.envd.http.request import BodyTooLargeError, HttpRequest
-from paddock.envd.http.server import HttpServer
+from paddock.envd.http.server import HttpListener
 from paddock.envd.metrics import Meter
 from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.process.registry import ProcessRegistry
@@ -92,8 +92,8 @@ class Envd:
             **ProcessService(self.registry, self.environment).methods(),
             **FilesystemService(self.environment, self.watchers).methods(),
         }
-        self._public = HttpServer(lambda request: self._serve(request, is_internal=False))
-        self._control = HttpServer(lambda request: self._serve(request, is_internal=True))
+        self._public = HttpListener(lambda request: self._serve(request, is_internal=False))
+        self._control = HttpListener(lambda request: self._serve(request, is_internal=True))
         self._plain: Mapping[tuple[str, str], Route] = {
             ("GET", "/metrics"): self._get_metrics,
             ("GET", "/envs"): self._get_envs,

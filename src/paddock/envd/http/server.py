@@ -33,7 +33,7 @@ Handler = Callable[[HttpRequest], Awaitable[None]]
 class HttpConnection(asyncio.Protocol):
     """One client connection."""
 
-    def __init__(self, server: "HttpServer") -> None:
+    def __init__(self, server: "HttpListener") -> None:
         self._server = server
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
@@ -291,7 +291,7 @@ def _peek(sock: socket.socket) -> bytes:
         return copy.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
 
 
-class HttpServer:
+class HttpListener:
     """Serves one listening socket with one handler."""
 
     def __init__(self, handler: Handler) -> None:

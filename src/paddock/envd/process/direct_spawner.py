@@ -15,10 +15,10 @@ from types import FrameType
 from paddock.envd.process.init_protocol import SignalScope
 from paddock.envd.process.spawner import (
     OOM_SCORE_ADJ,
-    ChildProcess,
     Command,
     ExitStatus,
     OnExit,
+    SpawnedProcess,
     Spawner,
     SpawnError,
     Survivor,
@@ -71,7 +71,7 @@ class DirectSpawner:
         """Return nothing: children of an earlier process cannot be found again."""
         return []
 
-    async def spawn(self, command: Command, on_exit: OnExit) -> ChildProcess:
+    async def spawn(self, command: Command, on_exit: OnExit) -> SpawnedProcess:
         """Fork and exec in a new session."""
         try:
             ours, theirs = _open_streams(command)

@@ -12,11 +12,11 @@ from paddock.envd.process.init_client import InitClient
 from paddock.envd.process.init_protocol import SignalScope
 from paddock.envd.process.spawner import (
     OOM_SCORE_ADJ,
-    ChildProcess,
     Command,
     ExitStatus,
     OnExit,
     SandboxGoneError,
+    SpawnedProcess,
     Spawner,
     SpawnError,
     Survivor,
@@ -87,7 +87,7 @@ class InitSpawner:
         self._ids = itertools.count(highest + 1)
         return survivors
 
-    async def spawn(self, command: Command, on_exit: OnExit) -> ChildProcess:
+    async def spawn(self, command: Command, on_exit: OnExit) -> SpawnedProcess:
         flags = init_protocol.SpawnFlags(0)
         columns, rows = command.pty_size or (80, 24)
         if command.pty_size is not None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from paddock.envd.process.events import Subscription, data_event, end_event
 from paddock.envd.process.init_protocol import SignalScope
-from paddock.envd.process.spawner import ChildProcess, ExitStatus
+from paddock.envd.process.spawner import ExitStatus, SpawnedProcess
 from paddock.envd.rpc.messages import EndEvent, ProcessConfig, ProcessEvent
 
 PIPE_CHUNK = 32 << 10
@@ -44,7 +44,7 @@ class ManagedProcess:
         self.on_leader_exit: Callable[[ExitStatus], None] | None = None
         """Called at the exit of the process itself, even if others still hold its pipes."""
         self._loop = asyncio.get_running_loop()
-        self._child: ChildProcess | None = None
+        self._child: SpawnedProcess | None = None
         self._open: dict[str, int] = {}
         self._stdin: int | None = None
         self._stdin_lock = asyncio.Lock()
@@ -57,7 +57,7 @@ class ManagedProcess:
 
     # -- lifecycle
 
-    def attach_child(self, child: ChildProcess) -> None:
+    def attach_child(self, child: SpawnedProcess) -> None:
         """Start reading the output of the started command."""
         self._child = child
         self.pid = child.pid

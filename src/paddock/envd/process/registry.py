@@ -13,7 +13,7 @@ import msgspec
 from paddock.envd.process.events import Subscription
 from paddock.envd.process.init_protocol import MAX_MEMO
 from paddock.envd.process.process import ManagedProcess
-from paddock.envd.process.spawner import ChildProcess, Command, ExitStatus, OnExit, Spawner
+from paddock.envd.process.spawner import Command, ExitStatus, OnExit, SpawnedProcess, Spawner
 from paddock.envd.rpc.messages import ProcessConfig
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class ProcessRegistry:
             task.cancel()
         self._spawner.close()
 
-    def _adopt(self, process: ManagedProcess, child: ChildProcess) -> None:
+    def _adopt(self, process: ManagedProcess, child: SpawnedProcess) -> None:
         process.on_end = self._on_end
         self._processes[child.pid] = process
         process.attach_child(child)

@@ -65,7 +65,7 @@ class ExitStatus(Struct, frozen=True):
 OnExit = Callable[[ExitStatus], None]
 
 
-class ChildProcess(Protocol):
+class SpawnedProcess(Protocol):
     """A started command. Its descriptors are non-blocking; the caller must close them."""
 
     @property
@@ -103,7 +103,7 @@ class ChildProcess(Protocol):
 class Survivor(Struct, frozen=True):
     """A process, running or ended, that an earlier envd started."""
 
-    child: ChildProcess
+    child: SpawnedProcess
     memo: bytes
     exit: ExitStatus | None
 
@@ -115,7 +115,7 @@ class Spawner(Protocol):
         """Return the processes of an earlier envd; `on_exit(pid)` returns the callback of each."""
         ...
 
-    async def spawn(self, command: Command, on_exit: OnExit) -> ChildProcess:
+    async def spawn(self, command: Command, on_exit: OnExit) -> SpawnedProcess:
         """Start a command, or raise `SpawnError`."""
         ...
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from paddock.envd import logs
 from paddock.envd.http.request import HttpRequest
-from paddock.envd.http.server import HttpServer
+from paddock.envd.http.server import HttpListener
 from paddock.envd.tasks.files import TaskFiles
 from paddock.envd.tasks.http_api import TaskRoutes, is_task_path, respond_problem
 from paddock.envd.tasks.launcher import ExecutorError, Launcher
@@ -73,7 +73,7 @@ class Executor:
         self._options = options
         self.tasks = TaskManager(launcher, TaskFiles(options.data_dir))
         self._routes = TaskRoutes(self.tasks)
-        self._server = HttpServer(self._serve)
+        self._server = HttpListener(self._serve)
 
     async def start(self, listener: socket.socket) -> None:
         """Resume the tasks of an earlier executor, then serve."""

@@ -77,7 +77,6 @@ class StartingChild(Struct):
     pid: int
     pidfd: int
     requester: socket.socket
-    report: bytes = b""
 
 
 class SpareChild(Struct):

@@ -24,7 +24,7 @@ import msgspec
 from paddock.envd import isolation
 from paddock.envd.config import Config, EnvdSettings
 from paddock.envd.http.request import HttpRequest
-from paddock.envd.http.server import HttpServer
+from paddock.envd.http.server import HttpListener
 from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.server import Envd, respond_json, respond_problem
 from paddock.envd.zygote import warmup
@@ -59,7 +59,7 @@ class Sidecar:
         self._state = state
         self._main = main
         self._envd = Envd(envd_config, DirectSpawner(), cgroups)
-        self._control = HttpServer(self._serve)
+        self._control = HttpListener(self._serve)
         self._log_buffer = LogBuffer(clock.system())
         self._output_reader: OutputReader | None = None
         self._is_ready = False

@@ -12,7 +12,7 @@ from typing import Any
 
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
-from paddock.claims import warm
+from paddock.claims.lost_replies import find_written
 from paddock.claims.quota.ledger import Ledger
 from paddock.kit.backoff import Backoff
 from paddock.kit.errors import NotFoundError, PaddockError
@@ -50,6 +50,10 @@ class ClaimCleanup:
         names = ", ".join(str(item.key) for item in sandboxes)
         return self._begun(self._all(sandboxes), f"disown {names}")
 
+    def begin_all(self, sandboxes: list[Sandbox]) -> None:
+        """End these without waiting."""
+        self.begin(*sandboxes)
+
     def after(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """Do something when everything that is being ended now has ended."""
         return self._begun(self._then(tuple(self._tasks), work), "after cleanup")
@@ -85,7 +89,7 @@ class ClaimCleanup:
         while claim is not None:
             try:
                 # Where it runs, its event has been taken in and counts it.
-                found = await warm.written(self._provider, sandbox)
+                found = await find_written(self._provider, sandbox)
             except (PaddockError, OSError):
                 attempt += 1
                 await asyncio.sleep(_BACKOFF.delay(attempt))
@@ -98,7 +102,7 @@ class ClaimCleanup:
         looks, attempt = 0, 0
         while looks < _LOOKS:
             try:
-                found = await warm.written(self._provider, wanted)
+                found = await find_written(self._provider, wanted)
                 if found is not None:
                     await self._delete(found)
                     return

@@ -12,11 +12,13 @@ import hashlib
 import logging
 from datetime import timedelta
 
+import msgspec
 from msgspec import Struct, structs
 
 from paddock.cache import indexes
 from paddock.cache.provider import Provider
 from paddock.claims.caller import LABEL_KIND, SYSTEM_NAMESPACE
+from paddock.claims.requests import NewSandbox
 from paddock.kit.clock import Clock
 from paddock.kit.errors import (
     AlreadyExistsError,
@@ -209,3 +211,8 @@ class IdempotencyKeys:
     def _name(self, team: str, key: str) -> Key:
         digest = hashlib.sha256(f"{team}\0{key}".encode()).hexdigest()[:40]
         return Key(self._namespace, f"first-{digest}")
+
+
+def request_hash(request: NewSandbox) -> str:
+    """Return a hash that differs for different requests with the same idempotency key."""
+    return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).hexdigest()[:32]

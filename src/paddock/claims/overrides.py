@@ -40,7 +40,7 @@ class ClaimOverrides:
         self._memory_bytes = memory_bytes
         """So much memory claims may ask for, where their template gives less."""
 
-    def must_allow(self, image: str) -> None:
+    def check_image(self, image: str) -> None:
         """Raise `ForbiddenError` for an image that is not among those to choose from."""
         if not any(fnmatchcase(image, pattern) for pattern in self._images):
             raise ForbiddenError(
@@ -53,7 +53,7 @@ class ClaimOverrides:
     ) -> Fit:
         """Fill a wish up from its template; `InvalidError` where it is for more than is allowed."""
         if image:
-            self.must_allow(image)
+            self.check_image(image)
         base = template.resources
         size = base if resources is None else self._sized(base, resources)
         made_of = structs.replace(template, image=image) if image else template

@@ -12,6 +12,7 @@ from paddock.resources.meta import Key
 Take = Callable[[Key], Awaitable[Sandbox | None]]
 """Takes a warm sandbox out of a pool; `None` where somebody else was faster."""
 WARM = "warm"
+COLD = "cold"
 REMOTE = "remote"
 
 

@@ -17,13 +17,13 @@ from paddock.app.wiring.federation import FederationParts
 from paddock.app.wiring.manager import build_limiter, build_manager, build_overrides, own_records
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import KINDS, Provider
+from paddock.claims.acquirer import Acquirer
 from paddock.claims.idempotency import IdempotencyKeys
 from paddock.claims.limiter import FairLimiter
 from paddock.claims.ports import Announcer
 from paddock.claims.quota.ledger import Ledger
 from paddock.claims.quota.reservations import QuotaReservations
 from paddock.claims.quota.share_manager import ShareManager
-from paddock.claims.quota.team_gate import TeamGate
 from paddock.controllers.batch.tasks.runner import TaskRunner
 from paddock.engine.informer import Filter
 from paddock.engine.recorder import Recorder
@@ -113,7 +113,13 @@ class Assembly(Struct, frozen=True, kw_only=True):
             recorder=recorder,
             batches=batches,
             environments=self.environments,
-            gate=TeamGate(self.reservations, self.limiter),
+            acquirer=Acquirer(
+                provider=self.provider,
+                pool_members=self.pool_members,
+                reservations=self.reservations,
+                limiter=self.limiter,
+                clock=self.clock,
+            ),
             overrides=build_overrides(self.settings, agent, self.provider),
         )
 

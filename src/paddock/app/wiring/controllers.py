@@ -8,12 +8,13 @@ from paddock.app.wiring.batches import BatchControllers
 from paddock.app.wiring.environments import Environments
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
+from paddock.claims.acquirer import Acquirer
+from paddock.claims.overrides import ClaimOverrides
 from paddock.controllers.checkpoint import events as checkpoint_events
 from paddock.controllers.checkpoint.controller import CheckpointController
 from paddock.controllers.claim import events as claim_events
-from paddock.controllers.claim.acquire import Taker
+from paddock.controllers.claim.acquire import ClaimAcquirer
 from paddock.controllers.claim.controller import ClaimController
-from paddock.controllers.claim.ports import Fitting, Gate
 from paddock.controllers.janitor import Janitor
 from paddock.controllers.pool import events as pool_events
 from paddock.controllers.pool.controller import PoolController
@@ -50,8 +51,8 @@ class Controllers:
         recorder: Recorder,
         batches: BatchControllers,
         environments: Environments,
-        gate: Gate,
-        overrides: Fitting,
+        acquirer: Acquirer,
+        overrides: ClaimOverrides,
         prober: Prober | None = None,
     ) -> None:
         self._provider = provider
@@ -93,13 +94,11 @@ class Controllers:
         )
         claims = ClaimController(
             provider=provider,
-            taker=Taker(
-                provider=provider, pool_members=pool_members, seed=seed, clock=clock, gate=gate
-            ),
+            acquirer=ClaimAcquirer(acquirer, seed),
             overrides=overrides,
             clock=clock,
             recorder=recorder,
-            line=environments.claim_queue,
+            queue=environments.claim_queue,
         )
         sandbox = Controller("sandbox", self._sandboxes.reconcile, workers=SANDBOX_WORKERS)
         sandbox_events.subscribe(

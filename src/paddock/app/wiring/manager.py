@@ -2,9 +2,11 @@
 
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
+from paddock.claims.acquirer import Acquirer
 from paddock.claims.caller import LABEL_KIND, SYSTEM_NAMESPACE
 from paddock.claims.cleanup import ClaimCleanup
 from paddock.claims.engine import Claims
+from paddock.claims.hand_over import HandOver
 from paddock.claims.idempotency import IdempotencyKeys
 from paddock.claims.limiter import FairLimiter
 from paddock.claims.overrides import ClaimOverrides
@@ -75,20 +77,31 @@ def build_manager(
     cleanup = ClaimCleanup(provider, reservations.ledger, pool_members)
     resolver = TemplateResolver(provider)
     queries = SandboxQueries(provider, agent, clock)
+    overrides = build_overrides(settings, agent, provider)
     claims = Claims(
         provider=provider,
-        pool_members=pool_members,
+        acquirer=Acquirer(
+            provider=provider,
+            pool_members=pool_members,
+            reservations=reservations,
+            limiter=limiter or build_limiter(settings, clock),
+            clock=clock,
+        ),
         resolver=resolver,
-        reservations=reservations,
         cleanup=cleanup,
-        idempotency_keys=idempotency_keys,
-        limiter=limiter or build_limiter(settings, clock),
-        agent=agent,
-        overrides=build_overrides(settings, agent, provider),
-        announcer=announcer,
+        hand_over=HandOver(
+            provider=provider,
+            agent=agent,
+            overrides=overrides,
+            announcer=announcer,
+            cleanup=cleanup,
+            clock=clock,
+        ),
+        overrides=overrides,
         seed=seed,
         clock=clock,
         environments=environments,
+        idempotency_keys=idempotency_keys,
         max_timeout_seconds=settings.max_timeout_seconds,
     )
     lifecycle = Lifecycle(

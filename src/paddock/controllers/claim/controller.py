@@ -12,9 +12,10 @@ from datetime import datetime, timedelta
 from msgspec import Struct, structs
 
 from paddock.cache.provider import Provider
+from paddock.claims.overrides import ClaimOverrides
 from paddock.controllers.claim import plan as steps
-from paddock.controllers.claim.acquire import Taker
-from paddock.controllers.claim.ports import Fitting, Line
+from paddock.controllers.claim.acquire import ClaimAcquirer
+from paddock.controllers.claim.ports import EnvironmentQueue
 from paddock.controllers.claim.progress import Held, held, standing_of, why_lost
 from paddock.controllers.claim.source import Meant, Source
 from paddock.controllers.claim.status import completed, is_over, progress, updated
@@ -52,14 +53,14 @@ class ClaimController:
         self,
         *,
         provider: Provider,
-        taker: Taker,
-        overrides: Fitting,
+        acquirer: ClaimAcquirer,
+        overrides: ClaimOverrides,
         clock: Clock,
         recorder: Recorder,
-        line: Line | None = None,
+        queue: EnvironmentQueue | None = None,
     ) -> None:
-        self._line = line
-        self._taker = taker
+        self._queue = queue
+        self._acquirer = acquirer
         self._overrides = overrides
         self._source = Source(provider, overrides)
         self.wake: Callable[[Key], None] = lambda _claim: None
@@ -90,11 +91,11 @@ class ClaimController:
         claim = self._provider.get(SandboxClaim, key)
         if claim is None or is_over(claim):
             self._made_anew.discard(key)
-            if self._line is not None:
-                self._line.forget(key)
+            if self._queue is not None:
+                self._queue.forget(key)
         if claim is None:
             return Gone()
-        await self._taker.clear_up()
+        await self._acquirer.resolve_lost_replies()
         meant = self._source.of(claim)
         now = self._clock.now()
         case = _Case(claim=claim, held=self._held(claim, now), meant=meant)
@@ -122,8 +123,8 @@ class ClaimController:
                 return await self._resize(case, sandboxes)
             case steps.Wait(until):
                 return await self._wait(case, until)
-            case steps.Take() if case.meant.env is not None and self._line is not None:
-                return await self._take_in_turn(case.claim, case.meant.env, self._line)
+            case steps.Take() if case.meant.env is not None and self._queue is not None:
+                return await self._take_in_turn(case.claim, case.meant.env, self._queue)
             case steps.Take(count):
                 return await self._take(case, count)
             case _:
@@ -150,27 +151,27 @@ class ClaimController:
             self._recorder.normal(claim, "MadeAnew", words)
         return updated(claim, status, words, now=self._clock.now())
 
-    async def _take_in_turn(self, claim: SandboxClaim, env: Key, line: Line) -> Result:
+    async def _take_in_turn(self, claim: SandboxClaim, env: Key, queue: EnvironmentQueue) -> Result:
         """Take what members of an environment have for this claim; wait in line for the rest."""
         taken, problem = 0, ""
-        while (pool := line.take_granted(claim.key, env)) is not None:
+        while (pool := queue.take_granted(claim.key, env)) is not None:
             try:
                 taken += await self._from_member(claim, pool)
             except PaddockError as error:
                 problem = error.message
                 break
             finally:
-                line.settle(env, pool)
+                queue.settle(env, pool)
         holding = self._held(claim, self._clock.now())
         if problem:
             # What it may not have is for others; it asks again when it is called again.
-            line.forget(claim.key)
+            queue.forget(claim.key)
             await self._note(claim, holding, taken, problem)
             return After(self._patience(claim), problem)
         got = max(len(holding.ready), claim.status.claimed_replicas) + len(holding.on_their_way)
         # After failures one is enough to find out whether all is well again.
         most = 1 if claim.status.failures else claim.spec.replicas
-        line.enqueue(
+        queue.enqueue(
             claim.key,
             env,
             count=max(min(claim.spec.replicas - got, most), 0),
@@ -186,14 +187,14 @@ class ClaimController:
         meant = self._source.member(claim, member)
         if meant.refusal:
             raise UnsupportedError(f"pool {member} cannot serve this claim: {meant.refusal}")
-        return await self._taker.take(claim, meant.fit, meant.pool, creates=False)
+        return await self._acquirer.acquire(claim, meant.fit, meant.pool, creates=False)
 
     async def _take(self, case: "_Case", count: int) -> Result:
         claim, fit = case.claim, case.meant.fit
         creates = claim.spec.create_on_no_stock
         pool = None if fit.obstacle or claim.key in self._made_anew else case.meant.pool
         results = await asyncio.gather(
-            *(self._taker.take(claim, fit, pool, creates=creates) for _ in range(count)),
+            *(self._acquirer.acquire(claim, fit, pool, creates=creates) for _ in range(count)),
             return_exceptions=True,
         )
         taken = sum(result is True for result in results)
@@ -215,9 +216,9 @@ class ClaimController:
 
     async def _wait(self, case: "_Case", until: datetime) -> Result:
         claim, ready = case.claim, len(case.held.ready)
-        if self._line is not None:
+        if self._queue is not None:
             # Whoever wants no more for now stands in nobody's way.
-            self._line.forget(claim.key)
+            self._queue.forget(claim.key)
         if ready > claim.status.claimed_replicas:
             words = f"{ready} of {claim.spec.replicas} are ready"
             await self._write(claim, structs.replace(progress(claim, case.held), message=words))

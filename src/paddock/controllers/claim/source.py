@@ -7,7 +7,7 @@ otherwise than that says. Only reads.
 from msgspec import Struct
 
 from paddock.cache.provider import Provider
-from paddock.controllers.claim.ports import Fitting
+from paddock.claims.overrides import ClaimOverrides
 from paddock.kit.errors import ForbiddenError, InvalidError
 from paddock.resources.kinds.claim import SandboxClaim
 from paddock.resources.kinds.env import SandboxEnv
@@ -32,7 +32,7 @@ class Meant(Struct, frozen=True, kw_only=True):
 class Source:
     """Finds out what claims mean."""
 
-    def __init__(self, provider: Provider, overrides: Fitting) -> None:
+    def __init__(self, provider: Provider, overrides: ClaimOverrides) -> None:
         self._provider = provider
         self._overrides = overrides
 

@@ -16,9 +16,9 @@ from paddock.cache import states
 from paddock.cache.provider import Provider
 from paddock.cache.states import SandboxState
 from paddock.cache.waits import WaitTask
-from paddock.claims import warm
 from paddock.claims.caller import Caller
 from paddock.claims.cleanup import ClaimCleanup
+from paddock.claims.lost_replies import AMBIGUOUS_ERRORS
 from paddock.claims.ports import Announcer
 from paddock.claims.quota.reservations import QuotaReservations
 from paddock.kit.clock import Clock
@@ -185,7 +185,7 @@ class Lifecycle:
             started = self._clock.monotonic()
             try:
                 written = await self._write(current, running)
-            except (asyncio.CancelledError, *warm.AMBIGUOUS):
+            except (asyncio.CancelledError, *AMBIGUOUS_ERRORS):
                 # Perhaps it was written: its place is free when the store says that it was not.
                 looked = self._cleanup.look_after_resume(current)
                 await asyncio.wait((looked,), timeout=LOOK_SECONDS)

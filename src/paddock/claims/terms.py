@@ -1,0 +1,92 @@
+"""The terms of a claim: identity, tokens, deadlines, overrides. Pure.
+
+One builder for API requests, one for SandboxClaims. Those of batches are in
+`resources/transitions/batch_claim.py`: they follow from the batch's status alone.
+"""
+
+from datetime import datetime
+
+from paddock.claims.caller import Caller
+from paddock.claims.requests import NewSandbox
+from paddock.kit import ids
+from paddock.resources.kinds.claim import SandboxClaim
+from paddock.resources.kinds.sandbox import LABEL_CLAIM, ClaimIdentity, WakeOnTraffic
+from paddock.resources.tokens import TokenSeed, hashed
+from paddock.resources.transitions.claim import Fit, Terms
+
+
+def request_terms(
+    caller: Caller,
+    request: NewSandbox,
+    fit: Fit,
+    seed: TokenSeed,
+    *,
+    account: str,
+    idempotency_hash: str,
+    now: datetime,
+) -> Terms:
+    """Return the terms of an API request; each call has an id and a lock of its own."""
+    sandbox_id = request.sandbox_id or ids.sandbox_id()
+    network = request.network
+    is_private = network is not None and not network.allow_public_traffic
+    identity = ClaimIdentity(
+        sandbox_id=sandbox_id,
+        owner=caller.team,
+        key_id=caller.key_id,
+        lock=ids.uid(),
+        claim_time=now,
+        template_id=request.template,
+        access_token_hash=hashed(seed.access_token(sandbox_id)) if request.secure else "",
+        traffic_token_hash=hashed(seed.traffic_token(sandbox_id)) if is_private else "",
+        account=account,
+        idempotency_key=request.idempotency_key,
+        idempotency_hash=idempotency_hash,
+        metadata=request.metadata,
+        env_vars=request.env_vars,
+        timeout_seconds=request.timeout_seconds,
+        auto_pause=request.auto_pause,
+        auto_pause_memory=request.auto_pause_memory,
+    )
+    wake = None
+    if request.auto_resume:
+        wake = WakeOnTraffic(enabled=True, timeout_seconds=request.timeout_seconds or 300)
+    return Terms(
+        identity=identity,
+        wake=wake,
+        idle_pause=request.idle_pause,
+        network=network,
+        resources=fit.resources,
+        image=fit.image,
+        paused_retention_seconds=request.paused_retention_seconds,
+        pause_strategy=request.pause_strategy,
+        labels=request.labels,
+    )
+
+
+def sandbox_claim_terms(
+    claim: SandboxClaim, fit: Fit, seed: TokenSeed, *, account: str, now: datetime
+) -> Terms:
+    """Return the terms of one sandbox of a SandboxClaim; its namespace is the owning team."""
+    sandbox_id = ids.sandbox_id()
+    end = claim.spec.shutdown_time
+    identity = ClaimIdentity(
+        sandbox_id=sandbox_id,
+        owner=claim.metadata.namespace,
+        lock=ids.uid(),
+        claim_time=now,
+        claim_uid=claim.metadata.uid,
+        template_id=claim.spec.template_name,
+        account=account,
+        access_token_hash=hashed(seed.access_token(sandbox_id)),
+        env_vars=claim.spec.env_vars,
+        # The fixed end as a timeout too: pausing and extending read the timeout.
+        timeout_seconds=None if end is None else max(int((end - now).total_seconds()), 1),
+    )
+    return Terms(
+        identity=identity,
+        resources=fit.resources,
+        image=fit.image,
+        shutdown_time=end,
+        labels={**claim.spec.labels, LABEL_CLAIM: claim.metadata.name},
+        annotations=claim.spec.annotations,
+    )

@@ -1,0 +1,195 @@
+"""A sandbox changes hands in one write: to a claimer, to a batch's shard."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from paddock.resources.kinds.batch import (
+    Allocation,
+    BatchSandbox,
+    BatchSandboxSpec,
+    BatchSandboxStatus,
+)
+from paddock.resources.kinds.sandbox import (
+    LABEL_BATCH,
+    LABEL_CLAIM,
+    LABEL_CLAIMED,
+    LABEL_POOL,
+    LABEL_SHARD,
+    LABEL_TEAM,
+    ClaimIdentity,
+    IdlePause,
+    Sandbox,
+    SandboxSpec,
+    WakeOnTraffic,
+)
+from paddock.resources.kinds.template import NetworkPolicy, PauseStrategy, Resources
+from paddock.resources.meta import ObjectMeta, OwnerReference
+from paddock.resources.tokens import TokenSeed, hashed
+from paddock.resources.transitions import batch_claim
+from paddock.resources.transitions.claim import Terms, claimed, claimed_spec
+from paddock.resources.transitions.pause_strategy import strategy_for
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+END = NOW + timedelta(seconds=60)
+SEED = TokenSeed(b"0" * 32)
+POOL = OwnerReference(api_version="v", kind="SandboxPool", name="p", uid="u", controller=True)
+
+
+def terms(*, timeout: int | None = 60, auto_pause: bool = False, **more: Any) -> Terms:
+    identity = ClaimIdentity(
+        sandbox_id="i",
+        owner="team",
+        lock="l",
+        claim_time=NOW,
+        timeout_seconds=timeout,
+        auto_pause=auto_pause,
+    )
+    return Terms(identity=identity, **more)
+
+
+def pooled(**spec: Any) -> Sandbox:
+    return Sandbox(
+        metadata=ObjectMeta(
+            name="box",
+            namespace="default",
+            labels={LABEL_POOL: "p", "color": "pool's"},
+            annotations={"kept": "1", "color": "pool's"},
+            owner_references=(POOL,),
+        ),
+        spec=SandboxSpec(**spec),
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "pause_time", "shutdown_time"),
+    [
+        pytest.param(terms(), None, END, id="killed at its end"),
+        pytest.param(terms(auto_pause=True), END, None, id="paused at its end"),
+        pytest.param(terms(timeout=None), None, None, id="without a timeout"),
+        pytest.param(
+            terms(auto_pause=True, shutdown_time=NOW), None, NOW, id="a fixed end comes first"
+        ),
+    ],
+)
+def test_a_claim_sets_the_deadlines(
+    asked: Terms, pause_time: datetime | None, shutdown_time: datetime | None
+):
+    before = SandboxSpec(pause_time=NOW, shutdown_time=NOW)
+    spec = claimed_spec(before, asked, now=NOW)
+    assert (spec.pause_time, spec.shutdown_time) == (pause_time, shutdown_time)
+
+
+SMALL, LARGE = Resources(cpu="1"), Resources(cpu="2")
+
+
+@pytest.mark.parametrize(
+    ("field", "before", "asked", "after"),
+    [
+        ("paused", True, None, False),
+        ("recycle", True, None, False),
+        ("wake_on_traffic", WakeOnTraffic(enabled=True), None, None),
+        ("idle_pause", IdlePause(after_seconds=60), None, None),
+        ("network", NetworkPolicy(), None, NetworkPolicy()),
+        ("network", None, NetworkPolicy(), NetworkPolicy()),
+        ("resources", SMALL, None, SMALL),
+        ("resources", SMALL, LARGE, LARGE),
+        ("image", "a", None, "a"),
+        ("image", "a", "b", "b"),
+        ("pause_strategy", PauseStrategy.STOP, None, PauseStrategy.STOP),
+        ("pause_strategy", PauseStrategy.STOP, PauseStrategy.FREEZE, PauseStrategy.FREEZE),
+        ("paused_retention_seconds", 5, None, None),
+        ("paused_retention_seconds", None, 7, 7),
+    ],
+)
+def test_a_claim_brings_its_terms(field: str, before: Any, asked: Any, after: Any):
+    wanted = terms(**({field: asked} if asked is not None else {}))
+    spec = claimed_spec(SandboxSpec(**{field: before}), wanted, now=NOW)
+    assert getattr(spec, field) == after
+    assert spec.claim == wanted.identity
+
+
+def test_a_claimed_sandbox_is_no_longer_its_pools():
+    labels = {"color": "claim's", "mine": "1", LABEL_CLAIM: "c", LABEL_POOL: "other"}
+    asked = terms(labels=labels, annotations={"color": "claim's"})
+    found = claimed(pooled(), asked, now=NOW)
+    assert found.metadata.owner_references == ()
+    assert found.metadata.labels == {
+        "color": "pool's",
+        "mine": "1",
+        LABEL_POOL: "p",
+        LABEL_CLAIM: "c",
+        LABEL_CLAIMED: "true",
+        LABEL_TEAM: "team",
+    }
+    assert found.metadata.annotations == {"kept": "1", "color": "claim's"}
+    assert found.metadata.name == "box"
+
+
+def test_a_claim_of_our_own_controllers_writes_over_its_labels():
+    asked = terms(labels={LABEL_BATCH: "new", LABEL_SHARD: "1"})
+    stale = claimed(pooled(), terms(labels={LABEL_BATCH: "old", LABEL_SHARD: "0"}), now=NOW)
+    found = claimed(stale, asked, now=NOW).metadata.labels
+    assert (found[LABEL_BATCH], found[LABEL_SHARD]) == ("new", "1")
+
+
+# ---- shards ------------------------------------------------------------------------------
+
+
+def batch(*, owner: str = "", pool: str = "") -> BatchSandbox:
+    return BatchSandbox(
+        metadata=ObjectMeta(name="b", namespace="default", uid="u1"),
+        spec=BatchSandboxSpec(owner=owner, expire_time=END),
+        status=BatchSandboxStatus(pool=pool),
+    )
+
+
+SHARD = Allocation(shard=3, sandbox="box", sandbox_id="public")
+
+
+@pytest.mark.parametrize(("owner", "expected"), [("team", "team"), ("", "default")])
+def test_a_shard_belongs_to_its_batches_team(owner: str, expected: str):
+    assert batch_claim.owner_of(batch(owner=owner)) == expected
+
+
+@pytest.mark.parametrize(("pool", "template"), [("p", "p"), ("", "b")])
+def test_the_terms_of_a_shard(pool: str, template: str):
+    found = batch_claim.terms(batch(pool=pool), SHARD, SEED, now=NOW)
+    identity = found.identity
+    assert (identity.sandbox_id, identity.owner) == ("public", "default")
+    assert identity.template_id == template
+    assert identity.lock == "u1-3-public"
+    assert identity.idempotency_key == "batch:u1:3:public"
+    assert identity.access_token_hash == hashed(SEED.access_token("public"))
+    assert identity.metadata == {"batch": "b", "shard": "3"}
+    assert identity.timeout_seconds is None
+    assert found.shutdown_time == END
+    assert found.labels == {LABEL_BATCH: "b", LABEL_SHARD: "3"}
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_becoming_addressable_does_not_resume_a_sandbox(paused: bool):
+    found = batch_claim.stamped(pooled(paused=paused), batch(), SHARD, SEED, now=NOW)
+    assert found.spec.paused is paused
+    assert found.spec.shutdown_time == END
+    assert found.spec.claim is not None
+    assert found.metadata.owner_references == ()
+
+
+@pytest.mark.parametrize(
+    ("own", "memory", "expected"),
+    [
+        (None, True, None),
+        (None, False, PauseStrategy.STOP),
+        (PauseStrategy.FREEZE, True, PauseStrategy.FREEZE),
+        (PauseStrategy.FREEZE, False, PauseStrategy.STOP),
+        (PauseStrategy.HIBERNATE, True, PauseStrategy.HIBERNATE),
+        (PauseStrategy.STOP, True, None),
+        (PauseStrategy.STOP, False, PauseStrategy.STOP),
+    ],
+)
+def test_a_pause_without_memory_is_for_this_once(
+    own: PauseStrategy | None, memory: bool, expected: PauseStrategy | None
+):
+    assert strategy_for(SandboxSpec(pause_strategy=own), memory=memory) is expected

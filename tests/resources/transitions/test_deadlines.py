@@ -1,0 +1,174 @@
+"""What operations do to the deadlines of a sandbox."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from paddock.resources.kinds.sandbox import ClaimIdentity, SandboxSpec, WakeOnTraffic
+from paddock.resources.transitions import deadlines
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def spec(*, timeout: int | None = 60, auto_pause: bool = False, **more: Any) -> SandboxSpec:
+    claim = ClaimIdentity(
+        sandbox_id="i",
+        owner="team",
+        lock="l",
+        claim_time=NOW,
+        timeout_seconds=timeout,
+        auto_pause=auto_pause,
+    )
+    return SandboxSpec(claim=claim, **more)
+
+
+def instants(found: SandboxSpec) -> tuple[bool, datetime | None, datetime | None]:
+    return found.paused, found.pause_time, found.shutdown_time
+
+
+@pytest.mark.parametrize(
+    ("before", "seconds", "expected"),
+    [
+        pytest.param(spec(), 10, (False, None, at(10)), id="killed at its end"),
+        pytest.param(spec(auto_pause=True), 10, (False, at(10), None), id="paused at its end"),
+        pytest.param(spec(shutdown_time=at(99)), 10, (False, None, at(10)), id="may be sooner"),
+        pytest.param(
+            spec(auto_pause=True, shutdown_time=at(99)), 10, (False, at(10), None), id="one of both"
+        ),
+        pytest.param(spec(timeout=None), 10, (False, None, None), id="without a timeout"),
+        pytest.param(SandboxSpec(), 10, (False, None, at(10)), id="unclaimed"),
+    ],
+)
+def test_setting_a_timeout(before: SandboxSpec, seconds: float, expected: Any):
+    assert instants(deadlines.with_timeout(before, now=NOW, seconds=seconds)) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "seconds", "expected"),
+    [
+        pytest.param(spec(shutdown_time=at(5)), 10, (False, None, at(10)), id="later"),
+        pytest.param(spec(shutdown_time=at(10)), 10, (False, None, at(10)), id="as it is"),
+        pytest.param(spec(shutdown_time=at(50)), 10, (False, None, at(50)), id="never sooner"),
+        pytest.param(
+            spec(auto_pause=True, pause_time=at(5)), 10, (False, at(10), None), id="its pause"
+        ),
+        pytest.param(spec(), 10, (False, None, None), id="no end stays no end"),
+        pytest.param(spec(timeout=None), 10, (False, None, None), id="without a timeout"),
+    ],
+)
+def test_extending(before: SandboxSpec, seconds: float, expected: Any):
+    assert instants(deadlines.extended(before, now=NOW, seconds=seconds)) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        pytest.param(spec(shutdown_time=at(5)), (True, None, None), id="kept for good"),
+        pytest.param(
+            spec(pause_time=at(5), paused_retention_seconds=30), (True, None, at(30)), id="retained"
+        ),
+        pytest.param(spec(paused_retention_seconds=0), (True, None, NOW), id="not kept at all"),
+    ],
+)
+def test_pausing(before: SandboxSpec, expected: Any):
+    assert instants(deadlines.paused(before, now=NOW)) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        pytest.param(spec(paused=True, shutdown_time=at(5)), (False, None, at(20)), id="killed"),
+        pytest.param(spec(paused=True, auto_pause=True), (False, at(20), None), id="paused again"),
+        pytest.param(
+            spec(paused=True, timeout=None, shutdown_time=at(5)), (False, None, None), id="never"
+        ),
+    ],
+)
+def test_resuming(before: SandboxSpec, expected: Any):
+    assert instants(deadlines.resumed(before, now=NOW, seconds=20)) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        pytest.param(
+            spec(paused=True, auto_pause=True), (False, at(300), None), id="paused again later"
+        ),
+        pytest.param(
+            spec(paused=True, auto_pause=True, paused_retention_seconds=9, shutdown_time=at(9)),
+            (False, at(300), None),
+            id="the retention ends with the pause",
+        ),
+        pytest.param(
+            spec(paused=True, shutdown_time=at(7)),
+            (False, None, at(7)),
+            id="traffic does not extend the deadline",
+        ),
+        pytest.param(
+            spec(paused=True, timeout=None, paused_retention_seconds=9, shutdown_time=at(9)),
+            (False, None, None),
+            id="one that never ends",
+        ),
+    ],
+)
+def test_waking_by_traffic(before: SandboxSpec, expected: Any):
+    assert instants(deadlines.woken(before, now=NOW)) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "seconds"),
+    [
+        (spec(timeout=10), deadlines.MIN_WAKE_SECONDS),
+        (spec(timeout=None), deadlines.MIN_WAKE_SECONDS),
+        (SandboxSpec(), deadlines.MIN_WAKE_SECONDS),
+        (spec(timeout=1000), 1000),
+        (spec(wake_on_traffic=WakeOnTraffic(enabled=True, timeout_seconds=900)), 900),
+        (spec(timeout=1000, wake_on_traffic=WakeOnTraffic(timeout_seconds=900)), 1000),
+    ],
+)
+def test_how_long_traffic_keeps_a_sandbox_awake(found: SandboxSpec, seconds: int):
+    assert deadlines.wake_seconds(found) == seconds
+
+
+@pytest.mark.parametrize(
+    ("found", "is_over", "is_pause_due"),
+    [
+        pytest.param(spec(), False, False, id="no deadline"),
+        pytest.param(spec(shutdown_time=at(1)), False, False, id="before its end"),
+        pytest.param(spec(shutdown_time=NOW), True, False, id="at its end"),
+        pytest.param(spec(pause_time=NOW), False, True, id="at its pause"),
+        pytest.param(spec(pause_time=at(1)), False, False, id="before its pause"),
+        pytest.param(
+            spec(pause_time=NOW, shutdown_time=NOW), False, True, id="a due pause comes first"
+        ),
+        pytest.param(
+            spec(paused=True, pause_time=NOW, shutdown_time=NOW), True, False, id="paused already"
+        ),
+    ],
+)
+def test_what_is_due(found: SandboxSpec, is_over: bool, is_pause_due: bool):
+    assert deadlines.is_over(found, now=NOW) is is_over
+    assert deadlines.is_pause_due(found, now=NOW) is is_pause_due
+
+
+@pytest.mark.parametrize(
+    ("found", "end", "timer"),
+    [
+        (spec(), None, None),
+        (spec(shutdown_time=at(5)), at(5), at(5)),
+        (spec(pause_time=at(9), shutdown_time=at(5)), at(9), at(5)),
+        (spec(pause_time=at(3), shutdown_time=at(5)), at(3), at(3)),
+        (spec(paused=True, pause_time=at(3), shutdown_time=at(5)), at(3), at(5)),
+        (spec(paused=True, pause_time=at(3)), at(3), None),
+    ],
+)
+def test_the_end_and_the_next_timer(
+    found: SandboxSpec, end: datetime | None, timer: datetime | None
+):
+    assert deadlines.end_of(found) == end
+    assert deadlines.next_instant(found) == timer

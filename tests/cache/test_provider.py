@@ -323,7 +323,7 @@ async def test_mutate_of_a_certain_uid_refuses_a_namesake(cache: Provider) -> No
     first = await cache.write.create(sandbox())
     await cache.write.delete(first)
     await cache.write.create(sandbox())
-    with pytest.raises(NotFoundError, match="no longer the one that was meant"):
+    with pytest.raises(NotFoundError, match="was deleted and recreated"):
         await cache.write.mutate(
             Sandbox, first.key, lambda obj: with_spec(obj, paused=True), uid=first.metadata.uid
         )
@@ -394,7 +394,7 @@ async def test_kinds_are_narrowed_each_by_its_own_filter(store: FaultyStore) -> 
         assert names(cache.pools()) == ["here"]
 
 
-# ---- slim --------------------------------------------------------------------------------
+# ---- route views --------------------------------------------------------------------------------
 
 
 async def test_a_gateway_keeps_what_routing_needs_and_nothing_heavy(store: FaultyStore) -> None:
@@ -423,5 +423,5 @@ async def test_a_gateway_keeps_what_routing_needs_and_nothing_heavy(store: Fault
 
         now = cache.clock.now()
         assert states.report(kept, now) == states.report(box, now)
-        with pytest.raises(InvalidError, match="slim cache does not write"):
+        with pytest.raises(InvalidError, match="read-only: it holds route views"):
             _ = cache.write

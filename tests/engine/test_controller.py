@@ -92,7 +92,7 @@ async def test_a_terminal_error_is_told_and_not_retried(caplog: pytest.LogCaptur
         controller.queue.add("a")
         await asyncio.sleep(1)
     assert len(diary.calls) == 2, "a change of the object gives it another chance"
-    assert "reconcile failed for good" in caplog.text
+    assert "reconcile failed terminally" in caplog.text
 
 
 async def test_a_reconcile_that_returns_nonsense_is_an_error_like_any_other(

@@ -145,10 +145,10 @@ async def test_closing_wakes_every_worker_and_forgets_everything(queue: WorkQueu
         await queue.get()
 
 
-async def test_giving_back_what_was_not_taken_is_a_mistake_that_is_told(
+async def test_finishing_a_key_that_is_not_in_process_is_an_error(
     queue: WorkQueue[str],
 ) -> None:
-    with pytest.raises(RuntimeError, match="not taken"):
+    with pytest.raises(RuntimeError, match="not in process"):
         queue.done("a")
 
 

@@ -105,7 +105,7 @@ async def test_memory_is_bounded_while_nothing_can_be_written(store: FaultyStore
         )
         recorder.normal(subject, "Made", "it was made")
     assert len(recorder._entries) == 10
-    assert len(recorder._allowances) <= 10
+    assert len(recorder._buckets) <= 10
 
 
 async def test_a_store_that_fails_is_tried_again_then_given_up_with_a_word(

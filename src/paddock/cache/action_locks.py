@@ -1,7 +1,7 @@
-"""Who is doing what to which object: the slots that wait tasks hold.
+"""Locks by object and action, held by wait tasks.
 
-Tasks of the same action share an object; tasks of opposite actions never do. Every hold has a
-lease, so that one that somebody forgot to release cannot block its object for ever.
+Tasks of the same action share an object; opposite actions exclude each other. Every lock has a
+lease, so that one that is never released does not block its object for ever.
 """
 
 import logging
@@ -22,7 +22,7 @@ LEASE_SECONDS = 900.0
 
 
 class WaitAction(StrEnum):
-    """What is being waited for."""
+    """The change that a task waits for."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -40,18 +40,18 @@ OPPOSITES: dict[WaitAction, tuple[WaitAction, ...]] = {
 }
 
 LockKey: TypeAlias = tuple[str, str]
-"""Kind and uid: a namesake that comes later has slots of its own."""
+"""Kind and uid: an object recreated under the same name has locks of its own."""
 
 
 def lock_key(obj: Resource) -> LockKey:
-    """Say where the slots of an object are."""
+    """Return the key of an object's locks."""
     return (obj.KIND, obj.metadata.uid)
 
 
 class ActionLock(Struct, eq=False):
-    """One task's part in a slot."""
+    """One task's lock on an object."""
 
-    place: LockKey
+    key: LockKey
     action: WaitAction
     holder: str
     since: float
@@ -59,59 +59,59 @@ class ActionLock(Struct, eq=False):
 
 
 class ActionLocks:
-    """All slots of a process."""
+    """All action locks of a process."""
 
     def __init__(self, clock: Clock, *, lease_seconds: float = LEASE_SECONDS) -> None:
         self._clock = clock
         self._lease_seconds = lease_seconds
-        self._holds: dict[LockKey, dict[int, ActionLock]] = {}
+        self._locks: dict[LockKey, dict[int, ActionLock]] = {}
 
     def __len__(self) -> int:
-        """Say how many holds there are."""
-        return sum(len(holds) for holds in self._holds.values())
+        """Return the number of locks."""
+        return sum(len(locks) for locks in self._locks.values())
 
     def acquire(self, obj: Resource, action: WaitAction, holder: str) -> ActionLock:
-        """Take part in the object's slot; `ConflictError` while the opposite is under way."""
-        place, now = lock_key(obj), self._clock.monotonic()
-        holds = self._holds.get(place, {})
-        for hold in tuple(holds.values()):
-            if hold.action not in OPPOSITES[action]:
+        """Lock the object for an action; `ConflictError` while an opposite action is in flight."""
+        key, now = lock_key(obj), self._clock.monotonic()
+        locks = self._locks.get(key, {})
+        for lock in tuple(locks.values()):
+            if lock.action not in OPPOSITES[action]:
                 continue
-            if hold.expires > now:
-                raise _conflict(obj, action, hold, now)
+            if lock.expires > now:
+                raise _conflict(obj, action, lock, now)
             log.warning(
-                "a wait task was never released",
-                extra=fields(kind=obj.KIND, key=obj.key, action=hold.action, holder=hold.holder),
+                "action lock expired without release",
+                extra=fields(kind=obj.KIND, key=obj.key, action=lock.action, holder=lock.holder),
             )
-            self.release(hold)
-        mine = ActionLock(place, action, holder, now, now + self._lease_seconds)
-        self._holds.setdefault(place, {})[id(mine)] = mine
+            self.release(lock)
+        mine = ActionLock(key, action, holder, now, now + self._lease_seconds)
+        self._locks.setdefault(key, {})[id(mine)] = mine
         return mine
 
-    def extend(self, hold: ActionLock, seconds: float) -> None:
-        """Let the hold outlive a wait of so many seconds."""
+    def extend(self, lock: ActionLock, seconds: float) -> None:
+        """Extend the lease beyond a wait of so many seconds."""
         until = self._clock.monotonic() + seconds + self._lease_seconds
-        hold.expires = max(hold.expires, until)
+        lock.expires = max(lock.expires, until)
 
-    def release(self, hold: ActionLock) -> None:
-        """Leave the slot; again is harmless."""
-        holds = self._holds.get(hold.place)
-        if holds is None or holds.pop(id(hold), None) is None:
+    def release(self, lock: ActionLock) -> None:
+        """Release the lock; idempotent."""
+        locks = self._locks.get(lock.key)
+        if locks is None or locks.pop(id(lock), None) is None:
             return
-        if not holds:
-            del self._holds[hold.place]
+        if not locks:
+            del self._locks[lock.key]
 
     def holders(self, obj: Resource) -> tuple[tuple[WaitAction, str], ...]:
-        """Say who holds what of an object."""
-        holds = self._holds.get(lock_key(obj), {})
-        return tuple((hold.action, hold.holder) for hold in holds.values())
+        """Return the actions and holders of an object's locks."""
+        locks = self._locks.get(lock_key(obj), {})
+        return tuple((lock.action, lock.holder) for lock in locks.values())
 
 
-def _conflict(obj: Resource, action: WaitAction, hold: ActionLock, now: float) -> ConflictError:
+def _conflict(obj: Resource, action: WaitAction, lock: ActionLock, now: float) -> ConflictError:
     return ConflictError(
-        f"cannot {action} {obj.KIND} {obj.key}: {hold.holder} has been waiting for it to "
-        f"{_WORDS[hold.action]} for {now - hold.since:.0f} s",
-        hint="try again when that has ended",
+        f"cannot {action} {obj.KIND} {obj.key}: {lock.holder} has been waiting for it to "
+        f"{_WORDS[lock.action]} for {now - lock.since:.0f} s",
+        hint="retry when it has finished",
     )
 
 
@@ -120,5 +120,5 @@ _WORDS = {
     WaitAction.RESUME: "resume",
     WaitAction.READY: "become ready",
     WaitAction.CHECKPOINT: "be stored",
-    WaitAction.DELETED: "be gone",
+    WaitAction.DELETED: "be deleted",
 }

@@ -1,7 +1,7 @@
-"""What each wait task waits for: pure, one function per action.
+"""The conditions of wait tasks: pure, one function per action.
 
-A check is given the object as it is and the time. It gives `None` when it is satisfied, or what
-is still missing, in words; it raises what makes waiting pointless.
+A check gets the object and the time. It returns `None` when the condition holds, or a text that
+names what is missing. It raises when the condition can never hold.
 """
 
 from datetime import datetime
@@ -19,12 +19,12 @@ from paddock.resources.kinds.sandbox import CONDITION_PAUSED, CONDITION_READY, P
 from paddock.resources.meta import Condition, ConditionStatus, Resource, condition
 
 REASON_PAUSE_FAILED = "PauseFailed"
-"""On the condition Paused (False): the runtime could not pause it, and it runs on."""
+"""On the condition Paused (False): the runtime could not pause it, and it keeps running."""
 REASON_PAUSE_UNSUPPORTED = "PauseUnsupported"
-"""The same, where it never could: trying again is of no use."""
+"""The same, where the runtime cannot pause at all: retrying does not help."""
 PAUSE_REFUSALS = frozenset({REASON_PAUSE_FAILED, REASON_PAUSE_UNSUPPORTED})
 REASON_RESUME_FAILED = "ResumeFailed"
-"""On the condition Ready (False): the runtime could not bring it back."""
+"""On the condition Ready (False): the runtime could not resume it."""
 
 
 def paused(sandbox: Sandbox, now: datetime) -> str | None:
@@ -32,27 +32,27 @@ def paused(sandbox: Sandbox, now: datetime) -> str | None:
     _refuse_dead(sandbox, now, "paused")
     failed = _failure(sandbox, CONDITION_PAUSED, PAUSE_REFUSALS)
     if not sandbox.spec.paused:
-        # Taking the flag back is one generation later than the failure that it is for.
+        # Clearing the flag after a failure makes one more generation.
         if failed is not None and failed.observed_generation >= sandbox.metadata.generation - 1:
             raise _failed(sandbox, failed, "could not be paused")
         raise ConflictError(
-            f"sandbox {sandbox.key} was told to run again while it was being paused",
+            f"sandbox {sandbox.key} was resumed while it was being paused",
             hint="pause it again if that is still wanted",
         )
     if states.is_fully_paused(sandbox):
         return None
     if failed is not None and failed.observed_generation >= sandbox.metadata.generation:
-        # Whoever hears of the failure must find a sandbox that runs: the flag goes back first.
-        return "its pause failed, and it is being let run on"
+        # The caller must see a running sandbox with the failure: the flag is cleared first.
+        return "its pause failed, and it is being set running again"
     return f"its phase is {sandbox.status.phase}"
 
 
 def resumed(sandbox: Sandbox, now: datetime) -> str | None:
-    """Wait until it runs and answers again."""
+    """Wait until it runs and is ready again."""
     _refuse_dead(sandbox, now, "resumed")
     if sandbox.spec.paused:
         raise ConflictError(
-            f"sandbox {sandbox.key} was told to pause again while it was being resumed",
+            f"sandbox {sandbox.key} was paused while it was being resumed",
             hint="resume it again if that is still wanted",
         )
     failed = _failure(sandbox, CONDITION_READY, frozenset({REASON_RESUME_FAILED}))
@@ -62,14 +62,14 @@ def resumed(sandbox: Sandbox, now: datetime) -> str | None:
 
 
 def ready(sandbox: Sandbox, now: datetime) -> str | None:
-    """Wait until it runs and answers."""
+    """Wait until it runs and is ready."""
     _refuse_dead(sandbox, now, "ready")
     if sandbox.spec.paused:
         raise ConflictError(
             f"sandbox {sandbox.key} is paused, so it does not become ready", hint="resume it first"
         )
     if sandbox.spec.image is not None and sandbox.status.image != sandbox.spec.image:
-        return _missing_to_ready(sandbox) or f"image {sandbox.spec.image} is started in its place"
+        return _missing_to_ready(sandbox) or f"image {sandbox.spec.image} is being started"
     return _missing_to_ready(sandbox)
 
 
@@ -90,10 +90,10 @@ def checkpointed(checkpoint: Checkpoint, now: datetime) -> str | None:
 
 
 def deleted(obj: Resource, now: datetime) -> str | None:
-    """Wait until it is gone; while it can be looked at, it is not."""
+    """Wait until it is deleted: as long as it can be read, it is not."""
     if obj.metadata.finalizers:
         return "it is held by " + ", ".join(obj.metadata.finalizers)
-    return "it is still there"
+    return "it still exists"
 
 
 def _missing_to_ready(sandbox: Sandbox) -> str | None:
@@ -103,7 +103,7 @@ def _missing_to_ready(sandbox: Sandbox) -> str | None:
         return f"its phase is {sandbox.status.phase}"
     found = condition(sandbox.status.conditions, CONDITION_READY)
     if found is None:
-        return "it has not said yet that it is ready"
+        return "it has not reported its readiness yet"
     return f"it is not ready: {found.message or found.reason}"
 
 
@@ -120,7 +120,7 @@ def _refuse_dead(sandbox: Sandbox, now: datetime, wanted: str) -> None:
 
 
 def _failure(sandbox: Sandbox, kind: str, reasons: frozenset[str]) -> Condition | None:
-    """Find a recorded failure; one of an earlier generation says nothing about this attempt."""
+    """Return a recorded failure. The caller compares its generation with this attempt's."""
     found = condition(sandbox.status.conditions, kind)
     if found is None or found.reason not in reasons or found.status is ConditionStatus.TRUE:
         return None

@@ -1,8 +1,8 @@
-"""What is known of each environment's members, for those who send claims to them.
+"""Snapshots of each environment's members, from which claims are routed.
 
 The env controller puts a snapshot here at the end of every successful reconcile; the manager's
-router reads it. Snapshots of other clusters come from `manager.federation`. Nothing here is stored:
-it all follows from the resources.
+router reads it. Snapshots of other clusters come from `manager.federation`. Nothing here is
+stored: it is derived from the resources.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,11 +23,11 @@ class MemberSnapshot(Struct, frozen=True, kw_only=True):
     scaling_group: str = "default"
     idle: int = 0
     pending: int = 0
-    """In the making."""
+    """Being created."""
     headroom: int | None = 0
-    """How many more it may have: 0 is none, `None` is without bound."""
+    """How many sandboxes it may still add; `None` means no limit."""
     saturated_until: datetime | None = None
-    """Until then it cannot grow, whatever its headroom."""
+    """Until then it cannot grow, despite its headroom."""
 
 
 class EnvSnapshot(Struct, frozen=True, kw_only=True):
@@ -40,16 +40,16 @@ class EnvSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class WaitingClaims(Struct, frozen=True):
-    """How many claims wait for an environment."""
+    """The number of claims that wait for an environment."""
 
     anywhere: int = 0
-    """Content with any group."""
+    """Claims that accept any scaling group."""
     pinned: Mapping[str, int] = {}
-    """By the scaling group they insist on."""
+    """Claims by the scaling group that they require."""
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of both."""
         return self.anywhere + sum(self.pinned.values())
 
 
@@ -62,32 +62,32 @@ class EnvSnapshots:
         self._listeners: list[Callable[[Key], None]] = []
 
     def on_change(self, listener: Callable[[Key], None]) -> None:
-        """Call with an environment's key whenever its snapshot is renewed or goes."""
+        """Call the listener with an environment's key when its snapshot is replaced or removed."""
         self._listeners.append(listener)
 
     def put(self, snapshot: EnvSnapshot) -> None:
-        """Take in a new snapshot."""
+        """Store a new snapshot."""
         self._forget(snapshot.env)
         self._snapshots[snapshot.env] = snapshot
         for member in snapshot.members:
             self._by_pool[member.pool] = snapshot.env
-        self._tell(snapshot.env)
+        self._notify(snapshot.env)
 
     def drop(self, env: Key) -> None:
-        """Forget an environment that is gone."""
+        """Remove a deleted environment."""
         self._forget(env)
-        self._tell(env)
+        self._notify(env)
 
     def get(self, env: Key) -> EnvSnapshot | None:
-        """Give an environment's newest snapshot."""
+        """Return an environment's newest snapshot."""
         return self._snapshots.get(env)
 
     def env_of(self, pool: Key) -> Key | None:
-        """Say whose member a pool is."""
+        """Return the environment that a pool is a member of, or `None`."""
         return self._by_pool.get(pool)
 
     def growth(self, pool: Key, now: datetime) -> int | None:
-        """Say how much larger a pool may be made now; `None` is without bound."""
+        """Return how many sandboxes a pool may add now; `None` means no limit."""
         snapshot = self._snapshots.get(self._by_pool.get(pool, pool))
         for member in snapshot.members if snapshot else ():
             if member.pool == pool:
@@ -96,7 +96,7 @@ class EnvSnapshots:
         return 0
 
     def all(self) -> Mapping[Key, EnvSnapshot]:
-        """Give every snapshot; read only."""
+        """Return every snapshot; read only."""
         return self._snapshots
 
     def _forget(self, env: Key) -> None:
@@ -105,6 +105,6 @@ class EnvSnapshots:
             if self._by_pool.get(member.pool) == env:
                 del self._by_pool[member.pool]
 
-    def _tell(self, env: Key) -> None:
+    def _notify(self, env: Key) -> None:
         for listener in self._listeners:
             listener(env)

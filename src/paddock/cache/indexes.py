@@ -1,7 +1,7 @@
-"""The field indexes of every kind: by what objects are looked up, in production and in tests.
+"""The field indexes of every kind, for production and tests.
 
-Values are ids (plain strings) or the `Key` of another object. An index that no state of the
-clock can change: what depends on time (is it dead?) is asked of `states` after the lookup.
+Values are ids (plain strings) or the `Key` of another object. An index never depends on the time:
+callers check time-dependent states with `states` after the lookup.
 """
 
 from collections.abc import Hashable, Mapping
@@ -24,7 +24,7 @@ from paddock.resources.kinds.template import SandboxTemplate, TemplateRef
 from paddock.resources.meta import Key, Resource, controller_of
 
 NAME = "name"
-"""Every kind: its name, whatever its namespace."""
+"""Every kind: its name, in any namespace."""
 OWNER_UID = "ownerUID"
 """Every kind: the uid of its controller."""
 USER = "user"
@@ -42,21 +42,21 @@ CHECKPOINT_ID = "checkpointID"
 BATCH = "batch"
 """Sandbox: the `Key` of the batch it serves."""
 CLAIM = "claim"
-"""Sandbox: the `Key` of the SandboxClaim that got it."""
+"""Sandbox: the `Key` of its SandboxClaim."""
 SHARD_ID = "shardID"
 """BatchSandbox: the public ids of its shards' sandboxes."""
 NODE = "node"
-"""Sandbox: where it runs."""
+"""Sandbox: its node."""
 SANDBOX_NAME = "sandboxName"
 """Checkpoint: the `Key` of the sandbox it is of."""
 IDEMPOTENCY_KEY = "idempotencyKey"
-"""Sandbox: the owner and the key by which its creation can be asked for twice."""
+"""Sandbox: the owner and the idempotency key of its creation."""
 
 Functions = Mapping[str, IndexFunction[Any]]
 
 
 def definitions() -> Mapping[type[Resource], Functions]:
-    """Give every index of every kind."""
+    """Return every index of every kind."""
     common: Functions = {NAME: _name, OWNER_UID: _owner_uid}
     return {
         Sandbox: {
@@ -92,7 +92,7 @@ def definitions() -> Mapping[type[Resource], Functions]:
 
 
 def functions_for(kind: type[Resource]) -> Functions:
-    """Give the indexes of one kind; a kind without its own has name and owner."""
+    """Return the indexes of one kind; other kinds are indexed by name and owner."""
     return definitions().get(kind, {NAME: _name, OWNER_UID: _owner_uid})
 
 
@@ -191,7 +191,7 @@ def _checkpoint_sandbox(checkpoint: Checkpoint) -> tuple[Hashable, ...]:
 def _batch_pools(batch: BatchSandbox) -> tuple[Hashable, ...]:
     name = batch.status.pool or batch.spec.pool_ref
     if "/" in name:
-        # A pool of the namespace that serves everybody.
+        # A pool of the shared namespace.
         namespace, _, name = name.partition("/")
         return (Key(namespace, name),)
     return (Key(batch.metadata.namespace, name),) if name else ()

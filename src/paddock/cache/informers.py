@@ -1,4 +1,4 @@
-"""The informers of a cache as one thing: started together, synced together, failing together."""
+"""The informers of a cache: they start, sync and fail together."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -43,11 +43,11 @@ class Informers:
         self._is_serving = False
 
     def get(self, kind: type[R]) -> Informer[R] | None:
-        """Give the informer of a kind, if this cache has it."""
+        """Return the informer of a kind, or `None` if this cache does not have it."""
         return self._by_kind.get(kind)
 
     def of(self, kind: type[R]) -> Informer[R]:
-        """Give the informer of a kind; one that this cache does not have is an error."""
+        """Return the informer of a kind; `InvalidError` if this cache does not have it."""
         informer = self._by_kind.get(kind)
         if informer is None:
             known = ", ".join(item.KIND for item in self._by_kind)
@@ -61,21 +61,21 @@ class Informers:
 
     @property
     def is_serving(self) -> bool:
-        """Whether the store is being followed."""
+        """Whether the informers run."""
         return self._is_serving
 
     def troubles(self) -> dict[str, str]:
-        """Say which kinds are not well, and why; empty is healthy."""
+        """Return the unhealthy kinds with their errors; empty means healthy."""
         found: dict[str, str] = {}
         for kind, informer in self._by_kind.items():
             if informer.is_healthy():
                 continue
-            problem = informer.last_failure
-            found[kind.KIND] = repr(problem.error) if problem else "has not synced yet"
+            failure = informer.last_failure
+            found[kind.KIND] = repr(failure.error) if failure else "has not synced yet"
         return found
 
     async def serve(self) -> None:
-        """Follow the store until cancelled; raises what makes that impossible."""
+        """Run the informers until cancelled; raises the error that stops them."""
         self._is_serving = True
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -87,7 +87,7 @@ class Informers:
             self._is_serving = False
 
     async def wait_synced(self, timeout_seconds: float) -> None:
-        """Wait for every first list; `UnavailableError` says which kinds are missing and why."""
+        """Wait for every first list; `UnavailableError` names the missing kinds and errors."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 for informer in self._by_kind.values():
@@ -98,5 +98,5 @@ class Informers:
             reasons = "; ".join(f"{kind}: {why}" for kind, why in self.troubles().items())
             raise UnavailableError(
                 f"the cache did not sync within {timeout_seconds:g} s: {reasons}",
-                hint="check that the store is up and may be read",
+                hint="check that the store is up and that this process may read it",
             ) from (problems[0] if problems else error)

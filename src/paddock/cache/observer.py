@@ -1,6 +1,6 @@
-"""Looking at one object for a wait task: in the cache, and where that is not enough, live.
+"""Reading one object for a wait task: from the cache, and from the store where that is not enough.
 
-What is waited for is the check's business, how long `waits`'.
+The conditions are in `checks`, the loop and its timeouts in `waits`.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from paddock.resources.meta import R
 log = logging.getLogger(__name__)
 
 Check: TypeAlias = Callable[[R, datetime], str | None]
-"""Gives what is still missing, or `None`; raises what makes waiting pointless."""
+"""Returns what is still missing, or `None`; raises when the condition can never hold."""
 
 _LIVE_SECONDS = 5.0
 
@@ -29,24 +29,24 @@ DONE_WORDS = {
     WaitAction.RESUME: "resumed",
     WaitAction.READY: "ready",
     WaitAction.CHECKPOINT: "stored",
-    WaitAction.DELETED: "gone",
+    WaitAction.DELETED: "deleted",
 }
 
 
 class Observer(Generic[R]):
-    """Looks at one object."""
+    """Reads one object until a check holds."""
 
     def __init__(self, informer: Informer[R], live: Reader, clock: Clock, subject: R) -> None:
         self.informer = informer
         self.subject = subject
-        self.missing = "nothing was seen of it"
+        self.missing = "it was not found in the cache"
         self._live = live
         self._clock = clock
         self._last = subject
         self._is_cached = False
 
     def begin(self, written: R | None) -> None:
-        """Make the cache at least as new as what the caller has in hand."""
+        """Make the cache at least as new as the caller's object and its own write."""
         self.informer.observe(self.subject)
         if written is not None:
             self._last = written
@@ -54,24 +54,24 @@ class Observer(Generic[R]):
         self._is_cached = self._cached() is not None
 
     async def look(self, action: WaitAction, check: Check[R]) -> R | None:
-        """Give the object if it satisfies the check."""
+        """Return the object if the check holds, else `None`."""
         obj = self._cached()
         if obj is None and not self._is_cached:
-            # Never seen here: outside what this process caches, or deleted before we came.
+            # Not in the cache: this process does not cache it, or it is deleted already.
             obj = await self._fetch()
         return self._judge(obj, action, check)
 
     async def tick(self) -> None:
-        """Make up for a watch that is broken."""
+        """Read the object live while the watch is broken."""
         if self._is_cached and not self.informer.is_healthy():
             try:
                 async with asyncio.timeout(_LIVE_SECONDS):
                     await self._fetch()
-            except Exception as error:  # noqa: BLE001 - the informer reports and retries; we tick
-                log.debug("live look failed", extra=fields(key=self.subject.key, error=error))
+            except Exception as error:  # noqa: BLE001 - the informer reports and retries; the next tick reads again
+                log.debug("live read failed", extra=fields(key=self.subject.key, error=error))
 
     async def last_look(self, action: WaitAction, check: Check[R], *, is_live: bool) -> R | None:
-        """Look once more before giving up."""
+        """Check once more before the wait fails."""
         if (found := self._judge(self._cached() or self._last, action, check)) is not None:
             return found
         if not is_live:
@@ -79,8 +79,8 @@ class Observer(Generic[R]):
         try:
             async with asyncio.timeout(_LIVE_SECONDS):
                 obj = await self._fetch()
-        except Exception as error:  # noqa: BLE001 - what is missing is the better answer
-            log.info("live look failed", extra=fields(key=self.subject.key, error=error))
+        except Exception as error:  # noqa: BLE001 - the timeout error says more
+            log.info("live read failed", extra=fields(key=self.subject.key, error=error))
             return None
         return self._judge(obj, action, check)
 

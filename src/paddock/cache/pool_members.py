@@ -1,13 +1,12 @@
-"""Who is in each pool, kept by events, so that a claim and a pool's plan cost the same at any size.
+"""The members of each pool, updated by events: claims and pool plans cost the same at any size.
 
-Fed by the Sandbox informer: each event moves one sandbox between standings. `reserve` hands a
-ready sandbox to one caller of this process (the first of two locks; the second is the
-compare-and-swap on its version). What was taken is out of stock until the next event about it
-or until `unreserve`.
+Sandbox events move one sandbox between states. `reserve` gives an available sandbox to one caller
+of this process (the first of two locks; the second is the compare-and-swap on its version). A
+reserved sandbox is not available until its next event or until `unreserve`.
 
-Fed by the BatchSandbox informer too: what a batch's status names as its own is allocated, though
-nothing is written to the sandbox itself. Of two batches that name one sandbox the first that was
-heard of has it. What a vanished batch held stays out of stock until somebody has cleaned it up.
+BatchSandbox events count too: sandboxes that a batch's status names are allocated, though nothing
+is written to the sandbox. If two batches name one sandbox, the first one observed has it. The
+sandboxes of a deleted batch stay out of stock until they are cleaned up.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from paddock.resources.meta import ConditionStatus, Key, condition, controller_o
 
 
 class PoolState(StrEnum):
-    """What a sandbox is to its pool."""
+    """The state of a sandbox within its pool."""
 
     CREATING = "creating"
     AVAILABLE = "available"
@@ -38,13 +37,13 @@ class PoolState(StrEnum):
 
 
 def pool_of(sandbox: Sandbox) -> Key | None:
-    """Give the pool a sandbox came from."""
+    """Return the pool that a sandbox came from, or `None`."""
     name = sandbox.metadata.labels.get(LABEL_POOL)
     return Key(sandbox.metadata.namespace, name) if name else None
 
 
 def pool_state(sandbox: Sandbox) -> PoolState:
-    """Say what a sandbox is to its pool."""
+    """Return the state of a sandbox within its pool."""
     if sandbox.spec.claim is not None or controller_of(sandbox) is None:
         return PoolState.ALLOCATED
     if sandbox.spec.recycle or sandbox.status.phase is Phase.RECYCLING:
@@ -59,19 +58,19 @@ def pool_state(sandbox: Sandbox) -> PoolState:
     if healthy is not None and healthy.status is ConditionStatus.FALSE:
         return PoolState.LEAVING
     if healthy is None and sandbox.spec.template is not None and sandbox.spec.template.probe:
-        # Nobody is given what has not yet shown that it is well.
+        # With a probe, a sandbox is not available before its first success.
         return PoolState.CREATING
     ready = is_true(sandbox.status.conditions, CONDITION_READY)
     return PoolState.AVAILABLE if ready else PoolState.CREATING
 
 
 def revision_of(sandbox: Sandbox) -> str:
-    """Give the revision of the template it was made from."""
+    """Return the revision of its template."""
     return sandbox.metadata.labels.get(LABEL_REVISION, "")
 
 
 class Members:
-    """One pool's sandboxes by standing."""
+    """One pool's sandboxes by state."""
 
     __slots__ = (
         *("allocated", "available", "creating", "leaving"),
@@ -84,62 +83,62 @@ class Members:
         self.leaving: dict[Key, Sandbox] = {}
         self.allocated: dict[Key, Sandbox] = {}
         self.reserved: dict[Key, Sandbox] = {}
-        """Available, but promised to a claim that is under way."""
+        """Available, but reserved for a claim in flight."""
         self.revisions: dict[tuple[PoolState, str], int] = {}
-        """How many there are of each standing and revision; taken ones are available ones."""
+        """Sandboxes by state and revision; reserved ones count as available."""
         self.allocated_total = 0
-        """How many went from stock to somebody since this process looks."""
+        """How many became allocated since this process started."""
 
-    def count(self, which: PoolState, revision: str) -> int:
-        """Say how many of one standing are of one revision."""
-        return self.revisions.get((which, revision), 0)
+    def count(self, state: PoolState, revision: str) -> int:
+        """Return the number of sandboxes of one state and revision."""
+        return self.revisions.get((state, revision), 0)
 
-    def tally(self, which: PoolState, revision: str, change: int) -> None:
-        """Count one more or one less."""
-        left = self.revisions.get((which, revision), 0) + change
+    def tally(self, state: PoolState, revision: str, change: int) -> None:
+        """Adjust the count of a state and revision."""
+        left = self.revisions.get((state, revision), 0) + change
         if left:
-            self.revisions[which, revision] = left
+            self.revisions[state, revision] = left
         else:
-            self.revisions.pop((which, revision), None)
+            self.revisions.pop((state, revision), None)
 
-    def of(self, which: PoolState) -> dict[Key, Sandbox]:
-        """Give the sandboxes of one standing."""
+    def of(self, state: PoolState) -> dict[Key, Sandbox]:
+        """Return the sandboxes of one state."""
         return {
             PoolState.CREATING: self.creating,
             PoolState.AVAILABLE: self.available,
             PoolState.LEAVING: self.leaving,
             PoolState.ALLOCATED: self.allocated,
-        }[which]
+        }[state]
 
     @property
     def is_empty(self) -> bool:
-        """Say whether nothing is left of it."""
+        """Whether it has no sandboxes."""
         return not (
             self.creating or self.available or self.leaving or self.allocated or self.reserved
         )
 
 
 class PoolMembers:
-    """Every pool's members."""
+    """The members of every pool."""
 
     def __init__(self, *, spread: int = 1) -> None:
         self._pools: dict[Key, Members] = {}
         self._where: dict[Key, tuple[Key, PoolState, str]] = {}
         self._listeners: list[Callable[[Key], None]] = []
         self._spread = spread
-        """Replicas that take from the same stock begin at different places."""
+        """Replicas that reserve from the same stock start at different positions."""
         self._turn = 0
         self._holders: dict[Key, tuple[Key, str]] = {}
-        """Which batch has a sandbox, and the sandbox's uid."""
+        """The batch that holds each sandbox, with the sandbox's uid."""
         self._held: dict[Key, dict[Key, str]] = {}
         """The sandboxes that each batch names, with their uids."""
         self._orphans: dict[Key, dict[Key, str]] = {}
-        """What vanished batches held and nobody has cleaned up."""
+        """Sandboxes of deleted batches that are not cleaned up."""
 
     # ---- batches -------------------------------------------------------------------------
 
     def observe_batch(self, old: BatchSandbox | None, new: BatchSandbox | None) -> None:
-        """Take in one event of the BatchSandbox informer."""
+        """Handle one event of the BatchSandbox informer."""
         batch = new or old
         if batch is None:
             return
@@ -151,39 +150,39 @@ class PoolMembers:
         if after:
             self._held[key] = after
         if new is None and before:
-            # Whoever took its finalizer off left these as they were used.
+            # The batch was deleted without its finalizer, so these are still as they were used.
             kept = {name: uid for name, uid in before.items() if self.holder(name) == key}
             self._orphans.setdefault(key, {}).update(kept)
             return
         for name, uid in before.items():
             if after.get(name) != uid and self._holders.get(name) == (key, uid):
                 del self._holders[name]
-                self._place_again(name)
+                self._reclassify(name)
         for name, uid in after.items():
             if before.get(name) != uid and name not in self._holders:
                 self._holders[name] = (key, uid)
-                self._place_again(name)
+                self._reclassify(name)
 
     def holder(self, sandbox: Key) -> Key | None:
-        """Say which batch has a sandbox."""
+        """Return the batch that holds a sandbox, or `None`."""
         found = self._holders.get(sandbox)
         return None if found is None else found[0]
 
     def orphans(self, batch: Key) -> dict[Key, str]:
-        """Give what a vanished batch held and nobody has cleaned up, with uids."""
+        """Return the uids of a deleted batch's sandboxes that are not cleaned up."""
         return dict(self._orphans.get(batch, {}))
 
     def clear_orphan(self, batch: Key, sandbox: Key) -> None:
-        """Say that a sandbox of a vanished batch is clean again, or gone."""
+        """Record that a sandbox of a deleted batch is cleaned up or deleted."""
         left = self._orphans.get(batch, {})
         left.pop(sandbox, None)
         if not left:
             self._orphans.pop(batch, None)
         if self.holder(sandbox) == batch and sandbox not in self._held.get(batch, {}):
             del self._holders[sandbox]
-            self._place_again(sandbox)
+            self._reclassify(sandbox)
 
-    def _place_again(self, key: Key) -> None:
+    def _reclassify(self, key: Key) -> None:
         where = self._where.get(key)
         if where is None:
             return
@@ -201,15 +200,15 @@ class PoolMembers:
     # ---- sandboxes -----------------------------------------------------------------------
 
     def on_change(self, listener: Callable[[Key], None]) -> None:
-        """Call with a pool's key whenever its members change."""
+        """Call the listener with a pool's key when its members change."""
         self._listeners.append(listener)
 
     def members(self, pool: Key) -> Members:
-        """Give a pool's members; read only."""
+        """Return a pool's members; read-only."""
         return self._pools.get(pool) or Members()
 
     def observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
-        """Take in one event of the Sandbox informer."""
+        """Handle one event of the Sandbox informer."""
         sandbox = new or old
         if sandbox is None:
             return
@@ -229,9 +228,9 @@ class PoolMembers:
             if before is not None and before[1] is not which is PoolState.ALLOCATED:
                 members.allocated_total += 1
             self._where[key] = (pool, which, revision)
-        self._tell(before[0] if before else None, pool)
+        self._notify(before[0] if before else None, pool)
 
-    def _tell(self, *pools: Key | None) -> None:
+    def _notify(self, *pools: Key | None) -> None:
         for pool in {pool for pool in pools if pool is not None}:
             if (members := self._pools.get(pool)) is not None and members.is_empty:
                 del self._pools[pool]
@@ -239,7 +238,7 @@ class PoolMembers:
                 listener(pool)
 
     def reserve(self, pool: Key, revision: str | None = None) -> Sandbox | None:
-        """Take one available sandbox out of stock: of this revision first, else of any."""
+        """Reserve an available sandbox, of this revision if possible; `None` if there is none."""
         members = self._pools.get(pool)
         if members is None or not members.available:
             return None
@@ -259,10 +258,10 @@ class PoolMembers:
         return first or next(iter(members.available.values()))
 
     def reserve_exact(self, key: Key) -> bool:
-        """Take this very sandbox out of stock, to let it go; false if it is not to be had now."""
+        """Reserve this sandbox, for deletion; false if it is reserved or allocated."""
         where = self._where.get(key)
         if where is None or where[1] is not PoolState.AVAILABLE:
-            # What is in the making or on its way out is offered to nobody.
+            # Sandboxes that are being created or leaving are never given to a claim.
             return where is not None and where[1] is not PoolState.ALLOCATED
         members = self._pools[where[0]]
         sandbox = members.available.pop(key, None)
@@ -272,7 +271,7 @@ class PoolMembers:
         return True
 
     def unreserve(self, key: Key) -> None:
-        """Put a sandbox that was taken but not claimed back into stock."""
+        """Make a reserved sandbox that was not claimed available again."""
         where = self._where.get(key)
         if where is None or where[1] is not PoolState.AVAILABLE:
             return
@@ -280,20 +279,20 @@ class PoolMembers:
         sandbox = members.reserved.pop(key, None)
         if sandbox is not None:
             members.available[key] = sandbox
-            self._tell(where[0])
+            self._notify(where[0])
 
     def stale(
         self, pool: Key, *, revision: str, max_idle_age_seconds: int | None, now: datetime
     ) -> Iterator[Sandbox]:
-        """Go through available sandboxes that should be replaced, oldest first."""
+        """Yield available sandboxes that should be replaced, oldest first."""
         limit = None if max_idle_age_seconds is None else timedelta(seconds=max_idle_age_seconds)
         members = self.members(pool)
         others = len(members.available) + len(members.reserved)
         others -= members.count(PoolState.AVAILABLE, revision)
         if not others and limit is None:
-            # The usual case costs nothing: all are of this revision, and age does not matter.
+            # The usual case is cheap: all are of this revision, and there is no age limit.
             return
-        for sandbox in sorted(members.available.values(), key=_born):
+        for sandbox in sorted(members.available.values(), key=_created_at):
             if _is_older(sandbox, limit, now) or revision_of(sandbox) != revision:
                 yield sandbox
 
@@ -306,7 +305,7 @@ def _named(batch: BatchSandbox) -> dict[Key, str]:
     }
 
 
-def _born(sandbox: Sandbox) -> tuple[float, str]:
+def _created_at(sandbox: Sandbox) -> tuple[float, str]:
     created = sandbox.metadata.creation_timestamp
     return (created.timestamp() if created else 0.0, sandbox.metadata.name)
 

@@ -1,11 +1,11 @@
-"""The read side of the domain: what manager, gateway and controllers look things up in.
+"""The read side of the domain, for manager, gateway and controllers.
 
-Everything here is answered from memory, by index, never by a scan of a kind and never by a call;
-`live` bypasses the cache, `write` keeps it as new as one's own writes, `waits` waits for what
-controllers do. Objects are frozen and shared: keep them as long as you like.
+Lookups are served from memory by index: they neither scan a kind nor call the store. `live`
+bypasses the cache, `write` updates it with the process's own writes, `waits` waits for
+controllers. Objects are immutable and shared: callers may keep them.
 
-Absent is `None`; several where there can only be one is a `ConflictError`; not synced yet is an
-`UnavailableError`, so that nobody takes "not known yet" for "not there".
+A missing object is `None`. Several where only one is possible is a `ConflictError`. A cache that
+has not synced raises `UnavailableError`, so that "not synced" is never taken for "not found".
 """
 
 import asyncio
@@ -74,25 +74,25 @@ class Provider:
     def for_gateway(
         cls, store: Store, *, filters: Filters | None = None, clock: clocks.Clock | None = None
     ) -> "Provider":
-        """Make one that holds Sandboxes only, each without what routing does not need."""
+        """Return a provider that caches route views of Sandboxes only."""
         return cls(store, kinds=(Sandbox,), filters=filters, is_route_view=True, clock=clock)
 
     # ---- life ----------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Follow the store until cancelled; raises what makes that impossible."""
+        """Run the informers until cancelled; raises the error that stops them."""
         await self._informers.serve()
 
     async def wait_synced(self, timeout_seconds: float = SYNC_SECONDS) -> None:
-        """Wait until everything is known that was there; `UnavailableError` after the timeout."""
+        """Wait until every kind has synced; `UnavailableError` after the timeout."""
         await self._informers.wait_synced(timeout_seconds)
 
     @contextlib.asynccontextmanager
     async def run(self, *, timeout_seconds: float = SYNC_SECONDS) -> AsyncGenerator["Provider"]:
-        """Serve beside the body, which begins when every kind has synced.
+        """Serve in the background; the body starts when every kind has synced.
 
-        What prevents that is raised here. What ends the serving later is raised when the body
-        ends; until then `troubles` tells.
+        An error before the sync is raised here. A later one is raised when the body ends; until
+        then `troubles` reports it.
         """
         async with background(self.serve(), name="cache") as serving:
             async with background(self.wait_synced(timeout_seconds), name="cache sync") as synced:
@@ -106,30 +106,33 @@ class Provider:
 
     @property
     def is_synced(self) -> bool:
-        """Whether everything is known that was there at the start."""
+        """Whether every first list is complete."""
         return self._informers.is_synced
 
     def troubles(self) -> dict[str, str]:
-        """Say which kinds are not followed well, and why; empty is healthy."""
+        """Return the unhealthy kinds with their errors; empty means healthy."""
         found = self._informers.troubles()
         if not self._informers.is_serving:
             found["cache"] = "is not running"
         return found
 
     def informer(self, kind: type[R]) -> Informer[R]:
-        """Give the informer of a kind, to subscribe to."""
+        """Return the informer of a kind, for subscriptions."""
         return self._informers.of(kind)
 
     @property
     def live(self) -> Reader:
-        """Give the reader that bypasses the cache."""
+        """Return the reader that bypasses the cache."""
         return self._store
 
     @property
     def write(self) -> Writer:
-        """Give the writer after whose writes nothing older is read here."""
+        """Return the writer that updates this cache with every write."""
         if self._is_route_view:
-            raise InvalidError("a slim cache does not write: it would erase what it has dropped")
+            raise InvalidError(
+                "this cache is read-only: it holds route views, "
+                "and a write would erase the dropped fields"
+            )
         return self._writer
 
     # ---- any kind ------------------------------------------------------------------------
@@ -139,7 +142,7 @@ class Provider:
         return self._synced(kind).get(key)
 
     def all(self, kind: type[R], *, namespace: str | None = None) -> tuple[R, ...]:
-        """Give every object of a kind: for listings and janitors, not for lookups."""
+        """Return every object of a kind: for listings and janitors, not for lookups."""
         found = self._synced(kind).all()
         if namespace is None:
             return found
@@ -150,7 +153,7 @@ class Provider:
         return self._synced(kind).by_index(index, value)
 
     def view(self, kind: type[R], index: str, value: Hashable) -> Collection[R]:
-        """Give the live collection behind `by_index`, uncopied: valid until the next `await`."""
+        """Return the live collection behind `by_index`, uncopied: valid until the next `await`."""
         return self._synced(kind).view(index, value)
 
     def count(self, kind: type[R], index: str, value: Hashable) -> int:
@@ -158,7 +161,7 @@ class Provider:
         return self._synced(kind).count(index, value)
 
     def children(self, kind: type[R], owner: Resource) -> tuple[R, ...]:
-        """Find what an object controls."""
+        """Find the objects that an owner controls."""
         return self.by_index(kind, indexes.OWNER_UID, owner.metadata.uid)
 
     # ---- sandboxes -----------------------------------------------------------------------
@@ -177,7 +180,7 @@ class Provider:
         return self.by_index(Sandbox, indexes.USER, owner)
 
     def sandboxes_in_pool(self, pool: Key) -> tuple[Sandbox, ...]:
-        """Find a pool's unclaimed sandboxes, in whatever state."""
+        """Find a pool's unclaimed sandboxes, in any state."""
         return self.by_index(Sandbox, indexes.SANDBOX_POOL, pool)
 
     def sandboxes_of_batch(self, batch: Key) -> tuple[Sandbox, ...]:
@@ -185,7 +188,7 @@ class Provider:
         return self.by_index(Sandbox, indexes.BATCH, batch)
 
     def sandboxes_of_claim(self, claim: Key) -> tuple[Sandbox, ...]:
-        """Find the sandboxes that a SandboxClaim got."""
+        """Find the sandboxes of a SandboxClaim."""
         return self.by_index(Sandbox, indexes.CLAIM, claim)
 
     # ---- other kinds ---------------------------------------------------------------------
@@ -203,7 +206,7 @@ class Provider:
         return None if best is None else best[1]
 
     def templates(self, *, namespace: str | None = None) -> tuple[SandboxTemplate, ...]:
-        """Give every template that a namespace may use: its own and the public ones."""
+        """Return the templates that a namespace may use: its own and public ones."""
         found = self.all(SandboxTemplate)
         if namespace is None:
             return found
@@ -216,7 +219,7 @@ class Provider:
         return self._named(SandboxPool, name, namespace)
 
     def pools(self, *, namespace: str | None = None) -> tuple[SandboxPool, ...]:
-        """Give every pool."""
+        """Return every pool."""
         return self.all(SandboxPool, namespace=namespace)
 
     def pools_of_template(self, name: str) -> tuple[SandboxPool, ...]:
@@ -228,7 +231,7 @@ class Provider:
         return self._named(SandboxEnv, name, namespace)
 
     def envs(self, *, namespace: str | None = None) -> tuple[SandboxEnv, ...]:
-        """Give every environment."""
+        """Return every environment."""
         return self.all(SandboxEnv, namespace=namespace)
 
     def claim(self, name: str, *, namespace: str | None = None) -> SandboxClaim | None:
@@ -240,7 +243,7 @@ class Provider:
         return self._named(BatchSandbox, name, namespace)
 
     def batches_of_pool(self, pool: Key) -> tuple[BatchSandbox, ...]:
-        """Find the batches that are served by a pool, or ask for it."""
+        """Find the batches that a pool serves or that name it."""
         return self.by_index(BatchSandbox, indexes.POOL_REF, pool)
 
     def checkpoint(self, checkpoint_id: str) -> Checkpoint | None:
@@ -258,10 +261,10 @@ class Provider:
         return self.by_index(Checkpoint, indexes.USER, owner)
 
     def checkpoints_of_sandbox(self, sandbox: Key) -> tuple[Checkpoint, ...]:
-        """Find the checkpoints that were made of a sandbox of this name."""
+        """Find the checkpoints of a sandbox by its key."""
         return self.by_index(Checkpoint, indexes.SANDBOX_NAME, sandbox)
 
-    # ---- how -----------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------
 
     def _synced(self, kind: type[R]) -> Informer[R]:
         informer = self._informers.of(kind)

@@ -1,7 +1,7 @@
-"""A Sandbox without what routing does not need: what a gateway keeps of each.
+"""The route view of a Sandbox: the fields that gateways need for routing, without the rest.
 
-A slim sandbox is for reading alone. Writing one back would erase what was dropped, so a
-Provider in slim mode refuses to write.
+A route view is read-only. Writing one would erase the dropped fields, so a `Provider` of route
+views refuses to write.
 """
 
 from msgspec import structs
@@ -28,7 +28,7 @@ _CONDITIONS = (CONDITION_READY, CONDITION_PAUSED)
 
 
 def route_view(sandbox: Sandbox) -> Sandbox:
-    """Keep identity, flags, deadlines, access, address and phase."""
+    """Return the sandbox with identity, flags, deadlines, access, address and phase only."""
     return Sandbox(
         metadata=_metadata(sandbox.metadata),
         spec=_spec(sandbox.spec),
@@ -54,7 +54,7 @@ def _metadata(meta: ObjectMeta) -> ObjectMeta:
 def _spec(spec: SandboxSpec) -> SandboxSpec:
     network = spec.network
     if network is None and spec.template is not None:
-        # What the template says of the way in must outlive the template.
+        # The template is dropped, so its rules for incoming traffic are copied.
         network = spec.template.network
     return SandboxSpec(
         template_ref=spec.template_ref,
@@ -64,13 +64,13 @@ def _spec(spec: SandboxSpec) -> SandboxSpec:
         shutdown_time=spec.shutdown_time,
         paused_retention_seconds=spec.paused_retention_seconds,
         wake_on_traffic=spec.wake_on_traffic,
-        network=None if network is None else _way_in(network),
+        network=None if network is None else _incoming(network),
         claim=None if spec.claim is None else _claim(spec.claim),
         recycle=spec.recycle,
     )
 
 
-def _way_in(network: NetworkPolicy) -> NetworkPolicy:
+def _incoming(network: NetworkPolicy) -> NetworkPolicy:
     return NetworkPolicy(
         allow_public_traffic=network.allow_public_traffic,
         mask_request_host=network.mask_request_host,

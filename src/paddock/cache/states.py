@@ -1,8 +1,8 @@
 """The state of a sandbox as APIs, routes and pools see it: computed, never stored.
 
-Pure functions of a Sandbox and the time. The phase is what the controller recorded; a state
-also knows flags and deadlines: what is past its shutdownTime is dead at once, though its
-processes may still be ending. Waiting for a state is `waits`' business.
+Pure functions of a Sandbox and the time. The controller records the phase; a state also takes
+flags and deadlines into account: a sandbox past its shutdownTime is dead at once, even while its
+processes are still ending. Waiting for a state is in `waits`.
 """
 
 from datetime import datetime
@@ -22,33 +22,33 @@ from paddock.resources.transitions import deadlines
 
 
 class SandboxState(StrEnum):
-    """What a sandbox is, for those outside."""
+    """The state of a sandbox as clients see it."""
 
     CREATING = "creating"
-    """In the making."""
+    """Being created."""
     AVAILABLE = "available"
-    """Warm, in a pool, and nobody's."""
+    """Warm, unclaimed, in a pool."""
     RUNNING = "running"
-    """Somebody's, and up."""
+    """Claimed and running."""
     PAUSING = "pausing"
-    """On its way to being paused."""
+    """Being paused."""
     PAUSED = "paused"
-    """Resting, or on its way back (reason `Resuming`)."""
+    """Paused, or being resumed (reason `Resuming`)."""
     DEAD = "dead"
-    """Over; nothing brings it back."""
+    """Ended for good."""
 
 
 class StateReport(Struct, frozen=True):
-    """A state and why."""
+    """A state with its reason."""
 
     state: SandboxState
     reason: str
     is_ready: bool = False
-    """Whether requests to it can be served now."""
+    """Whether it can serve requests now."""
 
 
 class Eligibility(Struct, frozen=True):
-    """Whether something may be done, and if not, why not."""
+    """Whether an action is allowed, and the reason if not."""
 
     is_allowed: bool
     reason: str = ""
@@ -73,7 +73,7 @@ def report(sandbox: Sandbox, now: datetime) -> StateReport:
     if is_pooled(sandbox):
         return _pooled(sandbox)
     if sandbox.spec.recycle or sandbox.status.phase is Phase.RECYCLING:
-        # For the one who gave it back it is over, though its pool may see it again.
+        # It has ended for the client that released it; its pool may use it again.
         return StateReport(SandboxState.DEAD, "Recycling")
     return _in_use(sandbox)
 
@@ -84,7 +84,7 @@ def state(sandbox: Sandbox, now: datetime) -> SandboxState:
 
 
 def death(sandbox: Sandbox, now: datetime) -> str:
-    """Say why a sandbox is over; empty where it is not."""
+    """Return why a sandbox is dead, or an empty string."""
     if sandbox.is_deleting:
         return "Deleted"
     if deadlines.is_over(sandbox.spec, now=now) and not is_resuming(sandbox):
@@ -93,24 +93,24 @@ def death(sandbox: Sandbox, now: datetime) -> str:
 
 
 def is_resuming(sandbox: Sandbox) -> bool:
-    """Say whether it is on its way back: its timeout is for running, and it does not run yet."""
+    """Whether it is being resumed. Its timeout counts from when it runs, so it cannot expire."""
     resting = (Phase.PAUSED, Phase.PAUSING, Phase.RESUMING)
     return not sandbox.spec.paused and sandbox.status.phase in resting
 
 
 def is_pooled(sandbox: Sandbox) -> bool:
-    """Say whether it waits in a pool, nobody's."""
+    """Whether it is in a pool and unclaimed."""
     return sandbox.spec.claim is None and LABEL_POOL in sandbox.metadata.labels
 
 
 def is_ready(sandbox: Sandbox) -> bool:
-    """Say whether it runs and answers."""
+    """Whether it runs and is ready."""
     status = sandbox.status
     return status.phase is Phase.RUNNING and is_true(status.conditions, CONDITION_READY)
 
 
 def is_fully_paused(sandbox: Sandbox) -> bool:
-    """Say whether its pause is finished: nothing of it runs, everything of it is kept."""
+    """Whether its pause is complete: no process runs, and its state is kept."""
     if sandbox.status.phase is not Phase.PAUSED:
         return False
     found = condition(sandbox.status.conditions, CONDITION_PAUSED)
@@ -132,20 +132,20 @@ def _in_use(sandbox: Sandbox) -> StateReport:
     if phase is Phase.RUNNING and not wants_pause:
         if is_ready(sandbox):
             return StateReport(SandboxState.RUNNING, "Ready", is_ready=True)
-        # Not dead: it is somebody's, with their files, and may answer again in a moment.
+        # Not dead: it holds a client's files and may become ready again.
         return StateReport(SandboxState.RUNNING, "NotReady")
     if wants_pause:
         if is_fully_paused(sandbox):
             return StateReport(SandboxState.PAUSED, "Paused")
         return StateReport(SandboxState.PAUSING, "Pausing")
     if phase is Phase.PAUSING:
-        # The flag was cleared while it was being paused: it is paused first, then resumed.
+        # The flag was cleared during the pause: the pause is completed first, then it resumes.
         return StateReport(SandboxState.PAUSING, "PausingThenResuming")
     return StateReport(SandboxState.PAUSED, "Resuming")
 
 
 def pausable(sandbox: Sandbox, now: datetime) -> Eligibility:
-    """Say whether a pause may be asked for; asking again for the same is allowed."""
+    """Whether it may be paused; pausing a paused sandbox is allowed."""
     refusal = _refusal(sandbox, now)
     if refusal is not None:
         return refusal
@@ -161,7 +161,7 @@ def pausable(sandbox: Sandbox, now: datetime) -> Eligibility:
 
 
 def resumable(sandbox: Sandbox, now: datetime) -> Eligibility:
-    """Say whether a resume may be asked for; asking of what runs already is allowed."""
+    """Whether it may be resumed; resuming a running sandbox is allowed."""
     refusal = _refusal(sandbox, now)
     if refusal is not None:
         return refusal

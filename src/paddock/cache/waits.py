@@ -1,13 +1,13 @@
-"""Wait tasks: waiting for what a controller will do to an object.
+"""Wait tasks: wait until a controller has changed an object.
 
-    with cache.waits.pause(sandbox, holder="request 4f…") as task:     # the slot is held now
+    with cache.waits.pause(sandbox, holder="request 4f…") as task:     # the lock is held now
         written = await cache.write.update(...)                        # paused=true
         sandbox = await task.wait(60, written=written)
 
-An action is bound to its check (`checks`), so nobody is ever given another's condition. `pause`
-and `resume` hold their slot (`slots`) from before the spec is written; `ready`, `checkpoint` and
-`deleted` take it in `wait`. A waiter looks at once, at every event, at a slow tick, and once more,
-live, before it gives up. Deciding what to write is the caller's business.
+An action is bound to its check (`checks`), so a caller never gets another's condition. `pause`
+and `resume` hold their lock (`action_locks`) from before the spec is written; `ready`,
+`checkpoint` and `deleted` acquire it in `wait`. A task checks at once, at every event, at a slow
+tick, and once more, live, before it fails. The caller decides what to write.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ from paddock.resources.meta import R, Resource
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 10.0
-_A_MOMENT = 0.001
-"""Timers may ring a hair before the deadline they were set to."""
+_TIMER_SLACK_SECONDS = 0.001
+"""Timers may fire slightly before their deadline."""
 
 _SECONDS = metrics.histogram("paddock_wait_seconds", "Time in wait tasks.", ("action", "result"))
 
@@ -47,36 +47,36 @@ class WaitTask(Generic[R]):
         self.action = action
         self._waits = waits
         self._check = check
-        self._holder = holder
-        self._hold: ActionLock | None = None
+        self._locker = holder
+        self._lock: ActionLock | None = None
         self._is_spent = False
 
     def acquire(self) -> Self:
-        """Take the slot now rather than in `wait`."""
-        if self._hold is None:
-            self._hold = self._waits.locks.acquire(self.subject, self.action, self._holder)
+        """Acquire the lock now rather than in `wait`."""
+        if self._lock is None:
+            self._lock = self._waits.locks.acquire(self.subject, self.action, self._locker)
         return self
 
     def release(self) -> None:
-        """Leave the slot; again is harmless."""
+        """Release the lock; idempotent."""
         self._is_spent = True
-        if self._hold is not None:
-            self._waits.locks.release(self._hold)
+        if self._lock is not None:
+            self._waits.locks.release(self._lock)
 
     async def wait(
         self, timeout_seconds: float, *, written: R | None = None, is_live_at_end: bool = True
     ) -> R:
-        """Wait until it is done and give the object as it is then; releases in any case.
+        """Wait until the action is complete and return the object; releases the lock in any case.
 
-        `written` is what the caller's own write returned: nothing older is looked at.
-        `DeadlineExceededError` says what was still missing; errors of the check pass through.
+        `written` is the result of the caller's write: older versions are ignored.
+        `DeadlineExceededError` names what was missing; errors of the check pass through.
         """
         if self._is_spent:
-            raise RuntimeError("a wait task is used once; make another")
+            raise RuntimeError("a wait task can be used once: create another")
         try:
             self.acquire()
-            assert self._hold is not None  # noqa: S101 - acquire sets it or raises
-            self._waits.locks.extend(self._hold, timeout_seconds)
+            assert self._lock is not None  # noqa: S101 - acquire sets it or raises
+            self._waits.locks.extend(self._lock, timeout_seconds)
             return await self._waits.until(
                 self.subject,
                 self.action,
@@ -101,7 +101,7 @@ class WaitTask(Generic[R]):
 
 
 class Waits:
-    """Makes wait tasks, and wakes them."""
+    """Creates wait tasks and notifies them of changes."""
 
     def __init__(
         self,
@@ -116,25 +116,25 @@ class Waits:
         self._live = live
         self._clock = clock
         self._tick_seconds = tick_seconds
-        self._bells: dict[LockKey, dict[asyncio.Event, None]] = {}
-        """In the order in which they began to wait: who came first is woken first."""
-        self._heard: set[type[Resource]] = set()
+        self._waiters: dict[LockKey, dict[asyncio.Event, None]] = {}
+        """In the order of arrival: the first waiter is notified first."""
+        self._subscribed: set[type[Resource]] = set()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody holds or waits for anything."""
-        return not self._bells and not len(self.locks)
+        """Whether there is neither a lock nor a waiter."""
+        return not self._waiters and not len(self.locks)
 
     def pause(self, sandbox: Sandbox, *, holder: str = "another request") -> WaitTask[Sandbox]:
-        """Hold the slot for a pause; write `paused=true` after this."""
+        """Lock for a pause; write `paused=true` after this."""
         return WaitTask(self, sandbox, WaitAction.PAUSE, checks.paused, holder).acquire()
 
     def resume(self, sandbox: Sandbox, *, holder: str = "another request") -> WaitTask[Sandbox]:
-        """Hold the slot for a resume; write `paused=false` after this."""
+        """Lock for a resume; write `paused=false` after this."""
         return WaitTask(self, sandbox, WaitAction.RESUME, checks.resumed, holder).acquire()
 
     def ready(self, sandbox: Sandbox, *, holder: str = "another request") -> WaitTask[Sandbox]:
-        """Wait for a sandbox to run and answer."""
+        """Wait for a sandbox to run and be ready."""
         return WaitTask(self, sandbox, WaitAction.READY, checks.ready, holder)
 
     def checkpoint(
@@ -144,7 +144,7 @@ class Waits:
         return WaitTask(self, checkpoint, WaitAction.CHECKPOINT, checks.checkpointed, holder)
 
     def deleted(self, obj: R, *, holder: str = "another request") -> WaitTask[R]:
-        """Wait for an object to be gone; gives it as it was last."""
+        """Wait for an object to be deleted; returns its last version."""
         return WaitTask(self, obj, WaitAction.DELETED, checks.deleted, holder)
 
     # ---- waiting -------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Waits:
         written: R | None,
         is_live_at_end: bool,
     ) -> R:
-        """Look at the subject until the check is satisfied; the machinery of `WaitTask.wait`."""
+        """Read the subject until the check holds; used by `WaitTask.wait`."""
         started = self._clock.monotonic()
         outcome = "error"
         try:
@@ -169,7 +169,7 @@ class Waits:
                 outcome = "timeout"
                 found = await observer.last_look(action, check, is_live=is_live_at_end)
             if found is None:
-                raise _too_late(subject, action, timeout_seconds, observer.missing)
+                raise _timed_out(subject, action, timeout_seconds, observer.missing)
             outcome = "done"
             return found
         finally:
@@ -184,53 +184,53 @@ class Waits:
         written: R | None,
     ) -> R | None:
         self._listen(observer.informer)
-        place, bell = lock_key(observer.subject), asyncio.Event()
-        self._bells.setdefault(place, {})[bell] = None
+        key, event = lock_key(observer.subject), asyncio.Event()
+        self._waiters.setdefault(key, {})[event] = None
         deadline = self._clock.monotonic() + timeout_seconds
         try:
             observer.begin(written)
             while True:
-                bell.clear()
+                event.clear()
                 if (found := await observer.look(action, check)) is not None:
                     return found
                 remaining = deadline - self._clock.monotonic()
-                if remaining < _A_MOMENT:
+                if remaining < _TIMER_SLACK_SECONDS:
                     return None
-                if not await _rings(bell, min(self._tick_seconds, remaining)):
+                if not await _is_set(event, min(self._tick_seconds, remaining)):
                     await observer.tick()
         finally:
-            bells = self._bells[place]
-            del bells[bell]
-            if not bells:
-                del self._bells[place]
+            waiters = self._waiters[key]
+            del waiters[event]
+            if not waiters:
+                del self._waiters[key]
 
     def _listen(self, informer: Informer[Any]) -> None:
-        if informer.kind not in self._heard:
-            self._heard.add(informer.kind)
+        if informer.kind not in self._subscribed:
+            self._subscribed.add(informer.kind)
             informer.subscribe(self._changed)
 
     def _changed(self, old: Resource | None, new: Resource | None) -> None:
-        if not self._bells:
+        if not self._waiters:
             return
         obj = new if new is not None else old
         if obj is not None:
-            for bell in self._bells.get(lock_key(obj), ()):
-                bell.set()
+            for event in self._waiters.get(lock_key(obj), ()):
+                event.set()
 
 
-async def _rings(bell: asyncio.Event, seconds: float) -> bool:
+async def _is_set(event: asyncio.Event, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
-            await bell.wait()
+            await event.wait()
     except TimeoutError:
         return False
     return True
 
 
-def _too_late(
+def _timed_out(
     subject: Resource, action: WaitAction, seconds: float, missing: str
 ) -> DeadlineExceededError:
     return DeadlineExceededError(
         f"{subject.KIND} {subject.key} is not {DONE_WORDS[action]} after {seconds:g} s: {missing}",
-        hint="it may still get there; look again, or wait longer",
+        hint="it may still complete: check again, or wait longer",
     )

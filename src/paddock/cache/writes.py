@@ -1,7 +1,7 @@
-"""Writing through the store so that this process never reads anything older afterwards.
+"""Writes with read-your-writes: after a write, this process never reads an older version.
 
-`Writer` passes every write on and feeds what came back to the informer of its kind at once.
-`mutate` is read, decide, compare-and-swap, and again on conflict.
+`Writer` forwards every write to the store and passes the result to the informer of its kind at
+once. `mutate` reads, changes, and writes by compare-and-swap; it retries on conflict.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class Writer:
         self._informer_of = informer_of
 
     async def create(self, obj: R, *, with_status: bool = False) -> R:
-        """Store a new one; `AlreadyExistsError`, `InvalidError`."""
+        """Create an object; `AlreadyExistsError`, `InvalidError`."""
         return self._observed(await self._store.create(obj, with_status=with_status))
 
     async def update(self, obj: R) -> R:
@@ -43,7 +43,7 @@ class Writer:
         resource_version: str | None = None,
         propagation: Propagation = Propagation.BACKGROUND,
     ) -> R:
-        """Delete this very object, never a namesake; with a version: only if that is the newest.
+        """Delete the object with this uid; with a version, only if that is the newest.
 
         `NotFoundError`, `ConflictError`.
         """
@@ -73,18 +73,18 @@ class Writer:
         is_fresh: bool = False,
         attempts: int = 10,
     ) -> R:
-        """Apply a pure change to the newest object, as often as it takes.
+        """Apply a pure change to the newest object; retry on conflict.
 
-        `change` gives the object as it should be, or `None` to leave it; it may raise to refuse.
+        `change` returns the new object, or `None` for no change; it may raise to refuse.
         The first try starts from the cache unless `is_fresh`; later ones from the store. With
-        `uid`, a namesake is a `NotFoundError`. Gives the object as it is afterwards.
+        `uid`, a recreated object is a `NotFoundError`. Returns the object after the change.
         """
         obj = None if is_fresh else self._cached(kind, key)
         for attempt in range(1, attempts + 1):
             if obj is None:
                 obj = await self._store.get(kind, key)
             if uid is not None and obj.metadata.uid != uid:
-                raise NotFoundError(f"{kind.KIND} {key} is no longer the one that was meant")
+                raise NotFoundError(f"{kind.KIND} {key} was deleted and recreated (another uid)")
             new = change(obj)
             if new is None or new == obj:
                 return obj
@@ -99,7 +99,7 @@ class Writer:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def look(self, kind: type[R], key: Key) -> R | None:
-        """Read one that the cache may not show yet; `None` where it is not there."""
+        """Read an object that the cache may not have yet; `None` if it does not exist."""
         try:
             return self._observed(await self._store.get(kind, key))
         except NotFoundError:

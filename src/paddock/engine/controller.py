@@ -1,12 +1,12 @@
-"""Running a reconcile function for every key that changed.
+"""Controllers: run a reconcile function for every key that changed.
 
-A reconcile is given a key and nothing else: it reads the world anew, may run twice, and says
-what it did: `Done("paused: idle 300 s")`, or `After(30, "waiting for the image")` to be called
-again. Any error puts the key back with growing delay; `TerminalError` does not: only a change
-of the object can help. A key is never reconciled twice at once. One that hangs holds up nobody:
-after a while another worker takes its worker's place, and in the end it is cut off.
+A reconcile gets a key only: it reads the current state, must be idempotent, and returns
+`Done("paused: idle 300 s")`, or `After(30, "waiting for the image")` to be called again. An error
+requeues the key with backoff; `TerminalError` does not, as only a change of the object can help. A
+key is never reconciled twice at once. A reconcile that hangs does not block others: after
+`RELIEF_SECONDS` another worker is started, and after the timeout it is cancelled.
 
-What wakes a controller is told by `watches`; who may run it is `election`'s business.
+`watches` connects a controller to informers; leader election is in `election`.
 """
 
 import asyncio
@@ -35,24 +35,24 @@ _ERRORS = metrics.counter(
 
 
 RECONCILE_SECONDS = 900.0
-"""No reconcile takes longer: what it waits for has been lost, and is looked for anew."""
+"""The timeout of a reconcile. Longer means that what it waits for was lost; it is retried."""
 RELIEF_SECONDS = 10.0
 RELIEF_LIMIT = 1024
-"""So many workers at most are added for those that hang."""
+"""The most workers that are added for hanging ones."""
 
 
 class Done(Struct, frozen=True):
-    """Nothing more to do until something changes. A message is logged: leave it out for no-ops."""
+    """Nothing to do until something changes. The message is logged; omit it for no-ops."""
 
     message: str = ""
 
 
 class Gone(Done, frozen=True):
-    """The object is not there any more, nor is what it was to be looked at for later."""
+    """The object is deleted: delayed calls for its key are cancelled too."""
 
 
 class After(Struct, frozen=True):
-    """Call again after so many seconds, or earlier if something changes."""
+    """Requeue after so many seconds, or earlier if something changes."""
 
     seconds: float
     message: str = ""
@@ -63,7 +63,7 @@ Reconcile: TypeAlias = Callable[[K], Awaitable[Result]]
 
 
 class TerminalError(PaddockError):
-    """Trying again does not help: only a change of the object does."""
+    """Retrying does not help: only a change of the object does."""
 
     reason = "Terminal"
 
@@ -95,7 +95,7 @@ class Controller(Generic[K]):
         informer: Informer[R],
         keys: Callable[[R | None, R | None], Iterable[K]],
     ) -> Callable[[], None]:
-        """Enqueue the keys that a change of another object concerns; gives the undoing."""
+        """Enqueue the keys that a change concerns; returns the unsubscribe function."""
 
         def changed(old: R | None, new: R | None) -> None:
             for key in keys(old, new):
@@ -104,7 +104,7 @@ class Controller(Generic[K]):
         return informer.subscribe(changed)
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Run the workers until cancelled."""
         log.info("controller started", extra=fields(controller=self.name, workers=self._workers))
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -129,12 +129,12 @@ class Controller(Generic[K]):
                 timer.cancel()
                 self.queue.done(key)
             if relief:
-                # Another one works in this one's place since.
+                # Another worker was started in its place.
                 self._relieved -= 1
                 return
 
     def _relieve(self, tasks: asyncio.TaskGroup, key: K, relief: list[str]) -> None:
-        """Let another worker go on where one has been busy with the same key for long."""
+        """Start another worker where one has been busy with the same key for long."""
         if self._relieved >= RELIEF_LIMIT:
             return
         self._relieved += 1
@@ -152,11 +152,11 @@ class Controller(Generic[K]):
                 outcome = self._settle(key, await self._call(key))
             except asyncio.CancelledError as error:
                 if _is_being_stopped():
-                    # Half done: whoever runs this controller next must look at it again.
+                    # Half done: the next leader must reconcile it again.
                     self.queue.add(key)
                     raise
-                # Not we are cancelled but something that the reconcile waited for: letting that
-                # through would end this worker, and nobody would notice.
+                # Not this worker was cancelled but something that the reconcile awaited. Passing
+                # that on would end the worker silently.
                 outcome = self._fail(key, error)
             except Exception as error:  # noqa: BLE001 - a task's root: all become retries
                 outcome = self._fail(key, error)
@@ -166,15 +166,15 @@ class Controller(Generic[K]):
                 _SECONDS.labels(self.name, outcome).observe(took)
 
     async def _call(self, key: K) -> Result:
-        patience = asyncio.timeout(self._timeout_seconds)
+        limit = asyncio.timeout(self._timeout_seconds)
         try:
-            async with patience:
+            async with limit:
                 return await self._reconcile(key)
         except TimeoutError as error:
-            if not patience.expired():
+            if not limit.expired():
                 raise
             raise DeadlineExceededError(
-                f"the reconcile took longer than {self._timeout_seconds} s and was cut off"
+                f"the reconcile took longer than {self._timeout_seconds} s and was cancelled"
             ) from error
 
     def _settle(self, key: K, result: Any) -> str:
@@ -196,15 +196,15 @@ class Controller(Generic[K]):
         _ERRORS.labels(self.name, type(error).__name__).inc()
         if isinstance(error, TerminalError):
             self.queue.forget(key)
-            log.error("reconcile failed for good", extra=fields(error=error.message))
+            log.error("reconcile failed terminally", extra=fields(error=error.message))
             return "terminal"
         seconds = self.queue.retry(key)
         facts = fields(error=repr(error), again_in=seconds, failures=self.queue.failures(key))
         if isinstance(error, ConflictError):
-            # Somebody wrote first: the ordinary course of things under load.
+            # Another writer came first: usual under load.
             log.debug("reconcile met a conflict", extra=facts)
         else:
-            # What Paddock raises on purpose explains itself; anything else needs its traceback.
+            # Paddock's own errors explain themselves; others need their traceback.
             known = isinstance(error, PaddockError)
             log.warning("reconcile failed", extra=facts, exc_info=None if known else error)
         return "error"

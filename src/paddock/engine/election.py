@@ -1,9 +1,9 @@
 """One leader at a time, by a Lease in the store.
 
-Whoever wins the compare-and-swap leads, and renews. Others take over when the lease has not
+The winner of the compare-and-swap leads, and renews. Others take over when the lease has not
 changed for its whole duration *by their own monotonic clock*: times written by another machine
-are never compared with ours, so skewed clocks do no harm. A leader that could not renew within
-its renew deadline (shorter than the lease) stops leading before anybody else can begin.
+are never compared with ours, so clock skew does no harm. A leader that could not renew within
+its renew deadline (shorter than the lease) stops leading before another can start.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from paddock.store.port import Store
 
 log = logging.getLogger(__name__)
 
-_A_MOMENT = 0.001
-"""Timers may ring a hair before their time; so little is not worth another round."""
+_TIMER_SLACK_SECONDS = 0.001
+"""Timers may fire slightly early; so little is not worth another round."""
 
 _LEADING = metrics.gauge("paddock_leader", "1 while this process leads.", ("lease",))
 
 
 class Timing(Struct, frozen=True, kw_only=True):
-    """How long things may take. A leader stops after `renew`, a follower waits out `lease`."""
+    """Timeouts. A leader stops after `renew`, a follower takes over after `lease`."""
 
     lease_seconds: float = 15.0
     renew_seconds: float = 10.0
@@ -46,7 +46,7 @@ class Timing(Struct, frozen=True, kw_only=True):
 
 
 class _Observed(Struct, frozen=True):
-    """A lease as it was seen last, and when it was first seen like that, by our clock."""
+    """A lease as it was read last, and when it was first read so, by our clock."""
 
     spec: LeaseSpec
     since: float
@@ -76,25 +76,25 @@ class Elector:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process may act as leader at this very moment."""
+        """Whether this process may act as leader now."""
         return self._seconds_left() > 0
 
     @property
     def term(self) -> int:
-        """A number that grows whenever the leader changes: for fencing what leaders write."""
+        """A number that increases when the leader changes; fences writes of former leaders."""
         spec = self._lease.spec if self._lease is not None else LeaseSpec()
         return spec.lease_transitions or 0
 
     @property
     def leader(self) -> str:
-        """Who leads, as far as is known; empty is nobody."""
+        """The identity of the leader as last read; empty if there is none."""
         return (self._observed.spec.holder_identity or "") if self._observed else ""
 
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
         """Campaign, run `lead` while leading, and begin again when leadership is lost.
 
         `lead` is cancelled when leadership is lost. When it returns or raises by itself, so does
-        this, and the lease is given up for the next.
+        this, and the lease is released.
         """
         try:
             while True:
@@ -102,7 +102,7 @@ class Elector:
                 log.info("leading", extra=fields(lease=self._key, term=self.term))
                 self._gauge.set(1)
                 try:
-                    if await self._reign(lead):
+                    if await self._lead(lead):
                         return
                 finally:
                     self._gauge.set(0)
@@ -112,11 +112,11 @@ class Elector:
 
     async def _campaign(self) -> None:
         while not await self._try(self._timing.retry_seconds):
-            # Another's lease that is about to run out is tried for at that moment, not later.
+            # A lease of another that expires soon is tried at that moment, not later.
             await self._pause(self._seconds_to_expiry() or float("inf"))
 
-    async def _reign(self, lead: Callable[[], Awaitable[None]]) -> bool:
-        """Lead until it ends by itself (true) or leadership is lost (false)."""
+    async def _lead(self, lead: Callable[[], Awaitable[None]]) -> bool:
+        """Run `lead` until it returns (true) or leadership is lost (false)."""
 
         async def work() -> None:
             await lead()
@@ -133,11 +133,11 @@ class Elector:
             return False
 
     async def _keep(self) -> None:
-        """Renew until that fails for too long or somebody else leads."""
-        while (left := self._seconds_left()) > _A_MOMENT:
+        """Renew until that fails for too long or another process leads."""
+        while (left := self._seconds_left()) > _TIMER_SLACK_SECONDS:
             # Neither sleep nor wait for the store beyond the moment at which we must stop.
             await self._pause(left)
-            if (left := self._seconds_left()) <= _A_MOMENT:
+            if (left := self._seconds_left()) <= _TIMER_SLACK_SECONDS:
                 break
             if not await self._try(left) and self.leader not in ("", self.identity):
                 break
@@ -149,12 +149,12 @@ class Elector:
         return self._renewed_at + self._timing.renew_seconds - self._clock.monotonic()
 
     def _seconds_to_expiry(self) -> float:
-        """Say when what was seen of another's lease runs out; 0 is not in the future."""
+        """Return the seconds until another's lease expires, or 0."""
         if self._observed is None:
             return 0.0
         spec, since = self._observed.spec, self._observed.since
         left = since + self._duration(spec) - self._clock.monotonic()
-        return left if left > _A_MOMENT else 0.0
+        return left if left > _TIMER_SLACK_SECONDS else 0.0
 
     async def _pause(self, at_most: float = float("inf")) -> None:
         jitter = 1.0 + 0.2 * random.random()  # noqa: S311 - spreads load, guards nothing
@@ -232,13 +232,16 @@ class Elector:
     def _has_expired(self, spec: LeaseSpec) -> bool:
         if self._observed is None:
             return False
-        return self._clock.monotonic() - self._observed.since >= self._duration(spec) - _A_MOMENT
+        return (
+            self._clock.monotonic() - self._observed.since
+            >= self._duration(spec) - _TIMER_SLACK_SECONDS
+        )
 
     def _duration(self, spec: LeaseSpec) -> float:
         return spec.lease_duration_seconds or self._timing.lease_seconds
 
     async def _release(self) -> None:
-        """Give the lease up, so that the next need not wait; best effort, shielded from nothing."""
+        """Release the lease, so that the next leader need not wait; best effort."""
         was_leader, left = self._renewed_at is not None, self._seconds_left()
         self._renewed_at = None
         if not was_leader:

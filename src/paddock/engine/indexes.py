@@ -1,8 +1,7 @@
-"""Field indexes: finding objects by what they say, without looking at the others.
+"""Field indexes: lookups by a value that is computed from an object.
 
-An index is a function from an object to the values under which it is found. Keeping an index
-up to date costs as much as the object has values, however many objects there are.
-Where the objects come from is `informer`'s business.
+An index is a function from an object to the values under which it is found. An update costs as
+much as the object has values, regardless of the number of objects. `object_index` uses this.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping
@@ -25,11 +24,11 @@ class Indexes(Generic[R]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What can be asked for."""
+        """The names of the indexes."""
         return tuple(self._buckets)
 
     def change(self, key: Key, old: R | None, new: R | None) -> None:
-        """Follow one object from what it was to what it is; `None` is absence."""
+        """Update the indexes for one object; `None` means absent."""
         for values_of, buckets in self._plan:
             was = () if old is None else values_of(old)
             now = () if new is None else values_of(new)
@@ -46,12 +45,12 @@ class Indexes(Generic[R]):
                         bucket[key] = new
 
     def view(self, name: str, value: Hashable) -> Collection[R]:
-        """Give the live collection of what has this value: valid until the next `await`."""
+        """Return the live collection of objects with this value: valid until the next `await`."""
         bucket = self._index(name).get(value)
         return () if bucket is None else bucket.values()
 
     def values(self, name: str) -> Collection[Hashable]:
-        """Give every value that some object has now: valid until the next `await`."""
+        """Return the live collection of values: valid until the next `await`."""
         return self._index(name).keys()
 
     def _index(self, name: str) -> dict[Hashable, dict[Key, R]]:

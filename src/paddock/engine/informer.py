@@ -1,11 +1,11 @@
-"""A shared, indexed, read-only picture of one kind, kept fresh by list and watch.
+"""Informers: a shared, indexed, read-only cache of one kind, updated by list and watch.
 
-Reads never wait and never leave the process. Handlers hear of every change as `(old, new)`,
-synchronously, on the loop; they must be quick (put a key on a queue, wake a future).
+Reads never wait and never leave the process. Handlers are called with every change as
+`(old, new)`, synchronously, on the loop; they must be quick (enqueue a key, set an event).
 
-A watch that breaks is opened again where it was, with growing delay. After a gap the kind is
-listed anew and compared, so that no deletion is ever missed. By which rules knowledge grows is
-`picture`'s business; which kinds and indexes there are is `paddock.cache`'s.
+A broken watch is reopened at its version, with backoff. After a gap the kind is listed again and
+compared, so that no deletion is missed. The rules for updates are in `object_index`; kinds and
+indexes are defined in `paddock.cache`.
 """
 
 import asyncio
@@ -39,24 +39,24 @@ from paddock.store.port import Page, Store
 log = logging.getLogger(__name__)
 
 FATAL = (ForbiddenError, InvalidError, NotFoundError, UnauthenticatedError, UnsupportedError)
-"""What trying again does not mend; it ends an informer that has not synced yet."""
+"""Errors that retrying does not fix; they end an informer that has not synced yet."""
 
 _ERRORS = metrics.counter("paddock_informer_errors_total", "Failed lists and watches.", ("kind",))
 _RELISTS = metrics.counter("paddock_informer_lists_total", "Lists from the beginning.", ("kind",))
 
-_BREATH = 256
-"""After so many changes without a pause, others on the loop get a turn."""
+_YIELD_EVERY = 256
+"""After so many changes, yield to other tasks on the loop."""
 
 
 class InformerFailure(Struct, frozen=True, kw_only=True):
-    """What went wrong last."""
+    """The last error and its time."""
 
     at: datetime
     error: Exception
 
 
 class Informer(ObjectIndex[R]):
-    """A picture of one kind that keeps itself fresh."""
+    """An object index that follows the store."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class Informer(ObjectIndex[R]):
         self._failures = 0
         self._opened_at = 0.0
         self._synced = asyncio.Event()
-        self._problem: InformerFailure | None = None
-        self._problem_at = 0.0
+        self._last_failure: InformerFailure | None = None
+        self._failed_at = 0.0
 
     # ---- state ---------------------------------------------------------------------------
 
@@ -96,21 +96,21 @@ class Informer(ObjectIndex[R]):
 
     @property
     def last_failure(self) -> InformerFailure | None:
-        """What went wrong last, however long ago."""
-        return self._problem
+        """The last error, however long ago; `None` if there was none."""
+        return self._last_failure
 
     def is_healthy(self, *, quiet_seconds: float = 30.0) -> bool:
-        """Say whether this is synced and nothing has gone wrong for a while."""
+        """Whether it has synced and had no error for `quiet_seconds`."""
         if not self._synced.is_set():
             return False
-        if self._problem is None:
+        if self._last_failure is None:
             return True
-        return self._clock.monotonic() - self._problem_at >= quiet_seconds
+        return self._clock.monotonic() - self._failed_at >= quiet_seconds
 
     # ---- following the store -------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow the store until cancelled; raises only what prevents the first sync for good."""
+        """Follow the store until cancelled; raises fatal errors before the first sync only."""
         while True:
             try:
                 if not self._since:
@@ -135,7 +135,7 @@ class Informer(ObjectIndex[R]):
         version = ""
         page = await self._page("")
         while True:
-            # The first page's: all pages should say the same, and the oldest is always safe.
+            # The first page's: all pages should have the same, and the oldest is always safe.
             version = version or page.version
             if ordinal(version) < self._seen:
                 raise UnavailableError(
@@ -144,12 +144,12 @@ class Informer(ObjectIndex[R]):
                     hint="if the store was restored from a backup, restart this process",
                 )
             if not page.continue_token:
-                await self._take_page(page, seen)
+                await self._apply_page(page, seen)
                 break
-            # The store writes the next page while we take this one in.
+            # The store reads the next page while this one is processed.
             name = f"next page of {self.kind.KIND}"
             async with background(self._page(page.continue_token), name=name) as coming:
-                await self._take_page(page, seen)
+                await self._apply_page(page, seen)
                 page = await coming
         self._list_is_complete(seen, version, started)
         if not self._synced.is_set():
@@ -165,11 +165,11 @@ class Informer(ObjectIndex[R]):
             continue_token=token,
         )
 
-    async def _take_page(self, page: Page[R], seen: set[Key]) -> None:
+    async def _apply_page(self, page: Page[R], seen: set[Key]) -> None:
         for number, obj in enumerate(page.items, start=1):
             seen.add(obj.key)
             self._upsert(obj, version_of(obj))
-            if number % _BREATH == 0:
+            if number % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
 
     async def _follow(self) -> None:
@@ -180,16 +180,16 @@ class Informer(ObjectIndex[R]):
         self._opened_at = self._clock.monotonic()
         async with aclosing(stream) as events:
             async for event in events:
-                self._take(event)
+                self._apply(event)
                 self._failures = 0
                 taken += 1
-                if taken % _BREATH == 0:
+                if taken % _YIELD_EVERY == 0:
                     await asyncio.sleep(0)
 
-    # ---- trouble -------------------------------------------------------------------------
+    # ---- failures -------------------------------------------------------------------------
 
     def _after_quiet_end(self) -> float:
-        # Servers end watches now and then; one that ends them at once must not make us spin.
+        # Servers end watches now and then; one that ends them at once must not cause a busy loop.
         if self._clock.monotonic() - self._opened_at >= self._backoff.cap_seconds:
             self._failures = 0
         self._failures += 1
@@ -198,7 +198,7 @@ class Informer(ObjectIndex[R]):
     def _after_gone(self, error: GoneError) -> float:
         self._failures += 1
         log.info(
-            "watch is too far behind, listing anew",
+            "watch is too far behind, relisting",
             extra=fields(kind=self.kind.KIND, error=error, times=self._failures),
         )
         return self._backoff.delay(self._failures - 1)
@@ -206,11 +206,11 @@ class Informer(ObjectIndex[R]):
     def _after_failure(self, error: Exception) -> float:
         self._failures += 1
         pause = self._backoff.delay(self._failures)
-        self._problem = InformerFailure(at=self._clock.now(), error=error)
-        self._problem_at = self._clock.monotonic()
+        self._last_failure = InformerFailure(at=self._clock.now(), error=error)
+        self._failed_at = self._clock.monotonic()
         _ERRORS.labels(self.kind.KIND).inc()
         log.warning(
-            "informer lost the store, trying again",
+            "informer lost the store, retrying",
             extra=fields(
                 kind=self.kind.KIND, error=repr(error), failures=self._failures, seconds=pause
             ),

@@ -1,11 +1,10 @@
-"""What is known of one kind: objects, their indexes, and who wants to hear of changes.
+"""The objects of one kind with indexes and subscribers, without I/O.
 
-The rules by which knowledge grows, without any I/O. `informer` feeds a picture from the store;
-a writer feeds it the results of its own writes.
+`informer` updates it from the store, `paddock.cache.writes` with the results of its own writes.
 
-- Nothing goes back. What is newer stays, whatever a late list or a doubled event says.
-- After `observe` (or `observe_deleted`) of a write's result nothing older is ever read here.
-- A namesake is another object: handlers hear of the end of the one, then of the other.
+- Versions never go back: a late list or a repeated event does not replace a newer object.
+- After `observe` (or `observe_deleted`) of a write's result no older version is read here.
+- An object recreated under the same name is another one: handlers see a deletion, then a creation.
 """
 
 import logging
@@ -27,7 +26,7 @@ from paddock.store.port import Change, WatchEvent
 log = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[R | None, R | None], None]
-"""Called with what was and what is; `None` is absence."""
+"""Called with the old and the new object; `None` means absent."""
 
 _EVENTS = metrics.counter(
     "paddock_informer_events_total", "Changes taken in, by kind and change.", ("kind", "change")
@@ -38,14 +37,14 @@ _HANDLER_ERRORS = metrics.counter(
 
 
 class Filter(Struct, frozen=True, kw_only=True):
-    """What part of a kind is looked at."""
+    """The part of a kind that is cached."""
 
     namespace: str | None = None
     labels: LabelSelector | None = None
 
 
 class ObjectIndex(Generic[R]):
-    """Indexed, read-only, shared."""
+    """The objects of one kind by key and by index."""
 
     def __init__(
         self,
@@ -64,9 +63,9 @@ class ObjectIndex(Generic[R]):
         self._handlers: tuple[Handler[R], ...] = ()
         self._tombstones = Tombstones(clock)
         self._since = ""
-        """Where to go on watching."""
+        """The version from which to watch."""
         self._seen = 0
-        """Everything up to this version has been taken in."""
+        """Every change up to this version is applied."""
         self._count = {
             change: _EVENTS.labels(kind.KIND, change.value.lower())
             for change in (Change.ADDED, Change.MODIFIED, Change.DELETED)
@@ -76,40 +75,40 @@ class ObjectIndex(Generic[R]):
 
     @property
     def seen(self) -> int:
-        """How far this is: everything up to this version has been taken in."""
+        """Every change up to this version is applied."""
         return self._seen
 
     def get(self, key: Key) -> R | None:
-        """Give the object, or `None` where there is none."""
+        """Return the object, or `None`."""
         return self._objects.get(key)
 
     def all(self) -> tuple[R, ...]:
-        """Give every object."""
+        """Return every object."""
         return tuple(self._objects.values())
 
     def by_index(self, name: str, value: Hashable) -> tuple[R, ...]:
-        """Give every object that has this value; safe to keep."""
+        """Return the objects with this value; safe to keep."""
         return tuple(self._indexes.view(name, value))
 
     def view(self, name: str, value: Hashable) -> Collection[R]:
-        """Give the live collection behind `by_index`, uncopied: valid until the next `await`."""
+        """Return the live collection behind `by_index`, uncopied: valid until the next `await`."""
         return self._indexes.view(name, value)
 
     def index_values(self, name: str) -> Collection[Hashable]:
-        """Give every value of an index: valid until the next `await`."""
+        """Return every value of an index: valid until the next `await`."""
         return self._indexes.values(name)
 
     def count(self, name: str, value: Hashable) -> int:
-        """Say how many objects have this value."""
+        """Return the number of objects with this value."""
         return len(self._indexes.view(name, value))
 
     def __len__(self) -> int:
         return len(self._objects)
 
-    # ---- hearing -------------------------------------------------------------------------
+    # ---- subscriptions -------------------------------------------------------------------------
 
     def subscribe(self, handler: Handler[R]) -> Callable[[], None]:
-        """Call the handler with every change from now on, what is there already first."""
+        """Call the handler with every present object, then with every change."""
         for obj in tuple(self._objects.values()):
             self._call(handler, None, obj)
         self._handlers = (*self._handlers, handler)
@@ -122,17 +121,17 @@ class ObjectIndex(Generic[R]):
     # ---- read your writes ----------------------------------------------------------------
 
     def observe(self, obj: R) -> None:
-        """Take in what a write of this process returned, ahead of the watch."""
+        """Apply the result of a write of this process, ahead of the watch."""
         version = version_of(obj)
         known = self._objects.get(obj.key)
         is_last = known is not None and known.metadata.uid == obj.metadata.uid and _is_over(obj)
         if is_last:
-            # An API server answers the write that ends an object with the version before it.
+            # An API server returns the last version with the write that removes an object.
             self.observe_deleted(obj)
             return
         if version <= self._seen:
-            # The watch has come past this write: what it said afterwards (perhaps: deleted)
-            # is the newer truth.
+            # The watch is past this write: what it delivered since (perhaps a deletion) is
+            # newer.
             return
         if obj.is_deleting and not obj.metadata.finalizers:
             self.observe_deleted(obj)
@@ -140,20 +139,20 @@ class ObjectIndex(Generic[R]):
             self._upsert(obj, version)
 
     def observe_deleted(self, obj: R) -> None:
-        """Take in that a write of this process removed the object."""
+        """Apply that a write of this process removed the object."""
         key, uid, version = obj.key, obj.metadata.uid, version_of(obj)
         self._tombstones.bury(key, uid=uid, up_to=version)
         known = self._objects.get(key)
-        # An older namesake, of whose end the watch has not told yet, is gone as well.
+        # An older object of this name, whose deletion is not delivered yet, is gone as well.
         if known is not None and (known.metadata.uid == uid or version_of(known) < version):
             self._drop(known)
 
-    # ---- the store's word ----------------------------------------------------------------
+    # ---- from the store ----------------------------------------------------------------
 
-    def _take(self, event: WatchEvent[R]) -> None:
+    def _apply(self, event: WatchEvent[R]) -> None:
         version = ordinal(event.version)
         if version < self._seen:
-            return  # Said before; taking it in again could bring back what is gone since.
+            return  # Applied before; applying it again could restore a deleted object.
         obj = event.object
         if obj is not None and event.change is Change.DELETED:
             known = self._objects.get(obj.key)
@@ -165,7 +164,7 @@ class ObjectIndex(Generic[R]):
         self._since, self._seen = event.version, version
 
     def _list_is_complete(self, listed: Collection[Key], version: str, started: float) -> None:
-        """Take in that nothing else was there at this version."""
+        """Apply that no other objects existed at this version."""
         moment = ordinal(version)
         # What the list did not have was deleted in the gap, unless it is newer than the list:
         # a write of this process, whose event is still to come.
@@ -175,7 +174,7 @@ class ObjectIndex(Generic[R]):
         self._tombstones.forget_before(started)
         self._since, self._seen = version, moment
 
-    # ---- the picture ---------------------------------------------------------------------
+    # ---- changes ---------------------------------------------------------------------
 
     def _upsert(self, obj: R, version: int) -> None:
         key = obj.key
@@ -192,7 +191,7 @@ class ObjectIndex(Generic[R]):
                 self._drop(known)
             return
         if known is not None and known.metadata.uid != obj.metadata.uid:
-            # A namesake: for those who follow the old one, it is gone.
+            # Recreated under the same name: for handlers, the old one is deleted.
             self._drop(known)
             known = None
         kept = obj if self._transform is None else self._transform(obj)
@@ -222,12 +221,12 @@ class ObjectIndex(Generic[R]):
         try:
             handler(old, new)
         except Exception:
-            # One bad handler must not blind the others, nor stop the picture.
+            # One failing handler must stop neither the others nor the informer.
             _HANDLER_ERRORS.labels(self.kind.KIND).inc()
             log.exception("informer handler failed", extra=fields(kind=self.kind.KIND))
 
 
 def _is_over(obj: Resource) -> bool:
-    """Say whether nothing keeps an object that was deleted; a pod has time left to end in."""
+    """Whether a deleted object has no finalizers and, as pods have, no grace period left."""
     meta = obj.metadata
     return obj.is_deleting and not meta.finalizers and not meta.deletion_grace_period_seconds

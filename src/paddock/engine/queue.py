@@ -1,13 +1,12 @@
 """A queue of keys for workers: deduplicating, delayed, rate limited, fair.
 
-- A key that waits is there once, however often it is added.
-- A key is never handed out twice at once: added while a worker has it, it comes again after
-  `done`, and no addition is ever lost.
+- A waiting key is in the queue once, however often it is added.
+- A key is never in two workers at once: added while it is processed, it is due again after `done`.
 - Of several delays of one key the earliest counts.
-- `retry` waits longer after every failure of the key, until `forget`.
+- `retry` backs off after every failure of the key, until `forget`.
 - Keys are handed out in the order in which they became due: none starves.
 
-All of it happens on the loop; time is the loop's.
+Everything runs on the event loop and uses its clock.
 """
 
 import asyncio
@@ -29,28 +28,28 @@ _RETRIES = metrics.counter(
 )
 
 LEAST_SECONDS = 0.001
-"""The shortest delay there is."""
+"""The shortest delay."""
 RETRY = Backoff(base_seconds=0.005, cap_seconds=120.0, jitter=0.1)
 
 
 class QueueClosed(Exception):  # noqa: N818 - an end, not an error
-    """The queue gives out nothing more."""
+    """The queue is closed."""
 
 
 class WorkQueue(Generic[K]):
-    """Keys that somebody should look at."""
+    """A queue of keys to reconcile."""
 
     def __init__(self, name: str, *, backoff: Backoff = RETRY) -> None:
         self.name = name
         self._backoff = backoff
         self._ready: deque[K] = deque()
         self._due_since: dict[K, float] = {}
-        """Every key of `_ready`, and every one to come again after `done`."""
+        """Every key of `_ready`, and every key that is due again after `done`."""
         self._processing: set[K] = set()
         self._failures: dict[K, int] = {}
         self._deadlines: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
-        """Holds stale entries too: only the one that `_deadlines` names counts."""
+        """Has stale entries too: only the one in `_deadlines` counts."""
         self._order = count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -61,17 +60,17 @@ class WorkQueue(Generic[K]):
         self._retries = _RETRIES.labels(name)
 
     def __len__(self) -> int:
-        """Say how many keys are due and not in a worker's hands."""
+        """Return the number of keys that are due and not in process."""
         return len(self._ready)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is due, delayed or being worked on."""
+        """Whether no key is due, delayed or in process."""
         return not (self._due_since or self._processing or self._deadlines)
 
     @property
     def delayed(self) -> int:
-        """How many keys wait for their time."""
+        """The number of delayed keys."""
         return len(self._deadlines)
 
     def add(self, key: K) -> None:
@@ -83,14 +82,14 @@ class WorkQueue(Generic[K]):
             self._make_ready(key)
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Make the key due after a while; an earlier time already set stays."""
+        """Make the key due after a delay; an earlier time stays."""
         if seconds <= 0:
             self.add(key)
             return
         if self._closed:
             return
-        # What rounding leaves of a deadline may be less than the clock can tell apart: whoever
-        # asks for so little again and again would never see it pass.
+        # What rounding leaves of a deadline may be less than the clock's resolution: a caller
+        # that adds so little again and again would never see it pass.
         when = asyncio.get_running_loop().time() + max(seconds, LEAST_SECONDS)
         known = self._deadlines.get(key)
         if known is not None and known <= when:
@@ -101,12 +100,12 @@ class WorkQueue(Generic[K]):
         self._set_timer()
 
     def cancel(self, key: K) -> None:
-        """Take back what makes the key due later: a deadline of hours outlives its object."""
+        """Cancel the delay of a key: one of hours would outlive its object."""
         if self._deadlines.pop(key, None) is not None:
             self._compact()
 
     def retry(self, key: K) -> float:
-        """Make the key due after its back-off; gives the seconds."""
+        """Make the key due after its backoff; returns the seconds."""
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
         self._retries.inc()
@@ -115,15 +114,15 @@ class WorkQueue(Generic[K]):
         return seconds
 
     def failures(self, key: K) -> int:
-        """Say how often in a row the key has failed."""
+        """Return the number of failures of the key in a row."""
         return self._failures.get(key, 0)
 
     def forget(self, key: K) -> None:
-        """Let the key's next failure be its first."""
+        """Reset the key's failures."""
         self._failures.pop(key, None)
 
     async def get(self) -> K:
-        """Wait for a due key and take it; `done` must follow. `QueueClosed` when closed."""
+        """Wait for a due key and return it; `done` must follow. `QueueClosed` when closed."""
         while not self._ready:
             if self._closed:
                 raise QueueClosed(self.name)
@@ -132,7 +131,7 @@ class WorkQueue(Generic[K]):
             try:
                 await getter
             except asyncio.CancelledError:
-                # Woken and cancelled in the same turn: the wake-up belongs to another worker.
+                # Woken and cancelled in the same turn: pass the wake-up to another worker.
                 if getter.done() and not getter.cancelled() and self._ready:
                     self._wake_one()
                 raise
@@ -145,15 +144,15 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K) -> None:
-        """Give the key back; it is due at once if it was added meanwhile."""
+        """Finish the key; it is due at once if it was added meanwhile."""
         if key not in self._processing:
-            raise RuntimeError(f"{key!r} was given back to queue {self.name} but not taken from it")
+            raise RuntimeError(f"{key!r} is not in process in queue {self.name}")
         self._processing.discard(key)
         if key in self._due_since and not self._closed:
             self._make_ready(key)
 
     def close(self) -> None:
-        """Hand out nothing more and forget what waits; `get` raises `QueueClosed`."""
+        """Close the queue and drop its keys; `get` raises `QueueClosed`."""
         self._closed = True
         self._ready.clear()
         self._due_since.clear()
@@ -202,7 +201,7 @@ class WorkQueue(Generic[K]):
         self._set_timer()
 
     def _compact(self) -> None:
-        # A key whose time is moved forward again and again would fill the heap otherwise.
+        # A key whose time is moved again and again would fill the heap otherwise.
         if len(self._heap) > 2 * len(self._deadlines) + 64:
             live = [entry for entry in self._heap if self._deadlines.get(entry[2]) == entry[0]]
             heapq.heapify(live)

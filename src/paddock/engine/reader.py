@@ -1,4 +1,4 @@
-"""The reading half of the Store port, for what must only read."""
+"""The reading half of the Store port, for code that must not write."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from paddock.store.port import Page
 
 
 class Reader(Protocol):
-    """Reads resources from where they are kept, past every cache."""
+    """Reads resources from the store, without a cache."""
 
     async def get(self, kind: type[R], key: Key) -> R:
         """Read one; `NotFoundError`."""

@@ -1,9 +1,9 @@
-"""Events: what happened to an object, for people to read in `kubectl describe`.
+"""Events: what happened to an object, shown by `kubectl describe`.
 
-Recording never waits and never fails: what is said is counted in memory and written by `run`.
-The same thing said again of the same object is the same Event with a higher count, also after a
-restart. An object that talks too much is cut off for a while, and what cannot be written is
-logged and forgotten: Events are for people, nothing may depend on them.
+Recording never waits and never fails: events are counted in memory and written by `run`. The same
+event of the same object increases the count of one Event, also after a restart. Events of one
+object are rate limited. An event that cannot be written is logged and dropped: Events are for
+people, nothing may depend on them.
 """
 
 import asyncio
@@ -41,20 +41,20 @@ _Identity: TypeAlias = str
 
 
 class _Entry(Struct, gc=False):
-    """One Event as this process knows it."""
+    """One Event in this process."""
 
     event: Event
-    """As it was said first."""
+    """As first recorded."""
     last: datetime
-    """When it was said last."""
+    """When it was recorded last."""
     unwritten: int = 0
     written_at: float | None = None
     stored: Event | None = None
-    """As the store has it."""
+    """As in the store."""
 
 
-class _Allowance(Struct, gc=False):
-    """How much an object may still say."""
+class _TokenBucket(Struct, gc=False):
+    """The token bucket of one object."""
 
     tokens: float
     at: float
@@ -84,19 +84,19 @@ class Recorder:
         self._refill_seconds = refill_seconds
         self._settle_seconds = settle_seconds
         self._entries: OrderedDict[_Identity, _Entry] = OrderedDict()
-        self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
+        self._buckets: OrderedDict[str, _TokenBucket] = OrderedDict()
         self._queue: WorkQueue[_Identity] = WorkQueue("events", backoff=_RETRY)
 
     def normal(self, obj: Resource, reason: str, message: str) -> None:
-        """Record that something ordinary happened to an object."""
+        """Record something ordinary."""
         self._record(obj, NORMAL, reason, message)
 
     def warning(self, obj: Resource, reason: str, message: str) -> None:
-        """Record that something happened to an object that somebody should look at."""
+        """Record something that an operator should look at."""
         self._record(obj, WARNING, reason, message)
 
     async def run(self) -> None:
-        """Write what is recorded until cancelled."""
+        """Write recorded events until cancelled."""
         while True:
             identity = await self._queue.get()
             try:
@@ -111,14 +111,14 @@ class Recorder:
         identity = self._identity(obj, kind, reason, message)
         entry = self._entries.get(identity)
         if entry is None:
-            if not self._make_room() or not self._may_speak(obj):
+            if not self._make_room() or not self._is_within_rate(obj):
                 return
             entry = _Entry(self._event(obj, kind, reason, message, identity), self._now())
             self._entries[identity] = entry
         self._entries.move_to_end(identity)
         entry.unwritten += 1
         entry.last = self._now()
-        # The first is written at once; what follows is gathered for a while.
+        # The first is written at once; repetitions are batched for a while.
         seconds = 0.0
         if entry.written_at is not None:
             seconds = entry.written_at + self._settle_seconds - self._clock.monotonic()
@@ -133,16 +133,16 @@ class Recorder:
             del self._entries[oldest]
         return True
 
-    def _may_speak(self, obj: Resource) -> bool:
+    def _is_within_rate(self, obj: Resource) -> bool:
         uid, now = obj.metadata.uid, self._clock.monotonic()
-        known = self._allowances.pop(uid, None)
+        known = self._buckets.pop(uid, None)
         if known is None:
-            known = _Allowance(self._burst, now)
+            known = _TokenBucket(self._burst, now)
         refilled = known.tokens + (now - known.at) / self._refill_seconds
         known.tokens, known.at = min(float(self._burst), refilled), now
-        self._allowances[uid] = known
-        if len(self._allowances) > self._capacity:
-            self._allowances.popitem(last=False)
+        self._buckets[uid] = known
+        if len(self._buckets) > self._capacity:
+            self._buckets.popitem(last=False)
         if known.tokens < 1:
             _DROPPED.labels("rate").inc()
             return False
@@ -150,8 +150,8 @@ class Recorder:
         return True
 
     def _identity(self, obj: Resource, kind: str, reason: str, message: str) -> _Identity:
-        said = "\0".join((self._component, obj.KIND, obj.metadata.uid, kind, reason, message))
-        return hashlib.blake2s(said.encode(), digest_size=8).hexdigest()
+        parts = "\0".join((self._component, obj.KIND, obj.metadata.uid, kind, reason, message))
+        return hashlib.blake2s(parts.encode(), digest_size=8).hexdigest()
 
     def _event(
         self, obj: Resource, kind: str, reason: str, message: str, identity: _Identity
@@ -208,13 +208,13 @@ class Recorder:
             else:
                 entry.stored = await self._store.update(_more(entry.stored, more, entry.last))
         except (AlreadyExistsError, ConflictError):
-            # Said before by this component's predecessor, or by a replica of it.
+            # Recorded before a restart of this component, or by another replica.
             known = await self._store.get(Event, entry.event.key)
             entry.stored = await self._store.update(_more(known, more, entry.last))
         except NotFoundError:
             if entry.stored is None:
-                raise  # It is the namespace that is missing.
-            # Swept meanwhile: what is said now begins anew.
+                raise  # The namespace is missing.
+            # Deleted meanwhile: the count starts again.
             entry.stored = None
             entry.event = structs.replace(entry.event, first_timestamp=entry.last)
             await self._write(entry, more)

@@ -1,9 +1,9 @@
-"""Starting and stopping the parts of a process in order.
+"""The supervisor: start and stop the parts of a process in order.
 
-Groups start one after the other, each when the one before is ready: first what answers health
-checks, then caches until they have synced, then everything else, then what only a leader runs, at
-last what clients speak to. They stop in reverse, all under one deadline. The first part that fails
-stops all, and its error is raised. A second signal ends the waiting.
+Groups start one after another, each when the previous one is ready: health checks, caches until
+they have synced, everything else, what only a leader runs, and the APIs for clients. They stop in
+reverse, under one deadline. The first part that fails stops all, and its error is raised. A second
+signal stops without waiting.
 """
 
 import asyncio
@@ -21,43 +21,43 @@ from paddock.kit.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
-_LAST_MOMENT_SECONDS = 0.05
+_GRACE_SECONDS = 0.05
 
 
 class StartGroup(IntEnum):
-    """When a part starts; it stops in reverse."""
+    """The order in which parts start; they stop in reverse."""
 
     HTTP = 1
-    """What answers health checks and metrics: first in, last out."""
+    """Health checks and metrics: start first, stop last."""
     CACHES = 2
     """Until synced."""
     OTHERS = 3
     LEADERS = 4
-    """What only a leader runs."""
+    """Runs on the leader only."""
     API = 5
-    """What clients speak to, where that needs all the rest: last in, first out."""
+    """APIs for clients that need all the rest: start last, stop first."""
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """One thing that runs as long as the process."""
+    """A task that runs as long as the process."""
 
     name: str
     group: StartGroup
     run: Callable[[], Awaitable[None]]
     """Runs until cancelled; returning is a failure unless `is_finite`."""
     ready: Callable[[], Awaitable[None]] | None = None
-    """Returns when those that come after may start."""
+    """Returns when the next group may start."""
     is_finite: bool = False
 
 
 class PartEndedError(PaddockError):
-    """A part that should run as long as the process has ended by itself."""
+    """A part returned, though it should run as long as the process."""
 
     reason = "PartEnded"
 
 
-class ForcedStop(PaddockError):  # noqa: N818 - an end that somebody asked for
-    """Somebody asked twice to stop; what had not ended was left behind."""
+class ForcedStop(PaddockError):  # noqa: N818 - requested, not an error
+    """Stop was requested twice; parts that had not ended were abandoned."""
 
     reason = "ForcedStop"
 
@@ -70,10 +70,10 @@ class Supervisor:
         self._stop_seconds = stop_seconds
         self._parts: list[Part] = []
         self._tasks: dict[asyncio.Task[None], Part] = {}
-        self._asked = 0
+        self._stop_requests = 0
         self._is_started = False
-        self._bell = asyncio.Event()
-        """Rings when a part ends or somebody asks for the end."""
+        self._changed = asyncio.Event()
+        """Set when a part ends or stop is requested."""
 
     def add(self, part: Part) -> None:
         """Add a part."""
@@ -82,23 +82,23 @@ class Supervisor:
     @property
     def is_started(self) -> bool:
         """Whether every part has become ready and none is stopping."""
-        return self._is_started and not self._asked
+        return self._is_started and not self._stop_requests
 
     def stop(self) -> None:
-        """Ask for the end; again: do not wait for it."""
-        self._asked += 1
-        self._bell.set()
+        """Request a stop; a second call stops without waiting."""
+        self._stop_requests += 1
+        self._changed.set()
 
     async def run(self) -> None:
-        """Start everything, stay until asked to stop or until something fails, stop everything."""
+        """Start all parts, run until stop is requested or a part fails, stop all parts."""
         try:
             await self._start_all()
             self._is_started = True
-            while not self._asked:
-                await self._ring()
+            while not self._stop_requests:
+                await self._wait_for_change()
                 self._raise_ended()
         except BaseException:
-            # The first failure is the one to tell; the log has what else went wrong.
+            # The first failure is raised; later ones are in the log.
             await self._stop_all()
             raise
         left_behind = await self._stop_all()
@@ -108,20 +108,20 @@ class Supervisor:
     # ---- starting ------------------------------------------------------------------------
 
     async def _start_all(self) -> None:
-        patience = asyncio.timeout(self._start_seconds)
+        limit = asyncio.timeout(self._start_seconds)
         try:
-            async with patience:
+            async with limit:
                 for group in StartGroup:
                     await self._start_group(group)
         except TimeoutError as error:
-            if not patience.expired():
+            if not limit.expired():
                 raise
             raise DeadlineExceededError(
                 f"start-up took longer than {self._start_seconds:g} s"
             ) from error
 
     async def _start_group(self, group: StartGroup) -> None:
-        if self._asked:
+        if self._stop_requests:
             return
         parts = [part for part in self._parts if part.group is group]
         for part in parts:
@@ -136,16 +136,16 @@ class Supervisor:
         async def live() -> None:
             await work()
 
-        # Owned here and nowhere else: whoever spawns it waits for its end.
+        # Owned here only: the caller waits for its end.
         task = asyncio.get_running_loop().create_task(live(), name=name)
-        task.add_done_callback(lambda _: self._bell.set())
+        task.add_done_callback(lambda _: self._changed.set())
         return task
 
     async def _until_ready(self, name: str, ready: Callable[[], Awaitable[None]]) -> None:
         waiting = self._spawn(ready, f"{name} ready")
         try:
-            while not waiting.done() and not self._asked:
-                await self._ring()
+            while not waiting.done() and not self._stop_requests:
+                await self._wait_for_change()
                 self._raise_ended()
             if waiting.done():
                 await waiting
@@ -154,9 +154,9 @@ class Supervisor:
             if not waiting.done():
                 await cancel_and_wait(waiting)
 
-    async def _ring(self) -> None:
-        await self._bell.wait()
-        self._bell.clear()
+    async def _wait_for_change(self) -> None:
+        await self._changed.wait()
+        self._changed.clear()
 
     def _raise_ended(self) -> None:
         for task, part in list(self._tasks.items()):
@@ -164,7 +164,7 @@ class Supervisor:
                 continue
             del self._tasks[task]
             if task.cancelled():
-                raise PartEndedError(f"{part.name} was cancelled by somebody else")
+                raise PartEndedError(f"{part.name} was cancelled from outside")
             error = task.exception()
             if error is not None:
                 log.error("part failed", extra=fields(part=part.name, error=repr(error)))
@@ -176,8 +176,8 @@ class Supervisor:
     # ---- stopping ------------------------------------------------------------------------
 
     async def _stop_all(self) -> list[str]:
-        """Stop everything in reverse; gives the names of what did not stop in time."""
-        self._asked = max(self._asked, 1)
+        """Stop all parts in reverse; returns the names of those that did not stop in time."""
+        self._stop_requests = max(self._stop_requests, 1)
         deadline = asyncio.get_running_loop().time() + self._stop_seconds
         left_behind: list[str] = []
         for group in reversed(StartGroup):
@@ -196,16 +196,16 @@ class Supervisor:
         return left_behind
 
     async def _until_ended(self, tasks: list[asyncio.Task[None]], deadline: float) -> None:
-        # Even past the deadline each gets a moment to hear of its cancellation.
-        patience = max(deadline - asyncio.get_running_loop().time(), _LAST_MOMENT_SECONDS)
+        # Even past the deadline each gets a moment to handle its cancellation.
+        limit = max(deadline - asyncio.get_running_loop().time(), _GRACE_SECONDS)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                while self._asked < 2 and any(not task.done() for task in tasks):
-                    await self._ring()
+            async with asyncio.timeout(limit):
+                while self._stop_requests < 2 and any(not task.done() for task in tasks):
+                    await self._wait_for_change()
 
     def _did_not_stop(self, names: list[str]) -> PaddockError:
         what = ", ".join(names)
-        if self._asked > 1:
+        if self._stop_requests > 1:
             return ForcedStop(f"stopped without waiting for: {what}")
         return DeadlineExceededError(f"did not stop within {self._stop_seconds:g} s: {what}")
 
@@ -222,7 +222,7 @@ def _note_end(part: Part, task: asyncio.Task[None]) -> None:
 async def stopping_on_signals(
     supervisor: Supervisor, *signals: signal.Signals
 ) -> AsyncGenerator[None]:
-    """Let SIGINT and SIGTERM (or others) ask the supervisor to stop, as long as the body runs."""
+    """Stop the supervisor on SIGINT and SIGTERM (or others) while the body runs."""
     loop = asyncio.get_running_loop()
     caught = signals or (signal.SIGINT, signal.SIGTERM)
 

@@ -9,19 +9,19 @@ from paddock.kit.clock import Clock
 from paddock.resources.meta import Key
 
 _KEEP_SECONDS = 600.0
-"""Longer than any watch lags; the event of the deletion usually clears it far sooner."""
+"""Longer than a watch lags; the deletion event usually clears it far sooner."""
 
 
 class _Tombstone(Struct, frozen=True):
     uid: str
-    """The object that is gone for good; empty where it only left the selection."""
+    """The uid of the deleted object; empty where it only left the selection."""
     up_to: int
-    """Nothing at this key that is not newer than this version is true any more."""
+    """Versions at this key up to this one are stale."""
     at: float
 
 
 class Tombstones:
-    """Keys from which something was removed."""
+    """Keys whose objects were removed."""
 
     def __init__(self, clock: Clock, *, keep_seconds: float = _KEEP_SECONDS) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class Tombstones:
         return len(self._buried)
 
     def bury(self, key: Key, *, uid: str, up_to: int) -> None:
-        """Call everything at this key stale that is of this uid, or not newer than `up_to`."""
+        """Mark objects at this key as stale: of this uid, or not newer than `up_to`."""
         now = self._clock.monotonic()
         self.forget_before(now - self._keep_seconds)
         known = self._buried.pop(key, None)
@@ -42,20 +42,20 @@ class Tombstones:
         self._buried[key] = _Tombstone(uid, up_to, now)
 
     def covers(self, key: Key, *, uid: str, version: int) -> bool:
-        """Say whether something at this key is stale."""
+        """Whether an object at this key is stale."""
         if not self._buried:
             return False
         known = self._buried.get(key)
         return known is not None and (version <= known.up_to or uid == known.uid)
 
     def forget(self, key: Key, *, uid: str, version: int) -> None:
-        """Clear what a deletion that the watch has delivered makes superfluous."""
+        """Clear the tombstone of a deletion that the watch has delivered."""
         known = self._buried.get(key)
         if known is not None and (uid == known.uid or version >= known.up_to):
             del self._buried[key]
 
     def forget_before(self, moment: float) -> None:
-        """Clear what was buried before a moment: a list that began then is complete."""
+        """Clear tombstones from before a moment: a list that began then is complete."""
         while self._buried:
             key, known = next(iter(self._buried.items()))
             if known.at >= moment:

@@ -1,8 +1,8 @@
 """Comparing resource versions.
 
-Clients of Kubernetes treat versions as opaque; every API server and every store of Paddock's
-gives whole numbers from one growing sequence, and never answering from something older than
-one's own write needs the order. A store that gives anything else is refused here, loudly.
+Kubernetes clients treat versions as opaque. Read-your-writes needs their order, and every API
+server and every store of Paddock uses integers of one increasing sequence. Other versions are an
+`InvalidError`.
 """
 
 from paddock.kit.errors import InvalidError
@@ -10,7 +10,7 @@ from paddock.resources.meta import Resource
 
 
 def ordinal(version: str) -> int:
-    """Give a version's place in the store's sequence; an empty one comes before all."""
+    """Return a version as a number; an empty one is 0, before all others."""
     if not version:
         return 0
     try:
@@ -23,5 +23,5 @@ def ordinal(version: str) -> int:
 
 
 def version_of(obj: Resource) -> int:
-    """Give the place of the object's version in the store's sequence."""
+    """Return the object's version as a number."""
     return ordinal(obj.metadata.resource_version)

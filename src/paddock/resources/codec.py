@@ -23,7 +23,7 @@ _MAX_PROBLEMS = 20
 
 @cache
 def decoder(cls: type[R]) -> msgspec.json.Decoder[R]:
-    """Give the (cached) decoder of a kind."""
+    """Return the (cached) decoder of a kind."""
     return msgspec.json.Decoder(cls)
 
 
@@ -62,7 +62,7 @@ def decode_status(cls: type[Resource], data: bytes) -> Any:
 
 
 def to_builtins(value: Any) -> Any:
-    """Give plain dicts and lists, as JSON would have them; msgspec's own would keep tuples."""
+    """Return plain dicts and lists, as JSON would have them; msgspec's own would keep tuples."""
     return msgspec.json.decode(_encoder.encode(value))
 
 
@@ -114,7 +114,7 @@ _ANY_KEY = "[...]"
 
 
 def _with_keys(cls: Any, plain: Any, path: str) -> str:
-    """Say which key of a mapping is meant, where the decoder only says that one is."""
+    """Return which key of a mapping is meant, where the decoder only says that one is."""
     before, found, after = path.partition(_ANY_KEY)
     kind, value = cls, plain
     for step in before.split("."):
@@ -134,7 +134,7 @@ def _with_keys(cls: Any, plain: Any, path: str) -> str:
 
 
 def _choices(cls: Any, path: str) -> tuple[str, ...]:
-    """Give what a field may hold, where that is one of a few words."""
+    """Return what a field may hold, where that is one of a few words."""
     kind = cls
     for step in path.split("."):
         name, *indexes = step.split("[")
@@ -150,7 +150,7 @@ def _choices(cls: Any, path: str) -> tuple[str, ...]:
 
 
 def _option(kind: Any) -> Any:
-    """Give what an optional field holds when it holds something."""
+    """Return what an optional field holds when it holds something."""
     if get_origin(kind) in (Union, UnionType):
         return next((option for option in get_args(kind) if _holds_structs(option)), kind)
     return kind

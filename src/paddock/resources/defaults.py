@@ -22,7 +22,7 @@ _NOTHING_AT_ZERO = {"observed_generation", "pause_observed_generation"}
 
 
 def explicit(obj: Resource) -> dict[str, Any]:
-    """Give an object as plain dicts and lists, defaults included; nothing is null or empty."""
+    """Return an object as plain dicts and lists, defaults included; nothing is null or empty."""
     plain: dict[str, Any] = {
         "apiVersion": obj.API_VERSION,
         "kind": obj.KIND,
@@ -44,7 +44,7 @@ def _fields(cls: type[Struct]) -> dict[str, str]:
 
 
 def _render(value: Any) -> Any:
-    """Give what is shown for a value; `None` for what is not shown at all."""
+    """Return what is shown for a value; `None` for what is not shown at all."""
     if value is None or value == "":
         return None
     if isinstance(value, Struct):
@@ -73,7 +73,7 @@ def _render_struct(value: Struct) -> dict[str, Any] | None:
 
 
 def _entry(item: Any) -> Any:
-    """Give the value of a mapping: its key stays, even where the value says nothing."""
+    """Return the value of a mapping: its key stays, even where the value says nothing."""
     if isinstance(item, Struct):
         return _render_struct(item) or {}
     return to_builtins(item)

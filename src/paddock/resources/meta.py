@@ -144,7 +144,7 @@ R = TypeVar("R", bound=Resource)
 
 
 def with_meta(obj: R, **changes: Any) -> R:
-    """Give a copy of the object with other metadata fields."""
+    """Return a copy of the object with other metadata fields."""
     return structs.replace(obj, metadata=structs.replace(obj.metadata, **changes))
 
 
@@ -161,7 +161,7 @@ def owner_reference(owner: Resource, *, controller: bool = True) -> OwnerReferen
 
 
 def controller_of(obj: Resource) -> OwnerReference | None:
-    """Give the one owner that controls the object, if any."""
+    """Return the one owner that controls the object, if any."""
     return next((ref for ref in obj.metadata.owner_references if ref.controller), None)
 
 
@@ -171,7 +171,7 @@ def condition(conditions: tuple[Condition, ...], kind: str) -> Condition | None:
 
 
 def is_true(conditions: tuple[Condition, ...], kind: str) -> bool:
-    """Say whether a condition is known and holds."""
+    """Whether a condition is known and holds."""
     found = condition(conditions, kind)
     return found is not None and found.status is ConditionStatus.TRUE
 

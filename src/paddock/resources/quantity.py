@@ -43,5 +43,5 @@ def whole(text: str, path: str = "") -> int:
 
 
 def mebibytes(size_bytes: int) -> int:
-    """Give a size in whole MiB, rounded down."""
+    """Return a size in whole MiB, rounded down."""
     return size_bytes // (1 << 20)

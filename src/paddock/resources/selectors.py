@@ -29,7 +29,7 @@ class Requirement(Struct, frozen=True):
     negated: bool = False
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Say whether the labels satisfy this term."""
+        """Whether the labels satisfy this term."""
         value = labels.get(self.key)
         if self.values is None:
             return (value is not None) is not self.negated
@@ -42,7 +42,7 @@ class LabelSelector(Struct, frozen=True):
     requirements: tuple[Requirement, ...] = ()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Say whether the labels satisfy every term."""
+        """Whether the labels satisfy every term."""
         return all(item.matches(labels) for item in self.requirements)
 
     def __str__(self) -> str:

@@ -16,11 +16,11 @@ class TokenSeed:
         self._secret = secret
 
     def access_token(self, sandbox_id: str) -> str:
-        """Give the token that envd asks for."""
+        """Return the token that envd asks for."""
         return self._derive("envd", sandbox_id)
 
     def traffic_token(self, sandbox_id: str) -> str:
-        """Give the token that ports of a private sandbox ask for."""
+        """Return the token that ports of a private sandbox ask for."""
         return self._derive("traffic", sandbox_id)
 
     def sign(self, purpose: str, message: bytes) -> str:
@@ -37,12 +37,12 @@ class TokenSeed:
 
 
 def hashed(token: str) -> str:
-    """Give what may be stored of a token."""
+    """Return what may be stored of a token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def matches(token: str, token_hash: str) -> bool:
-    """Say whether a token is the one that was hashed, in constant time."""
+    """Whether a token is the one that was hashed, in constant time."""
     return hmac.compare_digest(hashed(token), token_hash)
 
 
@@ -58,10 +58,10 @@ def file_signature(
 
 
 def control_token(seed: TokenSeed, uid: str) -> str:
-    """Give the token that orders to a sandbox's sidecar carry."""
+    """Return the token that orders to a sandbox's sidecar carry."""
     return seed.sign("control", uid.encode())
 
 
 def node_token(seed: TokenSeed) -> str:
-    """Give the token that orders to node agents carry."""
+    """Return the token that orders to node agents carry."""
     return seed.sign("node", b"")

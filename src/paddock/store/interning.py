@@ -68,7 +68,7 @@ class _Field:
         """Whether there are structs inside; `None` until one value was seen."""
 
     def known(self, value: Any) -> Any:
-        """Give the equal value seen before, or this one."""
+        """Return the equal value seen before, or this one."""
         values = self.values
         if values is None:
             return value

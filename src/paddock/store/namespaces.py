@@ -20,7 +20,7 @@ ALWAYS_THERE = ("default", "paddock-system")
 
 
 def missing(working: WorkingSet, now: datetime) -> list[Mutation]:
-    """Give the changes that make the namespaces that always exist."""
+    """Return the changes that make the namespaces that always exist."""
     tx = Transaction(working, now)
     for name in ALWAYS_THERE:
         if tx.get(Namespace, Key("", name)) is None:

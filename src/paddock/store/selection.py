@@ -25,7 +25,7 @@ def predicate(
     labels: LabelSelector | None = None,
     fields: FieldSelector | None = None,
 ) -> Predicate | None:
-    """Give the test for an object; `None` where every object passes."""
+    """Return the test for an object; `None` where every object passes."""
     tests: list[Predicate] = []
     if namespace:
         tests.append(lambda obj: obj.metadata.namespace == namespace)

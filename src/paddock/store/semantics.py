@@ -57,7 +57,7 @@ def _encoded(obj: Resource) -> bytes:
 
 
 def prepare_create(obj: R, *, uid: str, now: datetime, with_status: bool) -> R:
-    """Give a new object its identity; its name is settled by `named` beforehand."""
+    """Return a new object its identity; its name is settled by `named` beforehand."""
     check_scope(obj)
     meta = obj.metadata
     obj = structs.replace(
@@ -94,7 +94,7 @@ def named(obj: R, suffix: str) -> R:
 def prepare_update(current: R | None, obj: R) -> R:
     """Take metadata and content from the writer, status and identity from what is stored.
 
-    Gives `current` itself when nothing changes.
+    Returns `current` itself when nothing changes.
     """
     current = check_version(current, obj)
     stored: dict[str, Any] = {"metadata": _merged(current.metadata, obj.metadata)}
@@ -115,7 +115,7 @@ def prepare_update(current: R | None, obj: R) -> R:
 def prepare_status(current: R | None, obj: R) -> R:
     """Take the status from the writer and everything else from what is stored.
 
-    Gives `current` itself when nothing changes.
+    Returns `current` itself when nothing changes.
     """
     if not has_status(type(obj)):
         raise NotFoundError(f"{obj.KIND} has no status to write")
@@ -186,7 +186,7 @@ def marked_for_deletion(current: R, *, finalizers: tuple[str, ...], now: datetim
 
 
 def stamped(obj: R, version: int) -> R:
-    """Give the object the version that it is stored as."""
+    """Return the object the version that it is stored as."""
     return structs.replace(
         obj, metadata=structs.replace(obj.metadata, resource_version=str(version))
     )
@@ -194,13 +194,13 @@ def stamped(obj: R, version: int) -> R:
 
 @cache
 def has_status(cls: type[Resource]) -> bool:
-    """Say whether a kind has a status of its own."""
+    """Whether a kind has a status of its own."""
     return "status" in cls.__struct_fields__
 
 
 @cache
 def empty_status(cls: type[Resource]) -> Any:
-    """Give the status of what was just created."""
+    """Return the status of what was just created."""
     field = next(field for field in structs.fields(cls) if field.name == "status")
     return field.default if field.default is not NODEFAULT else field.default_factory()
 

@@ -129,7 +129,7 @@ class Table(Generic[R]):
         at: int | None = None,
         after: Key | None = None,
     ) -> Page[R]:
-        """Give the objects in key order as they were at a version, beginning after a key."""
+        """Return the objects in key order as they were at a version, beginning after a key."""
         version = self._horizon.visible if at is None else at
         undo = self._undo(version)
         keys, start, end = self._range(namespace, after)
@@ -163,12 +163,12 @@ class Table(Generic[R]):
         return Page(tuple(items), str(version))
 
     def keys_in(self, namespace: str) -> list[Key]:
-        """Give the keys of one namespace."""
+        """Return the keys of one namespace."""
         keys, start, end = self._range(namespace, None)
         return keys[start:end]
 
     def _undo(self, version: int) -> dict[Key, R | None]:
-        """Give what has changed since a version, as it was then."""
+        """Return what has changed since a version, as it was then."""
         if version == self._horizon.visible:
             return {}
         self._check_kept(version)
@@ -207,7 +207,7 @@ class Table(Generic[R]):
     async def watch(
         self, since: int | None, *, namespace: str | None, matches: Predicate | None
     ) -> AsyncGenerator[WatchEvent[R], None]:
-        """Give the changes after a version, or first what is there; ends when the store does."""
+        """Return the changes after a version, or first what is there; ends when the store does."""
         if since is None:
             place, sent = self._base + len(self._entries), self._horizon.visible
             for obj in self.page(namespace=namespace, matches=matches, limit=None).items:
@@ -267,7 +267,7 @@ class Table(Generic[R]):
 
 
 def history_within(count: int, object_bytes: int) -> int:
-    """Give how many changes of objects of this size are kept, where `count` are asked for."""
+    """Return how many changes of objects of this size are kept, where `count` are asked for."""
     return max(1, min(count, HISTORY_BYTES // max(1, object_bytes)))
 
 

@@ -49,7 +49,7 @@ class Transaction:
         return cast("R | None", pending.mutation.after)
 
     def put(self, obj: R) -> R:
-        """Write an object; gives it with its version."""
+        """Write an object; returns it with its version."""
         place: Place = (type(obj), obj.key)
         old = self.get(*place)
         self._version += 1
@@ -63,7 +63,7 @@ class Transaction:
         return obj
 
     def remove(self, obj: R) -> R:
-        """Take an object away; gives it with the version of its end.
+        """Take an object away; returns it with the version of its end.
 
         Watchers are shown it as it was stored last, not as the write that ended it would have it.
         """
@@ -88,7 +88,7 @@ class Transaction:
         return found if found is not None and found.metadata.uid == reference.uid else None
 
     def is_known(self, reference: OwnerReference) -> bool:
-        """Say whether this store keeps the kind of an owner."""
+        """Whether this store keeps the kind of an owner."""
         return self._working.kind_of(reference) is not None
 
     def dependents(self, uid: str) -> list[Resource]:

@@ -28,7 +28,7 @@ class Mutation(NamedTuple):
 
     @property
     def after(self) -> Resource | None:
-        """Give the object as it is after the change; `None` when it is gone."""
+        """Return the object as it is after the change; `None` when it is gone."""
         return None if self.entry.change is Change.DELETED else self.entry.object
 
 
@@ -62,18 +62,18 @@ class WorkingSet:
         # reads it looks at the object. A superset costs nothing and needs no second index.
 
     def table(self, kind: type[R]) -> Table[R]:
-        """Give the objects of one kind."""
+        """Return the objects of one kind."""
         table = self._tables.get(kind)
         if table is None:
             raise InvalidError(f"this store keeps no {kind.KIND or kind.__name__}")
         return cast("Table[R]", table)
 
     def keeps(self, kind: type[Resource]) -> bool:
-        """Say whether objects of this kind are kept here."""
+        """Whether objects of this kind are kept here."""
         return kind in self._tables
 
     def tables(self) -> Iterable[Table[Any]]:
-        """Give every kind's objects."""
+        """Return every kind's objects."""
         return self._tables.values()
 
     def kind_of(self, reference: OwnerReference) -> type[Resource] | None:
@@ -81,11 +81,11 @@ class WorkingSet:
         return self._by_name.get((reference.api_version, reference.kind))
 
     def dependents(self, uid: str) -> tuple[Place, ...]:
-        """Give the places of objects that may name this owner."""
+        """Return the places of objects that may name this owner."""
         return tuple(self._dependents.get(uid, ()))
 
     def owners(self) -> Iterator[str]:
-        """Give the uids that some object may name as its owner."""
+        """Return the uids that some object may name as its owner."""
         return iter(tuple(self._dependents))
 
     def index(self, place: Place, obj: Resource) -> None:

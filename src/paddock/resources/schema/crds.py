@@ -27,7 +27,7 @@ _HEADER = (
 
 
 def crd(info: KindInfo) -> dict[str, Any]:
-    """Give the CustomResourceDefinition of a kind."""
+    """Return the CustomResourceDefinition of a kind."""
     version: dict[str, Any] = {
         "name": VERSION,
         "served": True,
@@ -64,7 +64,7 @@ def crd(info: KindInfo) -> dict[str, Any]:
 
 
 def render(info: KindInfo) -> str:
-    """Give the definition as YAML, the same text every time."""
+    """Return the definition as YAML, the same text every time."""
     return _HEADER + yaml.safe_dump(crd(info), sort_keys=False, width=100, allow_unicode=True)
 
 

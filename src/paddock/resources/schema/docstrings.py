@@ -15,13 +15,13 @@ from msgspec import Struct
 
 
 def about(cls: type[Struct] | type[Enum]) -> str:
-    """Give a class's docstring, on one line."""
+    """Return a class's docstring, on one line."""
     return _one_line(cls.__doc__ or "")
 
 
 @cache
 def about_fields(cls: type[Struct] | type[Enum]) -> dict[str, str]:
-    """Give the docstring of every attribute that has one, those of base classes included."""
+    """Return the docstring of every attribute that has one, those of base classes included."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if base.__module__.startswith("paddock."):

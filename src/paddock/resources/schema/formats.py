@@ -143,7 +143,7 @@ def cron(text: str) -> str | None:
 
 
 def is_network(text: str) -> bool:
-    """Say whether text is an address or a CIDR."""
+    """Whether text is an address or a CIDR."""
     try:
         ipaddress.ip_network(text, strict=False)
     except ValueError:

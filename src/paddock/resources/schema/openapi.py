@@ -59,7 +59,7 @@ _ROOT_FIELDS: dict[str, Schema] = {
 
 
 def schema_of_kind(cls: type[Resource]) -> Schema:
-    """Give the structural schema of a kind, as a CRD holds it."""
+    """Return the structural schema of a kind, as a CRD holds it."""
     schema = schema_of_struct(cls)
     metadata: Schema = {"type": "object"}
     if cls in NAMES_LABEL:
@@ -71,7 +71,7 @@ def schema_of_kind(cls: type[Resource]) -> Schema:
 
 
 def schema_of_struct(cls: type[Struct], *, is_item: bool = False) -> Schema:
-    """Give the schema of one struct, and of everything inside it.
+    """Return the schema of one struct, and of everything inside it.
 
     Within an item of a list or mapping, costly rules are left out: the API server reckons their
     cost times the largest number of items, and refuses the whole definition.

@@ -227,7 +227,7 @@ def _size_problem(value: Any, limit: FieldLimit) -> str | None:
 
 
 def _is_same_meta(old: ObjectMeta, new: ObjectMeta) -> bool:
-    """Say whether everything in metadata that people write stayed as it is."""
+    """Whether everything in metadata that people write stayed as it is."""
     return (
         old.labels == new.labels
         and old.annotations == new.annotations

@@ -15,12 +15,12 @@ from paddock.resources.transitions.claim import Terms, claimed
 
 
 def owner_of(batch: BatchSandbox) -> str:
-    """Give the team that a batch's sandboxes belong to."""
+    """Return the team that a batch's sandboxes belong to."""
     return batch.spec.owner or batch.metadata.namespace
 
 
 def terms(batch: BatchSandbox, allocation: Allocation, seed: TokenSeed, *, now: datetime) -> Terms:
-    """Say on what terms a shard's sandbox is claimed."""
+    """Return on what terms a shard's sandbox is claimed."""
     public = allocation.sandbox_id
     identity = ClaimIdentity(
         sandbox_id=public,
@@ -47,7 +47,7 @@ def stamped(
     *,
     now: datetime,
 ) -> Sandbox:
-    """Give the sandbox with its batch's claim on it."""
+    """Return the sandbox with its batch's claim on it."""
     new = claimed(sandbox, terms(batch, allocation, seed, now=now), now=now)
     # Becoming addressable wakes nobody: a paused batch stays paused.
     return structs.replace(new, spec=structs.replace(new.spec, paused=sandbox.spec.paused))

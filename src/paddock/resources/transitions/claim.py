@@ -72,7 +72,7 @@ class Fit(ResourcePart, frozen=True, kw_only=True):
 
 
 def claimed_spec(spec: SandboxSpec, terms: Terms, *, now: datetime) -> SandboxSpec:
-    """Give the spec as it is once claimed on these terms."""
+    """Return the spec as it is once claimed on these terms."""
     changed = structs.replace(
         spec,
         claim=terms.identity,
@@ -95,7 +95,7 @@ def claimed_spec(spec: SandboxSpec, terms: Terms, *, now: datetime) -> SandboxSp
 
 
 def claimed(sandbox: Sandbox, terms: Terms, *, now: datetime) -> Sandbox:
-    """Give the sandbox as it is once claimed on these terms."""
+    """Return the sandbox as it is once claimed on these terms."""
     labels = {
         **terms.labels,
         **sandbox.metadata.labels,

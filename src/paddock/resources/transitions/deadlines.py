@@ -16,12 +16,12 @@ MIN_WAKE_SECONDS = 300
 
 
 def end_of(spec: SandboxSpec) -> datetime | None:
-    """Give the instant at which its timeout ends, for people (`endAt`)."""
+    """Return the instant at which its timeout ends, for people (`endAt`)."""
     return spec.pause_time or spec.shutdown_time
 
 
 def never_ends(spec: SandboxSpec) -> bool:
-    """Say whether it was claimed without a timeout."""
+    """Whether it was claimed without a timeout."""
     return spec.claim is not None and spec.claim.timeout_seconds is None
 
 
@@ -75,14 +75,14 @@ def woken(spec: SandboxSpec, *, now: datetime) -> SandboxSpec:
 
 
 def wake_seconds(spec: SandboxSpec) -> int:
-    """Say how long a sandbox that traffic woke lives until its next auto-pause."""
+    """Return how long a sandbox that traffic woke lives until its next auto-pause."""
     configured = spec.wake_on_traffic.timeout_seconds if spec.wake_on_traffic else 0
     claimed = spec.claim.timeout_seconds if spec.claim and spec.claim.timeout_seconds else 0
     return max(configured, claimed, MIN_WAKE_SECONDS)
 
 
 def is_over(spec: SandboxSpec, *, now: datetime) -> bool:
-    """Say whether it is dead by its deadline.
+    """Whether it is dead by its deadline.
 
     A due pause wins over a due shutdown: after a downtime in which both instants passed, a
     sandbox that was to be paused is paused, and loses nothing.
@@ -93,12 +93,12 @@ def is_over(spec: SandboxSpec, *, now: datetime) -> bool:
 
 
 def is_pause_due(spec: SandboxSpec, *, now: datetime) -> bool:
-    """Say whether it is to be paused now."""
+    """Whether it is to be paused now."""
     return not spec.paused and spec.pause_time is not None and spec.pause_time <= now
 
 
 def next_instant(spec: SandboxSpec) -> datetime | None:
-    """Give the earliest deadline, for a timer."""
+    """Return the earliest deadline, for a timer."""
     instants = [
         moment
         for moment in (None if spec.paused else spec.pause_time, spec.shutdown_time)

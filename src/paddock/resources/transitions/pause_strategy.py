@@ -5,7 +5,7 @@ from paddock.resources.kinds.template import PauseStrategy
 
 
 def strategy_for(spec: SandboxSpec, *, memory: bool) -> PauseStrategy | None:
-    """Say what `spec.pauseStrategy` is for a pause with or without memory.
+    """Return what `spec.pauseStrategy` is for a pause with or without memory.
 
     A pause without memory is for this once: the next one with memory keeps it again, in the way
     that the sandbox or its template (`None`) asks for.

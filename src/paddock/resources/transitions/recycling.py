@@ -71,7 +71,7 @@ HANDLERS: dict[RecycleType, Handler] = {
 
 
 def outcome(sandbox: Sandbox, pool: SandboxPool | None, *, now: datetime) -> Outcome:
-    """Say what becomes of a sandbox that is given back."""
+    """Return what becomes of a sandbox that is given back."""
     if pool is None or pool.is_deleting:
         return Delete("its pool is gone")
     if sandbox.status.phase is not Phase.RUNNING or sandbox.spec.paused:
@@ -82,7 +82,7 @@ def outcome(sandbox: Sandbox, pool: SandboxPool | None, *, now: datetime) -> Out
 
 
 def unclaimed(sandbox: Sandbox, pool: SandboxPool) -> Sandbox:
-    """Give the sandbox as its pool's own again."""
+    """Return the sandbox as its pool's own again."""
     if sandbox.spec.claim is None and sandbox.metadata.owner_references:
         return sandbox
     kept = {*pool.spec.labels, LABEL_POOL, LABEL_TEMPLATE, LABEL_REVISION}
@@ -102,7 +102,7 @@ def unclaimed(sandbox: Sandbox, pool: SandboxPool) -> Sandbox:
 
 
 def is_overdue(sandbox: Sandbox, now: datetime) -> bool:
-    """Say whether a reset has taken longer than its pool allows."""
+    """Whether a reset has taken longer than its pool allows."""
     by = sandbox.metadata.annotations.get(ANNOTATION_RESET_BY)
     if not sandbox.spec.recycle or by is None:
         return False

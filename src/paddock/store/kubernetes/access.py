@@ -175,7 +175,7 @@ class _Merged:
                 known.setdefault(entry["name"], (path.parent, entry))
 
     def find(self, section: str, field: str, name: str) -> tuple[Path, Any]:
-        """Give an entry and the directory its relative paths start from."""
+        """Return an entry and the directory its relative paths start from."""
         if not name:  # a context may do without a user
             return Path(), {}
         found = self._entries.get(section, {}).get(name)

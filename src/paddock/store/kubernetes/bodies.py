@@ -44,7 +44,7 @@ def _body(obj: Resource, metadata: ObjectMeta) -> dict[str, Any]:
 
 
 def _precise(obj: Resource) -> Any:
-    """Give the spec; a Lease's times always carry six digits, as its schema demands."""
+    """Return the spec; a Lease's times always carry six digits, as its schema demands."""
     spec: Any = getattr(obj, "spec")  # noqa: B009 - the base class does not declare it
     if not isinstance(obj, Lease):
         return spec
@@ -121,7 +121,7 @@ def change_patch(current: Resource, new: Resource, *, status: bool) -> bytes | N
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the JSON merge patch (RFC 7386) that makes the one into the other."""
+    """Return the JSON merge patch (RFC 7386) that makes the one into the other."""
     patch: dict[str, Any] = {name: None for name in old if name not in new}
     for name, value in new.items():
         before = old.get(name)

@@ -30,7 +30,7 @@ class Credential(Protocol):
     """Proves who we are."""
 
     async def header(self) -> str | None:
-        """Give the Authorization header's value, if there is one."""
+        """Return the Authorization header's value, if there is one."""
         ...
 
     def refused(self) -> bool:
@@ -42,7 +42,7 @@ class NoCredential:
     """Anonymous, or known by a client certificate."""
 
     async def header(self) -> str | None:
-        """Give none."""
+        """Return none."""
         return None
 
     def refused(self) -> bool:
@@ -67,7 +67,7 @@ class StaticCredential:
         return cls("Basic " + base64.b64encode(f"{user}:{password}".encode()).decode())
 
     async def header(self) -> str | None:
-        """Give it."""
+        """Return it."""
         return self._value
 
     def refused(self) -> bool:
@@ -85,7 +85,7 @@ class FileCredential:
         self._read_at = 0.0
 
     async def header(self) -> str | None:
-        """Give the token, read again when it is a minute old."""
+        """Return the token, read again when it is a minute old."""
         now = self._clock.monotonic()
         if self._value is None or now - self._read_at > REREAD_SECONDS:
             try:
@@ -135,7 +135,7 @@ class ExecCredential:
         self._running = asyncio.Lock()
 
     async def header(self) -> str | None:
-        """Give the token, running the program when there is none that still holds."""
+        """Return the token, running the program when there is none that still holds."""
         async with self._running:  # however many ask, the program runs once
             status = self._status
             if status is None or not self._holds(status):

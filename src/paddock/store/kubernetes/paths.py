@@ -8,7 +8,7 @@ from paddock.resources.meta import GROUP, Key, Resource
 
 
 def is_written_whole(kind: type[Resource]) -> bool:
-    """Say whether we know everything in objects of a kind: our own, and the Leases that we hold."""
+    """Whether we know everything in objects of a kind: our own, and the Leases that we hold."""
     return kind is Lease or kind.API_VERSION.startswith(GROUP + "/")
 
 

@@ -83,7 +83,7 @@ _typed_decoder = msgspec.json.Decoder(_Typed)
 
 
 def is_status(data: bytes) -> bool:
-    """Say whether an answer is a Status and not an object."""
+    """Whether an answer is a Status and not an object."""
     typed = _typed_decoder.decode(data)
     return typed.kind == "Status" and typed.api_version == "v1"
 
@@ -122,7 +122,7 @@ def read_meta(data: bytes | memoryview | Raw) -> ObjectMeta:
 
 
 def log_unreadable(kind: type[Resource], raw: Raw, error: Exception) -> None:
-    """Say which stored object cannot be used, and why."""
+    """Return which stored object cannot be used, and why."""
     try:
         metadata = read_meta(raw)
     except msgspec.DecodeError:

@@ -28,7 +28,7 @@ class ServerFields:
     def split(
         self, kind: type[Resource], fields: FieldSelector | None
     ) -> tuple[FieldSelector | None, FieldSelector | None]:
-        """Give the part for the server and the part for us; `None` is an empty part."""
+        """Return the part for the server and the part for us; `None` is an empty part."""
         if fields is None or not fields.terms:
             return None, None
         refused = self._refused.get(kind, set())
@@ -65,7 +65,7 @@ def _selector(terms: list[FieldTerm]) -> FieldSelector | None:
 
 
 def matches(fields: FieldSelector) -> Predicate:
-    """Give the test for our part of a selector."""
+    """Return the test for our part of a selector."""
     return predicate(fields=fields) or (lambda _: True)
 
 
@@ -82,7 +82,7 @@ class FilteredWatch(Generic[R]):
         self._matched[obj.key] = True
 
     def translate(self, event: WatchEvent[R]) -> WatchEvent[R]:
-        """Give the event as a watcher of the selection sees it; nothing to see is a bookmark."""
+        """Return the event as a watcher of the selection sees it; nothing to see is a bookmark."""
         obj = event.object
         if obj is None:
             return event

@@ -89,12 +89,12 @@ def read(code: int, body: bytes | memoryview) -> Status:
 
 
 def refuses_selector(error: InvalidError) -> bool:
-    """Say whether the server refused a field selector because it cannot select by that field."""
+    """Whether the server refused a field selector because it cannot select by that field."""
     return _UNKNOWN_SELECTOR.search(error.message) is not None
 
 
 def error_from(status: Status, *, retry_after_seconds: float | None = None) -> PaddockError:
-    """Give the error that says the same."""
+    """Return the error that says the same."""
     details = status.details or Details()
     message = status.message[:_LONGEST_TEXT]
     after = retry_after_seconds or float(details.retry_after_seconds) or None

@@ -85,7 +85,7 @@ class Watch(Generic[R]):
         self._credential_refused = False
 
     async def follow(self, since: str) -> AsyncGenerator[WatchEvent[R]]:
-        """Give every change after a version, for as long as it is read."""
+        """Return every change after a version, for as long as it is read."""
         self._version = since
         while True:
             try:

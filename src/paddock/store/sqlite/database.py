@@ -94,7 +94,7 @@ class Database:
     # ---- reading -------------------------------------------------------------------------
 
     def version(self) -> int:
-        """Give the newest version ever stored; 0 in a new file."""
+        """Return the newest version ever stored; 0 in a new file."""
         newest = 0
         for table in ("history", "objects"):
             row = self._connection.execute(f"SELECT max(version) FROM {table}").fetchone()  # noqa: S608 - fixed names
@@ -102,11 +102,11 @@ class Database:
         return newest
 
     def objects(self) -> Iterator[tuple[str, bytes]]:
-        """Give kind and body of every object."""
+        """Return kind and body of every object."""
         return self._connection.execute("SELECT kind, body FROM objects")
 
     def changes(self) -> Iterator[HistoryEntry]:
-        """Give the history, newest first."""
+        """Return the history, newest first."""
         query = "SELECT version, kind, namespace, name, before FROM history ORDER BY version DESC"
         return (HistoryEntry(*row) for row in self._connection.execute(query))
 
@@ -226,7 +226,7 @@ def _is_full(error: sqlite3.Error) -> bool:
 
 
 def _free_bytes(path: Path) -> int:
-    """Say how much room its disk has; none, if its directory was taken away from under it."""
+    """Return how much room its disk has; none, if its directory was taken away from under it."""
     try:
         disk = os.statvfs(path.parent)
     except OSError:

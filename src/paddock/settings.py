@@ -183,12 +183,12 @@ def load(
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidError(
-            f"settings: {_told(str(error))}", hint="see docs/reference/settings.md"
+            f"settings: {_located(str(error))}", hint="see docs/reference/settings.md"
         ) from error
 
 
-def _told(error: str) -> str:
-    """Say first which setting is wrong and, where there are few, what it may be."""
+def _located(error: str) -> str:
+    """Return the message with the name of the setting and, if few, its valid values."""
     match = re.fullmatch(r"(.+) - at `\$\.(\w+)`", error)
     if match is None:
         return error

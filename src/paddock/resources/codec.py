@@ -1,7 +1,7 @@
 """Bytes to resources and back.
 
-Tolerant decoding is for what is stored and for newer clients; strict decoding is for what a
-person applies: an unknown field is an error that names its path.
+Tolerant decoding is for stored objects and newer clients. Strict decoding is for documents that
+users apply: an unknown field is an error that names its path.
 """
 
 import re
@@ -28,7 +28,7 @@ def decoder(cls: type[R]) -> msgspec.json.Decoder[R]:
 
 
 def typed(obj: R) -> R:
-    """Stamp apiVersion and kind, which the struct's class knows best."""
+    """Return the object with apiVersion and kind of its class."""
     if obj.kind == obj.KIND and obj.api_version == obj.API_VERSION:
         return obj
     return structs.replace(obj, kind=obj.KIND, api_version=obj.API_VERSION)
@@ -82,7 +82,7 @@ def from_builtins(cls: type[R], plain: object, *, strict_fields: bool = False) -
 
 
 def decode_any(plain: Any) -> Resource:
-    """Build whichever kind the document says it is, strictly."""
+    """Build a resource of the kind that the document names, strictly."""
     if not isinstance(plain, dict):
         raise InvalidError("a resource is a mapping with apiVersion, kind, metadata and spec")
     kind: Any = plain.get("kind")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
@@ -114,7 +114,7 @@ _ANY_KEY = "[...]"
 
 
 def _with_keys(cls: Any, plain: Any, path: str) -> str:
-    """Return which key of a mapping is meant, where the decoder only says that one is."""
+    """Return the path with the key of a mapping, which the decoder leaves out."""
     before, found, after = path.partition(_ANY_KEY)
     kind, value = cls, plain
     for step in before.split("."):
@@ -134,7 +134,7 @@ def _with_keys(cls: Any, plain: Any, path: str) -> str:
 
 
 def _choices(cls: Any, path: str) -> tuple[str, ...]:
-    """Return what a field may hold, where that is one of a few words."""
+    """Return the values of an enum field; empty for other fields."""
     kind = cls
     for step in path.split("."):
         name, *indexes = step.split("[")
@@ -150,7 +150,7 @@ def _choices(cls: Any, path: str) -> tuple[str, ...]:
 
 
 def _option(kind: Any) -> Any:
-    """Return what an optional field holds when it holds something."""
+    """Return the type of an optional field without `None`."""
     if get_origin(kind) in (Union, UnionType):
         return next((option for option in get_args(kind) if _holds_structs(option)), kind)
     return kind
@@ -159,7 +159,7 @@ def _option(kind: Any) -> Any:
 def without_nulls(cls: Any, plain: Any) -> Any:
     """Drop nulls where the type knows the field: there, null means absent.
 
-    What the type does not look into (pod templates, patches) stays as it was written.
+    Free-form parts (pod templates, patches) stay as they are.
     """
     if isinstance(cls, type) and issubclass(cls, Struct) and isinstance(plain, dict):
         known = _fields(cls)

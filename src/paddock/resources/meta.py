@@ -1,8 +1,8 @@
-"""What every resource carries: metadata with Kubernetes' semantics, conditions, references.
+"""The common part of every resource: metadata with Kubernetes' semantics, conditions, references.
 
-Structs are frozen: a reader may keep and share what it was given. Change one with
-`msgspec.structs.replace`. Unknown fields are tolerated here (rollbacks, newer writers);
-`codec.from_builtins` can refuse them in what a person applies.
+Structs are immutable in every part (see `frozen`): readers may keep and share them. Change one
+with `msgspec.structs.replace`. Unknown fields are ignored here (rollbacks, newer writers);
+`codec.from_builtins` can refuse them in documents that users apply.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 
 class Key(NamedTuple):
-    """Where an object is: namespace (empty for cluster-wide kinds) and name."""
+    """Namespace (empty for cluster-wide kinds) and name of an object."""
 
     namespace: str
     name: str
@@ -144,12 +144,12 @@ R = TypeVar("R", bound=Resource)
 
 
 def with_meta(obj: R, **changes: Any) -> R:
-    """Return a copy of the object with other metadata fields."""
+    """Return the object with some metadata fields replaced."""
     return structs.replace(obj, metadata=structs.replace(obj.metadata, **changes))
 
 
 def owner_reference(owner: Resource, *, controller: bool = True) -> OwnerReference:
-    """Make the reference by which a child names this owner."""
+    """Return the reference with which a child names this owner."""
     return OwnerReference(
         api_version=owner.API_VERSION,
         kind=owner.KIND,
@@ -161,17 +161,17 @@ def owner_reference(owner: Resource, *, controller: bool = True) -> OwnerReferen
 
 
 def controller_of(obj: Resource) -> OwnerReference | None:
-    """Return the one owner that controls the object, if any."""
+    """Return the owner that controls the object, or `None`."""
     return next((ref for ref in obj.metadata.owner_references if ref.controller), None)
 
 
 def condition(conditions: tuple[Condition, ...], kind: str) -> Condition | None:
-    """Find a condition by type."""
+    """Return a condition by type, or `None`."""
     return next((item for item in conditions if item.type == kind), None)
 
 
 def is_true(conditions: tuple[Condition, ...], kind: str) -> bool:
-    """Whether a condition is known and holds."""
+    """Whether a condition is present and true."""
     found = condition(conditions, kind)
     return found is not None and found.status is ConditionStatus.TRUE
 

@@ -1,9 +1,9 @@
 """The store port over a working set in memory: what the memory and sqlite backends share.
 
 A write is decided at once against the newest state, then made durable by the journal, and only
-then visible and acknowledged. An answer that rests on a write which is not durable yet (a
-conflict with it, say) waits for it: nobody hears of something that a crash could still undo, and
-whoever reads again after a conflict sees what it lost against.
+then visible and acknowledged. A response that depends on a write which is not durable yet (such
+as a conflict with it) waits for it: clients never see a write that a crash could still undo, and
+a read after a conflict returns the version that won.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class PendingCommit(Protocol):
     number: int
 
     async def settled(self) -> bool:
-        """Wait for the end; says whether it is durable now."""
+        """Wait for the commit; returns whether it is durable."""
         ...
 
 
@@ -53,11 +53,11 @@ class WriteJournal(Protocol):
     """Makes decided changes durable, in order, and visible after that."""
 
     async def commit(self, mutations: Sequence[Mutation]) -> None:
-        """Return when these are durable and visible; `UnavailableError` when they never will."""
+        """Return when the mutations are durable and visible; `UnavailableError` if that fails."""
         ...
 
     async def close(self) -> None:
-        """Finish what is under way and release everything."""
+        """Finish commits in flight and release resources."""
         ...
 
 

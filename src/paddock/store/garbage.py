@@ -126,7 +126,7 @@ def _propagation(tx: Transaction, obj: Resource, *, is_waited_for: bool) -> Prop
 
 
 def _release_waiting(tx: Transaction) -> None:
-    """Let owners go that waited for their last blocking dependent."""
+    """Remove owners that waited for their last blocking dependent."""
     bereft, tx.bereft = tx.bereft, {}
     for place in bereft:
         owner = tx.get(*place)

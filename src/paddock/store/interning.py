@@ -1,8 +1,7 @@
-"""Sharing equal values between objects that were just decoded: 100,000 sandboxes of a few pools
-repeat most of what they say.
+"""Interning: share equal values between decoded objects, as 100,000 sandboxes repeat most values.
 
-Works in place, so only on objects that nobody else has seen. Each field is watched for a while
-and left alone if its values hardly ever repeat (uids, names, hashes).
+Works in place, so only on objects that are not shared yet. Each field is sampled and skipped if
+its values hardly ever repeat (uids, names, hashes).
 """
 
 from collections.abc import Hashable, Mapping
@@ -16,7 +15,7 @@ _MAX_DISTINCT = 8192
 
 
 class Interner:
-    """Remembers values by the field they are in."""
+    """Known values by field."""
 
     def __init__(self) -> None:
         self._plans: dict[type[Struct], list[_Field]] = {}
@@ -37,7 +36,7 @@ class Interner:
             elif field.is_deep is not False:
                 self._share_inside(value, field)
             if field.values is None and field.is_deep is False:
-                # Nothing to be gained here: the plan goes on without it.
+                # No gain here: later objects skip the field.
                 self._plans[cls] = [other for other in self._plans[cls] if other is not field]
 
     def _share_inside(self, value: Any, field: "_Field") -> None:
@@ -55,14 +54,14 @@ class Interner:
 
 
 class _Field:
-    """One field of one type, and the values it had."""
+    """One field of one type, and its known values."""
 
     __slots__ = ("is_deep", "name", "seen", "values")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.values: dict[Hashable, Any] | None = {}
-        """`None` once looking has turned out not to pay."""
+        """`None` once sampling has shown no gain."""
         self.seen = 0
         self.is_deep: bool | None = None
         """Whether there are structs inside; `None` until one value was seen."""

@@ -1,4 +1,4 @@
-"""The store that forgets: everything in memory, durable as long as the process is.
+"""The memory store: everything in memory, durable as long as the process is.
 
 The reference for what a store means, and the store of tests.
 """
@@ -23,7 +23,7 @@ class _NoJournal:
         for mutation in mutations:
             self._working.index(mutation.place, mutation.entry.object)
         self._working.apply(mutations)
-        # Others get a turn at every write, as they do where a write takes time.
+        # Yield at every write, as a write that takes time does.
         await asyncio.sleep(0)
 
     async def close(self) -> None:
@@ -31,7 +31,7 @@ class _NoJournal:
 
 
 class MemoryStore(EmbeddedStore):
-    """A store in memory alone."""
+    """A store in memory only."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Namespaces as the embedded stores keep them: some always exist, and one ends with its contents.
 
-On a cluster all this is the cluster's business.
+On Kubernetes the cluster does this.
 """
 
 from datetime import datetime

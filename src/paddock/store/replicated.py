@@ -13,10 +13,10 @@ from paddock.store.port import Page, Propagation, Store, WatchEvent
 
 
 class ReplicaNotifier(Protocol):
-    """The other replicas."""
+    """Notifies the other replicas."""
 
     async def notify(self, obj: Resource, *, is_gone: bool) -> None:
-        """Return once every other replica knows, or has had its chance."""
+        """Return when every other replica has confirmed or timed out."""
         ...
 
     async def close(self) -> None:
@@ -25,7 +25,7 @@ class ReplicaNotifier(Protocol):
 
 
 class ReplicatedStore:
-    """A store whose writes are told to other replicas before they return."""
+    """A store that notifies the other replicas of a write before it returns."""
 
     def __init__(self, store: Store, replicas: ReplicaNotifier) -> None:
         self._store = store
@@ -112,7 +112,7 @@ class ReplicatedStore:
         )
 
     async def close(self) -> None:
-        """Release everything."""
+        """Release all resources."""
         await self._replicas.close()
         await self._store.close()
 

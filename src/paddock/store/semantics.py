@@ -1,9 +1,8 @@
-"""What a write means, decided without effects: Kubernetes' rules for one object at a time.
+"""The semantics of a write, without effects: Kubernetes' rules for one object at a time.
 
-Each function takes the object as it is stored and what was asked, and gives the object as it
-should be stored, still with the version it was read at. Versions, several objects at once and
-dependents are `transaction`'s and `garbage`'s business; what a field may hold is
-`paddock.resources.schema.validation`'s.
+Each function takes the stored object and the request, and returns the object to store, still with
+the version that was read. Versions and several objects at once are in `transaction`, dependents in
+`garbage`, the limits of fields in `paddock.resources.schema.validation`.
 """
 
 from datetime import datetime
@@ -37,8 +36,7 @@ _NOT_CONTENT = frozenset({"api_version", "kind", "metadata", "status"})
 def canonical(obj: R) -> R:
     """Copy an object through its encoding.
 
-    What is stored is then what a restart would load, is shared with nobody who could change a
-    mapping inside it, and has the types that its kind declares.
+    The stored object then equals what a restart loads, and has the types that its kind declares.
     """
     return codec.decode(type(obj), _encoded(obj))
 
@@ -57,7 +55,7 @@ def _encoded(obj: Resource) -> bytes:
 
 
 def prepare_create(obj: R, *, uid: str, now: datetime, with_status: bool) -> R:
-    """Return a new object its identity; its name is settled by `named` beforehand."""
+    """Return a new object with its identity; `named` sets its name beforehand."""
     check_scope(obj)
     meta = obj.metadata
     obj = structs.replace(
@@ -83,7 +81,7 @@ def prepare_create(obj: R, *, uid: str, now: datetime, with_status: bool) -> R:
 
 
 def named(obj: R, suffix: str) -> R:
-    """Make the name out of `generateName` where there is no name."""
+    """Return the object with a name from `generateName` if it has none."""
     meta = obj.metadata
     if meta.name or not meta.generate_name:
         return obj
@@ -92,9 +90,9 @@ def named(obj: R, suffix: str) -> R:
 
 
 def prepare_update(current: R | None, obj: R) -> R:
-    """Take metadata and content from the writer, status and identity from what is stored.
+    """Return the stored object with metadata and content from the writer.
 
-    Returns `current` itself when nothing changes.
+    Returns `current` itself if nothing changes.
     """
     current = check_version(current, obj)
     stored: dict[str, Any] = {"metadata": _merged(current.metadata, obj.metadata)}
@@ -113,9 +111,9 @@ def prepare_update(current: R | None, obj: R) -> R:
 
 
 def prepare_status(current: R | None, obj: R) -> R:
-    """Take the status from the writer and everything else from what is stored.
+    """Return the stored object with the status from the writer.
 
-    Returns `current` itself when nothing changes.
+    Returns `current` itself if nothing changes.
     """
     if not has_status(type(obj)):
         raise NotFoundError(f"{obj.KIND} has no status to write")
@@ -145,7 +143,7 @@ def check_names_version(obj: Resource) -> None:
 
 
 def found(cls: type[R], key: Key, current: R | None) -> R:
-    """Refuse what is not there."""
+    """Return the object; `NotFoundError` if it does not exist."""
     if current is None:
         raise NotFoundError(f"there is no {cls.KIND} {key}")
     return current
@@ -158,13 +156,13 @@ def check_preconditions(
     meta = current.metadata
     if uid and uid != meta.uid:
         raise ConflictError(
-            f"{current.KIND} {current.key} has uid {meta.uid}, not {uid}: it was made anew",
+            f"{current.KIND} {current.key} has uid {meta.uid}, not {uid}: it was recreated",
             hint="read it again",
         )
     if resource_version and resource_version != meta.resource_version:
         raise ConflictError(
             f"{current.KIND} {current.key} is at version {meta.resource_version}, "
-            f"not {resource_version}: somebody wrote it since it was read",
+            f"not {resource_version}: it was written since it was read",
             hint="read it again and apply the change to what you get",
         )
 
@@ -186,7 +184,7 @@ def marked_for_deletion(current: R, *, finalizers: tuple[str, ...], now: datetim
 
 
 def stamped(obj: R, version: int) -> R:
-    """Return the object the version that it is stored as."""
+    """Return the object with the version that it is stored as."""
     return structs.replace(
         obj, metadata=structs.replace(obj.metadata, resource_version=str(version))
     )
@@ -200,14 +198,14 @@ def has_status(cls: type[Resource]) -> bool:
 
 @cache
 def empty_status(cls: type[Resource]) -> Any:
-    """Return the status of what was just created."""
+    """Return the status of a new object."""
     field = next(field for field in structs.fields(cls) if field.name == "status")
     return field.default if field.default is not NODEFAULT else field.default_factory()
 
 
 @cache
 def content_fields(cls: type[Resource]) -> tuple[str, ...]:
-    """Name the fields that people write: the spec or, in builtins, their own."""
+    """Return the fields that users write: the spec or, in builtins, their own."""
     return tuple(name for name in cls.__struct_fields__ if name not in _NOT_CONTENT)
 
 

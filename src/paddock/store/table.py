@@ -3,7 +3,7 @@
 The history is one bounded run of entries that every watcher reads at its own place: a slow
 watcher costs no memory, and finds out by `GoneError` that the run has moved on. Each entry holds
 the object before and after, so that a page can be taken of an earlier version, and a watch by
-selector can tell what came into and went out of its sight.
+selector can report objects that start or stop matching.
 
 Everything here happens on the event loop's thread. What is not durable yet is not here.
 """
@@ -27,10 +27,10 @@ DEFAULT_HISTORY = 8192
 HISTORY_BYTES = 64 * 1024 * 1024
 """What the kept entries of one kind may weigh, about; large objects are kept for fewer changes."""
 BOOKMARK_EVERY = 500
-"""A watcher that saw nothing for this many versions is told how far it has seen."""
+"""A watcher without events for this many versions gets a bookmark."""
 _FEW_KEYS = 32
 _WEIGH_EVERY = 64
-_BREATH = 128
+_YIELD_EVERY = 128
 """Entries given to one watcher before others get a turn."""
 
 
@@ -107,7 +107,7 @@ class Table(Generic[R]):
             self.wake()
 
     def wake(self) -> None:
-        """Let every watcher look."""
+        """Wake every watcher."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
@@ -222,7 +222,7 @@ class Table(Generic[R]):
                 raise GoneError(
                     f"this watch of {self.kind.PLURAL} fell more than {self._allowance} changes "
                     "behind",
-                    hint="list anew and watch from the list's version",
+                    hint="list again and watch from the list's version",
                 )
             if place < self._base + len(self._entries):
                 entry = self._entries[place - self._base]
@@ -232,15 +232,15 @@ class Table(Generic[R]):
                     sent = entry.version
                     yield event
                 taken += 1
-                if taken % _BREATH == 0:
+                if taken % _YIELD_EVERY == 0:
                     await asyncio.sleep(0)
             elif self._horizon.visible - sent >= BOOKMARK_EVERY:
                 sent = self._horizon.visible
                 yield WatchEvent(Change.BOOKMARK, None, str(sent))
             else:
-                await self._news()
+                await self._next_change()
 
-    async def _news(self) -> None:
+    async def _next_change(self) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         try:
@@ -254,12 +254,12 @@ class Table(Generic[R]):
             raise GoneError(
                 f"version {version} of {self.kind.PLURAL} is no longer kept; "
                 f"the oldest kept is {self._compacted}",
-                hint="list anew and go on from the list's version",
+                hint="list again and continue from the list's version",
             )
         if version > self._horizon.visible:
             raise GoneError(
                 f"version {version} is not of this store, which is at {self._horizon.visible}",
-                hint="list anew and go on from the list's version",
+                hint="list again and continue from the list's version",
             )
 
     def _index_after(self, version: int) -> int:
@@ -297,7 +297,7 @@ def _after(keys: Iterable[Key], last: Key) -> int:
 
 
 def _seen(entry: Entry[R], matches: Predicate | None) -> WatchEvent[R] | None:
-    """Tell a change as one who sees only what matches would see it."""
+    """Return a change as a watcher with this selector sees it; `None` if it does not."""
     obj, old = entry.object, entry.old
     if matches is None:
         return WatchEvent(entry.change, obj, str(entry.version))

@@ -1,8 +1,8 @@
-"""All kinds of a store in memory: what is visible, and over it what is decided but not durable.
+"""All kinds of a store in memory: visible objects, and decided changes that are not durable yet.
 
-Readers see the visible side only. Writers decide against the newest of both, so that many of
-them can be under way at once; what they decided becomes visible in the order of its versions
-when the backend says that it is durable, or is taken back when it cannot be.
+Readers see visible objects only. Writers decide against the newest of both, so that many writes
+can be in flight. Decided changes become visible in the order of their versions when the backend
+reports that they are durable, and are rolled back when the commit fails.
 
 Everything here happens on the event loop's thread.
 """
@@ -33,7 +33,7 @@ class Mutation(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """What is decided about one object, and the batch that will make it durable."""
+    """A decided change of one object, and the commit that makes it durable."""
 
     mutation: Mutation
     batch: Any
@@ -51,15 +51,15 @@ class WorkingSet:
     ) -> None:
         self.horizon = Horizon(version)
         self.decided = version
-        """The newest version given out; never less than what is visible."""
+        """The newest version assigned; never less than the visible one."""
         self.pending: dict[Place, Pending] = {}
         self._tables: dict[type[Resource], Table[Any]] = {
             kind: Table(kind, self.horizon, history=history) for kind in kinds
         }
         self._by_name = {(kind.API_VERSION, kind.KIND): kind for kind in kinds}
         self._dependents: dict[str, dict[Place, None]] = {}
-        # Owner uid to those that name it, now or in something pending or taken back; whoever
-        # reads it looks at the object. A superset costs nothing and needs no second index.
+        # Owner uid to those that name it, now or in something pending or rolled back; readers
+        # check the object itself. A superset costs nothing and needs no second index.
 
     def table(self, kind: type[R]) -> Table[R]:
         """Return the objects of one kind."""
@@ -89,12 +89,12 @@ class WorkingSet:
         return iter(tuple(self._dependents))
 
     def index(self, place: Place, obj: Resource) -> None:
-        """Note whom an object belongs to."""
+        """Index an object by its owners."""
         for reference in obj.metadata.owner_references:
             self._dependents.setdefault(reference.uid, {})[place] = None
 
     def decide(self, mutations: Sequence[Mutation], batch: Any) -> None:
-        """Note what a batch will change; from now on writers build on it."""
+        """Record the changes of a commit; later writers build on them."""
         for mutation in mutations:
             self.pending[mutation.place] = Pending(mutation, batch)
             if mutation.entry.object.metadata.owner_references:
@@ -102,11 +102,11 @@ class WorkingSet:
         self.decided = mutations[-1].entry.version
 
     def apply(self, mutations: Sequence[Mutation]) -> None:
-        """Make durable changes visible, in order, and let watchers look."""
+        """Make durable changes visible, in order, and wake watchers."""
         if not mutations:
             return
         before = self.horizon.visible
-        # First the version: a watcher that is woken sees the batch as one.
+        # The version first: a woken watcher sees the commit as a whole.
         self.horizon.visible = mutations[-1].entry.version
         self.decided = max(self.decided, self.horizon.visible)
         for mutation in mutations:
@@ -119,8 +119,8 @@ class WorkingSet:
             for table in self._tables.values():
                 table.wake()
 
-    def take_back(self, mutations: Sequence[Mutation]) -> None:
-        """Forget what could not be made durable. Its versions are never used again."""
+    def roll_back(self, mutations: Sequence[Mutation]) -> None:
+        """Roll back changes that could not be made durable. Their versions are not reused."""
         for mutation in mutations:
             self._settle(mutation)
             place, entry = mutation

@@ -106,7 +106,7 @@ class SandboxClaimStatus(ResourcePart, frozen=True, kw_only=True):
 
 
 class SandboxClaim(Resource, frozen=True, kw_only=True):
-    """Return me N sandboxes from this pool, environment or template."""
+    """A claim of N sandboxes from a pool, environment or template."""
 
     KIND: ClassVar[str] = "SandboxClaim"
     PLURAL: ClassVar[str] = "sandboxclaims"

@@ -1,7 +1,7 @@
-"""Making a shard's sandbox addressable: the claim by which gateways and clients know it. Pure.
+"""The claim of a shard's sandbox, which makes it addressable for gateways and clients. Pure.
 
-A batch's status says whose a sandbox is; nothing is written to the sandbox until somebody wants
-to address it by its public id (or at once, where other processes could claim it meanwhile).
+A batch's status records its sandboxes. Nothing is written to a sandbox until a client addresses
+it by its public id (or at once, where other processes could claim it meanwhile).
 """
 
 from datetime import datetime
@@ -20,7 +20,7 @@ def owner_of(batch: BatchSandbox) -> str:
 
 
 def terms(batch: BatchSandbox, allocation: Allocation, seed: TokenSeed, *, now: datetime) -> Terms:
-    """Return on what terms a shard's sandbox is claimed."""
+    """Return the terms of a shard's claim."""
     public = allocation.sandbox_id
     identity = ClaimIdentity(
         sandbox_id=public,
@@ -47,7 +47,7 @@ def stamped(
     *,
     now: datetime,
 ) -> Sandbox:
-    """Return the sandbox with its batch's claim on it."""
+    """Return the sandbox with the claim of its batch."""
     new = claimed(sandbox, terms(batch, allocation, seed, now=now), now=now)
-    # Becoming addressable wakes nobody: a paused batch stays paused.
+    # Becoming addressable does not resume a sandbox: a paused batch stays paused.
     return structs.replace(new, spec=structs.replace(new.spec, paused=sandbox.spec.paused))

@@ -1,7 +1,7 @@
-"""Handing a sandbox to somebody: a pure change of the object, written by one compare-and-swap.
+"""Claiming a sandbox: a pure change of the object, written by one compare-and-swap.
 
-Ownership of the pool goes and the claim's identity comes in the same write, so a sandbox is at
-every instant either its pool's or exactly one claimer's.
+The pool's ownership is removed and the claim's identity is set in the same write, so a sandbox
+belongs at every instant either to its pool or to exactly one claim.
 """
 
 from collections.abc import Mapping
@@ -32,11 +32,11 @@ from paddock.resources.meta import ResourcePart, with_meta
 from paddock.resources.transitions import deadlines
 
 OURS = (LABEL_CLAIM, LABEL_BATCH, LABEL_SHARD)
-"""Labels that a claim of our own controllers writes over what is there."""
+"""Labels of a controller's claim that replace those of the sandbox."""
 
 
 class Terms(ResourcePart, frozen=True, kw_only=True):
-    """On what terms a sandbox is claimed."""
+    """The terms of a claim."""
 
     identity: ClaimIdentity
     wake: WakeOnTraffic | None = None
@@ -44,7 +44,7 @@ class Terms(ResourcePart, frozen=True, kw_only=True):
     network: NetworkPolicy | None = None
     resources: Resources | None = None
     image: str | None = None
-    """Replaces, in place, the one that it was made of."""
+    """Replaces the image of the running sandbox."""
     pause_strategy: PauseStrategy | None = None
     paused_retention_seconds: int | None = None
     shutdown_time: datetime | None = None
@@ -57,22 +57,22 @@ class Terms(ResourcePart, frozen=True, kw_only=True):
 
 
 class Fit(ResourcePart, frozen=True, kw_only=True):
-    """How a claimed sandbox is to be, and whether one in stock can become so."""
+    """The requirements of a claim, and whether a warm sandbox can meet them."""
 
     template: SandboxTemplateSpec
-    """What one is made of that is newly made."""
+    """The template of a newly created sandbox."""
     size: Resources
-    """What it may use, and counts for."""
+    """Its resources, which count against quotas."""
     resources: Resources | None = None
-    """The same, where it is not what its template says."""
+    """The same, where it differs from the template."""
     image: str | None = None
-    """What one in stock is given as it runs, where that is another than its template's."""
+    """The image for a warm sandbox, where it differs from the template's."""
     obstacle: str = ""
-    """Why one in stock cannot become so; empty where it can."""
+    """Why a warm sandbox cannot meet them; empty if it can."""
 
 
 def claimed_spec(spec: SandboxSpec, terms: Terms, *, now: datetime) -> SandboxSpec:
-    """Return the spec as it is once claimed on these terms."""
+    """Return the spec after a claim on these terms."""
     changed = structs.replace(
         spec,
         claim=terms.identity,
@@ -95,7 +95,7 @@ def claimed_spec(spec: SandboxSpec, terms: Terms, *, now: datetime) -> SandboxSp
 
 
 def claimed(sandbox: Sandbox, terms: Terms, *, now: datetime) -> Sandbox:
-    """Return the sandbox as it is once claimed on these terms."""
+    """Return the sandbox after a claim on these terms."""
     labels = {
         **terms.labels,
         **sandbox.metadata.labels,

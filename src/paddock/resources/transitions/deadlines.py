@@ -1,7 +1,7 @@
-"""What happens to a sandbox's deadlines, as pure functions over its spec.
+"""Changes of a sandbox's deadlines: pure functions of its spec.
 
-Two instants rule a claimed sandbox: `pauseTime` and `shutdownTime`. Which of them its timeout
-moves depends on what it is to do at the end (`claim.autoPause`). A sandbox without a timeout
+A claimed sandbox has two deadlines: `pauseTime` and `shutdownTime`. `claim.autoPause` decides which
+of them its timeout sets. A sandbox without a timeout
 (`claim.timeoutSeconds` is `None`) keeps neither, through every operation.
 """
 
@@ -12,11 +12,11 @@ from msgspec import structs
 from paddock.resources.kinds.sandbox import SandboxSpec
 
 MIN_WAKE_SECONDS = 300
-"""A sandbox that traffic woke lives at least this long before its next auto-pause."""
+"""A sandbox resumed by traffic runs at least this long before its next auto-pause."""
 
 
 def end_of(spec: SandboxSpec) -> datetime | None:
-    """Return the instant at which its timeout ends, for people (`endAt`)."""
+    """Return when its timeout ends, as shown to clients (`endAt`)."""
     return spec.pause_time or spec.shutdown_time
 
 
@@ -26,7 +26,7 @@ def never_ends(spec: SandboxSpec) -> bool:
 
 
 def with_timeout(spec: SandboxSpec, *, now: datetime, seconds: float) -> SandboxSpec:
-    """Let the timeout end so many seconds from now, sooner or later than before."""
+    """Set the timeout to so many seconds from now, sooner or later than before."""
     if never_ends(spec):
         return spec
     end = now + timedelta(seconds=seconds)
@@ -36,7 +36,7 @@ def with_timeout(spec: SandboxSpec, *, now: datetime, seconds: float) -> Sandbox
 
 
 def extended(spec: SandboxSpec, *, now: datetime, seconds: float) -> SandboxSpec:
-    """Let the timeout end no sooner than so many seconds from now; never shorten it."""
+    """Extend the timeout to at least so many seconds from now; never shorten it."""
     end = end_of(spec)
     if end is None or end >= now + timedelta(seconds=seconds):
         return spec
@@ -59,10 +59,10 @@ def resumed(spec: SandboxSpec, *, now: datetime, seconds: float) -> SandboxSpec:
 
 
 def woken(spec: SandboxSpec, *, now: datetime) -> SandboxSpec:
-    """Resume it because traffic came: only what is to be paused again gets a fresh timeout.
+    """Resume it by traffic: only a sandbox with auto-pause gets a new timeout.
 
-    One that is to be shut down, or never, keeps its deadline as it is: a stranger's request must
-    not prolong a life. The end of a retention was the pause's and goes with it.
+    Others keep their deadline: incoming traffic does not extend it. The end of a retention belongs
+    to the pause and is removed with it.
     """
     retained = spec.paused and spec.paused_retention_seconds is not None
     unretained = structs.replace(spec, shutdown_time=None) if retained else spec
@@ -75,17 +75,17 @@ def woken(spec: SandboxSpec, *, now: datetime) -> SandboxSpec:
 
 
 def wake_seconds(spec: SandboxSpec) -> int:
-    """Return how long a sandbox that traffic woke lives until its next auto-pause."""
+    """Return how long a sandbox resumed by traffic runs until its next auto-pause."""
     configured = spec.wake_on_traffic.timeout_seconds if spec.wake_on_traffic else 0
     claimed = spec.claim.timeout_seconds if spec.claim and spec.claim.timeout_seconds else 0
     return max(configured, claimed, MIN_WAKE_SECONDS)
 
 
 def is_over(spec: SandboxSpec, *, now: datetime) -> bool:
-    """Whether it is dead by its deadline.
+    """Whether its shutdown deadline has passed.
 
     A due pause wins over a due shutdown: after a downtime in which both instants passed, a
-    sandbox that was to be paused is paused, and loses nothing.
+    sandbox with auto-pause is paused, and loses nothing.
     """
     if spec.shutdown_time is None or spec.shutdown_time > now:
         return False
@@ -93,7 +93,7 @@ def is_over(spec: SandboxSpec, *, now: datetime) -> bool:
 
 
 def is_pause_due(spec: SandboxSpec, *, now: datetime) -> bool:
-    """Whether it is to be paused now."""
+    """Whether its pause is due."""
     return not spec.paused and spec.pause_time is not None and spec.pause_time <= now
 
 

@@ -1,11 +1,11 @@
-"""How a sandbox is to be paused this time: pure."""
+"""The strategy of one pause. Pure."""
 
 from paddock.resources.kinds.sandbox import SandboxSpec
 from paddock.resources.kinds.template import PauseStrategy
 
 
 def strategy_for(spec: SandboxSpec, *, memory: bool) -> PauseStrategy | None:
-    """Return what `spec.pauseStrategy` is for a pause with or without memory.
+    """Return `spec.pauseStrategy` for a pause with or without memory.
 
     A pause without memory is for this once: the next one with memory keeps it again, in the way
     that the sandbox or its template (`None`) asks for.

@@ -1,7 +1,7 @@
-"""Giving a sandbox back to its pool: one handler per `recycleStrategy.type`, pure.
+"""Returning a sandbox to its pool: one handler per `recycleStrategy.type`, pure.
 
-Each says what becomes of the sandbox; whoever gives it back writes it, in one write. A sandbox
-that is no longer well, has been used too often, or has no living pool is always deleted.
+A handler returns the outcome; the caller writes it, in one write. A sandbox that is unhealthy, was
+recycled too often, or has no pool any more is always deleted.
 """
 
 from collections.abc import Callable
@@ -23,17 +23,17 @@ from paddock.resources.kinds.sandbox import (
 from paddock.resources.meta import owner_reference, with_meta
 
 ANNOTATION_RESET_BY = "paddock.dev/reset-by"
-"""A reset that is not done by then has failed."""
+"""The deadline of a reset."""
 
 
 class Delete(Struct, frozen=True):
-    """It ends."""
+    """The sandbox is deleted."""
 
     why: str = ""
 
 
 class Return(Struct, frozen=True):
-    """It goes back as this; equal to what it was where nothing need be written."""
+    """The sandbox returns to its pool as this; equal to the input if nothing is to be written."""
 
     sandbox: Sandbox
 
@@ -71,7 +71,7 @@ HANDLERS: dict[RecycleType, Handler] = {
 
 
 def outcome(sandbox: Sandbox, pool: SandboxPool | None, *, now: datetime) -> Outcome:
-    """Return what becomes of a sandbox that is given back."""
+    """Return the outcome for a released sandbox."""
     if pool is None or pool.is_deleting:
         return Delete("its pool is gone")
     if sandbox.status.phase is not Phase.RUNNING or sandbox.spec.paused:
@@ -82,12 +82,12 @@ def outcome(sandbox: Sandbox, pool: SandboxPool | None, *, now: datetime) -> Out
 
 
 def unclaimed(sandbox: Sandbox, pool: SandboxPool) -> Sandbox:
-    """Return the sandbox as its pool's own again."""
+    """Return the sandbox without its claim, owned by its pool."""
     if sandbox.spec.claim is None and sandbox.metadata.owner_references:
         return sandbox
     kept = {*pool.spec.labels, LABEL_POOL, LABEL_TEMPLATE, LABEL_REVISION}
     labels = {name: value for name, value in sandbox.metadata.labels.items() if name in kept}
-    # Whatever a claim brought goes with it; what it is made of stays as it was made.
+    # Everything that the claim set is removed; the template stays.
     spec = SandboxSpec(
         template=sandbox.spec.template,
         template_ref=sandbox.spec.template_ref,
@@ -109,5 +109,5 @@ def is_overdue(sandbox: Sandbox, now: datetime) -> bool:
     try:
         return datetime.fromisoformat(by) <= now
     except (TypeError, ValueError):
-        # Nobody but us writes this; whoever garbled it has no claim to the sandbox.
+        # Only Paddock writes this; an unreadable value counts as overdue.
         return True

@@ -1,6 +1,6 @@
 """Where the API server is and how we prove who we are: kubeconfig files and in-cluster mounts.
 
-Reads configuration only; no request is made here. Tokens that change are `credentials`' business.
+Reads configuration only; no request is made here. Tokens that change are in `credentials`.
 """
 
 import base64

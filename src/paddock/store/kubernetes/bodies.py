@@ -1,4 +1,4 @@
-"""What is sent: structs to bytes, nothing between.
+"""Request bodies: structs to bytes.
 
 Our own kinds are written whole (PUT): their schema is ours, and a status write carries the status
 alone. So are leases, of which we know everything. Of the cluster's other kinds we know a part, so
@@ -18,7 +18,7 @@ from paddock.store import semantics
 
 _encoder = msgspec.json.Encoder()
 _UNACCOUNTED: dict[str, Any] = {"managedFields": [{}]}
-"""How a server is asked to forget who wrote which field; an empty list would leave it as it is."""
+"""Makes the server drop its field owners; an empty list would leave them as they are."""
 _ENVELOPE = ("api_version", "kind", "metadata", "status")
 
 
@@ -56,7 +56,7 @@ def _precise(obj: Resource) -> Any:
 
 
 def _writable(metadata: ObjectMeta) -> ObjectMeta:
-    """Drop what is the server's to say; uid and version stay, as preconditions."""
+    """Drop the fields that the server sets; uid and version stay, as preconditions."""
     return structs.replace(
         metadata,
         generation=0,
@@ -80,8 +80,8 @@ def create_body(obj: Resource) -> bytes:
 def update_body(obj: Resource) -> bytes:
     """Write metadata and spec of an object that we know as a whole.
 
-    What a program named is applied by nobody, so nobody needs to know which fields are whose. Of
-    these the server is told to stop keeping account, which is half of the object and of the work.
+    Objects with a generated name are not applied by users, so their field owners do not matter.
+    For these the server drops `managedFields`, which is half of the object and of the work.
     """
     body = _body(obj, _writable(obj.metadata))
     if obj.metadata.generate_name:
@@ -103,7 +103,7 @@ def status_body(obj: Resource) -> bytes:
         "metadata": identity,
     }
     status: Any = getattr(obj, "status")  # noqa: B009
-    # To a server an empty status is not the same as none, which is how objects begin.
+    # To a server an empty status is not the same as none, which new objects have.
     if status != semantics.empty_status(type(obj)):
         body["status"] = status
     return _encoder.encode(body)

@@ -123,7 +123,7 @@ class KubernetesClient:
         body: bytes | None = None,
         content_type: str = JSON,
     ) -> bytes:
-        """Ask and give the answer's body; a refusal becomes one of `kit.errors`."""
+        """Send a request and return the body; an error response raises one of `kit.errors`."""
         tries = 0
         while True:
             tries += 1
@@ -178,7 +178,7 @@ class KubernetesClient:
         self._http.close()
         if self._session is not None:
             await self._session.close()
-        # Transports tell their protocols of the end in later turns of the loop.
+        # Transports notify their protocols in later turns of the loop.
         for _ in range(3):
             await asyncio.sleep(0)
 

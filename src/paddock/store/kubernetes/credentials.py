@@ -34,7 +34,7 @@ class Credential(Protocol):
         ...
 
     def refused(self) -> bool:
-        """Hear that the last value was refused; say whether the next may differ."""
+        """Handle a refusal of the last value; returns whether the next may differ."""
         ...
 
 

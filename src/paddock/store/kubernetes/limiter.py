@@ -1,13 +1,13 @@
 """How fast we may ask: a token bucket that queues callers fairly.
 
-Protects the API server from us. What the server itself asks for (429) is `client`'s business.
+Protects the API server from this process. Responses with 429 are handled in `client`.
 """
 
 import asyncio
 
 
 class RateLimiter:
-    """Lets `rate_per_second` callers pass, `burst` of them at once after a rest."""
+    """A token bucket: `rate_per_second` requests, `burst` of them at once."""
 
     def __init__(self, rate_per_second: float, burst: int) -> None:
         self._interval = 1.0 / rate_per_second

@@ -1,7 +1,7 @@
-"""What comes back: bytes to structs, nothing between.
+"""Responses of the API server: bytes to structs.
 
-An object that does not fit its struct is left out of lists and said so in the log; one bad object
-must not hide the others.
+An object that does not fit its struct is left out of lists and logged; one bad object must not
+hide the others.
 """
 
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class ListMeta(Struct, frozen=True, rename="camel", gc=False):
-    """Where a list stands."""
+    """The metadata of a list."""
 
     resource_version: str = ""
     continue_token: str = msgspec.field(name="continue", default="")
@@ -70,7 +70,7 @@ _raw_event_decoder = msgspec.json.Decoder(RawEvent)
 
 
 def read_object(kind: type[R], data: bytes) -> R:
-    """Read one object; servers leave its type out inside lists, so it is stamped."""
+    """Read one object and set its type, which servers omit inside lists."""
     return codec.typed(codec.decode(kind, data))
 
 
@@ -89,7 +89,7 @@ def is_status(data: bytes) -> bool:
 
 
 def read_list(kind: type[R], data: bytes) -> tuple[tuple[R, ...], ListMeta]:
-    """Read a page. An object that does not fit its type is left out, and said so in the log."""
+    """Read a page. An object that does not fit its type is left out and logged."""
     try:
         found = _list_decoder(kind).decode(data)
     except msgspec.ValidationError:
@@ -122,7 +122,7 @@ def read_meta(data: bytes | memoryview | Raw) -> ObjectMeta:
 
 
 def log_unreadable(kind: type[Resource], raw: Raw, error: Exception) -> None:
-    """Return which stored object cannot be used, and why."""
+    """Log which stored object cannot be used, and why."""
     try:
         metadata = read_meta(raw)
     except msgspec.DecodeError:

@@ -78,7 +78,7 @@ class FilteredWatch(Generic[R]):
         """What is known of objects seen; of others we cannot know whether they matched before."""
 
     def start(self, obj: R) -> None:
-        """Hear of an object that matched before the watch began."""
+        """Record an object that matched before the watch began."""
         self._matched[obj.key] = True
 
     def translate(self, event: WatchEvent[R]) -> WatchEvent[R]:

@@ -1,7 +1,7 @@
 """What an API server refuses, in our words.
 
 Reads a Kubernetes `Status` from its bytes and gives the matching error of `kit.errors`, with the
-field paths the server names. Deciding whether to try again is `client`'s business.
+field paths the server names. Retries are in `client`.
 """
 
 import re

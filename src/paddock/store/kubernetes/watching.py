@@ -168,7 +168,7 @@ def _read_slowly(kind: type[R], line: bytes) -> WatchEvent[R] | None:
     if event.type == Change.BOOKMARK:
         return WatchEvent(Change.BOOKMARK, None, metadata.resource_version)
     if event.type == Change.DELETED:
-        # Whatever its shape was, it is gone: whoever kept it must hear of that.
+        # Whatever its shape, it is deleted, and watchers need the event.
         gone = with_meta(kind(), name=metadata.name, namespace=metadata.namespace, uid=metadata.uid)
         return WatchEvent(Change.DELETED, gone, metadata.resource_version)
     responses.log_unreadable(kind, event.object, ValueError("unexpected shape"))

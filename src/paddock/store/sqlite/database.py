@@ -1,7 +1,7 @@
 """The file: reading it at start-up, and writing batches that are durable when `write` returns.
 
 Synchronous, and used by one thread at a time. Which batch follows which, and what becomes visible
-when, is `journal`'s business.
+when, is in `journal`.
 """
 
 import logging

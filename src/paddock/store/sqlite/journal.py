@@ -1,8 +1,8 @@
 """Group commit: many writers, one fsync.
 
 While a batch is being written by the thread, new writes gather in the next one. When the thread
-is done, the batch becomes visible in one go and its writers are told; when it failed, it and
-whatever was decided on top of it are taken back, and all those writers are told that.
+is done, the batch becomes visible at once and its writers are notified; when it failed, it and
+everything decided on top of it are rolled back, and all those writers get the error.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class CommitGroup:
         return await future
 
     def settle(self, error: Exception | None) -> None:
-        """Tell everybody who waits."""
+        """Notify the waiters."""
         self.error = error
         for future in self._waiting:
             if not future.done():
@@ -109,11 +109,11 @@ class GroupCommit:
             fallen = [batch] if self._gathering is None else [batch, self._gathering]
             self._gathering = None
             for item in fallen:
-                self._working.take_back(item.mutations)
+                self._working.roll_back(item.mutations)
             for item in fallen:
                 item.settle(error)
         if self._gathering is not None:
-            # The next batch is written while those who were just told decide what to do.
+            # The next batch is written while the notified writers go on.
             self._hand_over()
         else:
             # They get to run first, and may all be in the next batch.
@@ -130,13 +130,13 @@ class GroupCommit:
                 self._database.write([row(mutation) for mutation in batch.mutations])
                 _SECONDS.observe(clock.monotonic() - started)
                 _WRITES.inc(len(batch.mutations))
-            except Exception as failure:  # noqa: BLE001 - the writers are told, whatever it is
+            except Exception as failure:  # noqa: BLE001 - every error goes to the writers
                 error = failure
                 _FAILURES.inc()
             try:
                 self._loop.call_soon_threadsafe(self._written, batch, error)
             except RuntimeError:
-                log.warning("the store's loop ended before its last writers could be told")
+                log.warning("the event loop ended before the last writers were notified")
                 return
             self._database.fold(is_idle=self._handed.empty())
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def load(database: Database, kinds: Sequence[type[Resource]], *, history: int) -> WorkingSet:
     """Read every object and the history that is kept."""
-    # Nothing here is garbage, and looking for some among so much would take longer than reading.
+    # Nothing here is garbage, and collecting would take longer than reading.
     was_collecting = gc.isenabled()
     gc.disable()
     try:
@@ -62,7 +62,7 @@ def _objects(database: Database, by_name: dict[str, type[Resource]]) -> dict[str
         interner.share(obj)
         objects[kind][obj.key] = obj
     for kind, count in unknown.items():
-        # Kept in the file for the program that knows them; a rollback must not lose anything.
+        # Kept in the file for the version that knows them; a rollback must not lose objects.
         log.warning("objects of an unknown kind", extra=fields(kind=kind, count=count))
     return objects
 
@@ -72,7 +72,7 @@ def _entries(
     by_name: dict[str, type[Resource]],
     objects: dict[str, dict[Key, Any]],
 ) -> dict[str, list[Entry[Any]]]:
-    """Turn the undo log around: what a change led to is what the next one replaced."""
+    """Reverse the undo log: the result of a change is what the next one replaced."""
     entries: dict[str, list[Entry[Any]]] = {name: [] for name in by_name}
     replaced: dict[tuple[str, Key], Resource | None] = {}
     for version, kind, namespace, name, before in database.changes():

@@ -30,7 +30,7 @@ class FileLock:
         os.register_at_fork(after_in_child=self._close)
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         if self._fd is not None:
             os.ftruncate(self._fd, 0)
             # Closing is not enough: a child forked a moment ago shares this file, and the lock with

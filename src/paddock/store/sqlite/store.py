@@ -50,7 +50,7 @@ class SqliteStore(EmbeddedStore):
         history: int = DEFAULT_HISTORY,
         enforce_namespaces: bool = False,
     ) -> Self:
-        """Open or make the file; one process at a time, the next is told who holds it."""
+        """Open or create the file; one process at a time, the error names the holder."""
 
         def prepare() -> tuple[Database, WorkingSet]:
             # Secrets are in it: made before SQLite does, for nobody else to read.

@@ -1,1 +1,1 @@
-"""Ports of one layer implemented with another layer."""
+"""Implementations of the ports of one layer with another layer."""

@@ -1,1 +1,1 @@
-"""Composition root: settings become objects, objects become roles."""
+"""Composition root: builds objects from settings, and roles from objects."""

@@ -79,7 +79,7 @@ class Plane:
             store=store,
             runtime=runtime,
             clock=clock,
-            is_alone=False,
+            is_sole_writer=False,
         )
         self.manager = self.control.manager
         self._leads = leads

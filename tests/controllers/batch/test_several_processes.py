@@ -25,7 +25,7 @@ async def test_claims_of_another_process_and_batches_never_share_a_sandbox() -> 
     async with paddock(pool_size=0, **shared) as leader, paddock(pool_size=0, **shared) as replica:
         # Two whole control planes on one store: what is written is all they know of each other.
         for world in (leader, replica):
-            world.plane.batches.controller._is_alone = False
+            world.plane.batches.controller._is_sole_writer = False
         batches = Batches(leader)
         await batches.create(pool("p", buffer=8, most=40))
         await leader.stocked(8, "p")
@@ -95,7 +95,7 @@ async def test_a_lost_reply_never_gives_a_sandbox_to_two(seed: int) -> None:
 
 async def test_tasks_begin_only_in_sandboxes_that_are_surely_ours() -> None:
     async with paddock(pool_size=0) as world:
-        world.plane.batches.controller._is_alone = False
+        world.plane.batches.controller._is_sole_writer = False
         batches = Batches(world)
         await batches.create(pool("p", buffer=0, most=5))
         await batches.create(batch("b", 3, pool_ref="p", task_template=task("true")))

@@ -1,1 +1,1 @@
-"""Roles: what one process of an installation runs."""
+"""The roles: each is the program of one process of an installation."""

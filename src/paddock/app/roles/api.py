@@ -40,7 +40,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
             store,
             seed,
             clock,
-            is_alone=False,
+            is_sole_writer=False,
             is_federated=True,
             # Other replicas need not be notified of idempotency keys.
             idempotency_store=opened,

@@ -51,9 +51,9 @@ class ControlPlane:
         announcer: Announcer | None = None,
         clock: Clock | None = None,
         tasks: TaskRunner | None = None,
-        is_alone: bool | None = None,
+        is_sole_writer: bool | None = None,
     ) -> None:
-        """Wire the parts; `is_alone`: no other process writes to the store."""
+        """Wire the parts; `is_sole_writer`: no other process writes to the store."""
         self.settings = settings
         self.secrets = secrets
         self.store = store
@@ -65,7 +65,9 @@ class ControlPlane:
             store,
             self.seed,
             self.clock,
-            is_alone=isinstance(store, EmbeddedStore) if is_alone is None else is_alone,
+            is_sole_writer=isinstance(store, EmbeddedStore)
+            if is_sole_writer is None
+            else is_sole_writer,
             is_federated=True,
         )
         self.provider = self.assembly.provider

@@ -49,7 +49,7 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
     async with contextlib.AsyncExitStack() as stack:
         store = await backends.open_store(settings)
         stack.push_async_callback(store.close)
-        parts = assemble(settings, store, seed, clock, is_alone=False, is_federated=False)
+        parts = assemble(settings, store, seed, clock, is_sole_writer=False, is_federated=False)
         provider = parts.provider
         stack.push_async_callback(parts.leave)
         cluster: ClusterRuntime | None = None

@@ -1,1 +1,1 @@
-"""`paddock up`: every process of one machine, supervised, with progress and output."""
+"""`paddock up`: supervises the processes of one machine and shows their progress."""

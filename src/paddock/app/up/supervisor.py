@@ -133,38 +133,26 @@ class MachineSupervisor:
         # A predecessor that is still ending holds the lock of the state: ours fails and retries.
         tries = PATIENT_TRIES if after_a_kill else TRIES
         async with contextlib.AsyncExitStack() as stack:
-            if self.settings.runtime == "local":
+            settings = self.settings
+            if settings.runtime == "local":
                 await self._start(stack, self.node, progress)
-                await wait_until(
-                    lambda: _accepts(self.settings.node_socket),
-                    self.node,
-                    seconds=START_SECONDS,
-                    what="the node",
-                    tries=tries,
-                )
+                await _started(self.node, "the node", lambda: _accepts(settings.node_socket), tries)
             await self._start(stack, self.control, progress)
-            await wait_until(
-                lambda: _listens(self.settings.api_host, self.settings.api_port),
+            await _started(
                 self.control,
-                seconds=START_SECONDS,
-                what="the control plane",
-                tries=tries,
+                "the control plane",
+                lambda: _listens(settings.api_host, settings.api_port),
+                tries,
             )
             for gateway in self.gateways:
                 await self._start(stack, gateway, progress)
-            await wait_until(
-                lambda: _listens(self.settings.host, self.settings.port),
-                self.gateways[0],
-                seconds=START_SECONDS,
-                what="the gateway",
+            await _started(
+                self.gateways[0], "the gateway", lambda: _listens(settings.host, settings.port)
             )
             if self.tls is not None:
                 await self._start(stack, self.tls, progress)
-                await wait_until(
-                    lambda: _listens(self.settings.tls_host, self.settings.tls_port),
-                    self.tls,
-                    seconds=START_SECONDS,
-                    what="TLS",
+                await _started(
+                    self.tls, "TLS", lambda: _listens(settings.tls_host, settings.tls_port)
                 )
             if not await self._warm(stop, token, progress):
                 return
@@ -207,6 +195,12 @@ class MachineSupervisor:
                 await task
 
         stack.push_async_callback(end)
+
+
+async def _started(
+    process: SupervisedProcess, what: str, check: Callable[[], bool], tries: int = TRIES
+) -> None:
+    await wait_until(check, process, seconds=START_SECONDS, what=what, tries=tries)
 
 
 def _admin_port(settings: Settings, number: int) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""Wiring: settings become objects, shared by the roles."""
+"""Builds the objects of the roles from settings."""

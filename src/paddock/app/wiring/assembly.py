@@ -52,7 +52,7 @@ class Assembly(Struct, frozen=True, kw_only=True):
     settings: Settings
     seed: TokenSeed
     clock: Clock
-    is_alone: bool
+    is_sole_writer: bool
     """Whether no other process writes to the store."""
     provider: Provider
     pool_members: PoolMembers
@@ -97,7 +97,7 @@ class Assembly(Struct, frozen=True, kw_only=True):
             environments=self.environments,
             tasks=tasks or default_tasks(runtime, self.seed, self.clock),
             profiles=load_profiles(self.settings),
-            is_alone=self.is_alone,
+            is_sole_writer=self.is_sole_writer,
         )
 
     def build_controllers(
@@ -141,7 +141,7 @@ def assemble(
     seed: TokenSeed,
     clock: Clock,
     *,
-    is_alone: bool,
+    is_sole_writer: bool,
     is_federated: bool,
     idempotency_store: Store | None = None,
 ) -> Assembly:
@@ -154,13 +154,13 @@ def assemble(
     only = Filter(namespace=settings.namespace or None)
     provider = Provider(
         store,
-        kinds=(*KINDS, Secret) if is_alone else (*KINDS, Secret, Lease),
+        kinds=(*KINDS, Secret) if is_sole_writer else (*KINDS, Secret, Lease),
         # Our own records include the quotas of teams, which admission of environments reads.
         filters={**dict.fromkeys(KINDS, only), **own_records(home)},
         clock=clock,
     )
     pool_members = PoolMembers()
-    ledger = Ledger("" if is_alone else ids.sandbox_id())
+    ledger = Ledger("" if is_sole_writer else ids.sandbox_id())
     keyring = Keyring(store, clock, home)
     provider.informer(Sandbox).subscribe(pool_members.observe)
     provider.informer(Sandbox).subscribe(ledger.observe)
@@ -168,7 +168,7 @@ def assemble(
     provider.informer(Secret).subscribe(keyring.observe)
     shares: ShareManager | None = None
     idempotency_keys: IdempotencyKeys | None = None
-    if not is_alone:
+    if not is_sole_writer:
         shares = ShareManager(ledger, keyring, provider, clock)
         idempotency_keys = IdempotencyKeys(
             idempotency_store or store, provider, clock, ledger.account, home
@@ -178,7 +178,7 @@ def assemble(
         settings=settings,
         seed=seed,
         clock=clock,
-        is_alone=is_alone,
+        is_sole_writer=is_sole_writer,
         provider=provider,
         pool_members=pool_members,
         ledger=ledger,

@@ -67,7 +67,7 @@ class BatchControllers:
         environments: Environments,
         tasks: TaskRunner,
         profiles: Mapping[str, Profile],
-        is_alone: bool,
+        is_sole_writer: bool,
     ) -> None:
         """Create the controllers and subscribe them to their events."""
         self.allocator = Allocator(
@@ -76,7 +76,9 @@ class BatchControllers:
             clock=clock,
             recorder=recorder,
             growth=environments.growth,
-            pool_finalizer=PoolFinalizer(provider, pool_members, seed, clock) if is_alone else None,
+            pool_finalizer=PoolFinalizer(provider, pool_members, seed, clock)
+            if is_sole_writer
+            else None,
         )
         self.task_watcher = TaskWatcher(tasks)
         self.controller = BatchController(
@@ -93,7 +95,7 @@ class BatchControllers:
             seed=seed,
             clock=clock,
             recorder=recorder,
-            is_alone=is_alone,
+            is_sole_writer=is_sole_writer,
             on_gone=self.allocator.forget,
             max_size=self.allocator.max_size,
         )

@@ -65,11 +65,11 @@ class BatchController:
         seed: TokenSeed,
         clock: Clock,
         recorder: Recorder,
-        is_alone: bool,
+        is_sole_writer: bool,
         on_gone: Callable[[Key], None] = lambda _: None,
         max_size: Callable[[SandboxPool], int | None] = lambda _: None,
     ) -> None:
-        """`is_alone`: no other process claims sandboxes, so claims are not written eagerly."""
+        """`is_sole_writer`: no other process claims sandboxes, so claims may be written late."""
         self._provider = provider
         self._pool_members = pool_members
         self._pool_selector = pool_selector
@@ -78,7 +78,7 @@ class BatchController:
         self._seed = seed
         self._clock = clock
         self._recorder = recorder
-        self._is_alone = is_alone
+        self._is_sole_writer = is_sole_writer
         self._on_gone = on_gone
         self._max_size = max_size
         """Returns the maximum size of a pool; `None` means unlimited."""
@@ -120,7 +120,7 @@ class BatchController:
         current = await self._scale_in(current)
         current, pause = await self._create_template_shards(current)
         current = await self._release_finished(current)
-        if not self._is_alone:
+        if not self._is_sole_writer:
             await self._stamp(current)
         self._watch_tasks(current)
         wanted = frozenset(shards.wanted_shards(current))
@@ -347,7 +347,7 @@ class BatchController:
             sandbox = self._provider.sandbox(shards.sandbox_key(batch, item))
             if sandbox is None or not shards.is_ready(sandbox):
                 continue
-            if not self._is_alone and sandbox.spec.claim is None:
+            if not self._is_sole_writer and sandbox.spec.claim is None:
                 continue
             order = plan.order_for(batch, item.shard)
             if order is not None:

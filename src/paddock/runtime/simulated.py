@@ -471,7 +471,7 @@ class SimulatedRuntime:
     def _box(self, uid: str) -> _Box:
         box = self._boxes.get(uid)
         if box is None:
-            raise NotFoundError(f"no sandbox {uid} is known to this node")
+            raise NotFoundError(f"sandbox {uid} does not exist on this node")
         return box
 
     def _expect(self, uid: str, *states: InstanceState, doing: str) -> _Box:

@@ -194,9 +194,9 @@ async def sweep(lifecycle: SandboxLifecycle) -> tuple[str, ...]:
             try:
                 context.cgroups.kill(name)
                 await remove_cgroups(context, name)
-                removed.append(f"group {name}")
+                removed.append(f"cgroup {name}")
             except PaddockError as problem:
-                log.warning("group not removed", extra=fields(group=name, reason=problem.message))
+                log.warning("cgroup not removed", extra=fields(cgroup=name, reason=problem.message))
             finally:
                 context.slots.release(int(slot))
     if context.fabric is not None:

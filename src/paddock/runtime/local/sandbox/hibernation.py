@@ -210,7 +210,7 @@ class Hibernation:
     async def delete_checkpoint(self, checkpoint_id: str) -> None:
         """Delete a checkpoint; an unknown id is no error."""
         records.check_uid(checkpoint_id)
-        # The record first: without it the checkpoint does not exist and the rest is swept.
+        # The record first: without it the checkpoint does not exist.
         self._record_path(checkpoint_id).unlink(missing_ok=True)
         await self._context.run_in_thread(self._context.storage.delete_checkpoint, checkpoint_id)
 

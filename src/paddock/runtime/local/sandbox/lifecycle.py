@@ -96,7 +96,7 @@ class SandboxLifecycle:
         """Return a sandbox, or raise `NotFoundError`."""
         sandbox = self.by_uid.get(uid)
         if sandbox is None:
-            raise NotFoundError(f"no sandbox {uid} is known to this node")
+            raise NotFoundError(f"sandbox {uid} does not exist on this node")
         return sandbox
 
     def publish(self, sandbox: NodeSandbox, reason: str | None = None) -> None:
@@ -445,7 +445,7 @@ class SandboxLifecycle:
                 return
             if sandbox.record.state not in UP:
                 return
-            reason = "its first process was killed"
+            reason = "its init was killed"
             if self.context.cgroups.is_usable:
                 usage = self.context.cgroups.usage(sandbox.cgroup)
                 if usage.oom_kills > sandbox.record.oom_kills:
@@ -454,7 +454,7 @@ class SandboxLifecycle:
             log.warning("sandbox failed", extra=fields(sandbox=sandbox.uid, reason=reason))
             self.publish(sandbox)
             with contextlib.suppress(OSError):
-                sandbox.log_file.write("sandbox ended by itself", level="error", reason=reason)
+                sandbox.log_file.write("sandbox exited unexpectedly", level="error", reason=reason)
             await self.kill_processes(sandbox)
 
 

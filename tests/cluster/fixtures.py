@@ -43,7 +43,7 @@ def cluster_for_nodes(**options: bool) -> Iterator[KubeCluster]:
     if os.geteuid() != 0:
         pytest.skip("a real kubelet needs root")
     try:
-        machine.look()
+        machine.check_programs()
         with KubeCluster(components=(CONTROLLER_MANAGER, SCHEDULER), **options) as made:
             yield made
     except BinariesMissingError as error:

@@ -38,7 +38,7 @@ from paddock.store.kubernetes.client import JSON, MERGE_PATCH
 from paddock.store.port import Change
 from tests.cluster.addresses import fresh_address
 from tests.cluster.pod_runner import Plan
-from tests.cluster.pod_status import Life, main_of, size_of, waiting
+from tests.cluster.pod_status import RunningPod, main_of, size_of, waiting
 from tests.leaks import note_group
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Kubelet:
         self._cgroups: dict[str, list[Path]] = {}
         self.processes: dict[str, asyncio.subprocess.Process] = {}
         """Process 1 of each running pod, by pod name."""
-        self.lives: dict[str, Life] = {}
+        self.running_pods: dict[str, RunningPod] = {}
         """The state of each running pod, by pod uid."""
         self._can_resize = False
         self.resizes = ""
@@ -91,7 +91,7 @@ class Kubelet:
     async def __aenter__(self) -> "Kubelet":
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
         with contextlib.suppress(AlreadyExistsError):
-            await self._ask("POST", "/api/v1/nodes", node, "nodes")
+            await self._request("POST", "/api/v1/nodes", node, "nodes")
         self._following = asyncio.create_task(self._follow(), name="kubelet")
         return self
 
@@ -115,32 +115,32 @@ class Kubelet:
                 async with aclosing(self._store.watch(PodManifest)) as events:
                     async for event in events:
                         if event.object is not None:
-                            self._take(event.change, event.object)
+                            self._on_change(event.change, event.object)
             except PaddockError as error:
                 log.warning("watch ended: %r", error)
                 await asyncio.sleep(0.2)
 
-    def _take(self, change: Change, pod: PodManifest) -> None:
+    def _on_change(self, change: Change, pod: PodManifest) -> None:
         uid = pod.metadata.uid
         if pod.spec.get("nodeName", NODE) != NODE:
             return  # another node's
         if change is Change.DELETED:
             if (task := self._tasks.pop(uid, None)) is not None:
                 task.cancel()
-            self.lives.pop(uid, None)
+            self.running_pods.pop(uid, None)
             return
         if pod.metadata.deletion_timestamp is not None:
             self._spawn(uid + "/ending", self._end(pod))
         elif uid not in self._tasks:
             self._spawn(uid, self._run(pod))
-        elif (life := self.lives.get(uid)) is not None:
-            life.pod = pod
-            if main_of(pod)["image"] != life.image:
-                life.image = main_of(pod)["image"]
-                self._spawn(f"{uid}/{life.image}", self._replace(life))
-            if size_of(pod) != life.size:
-                life.size = size_of(pod)
-                self._spawn(f"{uid}/{pod.metadata.generation}", self._resize(life))
+        elif (running := self.running_pods.get(uid)) is not None:
+            running.pod = pod
+            if main_of(pod)["image"] != running.image:
+                running.image = main_of(pod)["image"]
+                self._spawn(f"{uid}/{running.image}", self._replace(running))
+            if size_of(pod) != running.size:
+                running.size = size_of(pod)
+                self._spawn(f"{uid}/{pod.metadata.generation}", self._resize(running))
 
     def _spawn(self, key: str, work: Any) -> None:
         if key in self._tasks:
@@ -161,54 +161,54 @@ class Kubelet:
             await self._report(pod, waiting("ImagePullBackOff", f"no such image: {images[0]}"))
             return
         address = fresh_address()
-        life = Life(pod, address)
+        running = RunningPod(pod, address)
         self.started.append(pod.metadata.name)
         if not self._runs_processes:
-            self.lives[pod.metadata.uid] = life
-            await self._show(life)
+            self.running_pods[pod.metadata.uid] = running
+            await self._show(running)
             return
         process = await self._start(pod, address)
-        self.lives[pod.metadata.uid] = life
+        self.running_pods[pod.metadata.uid] = running
         try:
-            await self._show(life)
+            await self._show(running)
             code = await process.wait()
         except asyncio.CancelledError:
             # Removed from the API server without a graceful deletion.
             await self._finish(pod.metadata.uid, process)
             raise
         self.processes.pop(pod.metadata.name, None)
-        self.lives.pop(pod.metadata.uid, None)
-        await self._report(pod, life.ended(code))
+        self.running_pods.pop(pod.metadata.uid, None)
+        await self._report(pod, running.ended(code))
 
-    async def _show(self, life: Life) -> None:
-        await self._report(life.pod, life.status(resizes=self._can_resize))
+    async def _show(self, running: RunningPod) -> None:
+        await self._report(running.pod, running.status(resizes=self._can_resize))
 
-    async def _replace(self, life: Life) -> None:
+    async def _replace(self, running: RunningPod) -> None:
         """End the main container and restart it from another image, if that exists."""
-        pod = life.pod
-        if "missing" in life.image:
+        pod = running.pod
+        if "missing" in running.image:
             # The restart policy is Never, so this is final.
-            why = f'Failed to pull image "{life.image}": no such image'
+            why = f'Failed to pull image "{running.image}": no such image'
             await self._complain(pod, why)
             await self._complain(pod, "Error: ErrImagePull")
             await self._replace_main(pod, "")
             return
-        await self._replace_main(pod, life.image)
-        life.begin_anew()
-        await self._show(life)
+        await self._replace_main(pod, running.image)
+        running.replace_main()
+        await self._show(running)
 
     async def _replace_main(self, pod: PodManifest, image: str) -> None:
         """Replace a pod's main container by one of this image; end the pod if it is empty."""
         if not self._runs_processes:
             return
-        orders = self.processes[pod.metadata.name].stdin
-        assert orders is not None
-        orders.write(f"{image}\n".encode())
+        stdin = self.processes[pod.metadata.name].stdin
+        assert stdin is not None
+        stdin.write(f"{image}\n".encode())
         file = self._directory / pod.metadata.uid / "started"
         while image and not (file.exists() and file.read_text() == image):
             await asyncio.sleep(0.01)
 
-    async def learn_to_resize(self) -> None:
+    async def enable_resize(self) -> None:
         """Enable in-place resize, and report it."""
         self._can_resize = True
         room = {"cpu": "64", "memory": "256Gi", "pods": "1000"}
@@ -217,23 +217,23 @@ class Kubelet:
             "capacity": room,
             "allocatable": room,
         }
-        await self._ask("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": status}, "nodes")
-        for life in list(self.lives.values()):
-            await self._show(life)
+        await self._request("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": status}, "nodes")
+        for running in list(self.running_pods.values()):
+            await self._show(running)
 
-    async def _resize(self, life: Life) -> None:
-        life.resizing = []
+    async def _resize(self, running: RunningPod) -> None:
+        running.resizing = []
         if self.resizes:
-            life.resizing.append(
+            running.resizing.append(
                 {
                     "type": "PodResizePending",
                     "status": "True",
                     "reason": self.resizes,
                     "message": "Node didn't have enough resource: memory",
-                    "observedGeneration": life.pod.metadata.generation,
+                    "observedGeneration": running.pod.metadata.generation,
                 }
             )
-        await self._show(life)
+        await self._show(running)
 
     async def _start(self, pod: PodManifest, address: str) -> asyncio.subprocess.Process:
         home = self._directory / pod.metadata.uid
@@ -244,7 +244,7 @@ class Kubelet:
         shutil.copy(self._hold, tools / "hold")
         main = pod.spec["containers"][0]
         envd = next(c for c in pod.spec["initContainers"] if c["name"] == "envd")
-        orders = json.loads(envd["env"][0]["value"]) | {"host": address}
+        config = json.loads(envd["env"][0]["value"]) | {"host": address}
         plan = Plan(
             uid=pod.metadata.uid,
             rootfs=str(self._rootfs),
@@ -254,7 +254,7 @@ class Kubelet:
             env={item["name"]: item["value"] for item in main["env"]},
             sidecar=[sys.executable, "-m", "paddock.runtime.kubernetes.sidecar"],
             sidecar_env={
-                "PADDOCK_SIDECAR": json.dumps(orders),
+                "PADDOCK_SIDECAR": json.dumps(config),
                 "PADDOCK_TOOLS_DIR": str(tools),
                 "PADDOCK_STATE_DIR": str(state),
             },
@@ -325,7 +325,7 @@ class Kubelet:
             await self._finish(pod.metadata.uid, process)
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.metadata.uid}}
         with contextlib.suppress(NotFoundError, ConflictError):
-            await self._ask("DELETE", _path(pod), body)
+            await self._request("DELETE", _path(pod), body)
         shutil.rmtree(self._directory / pod.metadata.uid, ignore_errors=True)
 
     async def _finish(self, uid: str, process: asyncio.subprocess.Process) -> None:
@@ -358,7 +358,7 @@ class Kubelet:
             "target": {"kind": "Node", "name": NODE},
         }
         with contextlib.suppress(ConflictError, NotFoundError):
-            await self._ask("POST", _path(pod) + "/binding", body)
+            await self._request("POST", _path(pod) + "/binding", body)
 
     async def _complain(self, pod: PodManifest, message: str) -> None:
         body = {
@@ -374,13 +374,13 @@ class Kubelet:
             "message": message,
             "source": {"component": "kubelet", "host": NODE},
         }
-        await self._ask("POST", f"/api/v1/namespaces/{pod.metadata.namespace}/events", body)
+        await self._request("POST", f"/api/v1/namespaces/{pod.metadata.namespace}/events", body)
 
     async def _report(self, pod: PodManifest, status: dict[str, Any]) -> None:
         body = {"metadata": {"uid": pod.metadata.uid}, "status": status}
         while True:
             try:
-                await self._ask("PATCH", _path(pod) + "/status", body)
+                await self._request("PATCH", _path(pod) + "/status", body)
             except ConflictError as error:
                 if "UID" not in error.message:
                     continue  # concurrent writes
@@ -388,7 +388,7 @@ class Kubelet:
                 pass
             return
 
-    async def _ask(self, verb: str, path: str, body: Any, resource: str = "pods") -> None:
+    async def _request(self, verb: str, path: str, body: Any, resource: str = "pods") -> None:
         """Retry a report until it succeeds, as kubelets do when the API server is down."""
         while True:
             try:

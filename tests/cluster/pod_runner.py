@@ -105,16 +105,16 @@ def _start_sidecar(plan: Plan) -> int:
 
 def run(plan: Plan) -> int:
     """Start both containers; end with the main one, restart the sidecar when it ends."""
-    heard, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(bell)
+    wakeup_reader, wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wakeup_writer)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     main, sidecar = _start_main(plan), _start_sidecar(plan)
-    listening = [heard, 0]
+    listening = [wakeup_reader, 0]
     while True:
         ready, _, _ = select.select(listening, [], [])
-        if heard in ready:
-            os.read(heard, 1024)
+        if wakeup_reader in ready:
+            os.read(wakeup_reader, 1024)
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == main:
                 return os.waitstatus_to_exitcode(ended[1]) & 0xFF
@@ -124,7 +124,7 @@ def run(plan: Plan) -> int:
         if 0 in ready:
             order = os.read(0, 4096)
             if not order:
-                listening = [heard]
+                listening = [wakeup_reader]
                 continue
             os.kill(main, signal.SIGTERM)
             _, status = os.waitpid(main, 0)

@@ -8,7 +8,7 @@ from typing import Any
 from paddock.resources.kinds.pods import PodManifest
 
 
-class Life:
+class RunningPod:
     """The kubelet's state of a running pod."""
 
     def __init__(self, pod: PodManifest, address: str) -> None:
@@ -23,7 +23,7 @@ class Life:
         self.resizing: list[dict[str, Any]] = []
         """Conditions of a resize."""
 
-    def begin_anew(self) -> None:
+    def replace_main(self) -> None:
         """Record that its main container was replaced."""
         self.restarts += 1
         self.started = _now()

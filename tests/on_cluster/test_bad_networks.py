@@ -22,7 +22,7 @@ from paddock.resources.meta import Key, ObjectMeta
 from tests.cluster.control_plane import KubeCluster
 from tests.on_cluster.world.installation import API_KEY, Installation
 from tests.on_cluster.world.light_pods import LightKubelet
-from tests.on_cluster.world.proxy import Road
+from tests.on_cluster.world.proxy import TcpProxy
 
 pytestmark = [
     pytest.mark.kubernetes,
@@ -36,12 +36,12 @@ WATCHES = 2 * (8 + 11 + 1)
 """Watches of two replicas each: API, controllers and gateway."""
 
 
-class Place:
+class ProxiedInstallation:
     """An installation behind a proxy."""
 
-    def __init__(self, paddock: Installation, road: Road) -> None:
+    def __init__(self, paddock: Installation, proxy: TcpProxy) -> None:
         self.paddock = paddock
-        self.road = road
+        self.proxy = proxy
         self.http = aiohttp.ClientSession(
             headers={"X-API-Key": API_KEY}, timeout=aiohttp.ClientTimeout(total=90)
         )
@@ -63,7 +63,7 @@ class Place:
 
     async def all_watch(self) -> None:
         """Wait until all processes have their watches through the proxy."""
-        await self.paddock.until(lambda: self.road.connections >= WATCHES)
+        await self.paddock.until(lambda: self.proxy.connections >= WATCHES)
 
     async def all_run(self, names: list[str]) -> bool:
         found = {s.metadata.name: s.status.phase for s in await self.paddock.sandboxes()}
@@ -83,91 +83,104 @@ class Place:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def place(own_cluster: KubeCluster) -> AsyncGenerator[Place]:
+async def installation(own_cluster: KubeCluster) -> AsyncGenerator[ProxiedInstallation]:
     port = urlsplit(own_cluster.info.server).port
     assert port is not None
     async with contextlib.AsyncExitStack() as stack:
-        road = await stack.enter_async_context(Road(port).run())
+        proxy = await stack.enter_async_context(TcpProxy(port).run())
         paddock = await stack.enter_async_context(
             Installation(
                 own_cluster.info,
                 LightKubelet,
-                server=f"https://127.0.0.1:{road.port}",
+                server=f"https://127.0.0.1:{proxy.port}",
                 lease_seconds=8,
             )
         )
-        made = Place(paddock, road)
+        made = ProxiedInstallation(paddock, proxy)
         stack.push_async_callback(made.http.close)
         yield made
 
 
-async def test_watches_that_are_cut_repeatedly_lose_nothing(place: Place) -> None:
-    paddock, road = place.paddock, place.road
+async def test_watches_that_are_cut_repeatedly_lose_nothing(
+    installation: ProxiedInstallation,
+) -> None:
+    paddock, proxy = installation.paddock, installation.proxy
     await paddock.stocked(2)
-    await place.all_watch()
+    await installation.all_watch()
     started, ended = len(paddock.kubelet.started), len(paddock.restarts)
     names = [f"cut-{number}" for number in range(12)]
     for first in range(0, 12, 3):
-        await place.made(names[first : first + 3])
+        await installation.made(names[first : first + 3])
         await asyncio.sleep(0.3)
-        road.cut()
-    await paddock.eventually(lambda: place.all_run(names), PATIENCE_SECONDS)
+        proxy.cut()
+    await paddock.eventually(lambda: installation.all_run(names), PATIENCE_SECONDS)
     once = [name for name in paddock.kubelet.started[started:] if name in names]
     assert sorted(once) == sorted(names), "each pod was made once"
 
     for name in names:
         await paddock.store.delete(Sandbox, Key("default", name))
         if name.endswith(("3", "7")):
-            road.cut()
-    await paddock.eventually(lambda: place.all_gone(names), PATIENCE_SECONDS)
+            proxy.cut()
+    await paddock.eventually(lambda: installation.all_gone(names), PATIENCE_SECONDS)
     # A process that was cut off during a write may exit; one that only reads must not.
     assert all(name.startswith("controllers-") for name in paddock.restarts[ended:])
 
 
-async def test_everything_recovers_after_half_a_minute_without_a_network(place: Place) -> None:
-    paddock, road = place.paddock, place.road
+async def test_everything_recovers_after_half_a_minute_without_a_network(
+    installation: ProxiedInstallation,
+) -> None:
+    paddock, proxy = installation.paddock, installation.proxy
     await paddock.stocked(2)
-    await place.all_watch()
-    assert await place.ask("POST", "/v2/sandboxes", {"templateID": "base", "timeout": 600}) == 201
+    await installation.all_watch()
+    assert (
+        await installation.ask("POST", "/v2/sandboxes", {"templateID": "base", "timeout": 600})
+        == 201
+    )
     sandbox_id = (await paddock.store.list(Sandbox, namespace="default")).items
     [claim] = [item.spec.claim for item in sandbox_id if item.spec.claim is not None]
     started = len(paddock.kubelet.started)
     names = [f"dark-{number}" for number in range(6)]
-    road.swallow()
+    proxy.hang()
     went_dark = time.monotonic()
     try:
         # Changes during the outage are known only to the API server.
-        await place.made(names)
+        await installation.made(names)
         victim = (await paddock.idle())[0]
         await paddock.store.delete(Sandbox, victim.key)
         # A client's write fails in time instead of hanging.
         asking = asyncio.create_task(
-            place.ask("POST", "/v2/sandboxes", {"templateID": "base", "timeout": 600}, replica=1)
+            installation.ask(
+                "POST", "/v2/sandboxes", {"templateID": "base", "timeout": 600}, replica=1
+            )
         )
         # Reads from the cache still work.
-        assert await place.ask("GET", f"/sandboxes/{claim.sandbox_id}") == 200
+        assert await installation.ask("GET", f"/sandboxes/{claim.sandbox_id}") == 200
         await asyncio.sleep(SILENCE_SECONDS - (time.monotonic() - went_dark))
     finally:
-        road.restore()
-    assert await asking in (201, 429, 500, 503, 504), place.said
+        proxy.restore()
+    assert await asking in (201, 429, 500, 503, 504), installation.said
 
-    await paddock.eventually(lambda: place.all_run(names), PATIENCE_SECONDS)
+    await paddock.eventually(lambda: installation.all_run(names), PATIENCE_SECONDS)
     once = [name for name in paddock.kubelet.started[started:] if name in names]
     assert sorted(once) == sorted(names), "each pod was made once"
-    await paddock.eventually(lambda: place.all_gone([victim.metadata.name]), PATIENCE_SECONDS)
+    await paddock.eventually(
+        lambda: installation.all_gone([victim.metadata.name]), PATIENCE_SECONDS
+    )
     await paddock.stocked(2)
-    await place.all_watch()
+    await installation.all_watch()
     # Both replicas of the API serve again, and know each other's changes.
     body = {"templateID": "base", "timeout": 600}
     for replica in range(2):
-        assert await place.ask("POST", "/v2/sandboxes", body, replica=replica) == 201, place.said
-    assert await place.ask("DELETE", f"/sandboxes/{claim.sandbox_id}", replica=1) == 204
-    await paddock.eventually(lambda: place.is_known_everywhere(claim.sandbox_id, 404))
+        assert await installation.ask("POST", "/v2/sandboxes", body, replica=replica) == 201, (
+            installation.said
+        )
+    assert await installation.ask("DELETE", f"/sandboxes/{claim.sandbox_id}", replica=1) == 204
+    await paddock.eventually(lambda: installation.is_known_everywhere(claim.sandbox_id, 404))
     # No sandbox was claimed twice.
     claims = [s.spec.claim for s in await paddock.sandboxes() if s.spec.claim is not None]
     assert len({item.lock for item in claims}) == len(claims)
     for item in claims:
-        await place.ask("DELETE", f"/sandboxes/{item.sandbox_id}")
+        await installation.ask("DELETE", f"/sandboxes/{item.sandbox_id}")
     for name in names:
         await paddock.store.delete(Sandbox, Key("default", name))
-    await paddock.eventually(lambda: place.all_gone(names), PATIENCE_SECONDS)
+    await paddock.eventually(lambda: installation.all_gone(names), PATIENCE_SECONDS)

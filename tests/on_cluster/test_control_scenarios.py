@@ -23,7 +23,7 @@ from paddock.store.port import Change
 from tests.cluster.control_plane import KubeCluster
 from tests.controllers.env.make import environment, member
 from tests.on_cluster.test_trouble_scenarios import ONLY
-from tests.on_cluster.world.adopted_scenarios import Hurried, scenarios
+from tests.on_cluster.world.adopted_scenarios import ShortenedAsyncio, scenarios
 from tests.on_cluster.world.control_world import LEAST_PATIENCE_SECONDS, ClusterWorld, running
 from tests.on_cluster.world.installation import Installation
 from tests.on_cluster.world.light_pods import LightKubelet
@@ -116,7 +116,7 @@ def on_a_cluster(world: ClusterWorld, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in MODULES:
         monkeypatch.setattr(module, "paddock", paddock)
-        monkeypatch.setattr(module, "asyncio", Hurried())
+        monkeypatch.setattr(module, "asyncio", ShortenedAsyncio())
 
 
 async def test_creates_beyond_the_pool_through_both_replicas_never_share_a_sandbox(
@@ -165,7 +165,7 @@ async def test_lists_of_both_replicas_are_paged_and_filtered_alike(
         await world.end()
 
 
-class Watched:
+class ClaimWatcher:
     """The numbers of claimed and of running sandboxes at every resource version."""
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ async def test_a_storm_on_both_replicas_uses_the_whole_quota_and_never_exceeds_i
             QuotaLimit(Dimension.COUNT, QuotaScope.RUNNING, 8),
         )
         await world.plane.keyring.set_team_quota("default", Quota(limits))
-        watched = Watched()
+        watched = ClaimWatcher()
         async with background(watched.follow(world.store), name="watch"):
 
             async def client() -> None:

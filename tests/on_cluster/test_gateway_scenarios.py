@@ -22,7 +22,7 @@ from tests.gateway.rig import recording
 from tests.gateway.waking import test_traffic_wakes_sandboxes
 from tests.on_cluster.world.adopted_scenarios import scenarios
 from tests.on_cluster.world.installation import Installation
-from tests.on_cluster.world.light_pods import KubeletOfOpenPods
+from tests.on_cluster.world.light_pods import OpenPodKubelet
 from tests.on_cluster.world.traffic import ClusterRig, Traffic, rig_on
 
 pytestmark = [
@@ -59,7 +59,7 @@ async def traffic(own_cluster: KubeCluster) -> AsyncGenerator[Traffic]:
     """An installation with sandboxes for the traffic of scenarios."""
     async with contextlib.AsyncExitStack() as stack:
         paddock = await stack.enter_async_context(
-            Installation(own_cluster.info, KubeletOfOpenPods, pool_size=0, lease_seconds=15)
+            Installation(own_cluster.info, OpenPodKubelet, pool_size=0, lease_seconds=15)
         )
         await stack.enter_async_context(paddock.node_agent())
         made = Traffic(paddock)

@@ -129,7 +129,7 @@ async def claim_memory(paddock: Installation, memory: str) -> tuple[bool, Sandbo
 async def test_the_memory_of_a_warm_pod_is_resized_in_place(
     paddock: Installation, memory: str
 ) -> None:
-    await paddock.kubelet.learn_to_resize()
+    await paddock.kubelet.enable_resize()
     was_warm, box, limits = await claim_memory(paddock, memory)
     assert was_warm
     assert limits["memory"] == str(quantity.whole(memory))
@@ -141,7 +141,7 @@ async def test_the_memory_of_a_warm_pod_is_resized_in_place(
 async def test_a_claim_succeeds_although_the_node_refuses_the_resize(
     paddock: Installation, answer: str
 ) -> None:
-    await paddock.kubelet.learn_to_resize()
+    await paddock.kubelet.enable_resize()
     paddock.kubelet.resizes = answer
     try:
         was_warm, box, limits = await claim_memory(paddock, "512Mi")
@@ -158,14 +158,14 @@ async def test_more_memory_than_allowed_is_rejected(paddock: Installation) -> No
     assert "at most" in answer["message"]
 
 
-def told_of(paddock: Installation, reason: str) -> set[str]:
+def objects_of_events(paddock: Installation, reason: str) -> set[str]:
     """Return the objects of events with this reason."""
     events = paddock.info.request("GET", "/api/v1/namespaces/default/events")["items"]
     return {item["involvedObject"]["name"] for item in events if item["reason"] == reason}
 
 
 async def test_a_declared_claim_changes_warm_pods_as_they_run(paddock: Installation) -> None:
-    await paddock.kubelet.learn_to_resize()
+    await paddock.kubelet.enable_resize()
     size = UpdatedResources(memory="512Mi")
     claim = SandboxClaim(
         metadata=ObjectMeta(name="changed", namespace="default"),
@@ -233,7 +233,7 @@ async def test_idle_sandboxes_are_paused_unless_any_gateway_has_traffic(
             assert after == before, "traffic is written to nothing"
         name = (await paddock.sandbox(quiet)).metadata.name
         # Events are batched before they are written.
-        await paddock.until(lambda: name in told_of(paddock, IDLE))
+        await paddock.until(lambda: name in objects_of_events(paddock, IDLE))
         # Traffic wakes it.
         said = 'print(json.dumps(Sandbox.connect(os.environ["ID"]).commands.run("echo a").stdout))'
         assert await paddock.sdk(said, ID=quiet) == "a\n"

@@ -171,7 +171,7 @@ async def test_less_cpu_is_resized_in_place_if_the_node_supports_it(paddock: Ins
     assert made.spec["resources"]["limits"]["cpu"] == "500m"
 
     await paddock.stocked(2)
-    await paddock.kubelet.learn_to_resize()
+    await paddock.kubelet.enable_resize()
     pods = (await paddock.store.list(PodManifest, namespace="default")).items
     before = {pod.metadata.uid for pod in pods}
     second, output = await paddock.sdk(SMALLER)

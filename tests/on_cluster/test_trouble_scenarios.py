@@ -18,10 +18,10 @@ from paddock.kit.errors import RateLimitedError
 from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.kinds.template import Probe, SandboxTemplate
 from tests.cluster.control_plane import KubeCluster
-from tests.on_cluster.world.adopted_scenarios import Hurried, scenarios
+from tests.on_cluster.world.adopted_scenarios import ShortenedAsyncio, scenarios
 from tests.on_cluster.world.control_world import BASE, ClusterWorld, running
 from tests.on_cluster.world.installation import Installation
-from tests.on_cluster.world.intercepting_proxy import Wire
+from tests.on_cluster.world.intercepting_proxy import InterceptingProxy
 from tests.on_cluster.world.light_pods import LightKubelet
 from tests.scenario import (
     test_claims,
@@ -88,7 +88,7 @@ globals().update(scenarios(MODULES, without={}, only=ONLY, cases=CASES))
 async def world(own_cluster: KubeCluster) -> AsyncGenerator[ClusterWorld]:
     """An installation behind an intercepting proxy."""
     async with contextlib.AsyncExitStack() as stack:
-        wire = await stack.enter_async_context(Wire(own_cluster).run())
+        wire = await stack.enter_async_context(InterceptingProxy(own_cluster).run())
         paddock = await stack.enter_async_context(
             Installation(own_cluster.info, LightKubelet, lease_seconds=15, server=wire.url)
         )
@@ -116,8 +116,8 @@ def on_a_cluster(
 
     for module in MODULES:
         monkeypatch.setattr(module, "paddock", paddock)
-        monkeypatch.setattr(module, "asyncio", Hurried())
-    monkeypatch.setattr(test_probing, "asyncio", Hurried(MUTE_SECONDS))
+        monkeypatch.setattr(module, "asyncio", ShortenedAsyncio())
+    monkeypatch.setattr(test_probing, "asyncio", ShortenedAsyncio(MUTE_SECONDS))
     is_about_waiting = "mute" in request.node.name
     monkeypatch.setattr(test_probing, "PROBE", HASTY if is_about_waiting else PROBE)
     for (module, name), value in SHORTER.items():

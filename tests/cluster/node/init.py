@@ -98,7 +98,7 @@ def _start(plan: Plan, name: str, *command: str) -> int:
         ).pid
 
 
-def _take_images(plan: Plan) -> None:
+def _import_images(plan: Plan) -> None:
     daemon = f"{plan.home}/containerd.sock"
     deadline = time.monotonic() + START_SECONDS
     while not Path(daemon).exists():
@@ -117,7 +117,7 @@ def main() -> int:
     _connect(plan)
     config = f"{plan.home}/containerd.toml"
     daemons = {_start(plan, "containerd", "containerd", "-c", config): "containerd"}
-    _take_images(plan)
+    _import_images(plan)
     daemons[_start(plan, "kubelet", "kubelet", *plan.kubelet)] = "kubelet"
     while True:
         pid, status = os.wait()

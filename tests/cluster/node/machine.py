@@ -33,7 +33,7 @@ from tests.cluster.info import RefusedError
 from tests.cluster.node.init import Plan
 from tests.cluster.node.services import DNS_ADDRESS, DOMAIN, Services
 from tests.leaks import note_group
-from tests.on_cluster.world.proxy import Road
+from tests.on_cluster.world.proxy import TcpProxy
 
 NAME = "real-node"
 PROGRAMS = Path(os.environ.get("PADDOCK_TEST_CONTAINERD", "/var/cache/paddock/containerd/usr/bin"))
@@ -58,7 +58,7 @@ state = "/run/containerd"
 """
 
 
-def look() -> None:
+def check_programs() -> None:
     """Raise `BinariesMissingError` if a node cannot run here."""
     directory_with(["kubelet"], build=False)
     missing = [
@@ -105,12 +105,12 @@ class RealNode:
             _ip("link", "add", self._link, "type", "veth", "peer", "name", f"{self._link}n")
             _ip("address", "add", f"{self._net}.129/30", "dev", self._link)
             _ip("link", "set", self._link, "up")
-            road = Road(int(self._cluster.info.server.rpartition(":")[2]))
-            await self._stack.enter_async_context(road.run(f"{self._net}.129"))
-            self._write_access(f"https://{self._net}.129:{road.port}")
-            self._begin()
+            proxy = TcpProxy(int(self._cluster.info.server.rpartition(":")[2]))
+            await self._stack.enter_async_context(proxy.run(f"{self._net}.129"))
+            self._write_access(f"https://{self._net}.129:{proxy.port}")
+            self._start()
             if self._has_services:
-                await self._stack.enter_async_context(self._services(road.port).run())
+                await self._stack.enter_async_context(self._services(proxy.port).run())
             await self._until_ready()
         except BaseException:
             await self.__aexit__()
@@ -130,7 +130,7 @@ class RealNode:
 
     # ---- start ---------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         """Start the node's first process and set up its link."""
         plan = Plan(
             home=str(self.home),

@@ -102,7 +102,7 @@ class Services:
                     connector=aiohttp.TCPConnector(ssl=tls),
                     raise_for_status=True,
                 ) as session,
-                background(self._keep_looking(session), name="services"),
+                background(self._refresh_loop(session), name="services"),
             ):
                 async with asyncio.timeout(START_SECONDS):
                     await self._has_rules.wait()
@@ -110,15 +110,15 @@ class Services:
         finally:
             answering.close()
 
-    async def _keep_looking(self, session: aiohttp.ClientSession) -> None:
+    async def _refresh_loop(self, session: aiohttp.ClientSession) -> None:
         while True:
             # A busy server rejects or times out: keep the current rules until then.
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                await self._look(session)
+                await self._refresh(session)
                 self._has_rules.set()
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _look(self, session: aiohttp.ClientSession) -> None:
+    async def _refresh(self, session: aiohttp.ClientSession) -> None:
         seen: dict[str, Objects] = {}
         for name, path in _LISTS.items():
             async with session.get(path) as answer:

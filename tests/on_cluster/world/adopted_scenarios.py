@@ -69,7 +69,7 @@ def _narrowed(mark: pytest.Mark, chosen: Callable[[Any], bool]) -> pytest.Mark:
     return pytest.mark.parametrize(names, kept).mark
 
 
-class Hurried:
+class ShortenedAsyncio:
     """`asyncio`, for scenarios of virtual time.
 
     Sleeps of a few seconds are kept. Longer ones check that nothing happens, and are shortened.

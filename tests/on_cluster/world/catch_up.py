@@ -67,7 +67,7 @@ class Replicas:
         await self._http.aclose()
 
 
-async def heard(ports: list[int], kind: str) -> dict[int, str]:
+async def received_events(ports: list[int], kind: str) -> dict[int, str]:
     """Return the number of events of a kind that each process has received, by port.
 
     A process that does not serve yet is left out: it will list the current state.
@@ -76,11 +76,11 @@ async def heard(ports: list[int], kind: str) -> dict[int, str]:
     async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as http:
         for port in ports:
             with contextlib.suppress(httpx.TransportError):
-                found[port] = await _heard(http, port, kind)
+                found[port] = await _received_events(http, port, kind)
     return found
 
 
-async def _heard(http: httpx.AsyncClient, port: int, kind: str) -> str:
+async def _received_events(http: httpx.AsyncClient, port: int, kind: str) -> str:
     """A process that has just started reports nothing before its first list."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:

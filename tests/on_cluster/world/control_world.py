@@ -39,9 +39,14 @@ from paddock.runtime.simulated import Operation
 from paddock.settings import Settings
 from paddock.store.memory import MemoryStore
 from tests.on_cluster.world.catch_up import Replicas, caught_up
-from tests.on_cluster.world.http_manager import HttpKeyring, HttpManager, InTurn, Outside
+from tests.on_cluster.world.http_manager import (
+    HttpKeyring,
+    HttpManager,
+    HttpOnly,
+    RoundRobinTransport,
+)
 from tests.on_cluster.world.installation import API_KEY, Installation
-from tests.on_cluster.world.intercepting_proxy import Wire
+from tests.on_cluster.world.intercepting_proxy import InterceptingProxy
 from tests.on_cluster.world.light_pods import LightKubelet
 
 T = TypeVar("T")
@@ -49,7 +54,7 @@ LEAST_PATIENCE_SECONDS = 100.0
 BASE = Key("default", "base")
 
 
-class Plane(Outside):
+class Plane(HttpOnly):
     """The part of a control plane that scenarios use."""
 
     def __init__(
@@ -63,21 +68,21 @@ class Plane(Outside):
         self.controllers = Controllers()
 
 
-class Controllers(Outside):
+class Controllers(HttpOnly):
     """The part of the controllers that scenarios use."""
 
     def __init__(self) -> None:
         self.probes = Probes()
 
 
-class Probes(Outside):
+class Probes(HttpOnly):
     """Probe results, set by scenarios."""
 
     def __init__(self) -> None:
         self._prober: Any = None
 
 
-class PodRuntime(Outside):
+class PodRuntime(HttpOnly):
     """A runtime for scenarios, implemented with pods."""
 
     def __init__(
@@ -109,11 +114,11 @@ class PodRuntime(Outside):
         return {Operation.CREATE: len(self._kubelet.started)}
 
 
-class Wired:
+class InterceptedStore:
     """The store for scenarios. A replaced method intercepts the writes of processes, if there is an
     intercepting proxy."""
 
-    def __init__(self, store: Any, wire: Wire | None) -> None:
+    def __init__(self, store: Any, wire: InterceptingProxy | None) -> None:
         object.__setattr__(self, "_store", store)
         object.__setattr__(self, "_wire", wire)
 
@@ -145,10 +150,12 @@ class ClusterWorld:
 
     knows_at_once = False
 
-    def __init__(self, paddock: Installation, ports: list[int], wire: Wire | None) -> None:
+    def __init__(
+        self, paddock: Installation, ports: list[int], wire: InterceptingProxy | None
+    ) -> None:
         self.paddock = paddock
         self.wire = wire
-        self.store = Wired(paddock.store, wire)
+        self.store = InterceptedStore(paddock.store, wire)
         clock = clocks.system()
         self.provider = Provider(paddock.store, kinds=KINDS, clock=clock)
         pool_members = PoolMembers()
@@ -175,7 +182,7 @@ class ClusterWorld:
         writer: Any = self.provider.write
         self._mutate, writer.mutate = writer.mutate, self._mutated
         self.http = httpx.AsyncClient(
-            transport=InTurn(ports),
+            transport=RoundRobinTransport(ports),
             base_url="http://paddock",
             headers={"X-API-Key": API_KEY},
             timeout=90,
@@ -233,11 +240,11 @@ class ClusterWorld:
             while True:
                 while not condition():
                     await asyncio.sleep(0.02)
-                await self._level()
+                await self._catch_up()
                 if condition():
                     return
 
-    async def _level(self) -> None:
+    async def _catch_up(self) -> None:
         """Bring this cache and those of the API's replicas up to date."""
         for kind in (SandboxPool, Sandbox):
             items = await caught_up(self.paddock.store, self.provider.informer(kind))
@@ -312,7 +319,7 @@ class ClusterWorld:
                 await asyncio.sleep(0.1)
             while (await self.store.list(Pod, namespace="default")).items:
                 await asyncio.sleep(0.05)
-            await self._level()
+            await self._catch_up()
 
     async def _delete(self, sandbox: Sandbox) -> None:
         with contextlib.suppress(errors.NotFoundError, errors.ConflictError):
@@ -321,7 +328,7 @@ class ClusterWorld:
 
 @contextlib.asynccontextmanager
 async def running(
-    paddock: Installation, ports: list[int], wire: Wire | None = None
+    paddock: Installation, ports: list[int], wire: InterceptingProxy | None = None
 ) -> AsyncGenerator[ClusterWorld]:
     """Run the world of an installation during the body."""
     world = ClusterWorld(paddock, ports, wire)

@@ -97,7 +97,7 @@ class Deployed:
                 process.kill()
             await process.wait()
 
-    # ---- what is there -------------------------------------------------------------------
+    # ---- objects --------------------------------------------------------------------------
 
     def items(self, path: str) -> list[dict[str, Any]]:
         """List objects."""

@@ -17,7 +17,7 @@ from paddock.resources import codec
 from paddock.resources.kinds.builtin import Secret
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.selectors import parse_labels
-from tests.on_cluster.world.catch_up import heard
+from tests.on_cluster.world.catch_up import received_events
 from tests.on_cluster.world.installation import API_KEY
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ _ERRORS: dict[int, type[errors.PaddockError]] = {
 }
 
 
-class Outside:
+class HttpOnly:
     """The part of an object that is available over HTTP; other uses skip the test."""
 
     def __getattr__(self, name: str) -> Any:
         pytest.skip(f"it needs {name}, which is in other processes here")
 
 
-class InTurn(httpx.AsyncBaseTransport):
+class RoundRobinTransport(httpx.AsyncBaseTransport):
     """Sends requests to the replicas in turn."""
 
     def __init__(self, ports: list[int]) -> None:
@@ -73,7 +73,7 @@ class HttpSandboxes:
         self._world = world
         self._keys = {"default": API_KEY}
 
-    async def _ask(
+    async def _request(
         self, caller: Caller, method: str, path: str, body: Any = None, **headers: str
     ) -> httpx.Response:
         headers["X-API-Key"] = await self._key(caller)
@@ -93,11 +93,11 @@ class HttpSandboxes:
 
     async def create(self, caller: Caller, wanted: NewSandbox) -> Sandbox:
         headers = {"Idempotency-Key": wanted.idempotency_key} if wanted.idempotency_key else {}
-        made = await self._ask(caller, "POST", "/v2/sandboxes", _body(wanted), **headers)
+        made = await self._request(caller, "POST", "/v2/sandboxes", _body(wanted), **headers)
         return await self._world.claimed(made.json()["sandboxID"])
 
     async def get(self, caller: Caller, sandbox_id: str) -> Sandbox:
-        await self._ask(caller, "GET", f"/sandboxes/{sandbox_id}")
+        await self._request(caller, "GET", f"/sandboxes/{sandbox_id}")
         return await self._world.claimed(sandbox_id)
 
     async def pause(
@@ -113,25 +113,25 @@ class HttpSandboxes:
             header = "x-e2b-kruise-reserve-paused-sandbox-duration"
             headers[header] = f"{retention_seconds}s"
         path = f"/sandboxes/{sandbox_id}/pause"
-        await self._ask(caller, "POST", path, {"memory": memory}, **headers)
+        await self._request(caller, "POST", path, {"memory": memory}, **headers)
         return await self._world.claimed(sandbox_id)
 
     async def connect(
         self, caller: Caller, sandbox_id: str, *, timeout_seconds: int
     ) -> tuple[Sandbox, bool]:
         path = f"/sandboxes/{sandbox_id}/connect"
-        answer = await self._ask(caller, "POST", path, {"timeout": timeout_seconds})
+        answer = await self._request(caller, "POST", path, {"timeout": timeout_seconds})
         return await self._world.claimed(sandbox_id), answer.status_code == 201
 
     async def set_timeout(
         self, caller: Caller, sandbox_id: str, *, timeout_seconds: int
     ) -> Sandbox:
         path = f"/sandboxes/{sandbox_id}/timeout"
-        await self._ask(caller, "POST", path, {"timeout": timeout_seconds})
+        await self._request(caller, "POST", path, {"timeout": timeout_seconds})
         return await self._world.claimed(sandbox_id)
 
     async def kill(self, caller: Caller, sandbox_id: str) -> None:
-        await self._ask(caller, "DELETE", f"/sandboxes/{sandbox_id}")
+        await self._request(caller, "DELETE", f"/sandboxes/{sandbox_id}")
 
     async def wake(self, sandbox: Sandbox) -> Sandbox:
         """Wake a sandbox as a gateway does."""
@@ -148,7 +148,7 @@ class HttpSandboxes:
         return self._world.seen(codec.decode(Sandbox, answer.content))
 
 
-class HttpKeyring(Outside):
+class HttpKeyring(HttpOnly):
     """Keys and quotas, set over HTTP."""
 
     def __init__(self, world: "ClusterWorld") -> None:
@@ -157,7 +157,7 @@ class HttpKeyring(Outside):
     async def set_team_quota(self, team: str, quota: Quota) -> None:
         """Set a quota, and wait until all processes have observed it."""
         ports = self._world.paddock.controller_ports
-        before, versions = await heard(ports, Secret.KIND), await self._versions()
+        before, versions = await received_events(ports, Secret.KIND), await self._versions()
         body = {"quota": msgspec.to_builtins(quota)}
         answer = await self._world.http.patch(f"/teams/{team}", json=body)
         assert answer.status_code == 200, answer.text
@@ -165,7 +165,7 @@ class HttpKeyring(Outside):
             return  # unchanged
 
         async def all_heard() -> bool:
-            now = await heard(ports, Secret.KIND)
+            now = await received_events(ports, Secret.KIND)
             return all(now.get(port) != counts for port, counts in before.items())
 
         await self._world.paddock.eventually(all_heard)

@@ -284,7 +284,7 @@ class Installation:
             if error.code != 409:
                 raise
 
-    # ---- what is there -------------------------------------------------------------------
+    # ---- objects --------------------------------------------------------------------------
 
     async def _default_content(self) -> None:
         for name in ("default", "paddock-system"):

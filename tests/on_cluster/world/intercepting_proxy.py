@@ -29,7 +29,7 @@ _HOPS = frozenset(("connection", "keep-alive", "transfer-encoding", "content-len
 _LARGEST = 64 << 20
 
 
-class Wire:
+class InterceptingProxy:
     """Forwards requests to an API server, unless a hook answers them."""
 
     def __init__(self, cluster: KubeCluster) -> None:
@@ -41,7 +41,7 @@ class Wire:
         self.url = ""
 
     @contextlib.asynccontextmanager
-    async def run(self) -> AsyncGenerator["Wire"]:
+    async def run(self) -> AsyncGenerator["InterceptingProxy"]:
         """Forward requests during the body."""
         connector = aiohttp.TCPConnector(limit=0, ssl=self._trust)
         async with aiohttp.ClientSession(

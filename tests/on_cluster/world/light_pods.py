@@ -38,7 +38,7 @@ class LightPod:
         self.address = address
         self.settings: dict[str, Any] = {}
         """The last configuration of its envd: token, environment, user."""
-        self.lives = 1
+        self.running_pods = 1
         """Number of main containers so far."""
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -73,7 +73,7 @@ class LightPod:
             return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(USAGE), USAGE)
         if head.startswith("post /init"):
             self.settings = json.loads(body)
-        return b"HTTP/1.1 204 No Content\r\nPaddock-Main: life-%d\r\n\r\n" % self.lives
+        return b"HTTP/1.1 204 No Content\r\nPaddock-Main: life-%d\r\n\r\n" % self.running_pods
 
     def kill(self) -> None:
         for server in self._servers:
@@ -112,8 +112,8 @@ class LightKubelet(Kubelet):
     async def _ran(self, pod: str) -> int:
         return 0 if self.doctor is None else await self.doctor(pod)
 
-    def _take(self, change: Change, pod: PodManifest) -> None:
-        super()._take(change, pod)
+    def _on_change(self, change: Change, pod: PodManifest) -> None:
+        super()._on_change(change, pod)
         uid = pod.metadata.uid
         if names.ANNOTATION_FROZEN in pod.metadata.annotations:
             self._frozen.add(uid)
@@ -124,7 +124,7 @@ class LightKubelet(Kubelet):
     async def _replace_main(self, pod: PodManifest, image: str) -> None:
         light = self.pods[pod.metadata.uid]
         if image:
-            light.lives += 1
+            light.running_pods += 1
         else:
             light.kill()
 
@@ -142,7 +142,7 @@ class LightKubelet(Kubelet):
         return made
 
 
-class KubeletOfOpenPods(LightKubelet):
+class OpenPodKubelet(LightKubelet):
     """Leaves all ports of its pods, including envd's, to the test."""
 
     ports = (names.CONTROL_PORT,)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 _CHUNK = 1 << 16
 
 
-class Road:
+class TcpProxy:
     """Forwards connections byte for byte, unless it is cut or hanging."""
 
     def __init__(self, port: int) -> None:
@@ -31,7 +31,7 @@ class Road:
                 writer.transport.abort()
         return len(broken)
 
-    def swallow(self) -> None:
+    def hang(self) -> None:
         """Stop forwarding silently, like a lost network."""
         self._open.clear()
 
@@ -71,7 +71,7 @@ class Road:
         sink.close()
 
     @contextlib.asynccontextmanager
-    async def run(self, host: str = "127.0.0.1") -> AsyncGenerator["Road"]:
+    async def run(self, host: str = "127.0.0.1") -> AsyncGenerator["TcpProxy"]:
         """Forward connections during the body."""
         server = await asyncio.start_server(self._serve, host, 0)
         self.port = server.sockets[0].getsockname()[1]

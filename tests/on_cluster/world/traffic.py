@@ -40,7 +40,7 @@ from tests.on_cluster.world.installation import API_KEY, Installation
 from tests.on_cluster.world.light_pods import LightKubelet
 
 
-class Dials:
+class DialCounter:
     """Counts connections of gateways to the servers of scenarios."""
 
     dials = 0
@@ -56,7 +56,7 @@ class ClusterRig(Rig):
         self._traffic = traffic
         self._stack = contextlib.AsyncExitStack()
         self._handlers = set()
-        self.dialer = Dials()  # type: ignore[assignment]
+        self.dialer = DialCounter()  # type: ignore[assignment]
         self._woken_before = dict(traffic.kubelet.thaws)
         self._used: dict[str, str] = {}
         """Names of pods by sandbox id of the scenario."""
@@ -173,9 +173,11 @@ class Traffic:
         pods = (await self.paddock.store.list(Pod, namespace="default")).items
 
         async def has_seen_all() -> bool:
-            lives = [(pod, self.kubelet.lives.get(pod.metadata.uid)) for pod in pods]
+            running_pods = [(pod, self.kubelet.running_pods.get(pod.metadata.uid)) for pod in pods]
             return all(
-                version_of(life.pod) >= version_of(pod) for pod, life in lives if life is not None
+                version_of(life.pod) >= version_of(pod)
+                for pod, life in running_pods
+                if life is not None
             )
 
         await self.paddock.eventually(has_seen_all)

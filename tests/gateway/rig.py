@@ -188,17 +188,17 @@ class Rig:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**22)
         return Wire(reader, writer)
 
-    async def ask(self, request: bytes) -> "Answer":
+    async def request(self, request: bytes) -> "Response":
         """Send one request on a new connection and read one response."""
         wire = await self.connect()
         try:
             wire.send(request)
-            return await wire.answer(head_only=request.startswith(b"HEAD"))
+            return await wire.response(head_only=request.startswith(b"HEAD"))
         finally:
             await wire.close()
 
-    async def get(self, path: str = "/", **headers: str) -> "Answer":
-        return await self.ask(get(path, **headers))
+    async def get(self, path: str = "/", **headers: str) -> "Response":
+        return await self.request(get(path, **headers))
 
 
 @contextlib.asynccontextmanager
@@ -218,7 +218,7 @@ async def rig(
             await made.close()
 
 
-class Answer:
+class Response:
     """One parsed response."""
 
     def __init__(self, status: int, headers: dict[str, str], body: bytes, raw: bytes) -> None:
@@ -245,7 +245,7 @@ class Wire:
         headers = {name.lower(): value.strip() for name, _, value in pairs}
         return int(first.split()[1]), headers, raw
 
-    async def answer(self, *, head_only: bool = False) -> Answer:
+    async def response(self, *, head_only: bool = False) -> Response:
         status, headers, raw = await self.head()
         body = b""
         if head_only or status in (204, 304) or status < 200:
@@ -257,7 +257,7 @@ class Wire:
             headers |= trailers
         else:
             body = await self.reader.read()
-        return Answer(status, headers, body, raw)
+        return Response(status, headers, body, raw)
 
     async def chunks(self) -> tuple[bytes, dict[str, str]]:
         body = b""
@@ -309,13 +309,13 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, dict[str, str
     return first, headers, body
 
 
-def replying(answer: bytes) -> Serve:
+def replying(response: bytes) -> Serve:
     """An upstream that sends the same response to every request."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             await read_request(reader)
-            writer.write(answer)
+            writer.write(response)
             await writer.drain()
 
     return serve

@@ -22,15 +22,15 @@ async def test_envd_requires_the_sandboxes_token() -> None:
         await paddock.upstream(OK, port=49983)
         for token in (None, "wrong", SEED.access_token("other"), TOKEN + "x"):
             headers = {} if token is None else {"x_access_token": token}
-            answer = await paddock.ask(envd("/process.Process/List", **headers))
-            assert answer.status == 401
-            assert json.loads(answer.body) == {
+            response = await paddock.request(envd("/process.Process/List", **headers))
+            assert response.status == 401
+            assert json.loads(response.body) == {
                 "sandboxId": "abc",
                 "message": "unauthorized: invalid or missing access token",
                 "code": 401,
             }
-        answer = await paddock.ask(envd("/process.Process/List", x_access_token=TOKEN))
-        assert answer.status == 200
+        response = await paddock.request(envd("/process.Process/List", x_access_token=TOKEN))
+        assert response.status == 200
 
 
 async def test_upgrade_headers_are_not_forwarded_to_envd() -> None:
@@ -41,8 +41,8 @@ async def test_upgrade_headers_are_not_forwarded_to_envd() -> None:
         wire = await paddock.connect()
         for _ in range(5):  # the later ones go the short way
             wire.send(envd(x_access_token=TOKEN, **offer))
-            answer = await wire.answer()
-            assert (answer.status, answer.headers.get("connection")) == (200, None)
+            response = await wire.response()
+            assert (response.status, response.headers.get("connection")) == (200, None)
         await wire.close()
     for _, headers, *_ in seen:
         assert not {"upgrade", "connection", "http2-settings"} & {*headers}
@@ -65,16 +65,16 @@ async def test_an_unsolicited_protocol_switch_of_envd_is_a_failure() -> None:
         wire = await paddock.connect()
         for expected in (200, 200, 502):
             wire.send(envd(x_access_token=TOKEN, connection="Upgrade", upgrade="websocket"))
-            assert (await wire.answer()).status == expected
+            assert (await wire.response()).status == expected
         await wire.close()
 
 
 async def test_health_needs_no_token_and_envd_checks_file_signatures() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, port=49983)
-        assert (await paddock.ask(envd("/health"))).status == 200
-        assert (await paddock.ask(envd("/files?path=/x"))).status == 200
-        assert (await paddock.ask(envd("/files?path=/x", x_access_token="wrong"))).status == 401
+        assert (await paddock.request(envd("/health"))).status == 200
+        assert (await paddock.request(envd("/files?path=/x"))).status == 200
+        assert (await paddock.request(envd("/files?path=/x", x_access_token="wrong"))).status == 401
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ async def test_envds_internal_paths_cannot_be_reached_however_they_are_written(p
     seen = []
     async with rig() as paddock:
         await paddock.upstream(recording(seen), port=49983)
-        answer = await paddock.ask(envd(path, x_access_token=TOKEN))
-        assert answer.status in (400, 404)
+        response = await paddock.request(envd(path, x_access_token=TOKEN))
+        assert response.status in (400, 404)
         assert seen == []
 
 
@@ -103,8 +103,8 @@ async def test_internal_paths_of_the_control_plane_are_not_reachable_from_outsid
     seen = []
     async with rig() as paddock:
         paddock.dialer.api_port = await paddock.listen(recording(seen))
-        answer = await paddock.ask(f"POST {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-        assert answer.status == 404
+        response = await paddock.request(f"POST {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert response.status == 404
         assert seen == []
 
 
@@ -147,24 +147,24 @@ async def test_unknown_and_killed_sandboxes_look_the_same_down_to_the_byte() -> 
         assert known is not None
         paddock.routes.remove(known.key, known.version)
         paddock.change("ended", ends_at=paddock.clock.now())
-        answers = [
+        responses = [
             await paddock.get(e2b_sandbox_id=name) for name in ("unknown", "killed", "ended")
         ]
         bodies = {
-            answer.raw + answer.body.replace(name, b"ID").replace(b'"ID"', b'"ID"')
-            for answer, name in zip(answers, (b"unknown", b"killed", b"ended"), strict=True)
+            response.raw + response.body.replace(name, b"ID").replace(b'"ID"', b'"ID"')
+            for response, name in zip(responses, (b"unknown", b"killed", b"ended"), strict=True)
         }
         texts = {body[body.index(b"{") :] for body in bodies}
         assert texts == {b'{"sandboxId":"ID","message":"The sandbox was not found","code":502}'}
-        assert {answer.status for answer in answers} == {502}
+        assert {response.status for response in responses} == {502}
 
 
 async def test_a_closed_port_is_reported_in_the_form_that_clients_parse() -> None:
     async with rig() as paddock:
         paddock.routes.put(route())
-        answer = await paddock.get(e2b_sandbox_port="8080")
-        assert answer.status == 502
-        assert json.loads(answer.body) == {
+        response = await paddock.get(e2b_sandbox_port="8080")
+        assert response.status == 502
+        assert json.loads(response.body) == {
             "sandboxId": "abc",
             "message": "The sandbox is running but port is not open",
             "port": 8080,
@@ -174,16 +174,16 @@ async def test_a_closed_port_is_reported_in_the_form_that_clients_parse() -> Non
 
 async def test_browsers_get_an_error_page_with_escaped_content() -> None:
     async with rig() as paddock:
-        answer = await paddock.get(e2b_sandbox_id="unknown", accept="text/html,*/*")
-        assert answer.headers["content-type"].startswith("text/html")
-        assert b"The sandbox was not found" in answer.body
-        assert b"<code>unknown</code>" in answer.body
+        response = await paddock.get(e2b_sandbox_id="unknown", accept="text/html,*/*")
+        assert response.headers["content-type"].startswith("text/html")
+        assert b"The sandbox was not found" in response.body
+        assert b"<code>unknown</code>" in response.body
 
 
 async def test_a_cors_preflight_needs_no_token_and_wakes_nothing() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, port=49983, state=SandboxState.PAUSED, wakes=True)
-        answer = await paddock.ask(
+        response = await paddock.request(
             get(
                 "/process.Process/Start",
                 method="OPTIONS",
@@ -192,16 +192,16 @@ async def test_a_cors_preflight_needs_no_token_and_wakes_nothing() -> None:
                 access_control_request_method="POST",
             )
         )
-        assert answer.status == 204
-        assert answer.headers["access-control-allow-origin"] == "*"
-        assert "POST" in answer.headers["access-control-allow-methods"]
+        assert response.status == 204
+        assert response.headers["access-control-allow-origin"] == "*"
+        assert "POST" in response.headers["access-control-allow-methods"]
         assert paddock.wakes == []
 
 
 async def test_errors_can_be_read_by_browsers_of_other_origins() -> None:
     async with rig() as paddock:
-        answer = await paddock.get(e2b_sandbox_id="unknown")
-        assert answer.headers["access-control-allow-origin"] == "*"
+        response = await paddock.get(e2b_sandbox_id="unknown")
+        assert response.headers["access-control-allow-origin"] == "*"
 
 
 async def test_the_host_is_masked_for_apps_and_not_for_envd() -> None:
@@ -210,7 +210,7 @@ async def test_the_host_is_masked_for_apps_and_not_for_envd() -> None:
         await paddock.upstream(recording(seen), mask_host="app.internal:${PORT}")
         await paddock.upstream(recording(seen), port=49983)
         await paddock.get()
-        await paddock.ask(envd("/health"))
+        await paddock.request(envd("/health"))
         assert [headers["host"] for _, headers, _ in seen] == ["app.internal:8000", "localhost"]
         assert seen[0][1]["x-forwarded-host"] == "localhost"
 
@@ -235,9 +235,9 @@ async def test_a_signed_url_without_an_id_finds_its_sandbox() -> None:
         await paddock.upstream(recording(seen), "box299", port=49983)
         for _ in range(2):
             raw = f"GET {signed('/a', 'box299')} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
-            assert (await paddock.ask(raw)).status == 200
+            assert (await paddock.request(raw)).status == 200
         raw = raw.replace(b"path=/a", b"path=/b")
-        assert (await paddock.ask(raw)).status == 401
+        assert (await paddock.request(raw)).status == 401
         assert len(seen) == 2
 
 
@@ -252,9 +252,9 @@ async def test_only_a_valid_signed_url_wakes() -> None:
             "/files?path=/a",
             "/health",
         ):
-            assert (await paddock.ask(envd(target))).status == 502
+            assert (await paddock.request(envd(target))).status == 502
         assert paddock.wakes == []
-        assert (await paddock.ask(envd(signed("/a", "abc")))).status == 200
+        assert (await paddock.request(envd(signed("/a", "abc")))).status == 200
         assert paddock.wakes == ["abc"]
 
 
@@ -266,8 +266,8 @@ async def test_refused_requests_wake_nothing(port: str) -> None:
             OK, port=int(port), state=SandboxState.PAUSED, wakes=True, traffic_token_hash=private
         )
         for headers in ({}, {"x_access_token": "wrong"}, {"e2b_traffic_access_token": "wrong"}):
-            answer = await paddock.get("/rpc", e2b_sandbox_port=port, **headers)
-            assert answer.status in (401, 403)
+            response = await paddock.get("/rpc", e2b_sandbox_port=port, **headers)
+            assert response.status in (401, 403)
         assert paddock.wakes == []
 
 
@@ -287,9 +287,9 @@ async def test_an_access_token_alone_addresses_its_sandbox() -> None:
         await paddock.upstream(recording(seen), port=49983)
         line = "POST /process.Process/List HTTP/1.1"
         ask = f"{line}\r\nHost: localhost\r\nX-Access-Token: {TOKEN}\r\n\r\n"
-        assert (await paddock.ask(ask.encode())).status == 200
+        assert (await paddock.request(ask.encode())).status == 200
         assert seen[0][0].startswith("POST /process.Process/List")
         stranger = ask.replace(TOKEN, SEED.access_token("other"))
-        answer = await paddock.ask(stranger.encode())
-        assert answer.status == 502
-        assert "was not found" in json.loads(answer.body)["message"]
+        response = await paddock.request(stranger.encode())
+        assert response.status == 502
+        assert "was not found" in json.loads(response.body)["message"]

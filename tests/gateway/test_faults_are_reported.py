@@ -51,7 +51,7 @@ async def test_a_clean_close_in_the_middle_of_a_body_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         b"",
         b"nonsense\r\n\r\n",
@@ -65,10 +65,10 @@ async def test_a_clean_close_in_the_middle_of_a_body_is_an_error() -> None:
         b"HTTP/2 200\r\n\r\n",
     ],
 )
-async def test_an_ambiguous_response_is_a_502(answer: bytes) -> None:
+async def test_an_ambiguous_response_is_a_502(response: bytes) -> None:
     async def serve(reader, writer) -> None:
         await read_request(reader)
-        writer.write(answer)
+        writer.write(response)
         await writer.drain()
 
     async with rig() as paddock:
@@ -88,9 +88,9 @@ async def test_a_connection_closed_right_after_accept_is_a_502() -> None:
             return connection
 
         paddock.dialer.dial = closed_meanwhile
-        answer = await paddock.get()
-        assert answer.status == 502
-        assert b"closed the connection" in answer.body
+        response = await paddock.get()
+        assert response.status == 502
+        assert b"closed the connection" in response.body
 
 
 async def test_bytes_after_a_response_never_reach_the_next_request() -> None:
@@ -102,7 +102,7 @@ async def test_bytes_after_a_response_never_reach_the_next_request() -> None:
         wire = await paddock.connect()
         for _ in range(3):
             wire.send(get())
-            assert (await wire.answer()).body == b"ok"
+            assert (await wire.response()).body == b"ok"
         await wire.close()
         assert paddock.dialer.dials == 3
 
@@ -129,9 +129,9 @@ async def test_bytes_after_a_response_never_reach_the_next_request() -> None:
 async def test_malformed_requests_are_refused(request_: bytes, status: int) -> None:
     async with rig() as paddock:
         await paddock.upstream(OK)
-        answer = await paddock.ask(request_)
-        assert answer.status == status
-        assert b'"message":' in answer.body
+        response = await paddock.request(request_)
+        assert response.status == status
+        assert b'"message":' in response.body
 
 
 async def test_a_bad_chunk_ends_both_sides_and_the_sandbox_sees_no_complete_request() -> None:
@@ -142,7 +142,7 @@ async def test_a_bad_chunk_ends_both_sides_and_the_sandbox_sees_no_complete_requ
         wire.send(get(method="POST", transfer_encoding="chunked") + b"1\r\nx\r\n")
         await eventually(lambda: paddock.dialer.dials == 1)
         wire.send(b"zz\r\n")
-        assert (await wire.answer()).status == 400
+        assert (await wire.response()).status == 400
         assert await wire.rest() == b""
         await wire.close()
         assert seen == []
@@ -223,7 +223,7 @@ async def test_a_half_closed_client_still_gets_its_response() -> None:
         wire = await paddock.connect()
         wire.send(get())
         wire.writer.write_eof()
-        assert (await wire.answer()).body == b"ok"
+        assert (await wire.response()).body == b"ok"
         assert await wire.rest() == b""
         await wire.close()
 
@@ -311,10 +311,10 @@ async def test_public_traffic_does_not_lock_the_owner_out() -> None:
         assert (await paddock.get("/health", e2b_sandbox_port="49983")).status == 429
         owner = get("/envs", e2b_sandbox_port="49983", x_access_token=token)
         for _ in range(3):
-            assert (await paddock.ask(owner)).status == 200
+            assert (await paddock.request(owner)).status == 200
         wires[2].send(get(x_access_token=token))
         await eventually(lambda: len(in_flight["uid-abc"]) == 3)
-        assert (await paddock.ask(owner)).status == 429
+        assert (await paddock.request(owner)).status == 429
         for wire in wires:
             await wire.close()
 
@@ -324,9 +324,9 @@ async def test_connections_above_the_limit_get_a_503() -> None:
         await paddock.upstream(OK)
         first = await paddock.connect()
         first.send(get())
-        assert (await first.answer()).status == 200
+        assert (await first.response()).status == 200
         second = await paddock.connect()
-        assert (await second.answer()).status == 503
+        assert (await second.response()).status == 503
         await second.close()
         await first.close()
         await eventually(lambda: not paddock.gateway.clients)
@@ -351,7 +351,7 @@ async def test_a_safe_request_is_retried_when_its_reused_connection_closed() -> 
         wire = await paddock.connect()
         for _ in range(2):
             wire.send(get())
-            assert (await wire.answer()).body == b"ok"
+            assert (await wire.response()).body == b"ok"
         await wire.close()
         assert served == 2
 
@@ -370,20 +370,20 @@ async def test_an_unsafe_request_is_never_sent_twice() -> None:
         await paddock.upstream(serve)
         wire = await paddock.connect()
         wire.send(get(method="POST", content_length="1") + b"1")
-        assert (await wire.answer()).status == 200
+        assert (await wire.response()).status == 200
         wire.send(get(method="POST", content_length="1") + b"2")
-        assert (await wire.answer()).status == 502
+        assert (await wire.response()).status == 502
         await wire.close()
         assert [body for _, _, body in requests] == [b"1", b"2"]
 
 
 async def test_a_stopping_gateway_finishes_requests_in_flight() -> None:
-    asked, answers = asyncio.Event(), asyncio.Event()
+    asked, responses = asyncio.Event(), asyncio.Event()
 
     async def serve(reader, writer) -> None:
         await read_request(reader)
         asked.set()
-        await answers.wait()
+        await responses.wait()
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         await writer.drain()
 
@@ -394,8 +394,8 @@ async def test_a_stopping_gateway_finishes_requests_in_flight() -> None:
         await asked.wait()
         draining = asyncio.create_task(paddock.gateway.clients.drain(PATIENCE_SECONDS))
         assert await idle.rest() == b""
-        answers.set()
-        assert (await busy.answer()).body == b"ok"
+        responses.set()
+        assert (await busy.response()).body == b"ok"
         assert await busy.rest() == b""
         await draining
         assert not paddock.gateway.clients

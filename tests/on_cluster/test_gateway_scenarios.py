@@ -44,10 +44,10 @@ LEFT_OUT = {
     r"paddock\.(routes|lookups|absences|elsewhere)\b|dialer\.targets": (
         "puts routes into its table, or says what a lookup gives, that no pod stands for"
     ),
-    r"paddock\.(on_wake|clock|change)\b|dialer\.api_port": (
+    r"paddock\.(on_resume|clock|change)\b|dialer\.api_port": (
         "stands in for the control plane: says what waking does, and when"
     ),
-    r"incarnation|state=State\.CREATING": "gives a sandbox a life or a state that pods do not keep",
+    r"incarnation|state=SandboxState\.CREATING": "sets what pods do not keep",
 }
 """Words of scenarios about the internals of one gateway, with the reason."""
 

@@ -104,19 +104,19 @@ class Gateway:
         decision = head.decisions.get(client.origin)
         if decision is not None and self._send_cached(exchange, head, decision):
             return
-        where = _address(head, head.method, head.target)
-        if where is None and head.access_token is not None:
+        destination = _address(head, head.method, head.target)
+        if destination is None and head.access_token is not None:
             self._to_token_owner(exchange, head.access_token)
-        elif where is None:
+        elif destination is None:
             self._to_api(exchange)
-        elif isinstance(where, Malformed):
-            exchange.fail(400, where.message)
+        elif isinstance(destination, Malformed):
+            exchange.fail(400, destination.message)
         elif not self._routes.is_ready:
             exchange.fail(503, "the gateway is not ready", retry_after_seconds=1)
-        elif isinstance(where, SignedFile):
-            self._to_signed(exchange, where)
+        elif isinstance(destination, SignedFile):
+            self._to_signed(exchange, destination)
         else:
-            self._to_sandbox(exchange, where)
+            self._to_sandbox(exchange, destination)
 
     def _send_cached(self, exchange: Exchange, head: RequestHead, decision: CachedDecision) -> bool:
         """Forward a request by a cached decision; return False if it no longer applies."""
@@ -178,23 +178,23 @@ class Gateway:
         else:
             self._to_sandbox(exchange, Destination(route.id, ENVD_PORT, exchange.head.target))
 
-    def _to_sandbox(self, exchange: Exchange, where: Destination) -> None:
-        exchange.sandbox_id, exchange.port = where.sandbox_id, where.port
+    def _to_sandbox(self, exchange: Exchange, destination: Destination) -> None:
+        exchange.sandbox_id, exchange.port = destination.sandbox_id, destination.port
         if exchange.head.upgrade is not None:
-            _drop_upgrade_for_envd(exchange, where.port)
-        route = self._routes.get(where.sandbox_id)
+            _drop_upgrade_for_envd(exchange, destination.port)
+        route = self._routes.get(destination.sandbox_id)
         if route is None:
-            if self._lookup.is_known_absent(where.sandbox_id):
+            if self._lookup.is_known_absent(destination.sandbox_id):
                 exchange.fail(502, error_responses.NOT_FOUND)
             else:
-                self._spawn(exchange, self._find(exchange, where), "look up route")
+                self._spawn(exchange, self._find(exchange, destination), "look up route")
             return
-        self._authorize(exchange, route, where, is_confirmed=False)
+        self._authorize(exchange, route, destination, is_confirmed=False)
 
-    async def _find(self, exchange: Exchange, where: Destination) -> None:
+    async def _find(self, exchange: Exchange, destination: Destination) -> None:
         """Look up the route in the control plane, then continue."""
         try:
-            route = await self._lookup.find(where.sandbox_id)
+            route = await self._lookup.find(destination.sandbox_id)
         except UnavailableError as error:
             exchange.fail(503, error.message, retry_after_seconds=1)
             return
@@ -204,21 +204,21 @@ class Gateway:
         if route is None:
             exchange.fail(502, error_responses.NOT_FOUND)
         else:
-            self._authorize(exchange, route, where, is_confirmed=True)
+            self._authorize(exchange, route, destination, is_confirmed=True)
 
     def _authorize(
-        self, exchange: Exchange, route: Route, where: Destination, *, is_confirmed: bool
+        self, exchange: Exchange, route: Route, destination: Destination, *, is_confirmed: bool
     ) -> None:
         """Check access, then the sandbox's state."""
         head = exchange.head
-        if where.port == ENVD_PORT and head.method == "OPTIONS" and _is_preflight(exchange):
+        if destination.port == ENVD_PORT and head.method == "OPTIONS" and _is_preflight(exchange):
             keep = head.is_keep_alive and exchange.is_request_done
             exchange.respond(204, error_responses.preflight(keep_alive=keep), keep_alive=keep)
             return
         verdict = access.check(
             route,
-            port=where.port,
-            target=where.target,
+            port=destination.port,
+            target=destination.target,
             access_hash=head.access_token_hash,
             traffic_token=head.traffic_token,
         )
@@ -226,41 +226,41 @@ class Gateway:
             exchange.fail(verdict.status, verdict.message)
         elif route.state is SandboxState.RUNNING:
             if self._inflight.begin(exchange, route):
-                self._send(exchange, route, where, is_right_shown=verdict is Allowed.MAY_WAKE)
-        elif self._may_wait(route, verdict, exchange, where):
+                self._send(exchange, route, destination, is_right_shown=verdict is Allowed.MAY_WAKE)
+        elif self._may_wait(route, verdict, exchange, destination):
             if self._inflight.begin(exchange, route):
-                self._hold(exchange, route, where)
-        elif is_confirmed or self._lookup.is_known_absent(where.sandbox_id):
+                self._hold(exchange, route, destination)
+        elif is_confirmed or self._lookup.is_known_absent(destination.sandbox_id):
             exchange.fail(502, error_responses.NOT_FOUND)
         else:
             # It may have been resumed just now, with the update still on its way.
-            self._spawn(exchange, self._find(exchange, where), "find")
+            self._spawn(exchange, self._find(exchange, destination), "find")
 
     def _send(
-        self, exchange: Exchange, route: Route, where: Destination, *, is_right_shown: bool
+        self, exchange: Exchange, route: Route, destination: Destination, *, is_right_shown: bool
     ) -> None:
         if is_right_shown and route.remote is None:
-            self._cache_decision(exchange, route, where)
-        if not self._sender.send(exchange, route, where):
-            self._spawn(exchange, self._connect(exchange, route, where), "connect")
+            self._cache_decision(exchange, route, destination)
+        if not self._sender.send(exchange, route, destination):
+            self._spawn(exchange, self._connect(exchange, route, destination), "connect")
 
-    async def _connect(self, exchange: Exchange, route: Route, where: Destination) -> None:
-        await self._sender.connect(exchange, route, where)
+    async def _connect(self, exchange: Exchange, route: Route, destination: Destination) -> None:
+        await self._sender.connect(exchange, route, destination)
         self._inflight.apply_missed_change(exchange, route)
 
-    def _cache_decision(self, exchange: Exchange, route: Route, where: Destination) -> None:
+    def _cache_decision(self, exchange: Exchange, route: Route, destination: Destination) -> None:
         head, client, traffic = exchange.head, exchange.client, exchange.traffic
         if not isinstance(client, ClientConnection) or traffic is None:
             return
         if not decision_cache.should_cache(head, client.origin):
             return
         # Only if the header lines alone name this sandbox: the request line varies.
-        if _address(head, "GET", "/") == Destination(where.sandbox_id, where.port, "/"):
+        if _address(head, "GET", "/") == Destination(destination.sandbox_id, destination.port, "/"):
             head.decisions[client.origin] = CachedDecision(
                 route,
-                where.port,
-                self._sender.lines(client, head, route, where.port),
-                self._sender.idle_connections(route, where.port),
+                destination.port,
+                self._sender.lines(client, head, route, destination.port),
+                self._sender.idle_connections(route, destination.port),
                 traffic,
                 self._inflight.in_flight[route.uid],
             )
@@ -268,7 +268,7 @@ class Gateway:
     # ---- waking --------------------------------------------------------------------------
 
     def _may_wait(
-        self, route: Route, verdict: Allowed, exchange: Exchange, where: Destination
+        self, route: Route, verdict: Allowed, exchange: Exchange, destination: Destination
     ) -> bool:
         if route.state is SandboxState.CREATING:
             return True
@@ -276,21 +276,23 @@ class Gateway:
             return False
         if verdict is Allowed.MAY_WAKE:
             return True
-        wanted = addressing.signed_file(exchange.head.method, where.target)
+        wanted = addressing.signed_file(exchange.head.method, destination.target)
         return wanted is not None and self._signatures.is_valid(route, wanted)
 
-    def _hold(self, exchange: Exchange, route: Route, where: Destination) -> None:
+    def _hold(self, exchange: Exchange, route: Route, destination: Destination) -> None:
         if not self._held.has_room(route.uid):
             exchange.fail(
                 503, "too many requests wait for this sandbox to wake", retry_after_seconds=1
             )
             return
-        self._spawn(exchange, self._hold_then_send(exchange, route, where), "wake")
+        self._spawn(exchange, self._hold_then_send(exchange, route, destination), "wake")
 
-    async def _hold_then_send(self, exchange: Exchange, route: Route, where: Destination) -> None:
+    async def _hold_then_send(
+        self, exchange: Exchange, route: Route, destination: Destination
+    ) -> None:
         woken = await self._held.hold(exchange, route)
         if woken is not None:
-            await self._connect(exchange, woken, where)
+            await self._connect(exchange, woken, destination)
 
     # ---- ends and retries of exchanges -------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """Differential fuzzing: the gateway and nginx in front of the same kind of upstream.
 
-What a sandbox sees is recorded behind both. Where the gateway lets a request through that nginx
-refuses, or where both let it through and a sandbox sees something else, that is a disagreement.
-(That the gateway refuses more than nginx does is its purpose.) Two sandboxes are called in turn:
-no byte of one may be seen by the other. The seed is fixed, unless another is asked for.
+The requests that reach a sandbox are recorded behind both. It is a failure if the gateway forwards
+a request that nginx refuses, or if both forward it and the sandbox receives something else. (The
+gateway may refuse more than nginx.) Requests alternate between two sandboxes: no byte for one may
+reach the other. The seed is fixed, unless another is set.
 """
 
 import asyncio
@@ -57,10 +57,12 @@ class Strict:
                     pass
             method, target, _ = line.split(" ")
             self.seen.append((method, target, body))
-            answer = f"{headers.get('x-who', '?')} {len(body)}".encode()
+            response = f"{headers.get('x-who', '?')} {len(body)}".encode()
             if method == "HEAD":
-                answer = b""
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer))
+                response = b""
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(response), response)
+            )
             await writer.drain()
 
 
@@ -248,7 +250,7 @@ async def test_random_bytes_never_crash_the_gateway_or_reach_a_sandbox() -> None
                 )
             )
         assert upstream.seen == []
-        answer = await exchange(
+        response = await exchange(
             paddock.port, addressed(b"GET / HTTP/1.1\r\n<TO>\r\n", "boxone"), []
         )
-        assert answer.endswith(b"boxone 0")
+        assert response.endswith(b"boxone 0")

@@ -14,8 +14,8 @@ async def test_a_request_reaches_its_sandbox_and_the_answer_comes_back() -> None
     seen = []
     async with rig() as paddock:
         await paddock.upstream(recording(seen, b"hello"))
-        answer = await paddock.get("/a/b?c=d", x_custom="Ü")
-        assert (answer.status, answer.body) == (200, b"hello")
+        response = await paddock.get("/a/b?c=d", x_custom="Ü")
+        assert (response.status, response.body) == (200, b"hello")
         line, headers, _ = seen[0]
         assert line == "GET /a/b?c=d HTTP/1.1"
         assert headers["x-custom"] == "Ü"
@@ -26,7 +26,7 @@ async def test_a_request_reaches_its_sandbox_and_the_answer_comes_back() -> None
 
 
 @pytest.mark.parametrize(
-    ("answer", "body"),
+    ("response", "body"),
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n",
@@ -40,13 +40,13 @@ async def test_a_request_reaches_its_sandbox_and_the_answer_comes_back() -> None
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
     ],
 )  # fmt: skip
-async def test_every_response_framing_keeps_both_connections(answer: bytes, body: bytes) -> None:
+async def test_every_response_framing_keeps_both_connections(response: bytes, body: bytes) -> None:
     async with rig() as paddock:
-        await paddock.upstream(replying(answer))
+        await paddock.upstream(replying(response))
         wire = await paddock.connect()
         for _ in range(3):
             wire.send(get())
-            assert (await wire.answer()).body == body
+            assert (await wire.response()).body == body
         await wire.close()
         assert paddock.dialer.dials == 1
 
@@ -75,7 +75,7 @@ async def test_every_request_framing_is_forwarded(
                     await asyncio.sleep(0)
             else:
                 wire.send(request)
-            assert (await wire.answer()).status == 200
+            assert (await wire.response()).status == 200
         await wire.close()
         assert [item[2] for item in seen] == [b"hello", b"hello"]
 
@@ -93,12 +93,12 @@ async def test_trailers_pass_in_both_directions_except_framing_and_tokens() -> N
 
     async with rig() as paddock:
         await paddock.upstream(serve)
-        answer = await paddock.ask(
+        response = await paddock.request(
             get(method="POST", transfer_encoding="chunked")
             + b"1\r\nx\r\n0\r\nX-Mine: 2\r\nX-Access-Token: no\r\n\r\n"
         )
-        assert (answer.body, answer.headers["x-sum"]) == (b"ok", "1")
-        assert "content-length" not in answer.headers
+        assert (response.body, response.headers["x-sum"]) == (b"ok", "1")
+        assert "content-length" not in response.headers
         assert seen[0][1]["trailer-x-mine"] == "2"
         assert "trailer-x-access-token" not in seen[0][1]
 
@@ -109,8 +109,8 @@ async def test_head_responses_have_a_length_and_no_body() -> None:
         wire = await paddock.connect()
         for _ in range(2):
             wire.send(get(method="HEAD"))
-            answer = await wire.answer(head_only=True)
-            assert answer.headers["content-length"] == "1000"
+            response = await wire.response(head_only=True)
+            assert response.headers["content-length"] == "1000"
         await wire.close()
         assert paddock.dialer.dials == 1
 
@@ -122,7 +122,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         wire = await paddock.connect()
         wire.send(b"".join(get(f"/{number}") for number in range(50)))
         for _ in range(50):
-            assert (await wire.answer()).body == b"ok"
+            assert (await wire.response()).body == b"ok"
         await wire.close()
         assert [line.split()[1] for line, _, _ in seen] == [f"/{n}" for n in range(50)]
 
@@ -138,7 +138,7 @@ async def test_pipelined_requests_with_bodies_and_to_different_sandboxes_do_not_
             to = "abc" if number % 2 else "xyz"
             wire.send(get(method="POST", e2b_sandbox_id=to, content_length=str(len(body))) + body)
         for number in range(20):
-            assert (await wire.answer()).body == (b"one" if number % 2 else b"two")
+            assert (await wire.response()).body == (b"one" if number % 2 else b"two")
         await wire.close()
         assert [body for _, _, body in first] == [b"body %d" % n for n in range(1, 20, 2)]
         assert [body for _, _, body in second] == [b"body %d" % n for n in range(0, 20, 2)]
@@ -152,7 +152,7 @@ async def test_pipelining_is_limited_by_backpressure_and_nothing_is_lost() -> No
         count = 3000
         wire.send(b"".join(get(f"/{number}") for number in range(count)))
         for _ in range(count):
-            assert (await wire.answer()).status == 200
+            assert (await wire.response()).status == 200
         await wire.close()
         assert len(seen) == count
 
@@ -170,9 +170,9 @@ async def test_a_body_that_lasts_until_the_sandbox_closes_is_complete() -> None:
         wire = await paddock.connect()
         for _ in range(2):
             wire.send(get())
-            answer = await wire.answer()
-            assert answer.body == b"until the end"
-            assert answer.headers["transfer-encoding"] == "chunked"
+            response = await wire.response()
+            assert response.body == b"until the end"
+            assert response.headers["transfer-encoding"] == "chunked"
         await wire.close()
 
 
@@ -192,8 +192,8 @@ async def test_http_1_0_clients_get_http_1_0_framing() -> None:
         wire = await paddock.connect()
         for _ in range(2):
             wire.send(old.replace(b"8000", b"8001") + b"Connection: keep-alive\r\n\r\n")
-            answer = await wire.answer()
-            assert (answer.body, answer.headers["connection"]) == (b"ok", "keep-alive")
+            response = await wire.response()
+            assert (response.body, response.headers["connection"]) == (b"ok", "keep-alive")
         await wire.close()
 
 
@@ -203,7 +203,7 @@ async def test_a_connection_to_an_http_1_0_sandbox_is_not_reused() -> None:
         wire = await paddock.connect()
         for _ in range(2):
             wire.send(get())
-            assert (await wire.answer()).body == b"ok"
+            assert (await wire.response()).body == b"ok"
         await wire.close()
         assert paddock.dialer.dials == 2
 
@@ -224,8 +224,8 @@ async def test_100_continue_comes_from_the_sandbox() -> None:
         status, _, _ = await wire.head()
         assert status == 100
         wire.send(b"body")
-        answer = await wire.answer()
-        assert (answer.status, answer.body) == (200, b"body")
+        response = await wire.response()
+        assert (response.status, response.body) == (200, b"body")
         await wire.close()
 
 
@@ -241,9 +241,9 @@ async def test_an_early_error_response_reaches_a_client_that_still_sends() -> No
         await paddock.upstream(serve)
         wire = await paddock.connect()
         wire.send(get(method="POST", content_length="100000000") + b"x" * 500_000)
-        answer = await wire.answer()
-        assert (answer.status, answer.body) == (413, b"big")
-        assert answer.headers.get("connection") != "keep-alive"
+        response = await wire.response()
+        assert (response.status, response.body) == (413, b"big")
+        assert response.headers.get("connection") != "keep-alive"
         await wire.close()
 
 
@@ -301,8 +301,8 @@ async def test_any_upgrade_works_and_a_refused_upgrade_is_a_normal_response() ->
         wire.send(b"\x00\xff\n")
         assert await wire.rest() == b"\x00\xff\n"
         await wire.close()
-        answer = await paddock.get(connection="Upgrade", upgrade="other")
-        assert answer.status == 426
+        response = await paddock.get(connection="Upgrade", upgrade="other")
+        assert response.status == 426
 
 
 async def test_an_upgrade_header_without_connection_is_not_forwarded() -> None:
@@ -337,8 +337,8 @@ async def test_large_bodies_arrive_unchanged_in_both_directions() -> None:
         await paddock.upstream(serve)
         wire = await paddock.connect()
         wire.send(get(method="PUT", content_length=str(size)) + data)
-        answer = await wire.answer()
-        assert hashlib.sha256(answer.body).digest() == hashlib.sha256(data).digest()
+        response = await wire.response()
+        assert hashlib.sha256(response.body).digest() == hashlib.sha256(data).digest()
         await wire.close()
 
 
@@ -346,7 +346,7 @@ async def test_hop_by_hop_headers_are_not_forwarded() -> None:
     seen = []
     async with rig() as paddock:
         await paddock.upstream(recording(seen))
-        await paddock.ask(
+        await paddock.request(
             get(
                 connection="x-secret, keep-alive",
                 x_secret="1",

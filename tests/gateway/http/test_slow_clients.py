@@ -65,12 +65,12 @@ class Flood:
         loop = asyncio.get_running_loop()
         sending = asyncio.create_task(loop.sock_sendall(self.socket, self._unsent))
         sending.add_done_callback(lambda _: self.socket.shutdown(socket.SHUT_WR))
-        answers = bytearray()
+        responses = bytearray()
         async with asyncio.timeout(PATIENCE_SECONDS):
             while piece := await loop.sock_recv(self.socket, 1 << 20):
-                answers += piece
+                responses += piece
         await sending
-        return bytes(answers)
+        return bytes(responses)
 
 
 def held(served: ClientConnection) -> int:
@@ -91,9 +91,9 @@ async def test_unread_responses_are_not_buffered_and_none_is_lost(request_: byte
         served = await flood.open()
         await flood.until(lambda: served._is_write_paused and served.pauses)
         assert held(served) < HELD_BYTES
-        answers = await flood.read_all()
+        responses = await flood.read_all()
         flood.socket.close()
-    assert answers.count(b"HTTP/1.1 ") == flood.requests
+    assert responses.count(b"HTTP/1.1 ") == flood.requests
 
 
 async def test_the_pipeline_buffer_does_not_grow_with_each_response() -> None:
@@ -158,9 +158,9 @@ async def test_a_half_closed_client_that_reads_late_gets_the_whole_response(monk
         await eventually(lambda: served.is_closing and held(served))
         timer = served._timer
         await eventually(lambda: served._timer is not timer)
-        answer = await flood.read_all()
+        response = await flood.read_all()
         flood.socket.close()
-    assert answer.count(b"~") == len(sent) * len(piece)
+    assert response.count(b"~") == len(sent) * len(piece)
     assert not paddock.gateway.clients
 
 
@@ -198,5 +198,5 @@ async def test_many_empty_lines_are_skipped_at_once() -> None:
         (served,) = paddock.gateway.clients
         # Copying line by line would take many minutes.
         served.data_received(b"\r\n" * 2_000_000 + REFUSED)
-        assert (await wire.answer()).status == 400
+        assert (await wire.response()).status == 400
         await wire.close()

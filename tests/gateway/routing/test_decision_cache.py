@@ -124,8 +124,8 @@ async def test_the_request_line_is_checked_each_time(method: str, path: str, sta
         if method == "OPTIONS":
             headers["access_control_request_method"] = "GET"
         await warm(paddock, **headers)
-        answer = await paddock.ask(get(path, method=method, **headers))
-        assert answer.status == status
+        response = await paddock.request(get(path, method=method, **headers))
+        assert response.status == status
         assert (await paddock.get("/a", **headers)).status == 200
 
 
@@ -136,8 +136,8 @@ async def test_the_connect_call_still_goes_to_the_api() -> None:
         paddock.dialer.api_port = await paddock.listen(recording(calls, b"api"))
         await warm(paddock, e2b_sandbox_port="49983")
         connect = get("/sandboxes/abc/connect", method="POST", e2b_sandbox_port="49983")
-        answer = await paddock.ask(connect)
-        assert answer.body == b"api"
+        response = await paddock.request(connect)
+        assert response.body == b"api"
         assert len(calls) == 1
 
 
@@ -225,7 +225,7 @@ async def test_the_request_limit_holds_for_cached_decisions() -> None:
         await eventually(lambda: len(in_flight) == 2)
         assert (await paddock.get("/a")).status == 429
         release.set()
-        assert [answer.status for answer in await asyncio.gather(*waiting)] == [200, 200]
+        assert [response.status for response in await asyncio.gather(*waiting)] == [200, 200]
         assert (await paddock.get("/a")).status == 200
         assert not in_flight
 

@@ -26,8 +26,8 @@ async def test_a_hundred_requests_to_a_paused_sandbox_wake_it_once() -> None:
     seen = []
     async with rig() as paddock:
         await paddock.upstream(recording(seen), **ASLEEP)
-        answers = await asyncio.gather(*(paddock.get(f"/{number}") for number in range(100)))
-        assert [answer.status for answer in answers] == [200] * 100
+        responses = await asyncio.gather(*(paddock.get(f"/{number}") for number in range(100)))
+        assert [response.status for response in responses] == [200] * 100
         assert paddock.wakes == ["abc"]
         assert sorted(line.split()[1] for line, _, _ in seen) == sorted(f"/{n}" for n in range(100))
         traffic = paddock.activity.get("uid-abc")
@@ -69,11 +69,11 @@ async def test_a_held_request_is_forwarded_unchanged_with_its_body(state: Sandbo
     seen = []
     async with rig() as paddock:
         await paddock.upstream(recording(seen), state=state, wakes=True)
-        answer = await paddock.ask(
+        response = await paddock.request(
             get("/x?y", method="POST", transfer_encoding="chunked", x_a="b")
             + b"3\r\nabc\r\n2\r\nde\r\n0\r\nX-T: 1\r\n\r\n"
         )
-        assert answer.status == 200
+        assert response.status == 200
         line, headers, body = seen[0]
         assert (line, body) == ("POST /x?y HTTP/1.1", b"abcde")
         assert (headers["x-a"], headers["trailer-x-t"]) == ("b", "1")
@@ -114,7 +114,7 @@ async def test_a_large_body_is_not_buffered_while_its_sandbox_is_paused() -> Non
         await eventually(lambda: exchange.held_bytes > 64 * 1024)
         assert exchange.held_bytes < 1_000_000
         woken.set()
-        assert (await wire.answer()).status == 200
+        assert (await wire.response()).status == 200
         assert len(seen[0][2]) == size
         await wire.close()
 
@@ -138,7 +138,7 @@ async def test_a_client_disconnect_ends_only_its_own_wait() -> None:
         gone.reset()
         await eventually(lambda: paddock.activity.held == 1)
         woken.set()
-        assert (await stays.answer()).status == 200
+        assert (await stays.response()).status == 200
         await stays.close()
         assert [line for line, _, _ in seen] == ["GET /stays HTTP/1.1"]
         assert paddock.wakes == ["abc"]
@@ -147,9 +147,9 @@ async def test_a_client_disconnect_ends_only_its_own_wait() -> None:
 async def test_a_sandbox_without_wake_on_traffic_is_not_woken() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK, state=SandboxState.PAUSED)
-        answer = await paddock.get()
-        assert answer.status == 502
-        assert json.loads(answer.body)["message"] == "The sandbox was not found"
+        response = await paddock.get()
+        assert response.status == 502
+        assert json.loads(response.body)["message"] == "The sandbox was not found"
         assert paddock.wakes == []
 
 
@@ -193,9 +193,9 @@ async def test_held_bytes_are_bounded_over_all_requests() -> None:
 
         paddock.on_resume = slowly
         post = get(method="POST", content_length="20") + b"x" * 20
-        first = asyncio.create_task(paddock.ask(post))
+        first = asyncio.create_task(paddock.request(post))
         await eventually(lambda: paddock.activity.held == 1)
-        assert (await paddock.ask(post)).status == 503
+        assert (await paddock.request(post)).status == 503
         woken.set()
         assert (await first).status == 200
 
@@ -216,18 +216,18 @@ async def test_wake_errors_reveal_no_internals(error: Exception, status: int, wo
             raise error
 
         paddock.on_resume = fails
-        answer = await paddock.get()
-        assert answer.status == status
-        assert words in json.loads(answer.body)["message"]
-        assert str(error) not in answer.body.decode()
+        response = await paddock.get()
+        assert response.status == status
+        assert words in json.loads(response.body)["message"]
+        assert str(error) not in response.body.decode()
 
 
 async def test_a_wake_timeout_returns_retry_after() -> None:
     async with rig(wake_seconds=0.05) as paddock:
         await paddock.upstream(OK, **ASLEEP)
         paddock.on_resume = lambda _: asyncio.Event().wait()  # type: ignore[assignment]
-        answer = await paddock.get()
-        assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+        response = await paddock.get()
+        assert (response.status, response.headers["retry-after"]) == (503, "5")
 
 
 @pytest.mark.parametrize("error", [ConflictError("pausing"), UnavailableError("restarting")])
@@ -363,7 +363,7 @@ async def test_changes_during_a_connect_apply_to_its_request(wakes: bool, change
         wire = await paddock.connect()
         wire.send(get())
         if wakes and "state" in change:
-            assert (await wire.answer()).body == b"ok"
+            assert (await wire.response()).body == b"ok"
         else:
             with pytest.raises(ConnectionResetError):
                 await wire.rest()
@@ -372,7 +372,7 @@ async def test_changes_during_a_connect_apply_to_its_request(wakes: bool, change
 
 
 @pytest.mark.parametrize(
-    ("headers", "answer", "status"),
+    ("headers", "response", "status"),
     [
         ({}, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n", 200),
         (
@@ -383,11 +383,11 @@ async def test_changes_during_a_connect_apply_to_its_request(wakes: bool, change
     ],
 )
 async def test_streams_are_aborted_when_their_sandbox_is_paused_or_ends(
-    headers: dict[str, str], answer: bytes, status: int
+    headers: dict[str, str], response: bytes, status: int
 ) -> None:
     async def serve(reader, writer) -> None:
         await read_request(reader)
-        writer.write(answer)
+        writer.write(response)
         await reader.read()
 
     for change in ("pause", "kill", "restart"):
@@ -433,7 +433,7 @@ async def test_a_connection_to_an_earlier_incarnation_is_never_reused() -> None:
         wire = await paddock.connect()
         for incarnation in range(3):
             wire.send(get())
-            assert (await wire.answer()).status == 200
+            assert (await wire.response()).status == 200
             paddock.change(incarnation=incarnation + 1)
         await wire.close()
         assert paddock.dialer.dials == 3
@@ -458,8 +458,8 @@ async def test_a_missing_route_is_looked_up_once_and_absence_is_cached(
         await paddock.upstream(OK, "other")
         paddock.dialer.targets["new", 8000] = paddock.dialer.targets["other", 8000]
         paddock.elsewhere["new"] = route("new")
-        answers = await asyncio.gather(*(paddock.get(e2b_sandbox_id="new") for _ in range(5)))
-        assert [answer.status for answer in answers] == [200] * 5
+        responses = await asyncio.gather(*(paddock.get(e2b_sandbox_id="new") for _ in range(5)))
+        assert [response.status for response in responses] == [200] * 5
         assert paddock.lookups == ["new"]
         for _ in range(5):
             assert (await paddock.get(e2b_sandbox_id="nobody")).status == 502
@@ -482,9 +482,9 @@ async def test_an_unavailable_control_plane_does_not_make_a_sandbox_absent(
     monkeypatch.setattr(route_lookup, "_TIMEOUT_SECONDS", 0.3)
     async with rig() as paddock:
         paddock.absences = [UnavailableError("dead")] * 100
-        answer = await paddock.get(e2b_sandbox_id="new")
-        assert answer.status == 503, "unknown is not absent"
-        assert answer.headers["retry-after"] == "1"
+        response = await paddock.get(e2b_sandbox_id="new")
+        assert response.status == 503, "unknown is not absent"
+        assert response.headers["retry-after"] == "1"
         # And absence is not cached.
         paddock.absences.clear()
         assert (await paddock.get(e2b_sandbox_id="new")).status == 502
@@ -520,9 +520,9 @@ async def test_lookups_above_the_limit_get_a_503_not_a_502() -> None:
         names = [f"new{number}" for number in range(16)]
         asking = [asyncio.create_task(paddock.get(e2b_sandbox_id=name)) for name in names]
         await eventually(lambda: sorted(paddock.lookups) == sorted(names))
-        answer = await paddock.get(e2b_sandbox_id="another")
-        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        assert json.loads(answer.body)["message"].startswith("too many sandboxes")
+        response = await paddock.get(e2b_sandbox_id="another")
+        assert (response.status, response.headers["retry-after"]) == (503, "1")
+        assert json.loads(response.body)["message"].startswith("too many sandboxes")
         # A lookup in flight is shared, and a sandbox known to be gone needs none.
         asking.append(asyncio.create_task(paddock.get(e2b_sandbox_id="new3")))
         assert (await paddock.get(e2b_sandbox_id="ended")).status == 502
@@ -544,15 +544,15 @@ async def test_before_the_first_sync_only_the_api_is_served() -> None:
         await paddock.upstream(OK)
         paddock.dialer.api_port = paddock.dialer.targets["abc", 8000]
         paddock.routes.is_ready = False
-        answer = await paddock.get()
-        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        assert (await paddock.ask(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")).status == 200
+        response = await paddock.get()
+        assert (response.status, response.headers["retry-after"]) == (503, "1")
+        assert (await paddock.request(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")).status == 200
 
 
 async def test_traffic_is_counted_and_reported_for_idle_pauses() -> None:
     async with rig() as paddock:
         await paddock.upstream(OK)
-        await paddock.ask(get(method="POST", content_length="3") + b"abc")
+        await paddock.request(get(method="POST", content_length="3") + b"abc")
         traffic = paddock.activity.by_sandbox()["abc"]
         assert (traffic.requests, traffic.request_bytes, traffic.response_bytes) == (1, 3, 2)
         assert traffic.seconds > 0

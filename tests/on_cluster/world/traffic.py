@@ -35,7 +35,7 @@ from paddock.resources.kinds.sandbox import (
 from paddock.resources.kinds.template import NetworkPolicy, TemplateRef
 from paddock.resources.meta import Key, ObjectMeta
 from paddock.resources.tokens import hashed
-from tests.gateway.rig import SEED, Answer, Rig, Serve, Wire
+from tests.gateway.rig import SEED, Response, Rig, Serve, Wire
 from tests.on_cluster.world.installation import API_KEY, Installation
 from tests.on_cluster.world.light_pods import LightKubelet
 
@@ -66,7 +66,7 @@ class ClusterRig(Rig):
         pytest.skip(f"it reads {name}, which is in another process here")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "on_wake":
+        if name == "on_resume":
             pytest.skip("it replaces the control plane, which is real here")
         super().__setattr__(name, value)
 
@@ -129,8 +129,8 @@ class ClusterRig(Rig):
         self._stack.push_async_callback(server.wait_closed)
         self._stack.callback(server.close)
 
-    async def ask(self, request: bytes) -> Answer:
-        answer = await super().ask(request)
+    async def request(self, request: bytes) -> Response:
+        answer = await super().request(request)
         await self._traffic.thaws_are_known()
         return answer
 

@@ -42,14 +42,14 @@ def apply_extensions(request: NewSandbox) -> NewSandbox:
         if key.startswith(LABEL_PREFIX):
             name = key.removeprefix(LABEL_PREFIX)
             if name.startswith(RESERVED):
-                raise _bad(key, "labels with this prefix are ours")
+                raise _bad(key, "labels with this prefix are reserved")
             if problem := formats.qualified_name(name) or formats.label_value(value):
                 raise _bad(key, problem)
             labels[name] = plain[name] = value
         elif handler := _HANDLERS.get(key):
             changed = handler(changed, key, value)
         elif key.startswith(RESERVED):
-            raise _bad(key, "this prefix is reserved, and the key is not one we know")
+            raise _bad(key, "this prefix is reserved, and the key is unknown")
         else:
             plain[key] = value
     return structs.replace(changed, metadata=plain, labels=labels)
@@ -109,7 +109,7 @@ def _limit(name: str, read: Callable[[str], int]) -> "_Handler":
 
 def _image(key: str, value: str) -> str:
     if not value.strip():
-        raise _bad(key, "names no image")
+        raise _bad(key, "must name an image")
     return value.strip()
 
 

@@ -72,12 +72,12 @@ class Sender:
         """Return the idle connections to a port of the sandbox's current incarnation."""
         return self._pool.idle_connections(PoolKey(route.uid, route.incarnation, port))
 
-    def send(self, exchange: Exchange, route: Route, where: Destination) -> bool:
+    def send(self, exchange: Exchange, route: Route, destination: Destination) -> bool:
         """Send over an idle connection; return False if there is none."""
-        connection = self.idle_connections(route, where.port).take()
+        connection = self.idle_connections(route, destination.port).take()
         if connection is None:
             return False
-        connection.serve(exchange, self._sandbox_head(exchange, route, where))
+        connection.serve(exchange, self._sandbox_head(exchange, route, destination))
         return True
 
     def lines(self, client: ClientConnection, head: RequestHead, route: Route, port: int) -> bytes:
@@ -90,10 +90,10 @@ class Sender:
             trusted=self._trusts or client.trusts_forwarded,
         )
 
-    async def connect(self, exchange: Exchange, route: Route, where: Destination) -> None:
+    async def connect(self, exchange: Exchange, route: Route, destination: Destination) -> None:
         """Connect to the sandbox and send the request, or fail the exchange."""
-        head = self._sandbox_head(exchange, route, where)
-        await self._connect(exchange, route, where.port, head)
+        head = self._sandbox_head(exchange, route, destination)
+        await self._connect(exchange, route, destination.port, head)
 
     async def reconnect(self, exchange: Exchange) -> None:
         """Send a request again over a new connection, after a reused one closed."""
@@ -147,13 +147,15 @@ class Sender:
         await loop.create_connection(lambda: protocol, host.strip("[]"), int(number))
         return protocol
 
-    def _sandbox_head(self, exchange: Exchange, route: Route, where: Destination) -> bytes:
+    def _sandbox_head(self, exchange: Exchange, route: Route, destination: Destination) -> bytes:
         if route.remote is not None:
             # Address by path: it works with any host name of the other gateway.
-            target = f"/kruise/{route.id}/{where.port}{where.target}"
+            target = f"/kruise/{route.id}/{destination.port}{destination.target}"
             token = exchange.head.traffic_token if route.traffic_token_hash else None
             return self._head(exchange, target, route.remote, traffic_token=token)
-        return self._head(exchange, where.target, _host(exchange.head, route, where.port))
+        return self._head(
+            exchange, destination.target, _host(exchange.head, route, destination.port)
+        )
 
     def _head(
         self, exchange: Exchange, target: str, host: str, *, traffic_token: str | None = None

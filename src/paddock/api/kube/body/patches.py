@@ -1,7 +1,7 @@
 """Patches of plain documents: JSON patch, merge patch, strategic merge patch. Pure.
 
-None of them changes what it is given. A patch that cannot be applied is an `InvalidError` that
-says where. Server-side apply is `apply`'s business.
+None of them changes its inputs. A patch that cannot be applied raises an `InvalidError` with the
+position. Server-side apply is in `body.apply`.
 """
 
 import copy
@@ -16,12 +16,12 @@ from paddock.resources import strategic_merge
 
 MAX_OPERATIONS = 10_000
 MAX_COPIED_BYTES = 3 * 1024 * 1024
-"""By all copies of one patch together: each could double what is there."""
-_TOO_DEEP = f"what it makes is nested too deeply: {MAX_DEPTH} levels are the most"
+"""Limit for all copies of one patch together: each copy could double the document."""
+_TOO_DEEP = f"the result is nested too deeply: the limit is {MAX_DEPTH} levels"
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """Apply a merge patch (RFC 7386): null removes, objects merge, all else replaces."""
+    """Apply a merge patch (RFC 7386): null removes, objects merge, other values replace."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     changes = cast("dict[str, Any]", patch)
@@ -38,9 +38,9 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def json_patch(target: Any, operations: Any) -> Any:
-    """Apply a JSON patch (RFC 6902), all of it or nothing."""
+    """Apply a JSON patch (RFC 6902) atomically."""
     if not isinstance(operations, list):
-        raise _refused("", "a JSON patch is a list of operations")
+        raise _refused("", "a JSON patch must be a list of operations")
     steps = cast("list[Any]", operations)
     if len(steps) > MAX_OPERATIONS:
         raise _refused("", f"a JSON patch has at most {MAX_OPERATIONS} operations")
@@ -69,7 +69,7 @@ def _copied_bytes(document: Any, step: Any, where: str) -> int:
 
 def _step(document: Any, step: Any, where: str) -> Any:
     if not isinstance(step, dict):
-        raise _refused(where, "an operation is an object with op and path")
+        raise _refused(where, "an operation must be an object with op and path")
     operation = cast("dict[str, Any]", step)
     name = operation.get("op")
     handler = _OPERATIONS.get(name) if isinstance(name, str) else None
@@ -104,7 +104,7 @@ def _remove(document: Any, operation: dict[str, Any], where: str) -> Any:
     elif last in parent:
         del parent[last]
     else:
-        raise _refused(f"{where}.path", f"there is nothing at {operation['path']!r}")
+        raise _refused(f"{where}.path", f"there is no value at {operation['path']!r}")
     return document
 
 
@@ -141,7 +141,7 @@ def _copy(document: Any, operation: dict[str, Any], where: str) -> Any:
 def _test(document: Any, operation: dict[str, Any], where: str) -> Any:
     path = _pointer(operation, "path", where)
     if not _same(_value_at(document, path, where), _needed(operation, where)):
-        raise _refused(f"{where}.path", f"the value at {operation['path']!r} is another one")
+        raise _refused(f"{where}.path", f"the value at {operation['path']!r} is different")
     return document
 
 
@@ -189,14 +189,16 @@ def _value_at(document: Any, path: list[str], where: str) -> Any:
         elif isinstance(document, dict) and part in document:
             document = cast("Any", document[part])
         else:
-            raise _refused(f"{where}.path", f"there is nothing at {'/' + '/'.join(path)!r}")
+            raise _refused(f"{where}.path", f"there is no value at {'/' + '/'.join(path)!r}")
     return document
 
 
 def _parent(document: Any, path: list[str], where: str) -> tuple[Any, str]:
     parent = _value_at(document, path[:-1], where)
     if not isinstance(parent, (dict, list)):
-        raise _refused(f"{where}.path", f"nothing can be inside {'/' + '/'.join(path[:-1])!r}")
+        raise _refused(
+            f"{where}.path", f"the value at {'/' + '/'.join(path[:-1])!r} is not an object or list"
+        )
     return cast("Any", parent), path[-1]
 
 
@@ -214,7 +216,7 @@ def _index(text: str, size: int, where: str) -> int:
 def strategic_patch(target: Any, patch: Any) -> Any:
     """Apply a strategic merge patch: a merge patch that matches items of some lists by a key."""
     if not isinstance(patch, dict):
-        raise _refused("", "a strategic merge patch is an object")
+        raise _refused("", "a strategic merge patch must be an object")
     return strategic_merge.merge(target, cast("dict[str, Any]", patch))
 
 
@@ -224,7 +226,7 @@ def _refused(path: str, message: str) -> InvalidError:
 
 
 def check_version(live_version: str, patched: Any) -> None:
-    """Refuse a patch that names a version other than the present one."""
+    """Raise `ConflictError` if a patch names a version other than the current one."""
     metadata = patched.get("metadata") if isinstance(patched, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     named = cast("Any", metadata).get("resourceVersion") if isinstance(metadata, dict) else None
     if named and named != live_version:

@@ -1,8 +1,8 @@
-"""Bodies in Kubernetes' protobuf, which newer clients send for Kubernetes' own kinds.
+"""Kubernetes protobuf bodies, which newer clients send for Kubernetes' own kinds.
 
-Only what such clients write here is read: namespaces, secrets and the options of a deletion.
-What is decoded looks as it would in JSON, and is checked like it afterwards. Answers are JSON,
-which the same clients accept. Field numbers are those of Kubernetes' public definitions.
+Only the types that such clients send are supported: Namespace, Secret and DeleteOptions. The result
+looks like decoded JSON and is validated in the same way. Responses are JSON, which the same clients
+accept. Field numbers are those of Kubernetes' public definitions.
 """
 
 import base64
@@ -22,7 +22,7 @@ _VARINT_KINDS = ("number", "flag")
 
 
 class _Field(Struct, frozen=True):
-    """How one field is read."""
+    """Name and type of one field."""
 
     name: str
     kind: Any
@@ -84,7 +84,7 @@ _ENVELOPE: _Message = {
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """Read a body; what is not protobuf of a known kind is refused."""
+    """Decode a body; raises if it is not protobuf of a supported type."""
     if not data.startswith(_MAGIC):
         raise BadRequestError("the body is not Kubernetes' protobuf")
     try:
@@ -94,7 +94,7 @@ def decode(data: bytes) -> dict[str, Any]:
         message = _KINDS.get(("" if name == "DeleteOptions" else version, name))
         if message is None:
             raise UnsupportedMediaTypeError(
-                f"{name[:80]!r} is not read as protobuf", hint="send application/json"
+                f"{name[:80]!r} is not supported as protobuf", hint="send application/json"
             )
         body = _decode(memoryview(envelope.get("raw", b"")), message, _MAX_DEPTH)
     except (ProtobufError, OverflowError) as error:

@@ -1,7 +1,7 @@
-"""OpenAPI 2 in protobuf, the only form in which clients before 1.27 read it.
+"""OpenAPI 2 in protobuf, the only form that clients before 1.27 read.
 
-Writes the part of the message `openapi.v2.Document` that such clients look at: definitions, and
-of operations their kind and options. Field numbers are those of gnostic's public definition.
+Encodes the part of the message `openapi.v2.Document` that such clients use: definitions, and the
+kind and options of operations. Field numbers are those of gnostic's public definition.
 """
 
 import struct
@@ -14,7 +14,7 @@ from paddock.wire.protobuf import fixed64_field, len_field, varint_field
 
 
 def encode_document(document: dict[str, Any]) -> bytes:
-    """Write a whole document."""
+    """Encode a whole document."""
     info = _text(1, document["info"]["title"]) + _text(2, document["info"]["version"])
     paths = b"".join(
         len_field(2, _text(1, path) + len_field(2, _path_item(item)))
@@ -30,7 +30,7 @@ def encode_document(document: dict[str, Any]) -> bytes:
 
 
 def encode_schema(schema: dict[str, Any]) -> bytes:
-    """Write one schema; keywords that the binary form does not know are left out."""
+    """Encode one schema; keywords that the binary form lacks are left out."""
     data = b""
     for name, value in schema.items():
         if name in _SCHEMA:
@@ -78,7 +78,7 @@ def _named_any(name: str, value: Any) -> bytes:
 
 
 def _any(value: Any) -> bytes:
-    # Values are carried as YAML, which JSON is.
+    # Values are encoded as YAML, of which JSON is a subset.
     return _text(2, msgspec.json.encode(value).decode())
 
 

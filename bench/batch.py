@@ -1,13 +1,13 @@
-"""Batches: delivering many sandboxes as one object, and running a task in each.
+"""Batches: deliver many sandboxes as one object, and run a task in each.
 
     python bench/batch.py [--quick] [--no-real] [--count 100] [--rounds 20]
 
-With the simulated runtime on real time: 100 pooled sandboxes delivered as one batch (seconds,
-store writes), 1,000 no-op tasks on 1,000 shards, and the cost per shard from 100 to 5,000. Where
-this is run by root: 100 sandboxes of this machine delivered as one batch through the API of a
-whole installation, from the request to the event that says that all are ready, and a task in
-each; beside it what starting `true` costs each of many at once, as bare processes, in bubblewrap,
-crun and podman, and what creating costs each of ten that OpenSandbox's server is asked for at once.
+With the simulated runtime on real time: 100 pooled sandboxes delivered as one batch (seconds, store
+writes), 1,000 no-op tasks on 1,000 shards, and the cost per shard from 100 to 5,000. As root: 100
+real sandboxes delivered as one batch through the API of a whole installation, from the request to
+the event that reports all as ready, and a task in each; for comparison the cost of starting `true`
+many times at once as bare processes, in bubblewrap, crun and podman, and of ten concurrent creates
+by OpenSandbox's server.
 """
 
 import argparse
@@ -55,7 +55,7 @@ SECRETS = Secrets(seed="seed", token="token", api_key="e2b_" + "a" * 40)
 
 
 class CountingStore(MemoryStore):
-    """Counts writes by kind; Events, which say what happened and change nothing, apart."""
+    """Counts writes by kind, without Events."""
 
     def __init__(self) -> None:
         super().__init__(clock=system())
@@ -123,7 +123,7 @@ async def until(condition, seconds: float = 300) -> None:
 
 
 async def deliver(count: int, *command: str) -> tuple[float, int]:
-    """Seconds from create to ready (or to the last task's end), and store writes meanwhile."""
+    """Seconds from create to ready (or to the end of the last task), and store writes."""
     store = CountingStore()
     async with world(store) as plane:
         await plane.provider.write.create(a_pool(count))
@@ -159,7 +159,7 @@ def simulated(report: Report) -> None:
             with report.trying(name):
                 done.append(run(size, *command))
         report.spread(name, [seconds for seconds, _ in done], failed=times - len(done))
-        # A batch is one object; a task is one of its many.
+        # A batch is one object, with many tasks.
         operation, each = ("task_of_1000", 1000) if command else ("batch_of_100", 1)
         report.writes(operation, sum(count for _, count in done), each * len(done))
     sizes = (100, 1000) if report.is_quick else (100, 1000, 5000)
@@ -178,7 +178,7 @@ GROUP = "/apis/paddock.dev/v1alpha1/namespaces/default"
 
 
 class Api:
-    """The declarative API of an installation, asked through its gateway as clients do."""
+    """The declarative API of an installation, through its gateway as clients use it."""
 
     def __init__(self, paddock: Installation) -> None:
         self.paddock = paddock
@@ -193,7 +193,7 @@ class Api:
             return await response.json()
 
     async def deliver(self, batch: dict, holds: Callable[[dict], bool]) -> tuple[float, dict]:
-        """Seconds from the request to the first event of which something holds, and that."""
+        """Seconds from the request to the first event that satisfies a condition, and the event."""
         version = (await self.call("GET", "/batchsandboxes"))["metadata"]["resourceVersion"]
         path = f"{self._url}/batchsandboxes?watch=true&resourceVersion={version}"
         async with (
@@ -209,7 +209,7 @@ class Api:
         raise AssertionError("the watch ended before the batch was ready")
 
     async def gone(self, name: str) -> None:
-        """Delete a batch, and wait until it is there no more."""
+        """Delete a batch, and wait until it is gone."""
         await self.call("DELETE", f"/batchsandboxes/{name}")
         async with asyncio.timeout(DELIVERY_SECONDS):
             while name in await self._names():
@@ -220,7 +220,7 @@ class Api:
         return {item["metadata"]["name"] for item in items}
 
     async def stocked(self, count: int) -> None:
-        """Wait until the pool is full and nothing goes on any more."""
+        """Wait until the pool is full and nothing is in flight."""
         async with asyncio.timeout(DELIVERY_SECONDS):
             while (await self._available()) < count:
                 await asyncio.sleep(0.1)
@@ -240,7 +240,7 @@ def _object(kind: str, name: str, spec: dict) -> dict:
 
 
 async def real(report: Report, count: int, rounds: int) -> None:
-    """Deliver batches of real sandboxes, then some whose shards each run a command."""
+    """Deliver batches of real sandboxes, then batches with a command in each shard."""
     bounds = {"bufferMin": 0, "bufferMax": count, "poolMin": count, "poolMax": count}
     async with Installation(pool_size=0, gateways=os.cpu_count() or 1) as paddock:
         api = Api(paddock)
@@ -271,7 +271,7 @@ async def real(report: Report, count: int, rounds: int) -> None:
 async def series(
     report: Report, api: Api, name: str, spec: dict, rounds: int, holds: Callable[[dict], bool]
 ) -> tuple[list[float], int, list[dict]]:
-    """Deliver one batch after the other; gives times, writes meanwhile, and what became of each."""
+    """Deliver batches one after the other; return times, writes, and results."""
     samples: list[float] = []
     written, ended = 0, []
     for number in range(rounds):
@@ -282,7 +282,7 @@ async def series(
                 _object("BatchSandbox", f"{name}{number}", spec), holds
             )
             samples.append(seconds)
-            # Every write of the store gives the next version, whatever it writes.
+            # Every store write increments the version.
             written += int(found["metadata"]["resourceVersion"]) - before
             ended.append(found)
             await api.gone(f"{name}{number}")

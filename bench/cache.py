@@ -1,10 +1,10 @@
-"""What the cache costs at 1,000 and at 100,000 sandboxes: lookups, lists by index, events, waits.
+"""The cost of the cache at 1,000 and at 100,000 sandboxes: lookups, lists, events, waits.
 
     python bench/cache.py [--quick] [--large 100000]
 
 Both sizes are measured in turn, in the same process, on the same number of objects. The spread is
-that of the rounds, each the mean of many operations; ratios are those of the best rounds, because
-on a busy machine only they mean anything. A lookup in a plain dictionary is the floor.
+that of the rounds, each the mean of many operations; ratios compare the best rounds, because only
+they are meaningful on a busy machine. A lookup in a plain dictionary is the floor.
 """
 
 import argparse
@@ -38,7 +38,7 @@ MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 class Shelf:
-    """Just enough of a store: what was there at the start, and nothing after."""
+    """A minimal store: initial objects, and no changes."""
 
     def __init__(self, count: int) -> None:
         self.items = tuple(make(number) for number in range(count))
@@ -90,7 +90,7 @@ class Subject:
     def __init__(self, cache: Provider, count: int) -> None:
         self.cache = cache
         self.times: dict[str, list[float]] = {}
-        # The same number of objects is looked at in both, spread over all there are.
+        # The same number of objects is read in both, spread over all.
         step = count // LOOKED_AT
         self.ids = [f"i{number * step | 1}" for number in range(LOOKED_AT)]
         pools = count // (2 * IN_POOL)
@@ -120,7 +120,7 @@ class Subject:
 
 
 async def wait_costs(cache: Provider) -> list[float]:
-    """Give the seconds of waits that are satisfied at once."""
+    """Return the seconds of waits that are satisfied at once."""
     box = cache.claimed_sandbox("i1")
     assert box is not None
     samples: list[float] = []

@@ -1,10 +1,10 @@
-"""How long it takes to hibernate, restore, store and fork a sandbox whose processes hold 30 MB.
+"""The time to hibernate, restore, store and fork a sandbox with 30 MB of process memory.
 
     sudo .venv/bin/python bench/checkpoint.py [--quick] [--rounds 10] [--forks 20]
 
-A real node in a state directory of its own. The floor beside the figures, measured in the same
-run: fork and exec of `true`, and copying 30 MB of memory; `hibernate_fork.py` measures the same
-through the API, beside other programs.
+A real node in its own state directory. The floor, measured in the same run: fork and exec of
+`true`, and copying 30 MB of memory; `hibernate_fork.py` measures the same through the API, beside
+other programs.
 """
 
 import argparse

@@ -33,22 +33,22 @@ HERE = Path(__file__).parent
 SDK = floors.CACHE / "sdk" / "e2b-2.63.0"
 BURSTS = 5
 CLAIMS = 200
-"""In one process, at each size of the pool."""
+"""Claims in one process, at each pool size."""
 
 
 async def driven(paddock: Installation, mode: str, count: int) -> list[dict]:
-    """Let the SDK work on an installation, which this process serves nothing of."""
+    """Run the SDK against an installation in other processes."""
     return await asyncio.to_thread(client, paddock.url, paddock.secrets.api_key, mode, count)
 
 
 async def stocked(paddock: Installation) -> None:
-    """Wait until the pool is full and nothing goes on any more."""
+    """Wait until the pool is full and nothing is in flight."""
     await paddock.stocked()
     await asyncio.sleep(2)
 
 
 def client(url: str, key: str, mode: str, count: int) -> list[dict]:
-    """Let the SDK create and run a command so many times."""
+    """Create and run a command with the SDK, this many times."""
     output = subprocess.run(
         [SDK / "bin" / "python", HERE / "clients" / "tti.py", mode, str(count)],
         env={
@@ -67,7 +67,7 @@ def client(url: str, key: str, mode: str, count: int) -> list[dict]:
 
 
 def sdk_floor(report: Report, count: int, together: int) -> None:
-    """What the SDK takes when the answers are there at once."""
+    """The SDK's own time, with immediate answers."""
     [port] = free_ports(1)
     server = subprocess.Popen(
         [sys.executable, HERE / "clients" / "canned.py", str(port)],
@@ -90,7 +90,7 @@ def sdk_floor(report: Report, count: int, together: int) -> None:
 
 
 def take(report: Report, name: str, entries: list[dict], key: str = "total") -> None:
-    """Take in what the client measured, failures counted."""
+    """Add the client's measurements, with failures counted."""
     well = [item[key] for item in entries if item["ok"]]
     report.spread(name, well, failed=len(entries) - len(well))
     for item in entries:
@@ -100,13 +100,13 @@ def take(report: Report, name: str, entries: list[dict], key: str = "total") -> 
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used; a busy machine changes it less than the clock."""
+    """CPU time of a process; a busy machine affects it less than the clock."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def api_rate(report: Report, stock: int, concurrency: int) -> None:
-    """Warm claims a second over HTTP, as many as are in stock.
+    """Warm claims per second over HTTP, as many as are in stock.
 
     The runtime is simulated, so that the control plane is the limit.
     """
@@ -136,7 +136,7 @@ async def api_rate(report: Report, stock: int, concurrency: int) -> None:
         name = f"api_claim_by_{concurrency}"
         report.spread(name, samples, failed=stock - len(samples))
         report.figure(f"{name}_per_second", len(samples) / seconds, f"one run of {stock:,}")
-        # The pool fills up again meanwhile.
+        # The pool refills meanwhile.
         report.writes(name, await writes(paddock) - written, stock)
         for process, cpu in used.items():
             report.figure(f"{name}_{process}_cpu_ms", cpu / stock * 1000, f"mean of {stock:,}")
@@ -159,7 +159,7 @@ async def claim_cost(report: Report, pool_size: int, claims: int) -> list[float]
         samples = []
         for number in range(claims):
             if number % (pool_size - 1) == 0:
-                # Only what is in stock is a warm claim.
+                # Only claims from stock are warm claims.
                 async with asyncio.timeout(300):
                     while (
                         len(world.plane.pool_members.members(world.pool().key).available)
@@ -175,7 +175,7 @@ async def claim_cost(report: Report, pool_size: int, claims: int) -> list[float]
 
 
 async def warm(report: Report, count: int, together: int) -> None:
-    """One by one, then all at once, and that a few times."""
+    """Sequential, then all at once, a few times."""
     bursts = 1 if report.is_quick else BURSTS
     async with Installation(pool_size=together + 10, gateways=os.cpu_count() or 1) as paddock:
         await stocked(paddock)
@@ -184,7 +184,7 @@ async def warm(report: Report, count: int, together: int) -> None:
         take(report, "sequential", sequential)
         take(report, "create", sequential, "create")
         await stocked(paddock)
-        # The client makes and ends one more before it measures.
+        # The client creates and kills one more before it measures.
         report.writes("create_kill_and_refill", await writes(paddock) - before, count + 1)
         entries: list[dict] = []
         walls: list[float] = []

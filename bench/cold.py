@@ -23,7 +23,7 @@ from tests.installation import Installation  # noqa: E402
 
 
 async def one(paddock: Installation) -> tuple[float, float]:
-    """Give seconds until the sandbox is ours, and until its first command has answered."""
+    """Return seconds until the sandbox is created, and until its first command has output."""
     began = time.perf_counter()
     box = await paddock.create(timeout=60)
     made = time.perf_counter() - began

@@ -73,7 +73,7 @@ MAX_RATIO, MAX_LOAD_SECONDS, MAX_RSS_MB, MIN_CAS_PER_SECOND = 1.5, 10, 600, 3_00
 
 
 def sandbox(number: int, *, version: int) -> Sandbox:
-    """Make a claimed, running sandbox that is about as large as a real one."""
+    """Return a claimed, running sandbox of about the real size."""
     now = datetime(2030, 1, 1, tzinfo=UTC)
     pool = f"pool-{number % 50}"
     owner = OwnerReference(
@@ -164,7 +164,7 @@ def touched(obj: Sandbox, number: int) -> Sandbox:
 
 
 class World:
-    """One store of a size, and an informer that follows it."""
+    """One store of a size, and an informer on it."""
 
     def __init__(self, size: int, store: Store) -> None:
         self.size = size
@@ -188,12 +188,12 @@ class World:
         assert len(self.asked) == FEW
 
     def next_key(self) -> Key:
-        """Give the next of the objects asked about, in large strides."""
+        """Return the next object to read, in large strides."""
         self.position += 1
         return self.asked[self.position * 619 % FEW]
 
     def learn_ids(self) -> None:
-        """Note the ids to ask for, as a request would bring them: equal, not identical."""
+        """Prepare the ids to read, as from requests: equal, not identical."""
         found = (self.informer.get(key) for key in self.asked)
         self.ids = [str(obj.spec.claim.sandbox_id.encode(), "ascii") for obj in found]  # pyright: ignore[reportOptionalMemberAccess]
 
@@ -223,18 +223,18 @@ class World:
             try:
                 await self.store.update(touched(await self.store.get(Sandbox, key), self.position))
             except ConflictError:
-                continue  # another of the 64 was faster
+                continue  # another of the 64 writers won
             return
 
     async def update_and_hear(self) -> None:
-        """Write, and wait until the informer's handler has heard of it."""
+        """Write, and wait until the informer's handler is called."""
         self.heard.clear()
         await self.update()
         await self.heard.wait()
 
 
 async def spread(world: World, operation: Callable[[World], Awaitable[None]], count: int) -> float:
-    """Give seconds per operation with 64 callers at once."""
+    """Return seconds per operation with 64 concurrent callers."""
 
     async def caller() -> None:
         for _ in range(count // WRITERS):
@@ -248,7 +248,7 @@ async def spread(world: World, operation: Callable[[World], Awaitable[None]], co
 
 
 async def single(world: World, operation: Callable[[World], Awaitable[None]], count: int) -> float:
-    """Give seconds per operation, one after the other."""
+    """Return seconds per operation, sequentially."""
     started = time.perf_counter()
     for _ in range(count):
         await operation(world)
@@ -286,7 +286,7 @@ async def flat(report: Report, directory: Path, rounds: int) -> None:
                     taken.setdefault((name, world.size), []).append(seconds)
     for (name, size), values in taken.items():
         report.spread(f"{name}_{size}", values)
-        # The least of the rounds: what else the machine did meanwhile is not ours.
+        # The best round: other load of the machine does not count.
         report.figure(f"{name}_us_{size}", min(values) * 1e6, f"best of {len(values):,}")
     for name in measures:
         report.ratio(f"{name}_{MANY}_to_{FEW}", f"{name}_us_{MANY}", f"{name}_us_{FEW}")
@@ -310,7 +310,7 @@ def raw_database(path: Path) -> sqlite3.Connection:
 
 
 def raw_updates(connection: sqlite3.Connection, *, per_fsync: int, seconds: float) -> float:
-    """Give updates per second of plain SQLite with so many in one transaction."""
+    """Return updates per second of plain SQLite with this many per transaction."""
     statement = "UPDATE objects SET version = version + 1, body = ? WHERE id = ?"
     body = os.urandom(BODY_BYTES)
     done = 0
@@ -325,7 +325,7 @@ def raw_updates(connection: sqlite3.Connection, *, per_fsync: int, seconds: floa
 
 
 async def store_updates(store: Store, seconds: float) -> tuple[float, list[float]]:
-    """Give updates per second with 64 writers, and each one's latency."""
+    """Return updates per second with 64 writers, and each latency."""
     latencies: list[float] = []
     started = time.perf_counter()
 
@@ -388,7 +388,7 @@ def resident_mb() -> float:
 
 
 async def load_once(path: Path) -> None:
-    """Open a store and say how long it took and what it weighs: run in a process of its own."""
+    """Open a store and report time and memory: run in a separate process."""
     before = resident_mb()
     started = time.perf_counter()
     async with await SqliteStore.open(path) as store:
@@ -415,7 +415,7 @@ def load(report: Report, path: Path, rounds: int) -> None:
 
 
 def misses(figures: dict[str, Any], ratios: dict[str, float]) -> list[str]:
-    """Say which demands do not hold."""
+    """Return the requirements that do not hold."""
     found = [
         f"{name} is {value:.2f}, more than {MAX_RATIO}"
         for name, value in ratios.items()

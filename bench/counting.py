@@ -1,4 +1,4 @@
-"""What an installation says of itself meanwhile: how often its store was written, what was cold."""
+"""Counters of an installation during a benchmark: store writes, cold starts."""
 
 import asyncio
 import contextlib
@@ -12,14 +12,14 @@ SANDBOXES = "/apis/paddock.dev/v1alpha1/sandboxes"
 
 
 async def writes(paddock: Any) -> int:
-    """Give the number of the last write of an installation: every write of any object has one."""
+    """Return the number of the last write: every write of any object has one."""
     page = await paddock.kube("GET", f"{SANDBOXES}?limit=1")
     return int(page["metadata"]["resourceVersion"])
 
 
 @contextlib.asynccontextmanager
 async def cold_starts(paddock: Any) -> AsyncGenerator[set[str]]:
-    """Gather the ids of sandboxes that were in no pool: they were claimed when they were made."""
+    """Collect the ids of cold sandboxes: they were claimed when they were created."""
     found: set[str] = set()
     since = await writes(paddock)
 
@@ -38,7 +38,7 @@ async def cold_starts(paddock: Any) -> AsyncGenerator[set[str]]:
     watching = asyncio.create_task(watch())
     try:
         yield found
-        await asyncio.sleep(0.5)  # The last events are on their way.
+        await asyncio.sleep(0.5)  # The last events are still in flight.
         if watching.done():
             watching.result()
             raise RuntimeError("the watch that tells cold sandboxes from warm ones ended")

@@ -1,4 +1,4 @@
-"""Density: what an idle sandbox costs the machine, in a pool and claimed, and how many fit.
+"""Density: the cost of an idle sandbox, pooled and claimed, and how many fit.
 
     python bench/density.py [--quick]
 
@@ -32,9 +32,9 @@ from tests.installation import Installation  # noqa: E402
 
 TIMES = 1 if "--quick" in sys.argv else 5
 AGAIN = 4
-"""How often more is weighed where the machine was too busy to tell."""
+"""Extra measurements if the machine was too busy."""
 SHARES = {"bare_exec": 2.0, "bwrap": 2.0, "crun": 2.0, "podman": 0.2}
-"""How many of the light ones sleep for one of ours."""
+"""Number of light processes per sandbox of ours."""
 POOL = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxpools/base"
 
 
@@ -44,7 +44,7 @@ def available_mb() -> float:
 
 
 async def settled_mb() -> float:
-    """Wait until memory no longer moves, then say what is available."""
+    """Wait until memory is stable, then return what is available."""
     before = available_mb()
     for _ in range(6 if "--quick" in sys.argv else 10):
         await asyncio.sleep(0.5)
@@ -56,7 +56,7 @@ async def settled_mb() -> float:
 
 
 def weigh(report: Report, name: str, megabytes: Sequence[float], how: str) -> None:
-    """Take in a weight, unless others on the machine let go of more than was used."""
+    """Add a weight, unless other processes freed more than was used."""
     if (middle := statistics.median(megabytes)) > 0:
         report.figure(name, middle, how)
     else:
@@ -77,7 +77,7 @@ def made_by(server: opensandbox.Server, count: int) -> Generator[None]:
 
 
 async def others(report: Report, count: int) -> None:
-    """Weigh what sleeps in every alternative."""
+    """Measure the memory of sleepers in every alternative."""
     for name, share in SHARES.items():
         number = max(4, int(count * share))
         await weigh_while(
@@ -91,7 +91,7 @@ async def others(report: Report, count: int) -> None:
                 "opensandbox_sleep_mb",
                 functools.partial(made_by, server, number),
                 number,
-                times=1,  # It refuses to make others right after it deleted some.
+                times=1,  # It refuses to create sandboxes right after deletions.
             )
     except AbsentError as error:
         report.absent("opensandbox_sleep_mb", str(error))
@@ -104,7 +104,7 @@ async def weigh_while(
     count: int,
     times: int = TIMES,
 ) -> None:
-    """Weigh a few times, and again where that told nothing."""
+    """Measure a few times, and again where the result was unusable."""
     weights: list[float] = []
     try:
         before = await settled_mb()
@@ -146,11 +146,11 @@ async def main() -> None:
 
 
 async def claimed(paddock: Installation, report: Report, count: int, before: float) -> None:
-    """Claim so many at once, let the rest of the pool go, use them all, pause them all."""
+    """Claim this many at once, drop the rest of the pool, use them all, pause them all."""
     written = await writes(paddock)
     creates = [paddock.create(timeout=3600) for _ in range(count)]
     boxes = await taken(report, f"claim_of_{count}_at_once", creates)
-    # What fills the pool up meanwhile writes as well.
+    # Refilling the pool writes, too.
     report.writes("claim_and_refill", await writes(paddock) - written, count)
     body = {"spec": {"replicas": 0}}
     await paddock.kube("PATCH", POOL, body, kind="application/merge-patch+json")
@@ -175,7 +175,7 @@ async def claimed(paddock: Installation, report: Report, count: int, before: flo
 
 
 async def taken(report: Report, name: str, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Make calls at once; takes in how long each took, and gives what went well."""
+    """Make concurrent calls; record their times, return the successes."""
     samples: list[float] = []
 
     async def one(call: Coroutine[Any, Any, Any]) -> Any:
@@ -191,7 +191,7 @@ async def taken(report: Report, name: str, calls: Sequence[Coroutine[Any, Any, A
 
 
 async def await_first(paddock: Installation) -> None:
-    """Make one and let it go: what is loaded once is not counted to each."""
+    """Create and delete one: one-time costs are not counted."""
     box = await paddock.create(timeout=60)
     await paddock.run(box, "echo here")
     await paddock.api("DELETE", f"/sandboxes/{box.id}")

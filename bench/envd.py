@@ -1,4 +1,4 @@
-"""What an envd costs: start, commands beside bare exec, bytes per second, memory of many.
+"""The cost of an envd: start, commands beside bare exec, throughput, memory of many.
 
     python bench/envd.py [--quick] [--envds 50] [--megabytes 512]
 

@@ -3,9 +3,7 @@
     python bench/figures.py            show the table
     python bench/figures.py --write    put it into the README
 
-A row whose suite has no result yet is left out; a test fails when the README says anything else
-than the results do.
-"""
+A row without a result is left out; a test fails when the README differs from the results."""
 
 import json
 import math
@@ -16,7 +14,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 TAIL = "_at_p99"
-"""Ends the name of a ratio of two p99s."""
+"""Suffix of the name of a ratio of two p99s."""
 BEGIN, END = "<!-- figures: python bench/figures.py --write -->", "<!-- end of figures -->"
 
 
@@ -28,7 +26,7 @@ class Row(NamedTuple):
     figure: str
     unit: str = "ms"
     beside: tuple[tuple[str, str], ...] = ()
-    """The names of the ratios that are told beside it, each with what it is to."""
+    """Names of the ratios shown beside it, each with what it is compared to."""
 
 
 ROWS = (
@@ -77,7 +75,7 @@ ROWS = (
 
 
 def result_of(suite: str) -> dict[str, Any] | None:
-    """Give the kept result of a suite, unless it is only a look."""
+    """Return the kept result of a suite, unless it is a quick run."""
     path = RESULTS / f"{suite}.json"
     if not path.exists():
         return None
@@ -86,7 +84,7 @@ def result_of(suite: str) -> dict[str, Any] | None:
 
 
 def line(row: Row) -> str | None:
-    """Write one row; `None` without a result."""
+    """Return one row; `None` without a result."""
     result = result_of(row.suite)
     value = (result or {}).get("figures", {}).get(row.figure)
     if result is None or value is None:
@@ -102,7 +100,7 @@ def line(row: Row) -> str | None:
 
 
 def _beside(row: Row, result: dict[str, Any]) -> str:
-    """Write the ratios that a result has: of the medians, and of the tails where it has them."""
+    """Return the ratios of a result: of the medians, and of the tails if present."""
     ratios: dict[str, float] = result["ratios"]
     said: list[str] = []
     for name, other in row.beside:
@@ -114,7 +112,7 @@ def _beside(row: Row, result: dict[str, Any]) -> str:
 
 
 def spoken(value: float, *, digits: int = 3) -> str:
-    """Write a figure with the digits that mean something: the results keep them all."""
+    """Format a figure with its significant digits: the results keep all."""
     if not value:
         return "0"
     behind = max(0, digits - 1 - math.floor(math.log10(abs(value))))
@@ -126,7 +124,7 @@ def _kept(suite: str) -> str:
 
 
 def table() -> str:
-    """Write the whole table."""
+    """Return the whole table."""
     lines = [text for row in ROWS if (text := line(row)) is not None]
     if not lines:
         return "No results are kept yet: `paddock bench` makes them."
@@ -144,7 +142,7 @@ def table() -> str:
 
 
 def written(readme: str) -> str:
-    """Give the README with the table in its place."""
+    """Return the README with the table inserted."""
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"

@@ -1,4 +1,4 @@
-"""What others need for the same thing, measured in the same run: a command's output in hand.
+"""Alternatives measured in the same run: the time until a command's output is read.
 
 Each alternative is a context that gives a way to run a command in it; leaving it removes whatever
 still runs. Root filesystems are our base image, so that all of them start the same bash.
@@ -26,36 +26,37 @@ if TYPE_CHECKING:
 
 CACHE = Path(os.environ.get("PADDOCK_CACHE", "/var/cache/paddock"))
 CRIU = sorted(map(str, CACHE.glob("criu/*/")))
-"""Where `scripts/build-criu` has put it: podman stores containers by it."""
+"""Where `scripts/build-criu` installs CRIU: podman checkpoints with it."""
 ENVIRONMENT = {
     "PATH": ":".join(("/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", *CRIU)),
     "HOME": "/root",
     "TMPDIR": tempfile.gettempdir(),
 }
-"""Nothing of who measures, whose profile would be counted to the floor, but the mark by which what
-is left behind is found; containers have it too."""
+"""A minimal environment, so that no profile is counted to the floor, with the mark by which leaks
+are found; containers have it too.
+"""
 HIDE_UNIFIED = "mountpoint -q /sys/fs/cgroup/unified && umount /sys/fs/cgroup/unified"
-"""crun refuses the hybrid layout of cgroups; out of sight it does without."""
+"""crun refuses the hybrid layout of cgroups; hidden, it works without."""
 HELLO = ("/bin/bash", "-l", "-c", "echo hello")
 SLEEP = ("/bin/sleep", "1000")
 LABEL = "paddock-bench"
 
 Command = Callable[..., list[str]]
-"""Writes how to run a command inside; with `stays=True` one that goes on in the background."""
+"""Returns the argv to run a command inside; with `stays=True` in the background."""
 
 
 class AbsentError(Exception):
-    """It is not compared with; says why."""
+    """The alternative is not available, and why."""
 
 
 def rootfs() -> Path | None:
-    """Find our base image: the newest, if recipes have changed."""
+    """Return our base image: the newest, if recipes have changed."""
     found = CACHE.glob("images/base-*/rootfs")
     return max(found, key=lambda path: path.parent.stat().st_mtime, default=None)
 
 
 def program(name: str) -> str:
-    """Find a program on the path, or where `scripts/install-rivals` has put it."""
+    """Return a program on the path, or from `scripts/install-rivals`."""
     found = shutil.which(name) or shutil.which(name, path=CACHE / "rivals" / "bin")
     if found is None:
         raise AbsentError("not installed: scripts/install-rivals")
@@ -63,7 +64,7 @@ def program(name: str) -> str:
 
 
 def image(name: str) -> Path:
-    """Give our base image, if a program that shall use it is here."""
+    """Return our base image, if the program that needs it is installed."""
     found = rootfs()
     if found is None:
         raise AbsentError("there is no base image; `paddock up` makes it")
@@ -72,7 +73,7 @@ def image(name: str) -> Path:
 
 
 def run(command: Sequence[str | Path], **options) -> str:
-    """Run a command; `AbsentError` with its last words if it fails."""
+    """Run a command; `AbsentError` with its last output if it fails."""
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=ENVIRONMENT, **options
     )
@@ -94,7 +95,7 @@ def bare_exec() -> Generator[Command]:
 
 @contextlib.contextmanager
 def copy_of(root: Path) -> Generator[Path]:
-    """Give a throw-away view of the image: even a shell that only says hello writes to it."""
+    """Yield a temporary overlay of the image: even a trivial shell writes to it."""
     with tempfile.TemporaryDirectory(prefix="paddock-floor-") as directory:
         home = Path(directory)
         for name in ("upper", "work", "merged"):
@@ -119,7 +120,7 @@ def bwrap() -> Generator[Command]:
 
 @contextlib.contextmanager
 def hidden() -> Generator[list[str]]:
-    """Give the start of a command that runs where the unified half of cgroups is out of sight."""
+    """Return the command prefix that hides the unified half of cgroups."""
     script = f"{HIDE_UNIFIED}; echo ready; exec sleep infinity"
     command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as keeper:
@@ -153,7 +154,7 @@ def crun() -> Generator[Command]:
                 spec["process"]["env"].append(f"TMPDIR={ENVIRONMENT['TMPDIR']}")
                 (bundle / "config.json").write_text(json.dumps(spec))
             options = ["--detach"] if stays else []
-            # Pausing needs a group; a short life is spared the making of one.
+            # Pausing needs a cgroup; short runs do without.
             manager = "cgroupfs" if stays else "disabled"
             start = [*program, f"--cgroup-manager={manager}", "run", *options, "--bundle"]
             return [*start, str(bundle), f"{LABEL}-{os.getpid()}-{next(numbers)}"]
@@ -171,7 +172,7 @@ def podman(runtime: str = "") -> Generator[Command]:
     root = image("podman")
     program = ["podman", *(["--runtime", runtime] if runtime else [])]
     mine = f"{LABEL}={os.getpid()}"
-    # Its own default limits need a capability that not every root has.
+    # Its default limits need a capability that not every root has.
     limits = ["--ulimit", "nofile=1024:4096", "--ulimit", "nproc=4096:4096"]
     with hidden() as inside:
 
@@ -195,14 +196,14 @@ ALTERNATIVES: dict[str, tuple[Callable[[], AbstractContextManager[Command]], flo
     "crun": (crun, 0.5),
     "podman": (podman, 0.2),
 }
-"""Each with the share of the rounds that it is given: slow ones must not fill the minute."""
+"""Each with its share of the rounds: slow ones must not take the whole minute."""
 
 
-# ---- what is measured of them ----------------------------------------------------------------
+# ---- measurements ------------------------------------------------------------------------------
 
 
 def measure(report: "Report", rounds: int) -> None:
-    """Take the starts of every alternative into a report, or why it is not there."""
+    """Add the starts of every alternative to a report, or why it is absent."""
     for name, (alternative, share) in ALTERNATIVES.items():
         try:
             with alternative() as command:
@@ -218,7 +219,7 @@ def measure(report: "Report", rounds: int) -> None:
 
 
 def hello(command: Command) -> float:
-    """Let it say hello once; gives the seconds."""
+    """Run one command; return the seconds."""
     began = time.perf_counter()
     said = run(command(HELLO))
     took = time.perf_counter() - began
@@ -228,7 +229,7 @@ def hello(command: Command) -> float:
 
 
 def together(report: "Report", count: int) -> None:
-    """Take in what each costs of many that are started at once, until the last has ended."""
+    """Add the cost of each of many concurrent starts, until the last has ended."""
     for name, (alternative, share) in ALTERNATIVES.items():
         number = max(4, int(count * share))
         try:
@@ -249,19 +250,19 @@ def together(report: "Report", count: int) -> None:
 
 
 def quiet(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a command of which nobody reads."""
+    """Start a command without reading its output."""
     silence = subprocess.DEVNULL
     return subprocess.Popen(command, stdin=silence, stdout=silence, stderr=silence, env=ENVIRONMENT)
 
 
 @contextlib.contextmanager
 def held(name: str, count: int) -> Generator[None]:
-    """Keep so many sleeping in an alternative for a while."""
+    """Keep this many sleepers in an alternative for a while."""
     alternative, _ = ALTERNATIVES[name]
     with alternative() as command:
         made = [quiet(command(SLEEP, stays=True)) for _ in range(count)]
         try:
-            # These two go on without who started them.
+            # These two continue without their parent.
             if name in ("crun", "podman") and any(process.wait() for process in made):
                 raise AbsentError("it does not run here")
             yield
@@ -273,7 +274,7 @@ def held(name: str, count: int) -> Generator[None]:
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and what it started: bubblewrap's inner half may outlive the outer one."""
     if process.poll() is None:
-        process.send_signal(signal.SIGSTOP)  # Now it starts no more.
+        process.send_signal(signal.SIGSTOP)  # From here it starts no more.
         for pid in children(process.pid):
             os.kill(pid, signal.SIGKILL)
     process.kill()
@@ -281,7 +282,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Give the processes below one."""
+    """Return the descendants of a process."""
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():

@@ -56,10 +56,10 @@ STREAM_MB = 16
 TURNS = 5
 RIVALS = ("direct", "nginx", "haproxy", "envoy")
 ROUTES_BEFORE, ROUTES_TOLD = 20, 100
-"""Routes that are told before any is timed, and those that are."""
+"""Routes that are announced before and during the timing."""
 _, MOST_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 IDLE_SOCKETS = min(10_000, (MOST_FILES - 400) // 2)
-"""A gateway needs two descriptors for each; where fewer are allowed, the rest is reckoned."""
+"""A gateway needs two descriptors for each; with fewer, the rest is extrapolated."""
 
 
 def ours(port: int, admin_port: int, upstream: int) -> list[str]:
@@ -67,12 +67,12 @@ def ours(port: int, admin_port: int, upstream: int) -> list[str]:
 
 
 def proxies(report: Report, directory: Path, seconds: float) -> None:
-    """Put the same loads on all of them in turn."""
+    """Put the same load on all of them in turn."""
     upstream, admin_port, *ports = free_ports(6)
     big = directory / "www"
     big.mkdir(mode=0o755)
     (big / "big").write_bytes(os.urandom(1 << 20) * STREAM_MB)
-    # The owner may be root only here; its worker must read the file.
+    # The owner is root; its worker must be able to read the file.
     serving = nginx(
         directory, upstream,
         f"|||location / {{ return 200 'ok'; }} location /big {{ root {big}; }}", "upstream",
@@ -142,7 +142,7 @@ def in_turn(report: Report, directory: Path, targets: dict[str, Target], seconds
 
 
 def pairwise(report: Report, directory: Path, rounds: int) -> None:
-    """Ours and HAProxy in turn, a second each, with heads that are alike and that never are."""
+    """Ours and HAProxy in turn, one second each, with equal and with unique heads."""
     upstream, port, admin_port, other = free_ports(4)
     serving = nginx(directory, upstream, "|||location / { return 200 'ok'; }", "pairwise")
     with (
@@ -174,7 +174,7 @@ def pairwise(report: Report, directory: Path, rounds: int) -> None:
 
 
 async def idle_sockets(report: Report) -> None:
-    """Memory of a gateway with 10,000 WebSockets on which nothing happens."""
+    """Memory of a gateway with 10,000 idle WebSockets."""
     port, admin_port, upstream = free_ports(3)
     with (
         process([sys.executable, PARTS, "sockets", str(upstream)], upstream, LOAD_CORE),
@@ -215,7 +215,7 @@ def rss_mb(pid: int) -> float:
 
 
 async def route_update(report: Report) -> None:
-    """From the moment a route is told to the first answer over it."""
+    """From the announcement of a route to the first answer over it."""
     port, admin_port, upstream = free_ports(3)
     samples: list[float] = []
     with (
@@ -260,7 +260,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 
 
 async def waking(report: Report, rounds: int) -> None:
-    """What a caller waits longer because its sandbox was paused."""
+    """Extra latency of a request because its sandbox was paused."""
     async with Installation(gateways=1) as paddock:
         for strategy in ("Freeze", "Hibernate"):
             box = await paddock.create(timeout=3600, autoPause=True, autoResume={"enabled": True})
@@ -318,7 +318,7 @@ def main() -> None:
     try:
         if "proxies" in parts:
             proxies(report, directory, seconds)
-            with contextlib.suppress(AbsentError):  # That it is absent was said.
+            with contextlib.suppress(AbsentError):  # Its absence was reported before.
                 pairwise(report, directory, 1 if report.is_quick else 6)
         if "sockets" in parts:
             asyncio.run(idle_sockets(report))

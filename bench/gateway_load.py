@@ -1,4 +1,4 @@
-"""How the gateway's bench makes load, and what it learns from it.
+"""Generates and measures load for the gateway benchmarks.
 
 Load runs on one core, the proxy under it on the other. `wrk` asks as fast as it goes and gives its
 whole histogram, so that slices of several turns can be put together; `calm` asks at a fixed rate.
@@ -26,26 +26,26 @@ LOAD_CORE, PROXY_CORE = "0", str((os.cpu_count() or 1) - 1)
 PARTS = str(Path(__file__).with_name("gateway_parts.py"))
 CALLED = 64
 RATE = 1000
-"""Requests a second of a calm load."""
+"""Requests per second of a calm load."""
 
 
 class Target(NamedTuple):
-    """Something that load can be put on."""
+    """A target of load."""
 
     port: int
     running: subprocess.Popen[bytes] | None
-    """The proxy; without one it is the upstream itself."""
+    """The proxy; `None` for the upstream itself."""
 
 
 class Slice(NamedTuple):
-    """What `wrk` saw in one turn."""
+    """Results of one run of `wrk`."""
 
     seconds: float
     answers: int
     refused: int
-    """Answers that were no success."""
+    """Answers with an error status."""
     lost: int
-    """Requests without an answer: connections that broke, and time that was over."""
+    """Requests without an answer: broken connections and timeouts."""
     size: int
     micros: Counter[int]
 
@@ -60,7 +60,7 @@ class Slice(NamedTuple):
 
 @contextlib.contextmanager
 def process(command: list[str], port: int, core: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server on one core; `AbsentError` with its last words if it does not start."""
+    """Run a server on one core; `AbsentError` with its last output if it does not start."""
     with tempfile.TemporaryFile() as words:
         started = subprocess.Popen(
             ["taskset", "-c", core, *command], stdout=subprocess.DEVNULL, stderr=words
@@ -88,7 +88,7 @@ def _listens(port: int) -> bool:
 
 
 def lua(directory: Path, path: str, *, is_unique: bool = False) -> Path:
-    """A load that calls 64 sandboxes in turn, with their tokens; perhaps never twice alike."""
+    """A load on 64 sandboxes in turn, with their tokens; optionally with unique heads."""
     tokens = ",".join(
         f'{{"{sandbox_id(n)}","{SEED.access_token(sandbox_id(n))}"}}' for n in range(CALLED)
     )
@@ -121,7 +121,7 @@ end
 
 
 def wrk(port: int, script: Path, *, connections: int, seconds: float) -> Slice:
-    """Ask as fast as it goes, for whole seconds: it knows no others."""
+    """Send requests at full speed for whole seconds: wrk takes no others."""
     text = subprocess.run(
         ["taskset", "-c", LOAD_CORE, program("wrk"), "-t1", f"-c{connections}",
          f"-d{max(1, round(seconds))}s", "-s", str(script), f"http://127.0.0.1:{port}"],
@@ -132,7 +132,7 @@ def wrk(port: int, script: Path, *, connections: int, seconds: float) -> Slice:
 
 
 def take(report: Report, name: str, slices: list[Slice], *, is_ours: bool) -> None:
-    """Take in a series of which the histogram is known."""
+    """Add a series from its histogram."""
     micros = sum((one.micros for one in slices), Counter[int]())
     tried = sum(one.answers + one.lost for one in slices)
     failed = sum(one.refused + one.lost for one in slices)
@@ -147,7 +147,7 @@ def take(report: Report, name: str, slices: list[Slice], *, is_ours: bool) -> No
 
 
 def _at(micros: Counter[int], share: float) -> int:
-    """Give the value that a share of what was counted does not exceed."""
+    """Return a percentile of a histogram."""
     left = share * micros.total()
     for value in sorted(micros):
         left -= micros[value]
@@ -157,7 +157,7 @@ def _at(micros: Counter[int], share: float) -> int:
 
 
 def calm(port: int, seconds: float) -> tuple[list[float], int]:
-    """Latency at a rate far from saturation, over 64 connections; and how many went wrong."""
+    """Latency at a rate far from saturation, over 64 connections, and the failures."""
     name = sandbox_id(0)
     request = (
         f"GET / HTTP/1.1\r\nHost: localhost\r\nE2b-Sandbox-Id: {name}\r\n"
@@ -173,7 +173,7 @@ def calm(port: int, seconds: float) -> tuple[list[float], int]:
 
 
 def cpu_seconds(target: Target) -> float:
-    """Give the processor time that a proxy has used, its workers' included."""
+    """Return the CPU time of a proxy, workers included."""
     return sum(map(_cpu_seconds, _tree(target.running.pid))) if target.running else 0.0
 
 

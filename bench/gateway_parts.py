@@ -1,4 +1,4 @@
-"""Pieces of the gateway's bench that run in processes of their own.
+"""Parts of the gateway benchmark that run in their own processes.
 
 python bench/gateway_parts.py serve PORT ADMIN_PORT UPSTREAM_PORT   one gateway, 10,000 routes
 python bench/gateway_parts.py sockets PORT                          an upstream of WebSockets
@@ -139,9 +139,10 @@ async def sockets(port: int) -> None:
 
 
 class Caller(asyncio.Protocol):
-    """One connection of the load: asks when told, notes how long the answer took.
+    """One connection of the load: sends requests on schedule and records latencies.
 
-    Who is told while an answer is awaited asks afterwards; the time counts from being told.
+    A request that is due while an answer is pending is sent afterwards; its time counts from when
+    it was due.
     """
 
     def __init__(self, request: bytes, samples: list[float]) -> None:
@@ -178,8 +179,8 @@ class Caller(asyncio.Protocol):
 
 
 async def load(port: int, rate: float, seconds: float, request: bytes) -> tuple[list[float], int]:
-    """Ask over 64 connections in turn, so many times a second; gives also what went wrong."""
-    gc.disable()  # Its pauses would be counted to whom it asks.
+    """Send requests over 64 connections at this rate; return latencies and failures."""
+    gc.disable()  # Its pauses would be counted as latency of the server.
     loop = asyncio.get_running_loop()
     samples: list[float] = []
     callers: list[Caller] = []

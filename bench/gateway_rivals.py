@@ -1,6 +1,6 @@
-"""How nginx, HAProxy and Envoy are told to do what the gateway does, on one core each.
+"""Configurations of nginx, HAProxy and Envoy for the gateway's task, on one core each.
 
-Each function writes a configuration and gives the command; `AbsentError` where it is not installed.
+Each function writes a configuration and returns the command; `AbsentError` if not installed.
 HAProxy looks sandboxes up in a table of the same size and refuses calls without a token; nginx and
 Envoy only forward, which is less.
 """
@@ -28,7 +28,7 @@ http {{
 
 
 def forwarding(directory: Path, port: int, upstream: int) -> list[str]:
-    """nginx as a proxy that keeps its connections."""
+    """nginx as a proxy with kept connections."""
     kept = f"upstream u {{ server 127.0.0.1:{upstream}; keepalive 512; "
     kept += "keepalive_requests 1000000000; }"
     passing = "location / { proxy_pass http://u; proxy_http_version 1.1; "

@@ -1,4 +1,4 @@
-"""Storing and cloning live sandboxes through the API: snapshot, create from it, fork.
+"""Snapshots and clones of live sandboxes through the API: snapshot, create, fork.
 
     python bench/hibernate_fork.py [--quick]
 
@@ -35,7 +35,7 @@ STORING = ("podman", "--runtime", "runc", "container")
 
 
 def copy_floor(rounds: int) -> list[float]:
-    """Copying 30 MB of memory once: less no clone can do."""
+    """Copying 30 MB of memory once: the least that a clone costs."""
     source = bytes(30 << 20)
     samples = []
     for _ in range(rounds):
@@ -48,17 +48,17 @@ def copy_floor(rounds: int) -> list[float]:
 def podman_checkpoint(report: Report, rounds: int) -> None:
     """Checkpoint and restore by podman of a container that only sleeps.
 
-    It is run by runc: the distribution's crun can store nothing.
+    It runs in runc: the distribution's crun has no CRIU support.
     """
     stored, restored = [], []
     try:
         floors.program("runc")
         with floors.podman(runtime="runc") as command, floors.hidden() as inside:
-            # One that was stored is there no more with --rm.
+            # With --rm a checkpointed container is deleted.
             started = [word for word in command(floors.SLEEP, stays=True) if word != "--rm"]
             name = floors.run(started).strip()
             verbs = (("checkpoint", stored), ("restore", restored))
-            for verb, _ in verbs:  # Whether it can at all is said by the first of each.
+            for verb, _ in verbs:  # The first attempt of each shows whether it is supported.
                 floors.run([*inside, *STORING, verb, name])
             for _ in range(rounds):
                 for verb, samples in verbs:
@@ -80,7 +80,7 @@ async def first_command(paddock: Installation, box: Box) -> None:
 
 
 async def snapshots(paddock: Installation, report: Report, box: Box, rounds: int) -> None:
-    """Store a sandbox, and create another from what was stored."""
+    """Snapshot a sandbox, and create another from the snapshot."""
     stored, created, answered = [], [], []
     before = await writes(paddock)
     for _ in range(rounds):
@@ -105,7 +105,7 @@ async def snapshots(paddock: Installation, report: Report, box: Box, rounds: int
 async def forks(
     paddock: Installation, report: Report, box: Box, *, rounds: int, count: int
 ) -> None:
-    """Fork a sandbox into many at once, again and again; every one must have what it held."""
+    """Fork a sandbox into many repeatedly; every clone must have its content."""
     walls, answered = [], []
     written = made = 0
     for _ in range(rounds):
@@ -136,7 +136,7 @@ async def forks(
 async def each_answers(
     paddock: Installation, report: Report, boxes: list[Box], began: float
 ) -> list[float | None]:
-    """Give the seconds until each has answered, `None` for one that has not what it must have."""
+    """Return the seconds until each has answered, `None` for one with wrong content."""
 
     async def one(box: Box) -> float | None:
         with report.trying("the first command of a fork"):

@@ -1,4 +1,4 @@
-"""What sandboxes cost a Kubernetes API server, beside the server's own ceiling in the same run.
+"""The load of sandboxes on a Kubernetes API server, beside the server's own ceiling.
 
     python -m bench.kubernetes [--quick] [--stock 2500] [--objects 10000]
 
@@ -82,7 +82,7 @@ def open_store(info: ClusterInfo) -> KubernetesStore:
 
 
 def writes() -> int:
-    """Count the writes that this process has sent so far, leases and events apart."""
+    """Return the writes of this process so far, without leases and events."""
     total = 0.0
     for metric in REQUESTS.collect():
         for sample in metric.samples:
@@ -97,7 +97,7 @@ def writes() -> int:
 
 
 async def claims(report: Report, info: ClusterInfo, stock: int) -> None:
-    """Fill a pool, look at whole lives, then claim what is there as fast as it goes."""
+    """Fill a pool, measure whole lifecycles, then claim the stock at full speed."""
     store = open_store(info)
     plane = ControlPlane(
         Settings(pool_size=stock), SECRETS, store=store, runtime=SimulatedRuntime()
@@ -110,7 +110,7 @@ async def claims(report: Report, info: ClusterInfo, stock: int) -> None:
                     await stack.enter_async_context(background(work, name=name))
                 await stocked(plane, stock)
                 await lives(report, plane, stock)
-            # Nobody refills from here on: claims alone are measured.
+            # The pool is not refilled from here on: only claims are measured.
             async with RawWriters.open(store.client.access, WRITERS) as raw:
                 await race(report, plane, raw, stock)
     finally:
@@ -125,7 +125,7 @@ async def stocked(plane: ControlPlane, count: int) -> None:
 
 
 async def lives(report: Report, plane: ControlPlane, stock: int) -> None:
-    """Claim and kill one by one, while the pool is refilled."""
+    """Claim and kill one by one, while the pool refills."""
     before, took = writes(), list[float]()
     for _ in range(LIVES):
         started = time.monotonic()
@@ -139,7 +139,7 @@ async def lives(report: Report, plane: ControlPlane, stock: int) -> None:
 
 
 async def race(report: Report, plane: ControlPlane, raw: RawWriters, stock: int) -> None:
-    """Let claims and bare writes take turns on one stock, so that both meet the same machine."""
+    """Alternate claims and raw writes on one stock, so that both meet the same load."""
     share = (stock - WRITERS) // (2 * ROUNDS)
     claiming, bare = Side("claim"), Side("bare_write")
     written = 0
@@ -180,7 +180,7 @@ async def take(plane: ControlPlane, left: Iterator[int], side: Side) -> None:
 
 
 def claim_request(plane: ControlPlane, raw: RawWriters) -> bytes:
-    """Take one out of stock and make the request that claims it, as the manager would."""
+    """Reserve one and build the request that claims it, as the manager does."""
     sandbox = plane.pool_members.reserve(POOL)
     if sandbox is None:
         raise RuntimeError("stock is out: raise --stock")
@@ -207,7 +207,7 @@ def wanted() -> NewSandbox:
 
 
 async def many(report: Report, info: ClusterInfo, objects: int) -> None:
-    """Let a `controllers` process lead so many running sandboxes and their pods."""
+    """Run a `controllers` process that leads this many running sandboxes with pods."""
     store = open_store(info)
     template = SandboxTemplate(
         metadata=ObjectMeta(namespace="default", name="many"),
@@ -248,7 +248,7 @@ async def many(report: Report, info: ClusterInfo, objects: int) -> None:
 
     try:
         await store.create(Namespace(metadata=ObjectMeta(name="paddock-system")))
-        # Nobody else is here to make it, and pods are refused without.
+        # No controller creates it here, and pods are refused without it.
         account = {"metadata": {"name": "default"}}
         await asyncio.to_thread(
             info.request, "POST", "/api/v1/namespaces/default/serviceaccounts", account
@@ -284,7 +284,7 @@ _RUNS = msgspec.json.encode(
 
 
 def lead(info: ClusterInfo) -> dict[str, float]:
-    """Start a `controllers` process: when it leads, it has listed everything; then look at it."""
+    """Start a `controllers` process: when it leads, it has listed everything; then measure."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -304,7 +304,7 @@ def lead(info: ClusterInfo) -> dict[str, float]:
         )
         try:
             began, leads = _moments(log, process)
-            time.sleep(5)  # every sandbox is looked at once
+            time.sleep(5)  # every sandbox is reconciled once
             return {
                 "list_and_sync_s": (leads - began).total_seconds(),
                 "controllers_rss_mb": _status(process.pid, "VmRSS:"),
@@ -316,7 +316,7 @@ def lead(info: ClusterInfo) -> dict[str, float]:
 
 
 def _moments(log: IO[str], process: subprocess.Popen[bytes]) -> tuple[datetime, datetime]:
-    """Give when a process began to list and when it led, by its own log."""
+    """Return when a process began to list and when it led, from its log."""
     deadline = time.monotonic() + 180
     found: dict[str, datetime] = {}
     while time.monotonic() < deadline and process.poll() is None:
@@ -353,7 +353,7 @@ def main() -> None:
     with KubeCluster(components=()) as cluster:
         uvloop.run(claims(report, cluster.info, stock))
     if objects:
-        # On a server of its own: what the first part left would be counted too.
+        # On its own server: leftovers of the first part would count, too.
         with KubeCluster(components=()) as cluster:
             uvloop.run(many(report, cluster.info, objects))
     report.finish()

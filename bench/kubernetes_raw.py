@@ -1,4 +1,4 @@
-"""What an API server can do at all: ready-made requests over kept connections, answers unread.
+"""The ceiling of an API server: prepared requests over kept connections, answers unread.
 
 The least that a client can spend on a write: bytes made beforehand, one request at a time on each
 TLS connection, of whose answers only the code is looked at. What it sends is its caller's choice.
@@ -25,7 +25,7 @@ _END = b"\r\n\r\n"
 
 
 class RawWriters:
-    """So many clients that think of nothing."""
+    """Minimal clients."""
 
     def __init__(self, host: str, authorization: str, connections: list[Connection]) -> None:
         self._host = host
@@ -35,7 +35,7 @@ class RawWriters:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, access: Access, count: int) -> AsyncGenerator[Self]:
-        """Connect them all."""
+        """Open all connections."""
         url = urlsplit(access.server)
         connections: list[Connection] = []
         try:
@@ -56,7 +56,7 @@ class RawWriters:
         params: dict[str, str],
         content_type: str = "application/json",
     ) -> bytes:
-        """Make a request, ready to be sent."""
+        """Return a request as bytes."""
         lines = (
             f"{verb} {path}?{urlencode(params)} HTTP/1.1",
             f"Host: {self._host}",
@@ -69,7 +69,7 @@ class RawWriters:
         return "\r\n".join(lines).encode() + _END + body
 
     async def send(self, requests: Iterable[bytes]) -> list[float]:
-        """Send all, as many at once as there are connections; give what each took."""
+        """Send all, one at a time per connection; return the time of each."""
         left, took = iter(requests), list[float]()
 
         async def work(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -89,14 +89,14 @@ async def _answer(reader: asyncio.StreamReader) -> None:
     if length:
         body = await reader.readexactly(int(length))
     else:
-        # In chunks, as long answers come; JSON has no such line within.
+        # Long answers are chunked; JSON contains no such line.
         body = await reader.readuntil(b"\r\n0\r\n\r\n")
     if not head.startswith(b"http/1.1 2"):
         raise RuntimeError(f"the API server refused: {head.decode()}{body[:500]!r}")
 
 
 class Side:
-    """What one of two that take turns has done so far."""
+    """Results of one of two alternating sides."""
 
     def __init__(self, name: str) -> None:
         self.took: list[float] = []
@@ -107,14 +107,14 @@ class Side:
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Count what the body takes as this side's."""
+        """Count the time and CPU of the body to this side."""
         cpu, started = processors(), time.monotonic()
         yield
         self._seconds += time.monotonic() - started
         self._cpu.update({name: spent - cpu[name] for name, spent in processors().items()})
 
     def tell(self, report: Report, *, rate: str) -> None:
-        """Say how long each took, how many there were a second, and what they cost."""
+        """Report latencies, rate and cost."""
         report.spread(self._name, self.took, failed=self.failed)
         report.figure(rate, len(self.took) / self._seconds)
         for process, seconds in self._cpu.items():
@@ -123,7 +123,7 @@ class Side:
 
 
 def processors() -> dict[str, float]:
-    """Processor time so far, of this process and of those that it has started, by name."""
+    """CPU time so far, of this process and its children, by name."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     found = {"client": usage.ru_utime + usage.ru_stime}
     own = Path(f"/proc/self/task/{os.getpid()}")

@@ -1,4 +1,4 @@
-"""What the Kubernetes store costs, beside the API server's own ceiling in the same run.
+"""The cost of the Kubernetes store, beside the API server's own ceiling in the same run.
 
     python -m bench.kubernetes_store [--quick] [--objects 10000] [--writes 2000]
 
@@ -60,7 +60,7 @@ def running(obj: Sandbox, turn: int = 0) -> Sandbox:
 async def written(
     objects: Iterable[Sandbox], write: Callable[[Sandbox], Awaitable[Sandbox]], side: Side
 ) -> list[Sandbox]:
-    """Let so many writers at once write each object; give what came back."""
+    """Write each object with this many concurrent writers; return the results."""
     left, results = iter(objects), list[Sandbox]()
 
     async def writer() -> None:
@@ -75,11 +75,11 @@ async def written(
 
 
 async def writes(report: Report, store: KubernetesStore, count: int) -> None:
-    """Create sandboxes and give them a status, through the store and as bare bytes."""
+    """Create sandboxes and write their status, through the store and as raw bytes."""
     sides = {name: Side(name) for name in ("create", "bare_create", "status", "bare_status")}
     collection = paths.collection_path(Sandbox, NS)
     share = count // ROUNDS
-    # A server's first writes of a kind wait for what it does once.
+    # The first writes of a kind wait for one-time work of the server.
     await written([sandbox(f"first-{number}") for number in range(64)], store.create, Side("first"))
     async with RawWriters.open(store.client.access, WRITERS) as raw:
         for turn in range(ROUNDS):
@@ -112,7 +112,7 @@ async def writes(report: Report, store: KubernetesStore, count: int) -> None:
 
 
 async def reads(report: Report, store: KubernetesStore, objects: int) -> None:
-    """List everything a few times, as a process does that starts."""
+    """List everything a few times, as a starting process does."""
     present = len((await store.list(Sandbox)).items)
     missing = [sandbox(f"fill-{number}") for number in range(max(0, objects - present))]
     await written(missing, store.create, Side("fill"))
@@ -134,7 +134,7 @@ def _cpu_seconds() -> float:
 
 
 async def delivery(report: Report, store: KubernetesStore, count: int) -> None:
-    """Find out how much later a watcher hears of a write than its writer does."""
+    """Measure the delay between a write's reply and its watch event."""
     obj = await store.create(sandbox("watched"))
     heard: dict[str, float] = {}
     lags: list[float] = []

@@ -1,4 +1,4 @@
-"""Says what a suite has left on the machine, a line for each; `paddock bench` runs it after each.
+"""Reports leaks of a benchmark suite, one per line; `paddock bench` runs it after each.
 
     python bench/leftovers.py DIRECTORY SECONDS
 

@@ -1,4 +1,4 @@
-"""What the network of a sandbox costs, beside the command-line tools people would use.
+"""The cost of a sandbox's network, beside the usual command-line tools.
 
     python bench/net.py [--quick]
 
@@ -100,7 +100,7 @@ def attach_ours(state: FabricState, made: list[int]) -> tuple[list[float], list[
 
 
 def attach_by_ip(host: int, made: list[int]) -> tuple[list[float], list[float]]:
-    """Make a bridge port the usual way: without a fixed address for the bridge."""
+    """Create a bridge port the usual way: without a fixed address for the bridge."""
     attach: list[float] = []
     first: list[float] = []
     for number, space in enumerate(made):

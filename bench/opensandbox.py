@@ -65,7 +65,7 @@ SNAPSHOT, CLONE = "opensandbox_snapshot", "opensandbox_clone"
 
 
 class Server:
-    """A running server: makes sandboxes, pauses and resumes them, lets them go."""
+    """A running server: creates, pauses, resumes and deletes sandboxes."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -79,7 +79,7 @@ class Server:
         return made["id"]
 
     def snapshot(self, sandbox: str) -> str:
-        """Store the files of a sandbox; gives the snapshot's id when it is ready."""
+        """Snapshot the files of a sandbox; return the snapshot's id when it is ready."""
         made = self._ask("POST", f"/v1/sandboxes/{sandbox}/snapshots", {})
         while made["status"]["state"] == "Creating":
             time.sleep(0.01)
@@ -118,7 +118,7 @@ class Server:
 
 
 def measure(report: "Report", count: int) -> None:
-    """Take its creates into a report, or why they are not there."""
+    """Add its creates to a report, or why they are absent."""
     samples: list[float] = []
     try:
         with serving(report) as server:
@@ -134,7 +134,7 @@ def measure(report: "Report", count: int) -> None:
 
 
 def together(report: "Report", count: int) -> None:
-    """Take in what each costs of many that are asked for at once, until the last one runs."""
+    """Add the cost of each of many concurrent creates, until the last one runs."""
     try:
         with serving(report) as server, ThreadPoolExecutor(count) as pool:
             began = time.perf_counter()
@@ -155,7 +155,7 @@ def together(report: "Report", count: int) -> None:
 
 
 def snapshots(report: "Report", rounds: int) -> None:
-    """Take in storing the files of a sandbox, and creating another from them."""
+    """Add snapshots of files, and creates from them."""
     stored: list[float] = []
     cloned: list[float] = []
     try:
@@ -181,7 +181,7 @@ def snapshots(report: "Report", rounds: int) -> None:
 
 @contextlib.contextmanager
 def serving(report: "Report | None" = None) -> Generator[Server]:
-    """Start it on podman's socket; `AbsentError` where it cannot be."""
+    """Start it on podman's socket; `AbsentError` if that is not possible."""
     server = program(os.environ.get("OPENSANDBOX_SERVER", "opensandbox-server"))
     if report is not None and report.is_quick:
         raise AbsentError("left out of a quick look: it takes half a minute to set up")
@@ -194,7 +194,7 @@ def serving(report: "Report | None" = None) -> Generator[Server]:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paddock-opensandbox-")))
         try:
             running = stack.enter_context(_running(home, server))
-            running.delete(running.create())  # The first one fills its cache.
+            running.delete(running.create())  # The first one fills the cache.
         except (OSError, subprocess.CalledProcessError) as error:
             raise AbsentError(f"it does not run here: {error!r}") from error
         yield running
@@ -242,7 +242,7 @@ def _running(home: Path, server: str) -> Generator[Server]:
 
 
 def _images(home: Path, podman: list[str], environment: dict[str, str]) -> None:
-    """Make one image, of our base image and the stand-in for the daemon; it serves as both."""
+    """Build one image from our base image and the stand-in for the daemon."""
     added, names = home / "added", ("execd", "bootstrap.sh")
     added.mkdir()
     (added / "execd").write_text("#!/bin/sh\nexec sleep 1000000\n")

@@ -1,4 +1,4 @@
-"""Pausing and waking: through the API, and by the traffic that arrives for a paused sandbox.
+"""Pause and wake: through the API, and by traffic that arrives for a paused sandbox.
 
     python bench/pause_wake.py [--quick]
 
@@ -49,7 +49,7 @@ def in_turn(
     pause: Callable[[], object],
     resume: Callable[[], object],
 ) -> None:
-    """Take in two calls made in turn."""
+    """Record two alternating calls."""
     samples: dict[str, list[float]] = {"pause": [], "resume": []}
     for _ in range(rounds):
         for verb, act in (("pause", pause), ("resume", resume)):
@@ -62,7 +62,7 @@ def in_turn(
 
 
 def bare(report: Report, rounds: int) -> None:
-    """Stop and continue one process, each until the kernel says that it did."""
+    """Stop and continue one process, each until the kernel confirms it."""
     with subprocess.Popen(floors.SLEEP) as process:
 
         def told(number: signal.Signals, change: int) -> None:
@@ -80,7 +80,7 @@ def bare(report: Report, rounds: int) -> None:
 
 
 def containers(report: Report, rounds: int) -> None:
-    """Pause what sleeps in crun and in podman by their own commands."""
+    """Pause sleepers in crun and in podman with their own commands."""
     report.absent("bwrap_pause", "it has no pause")
     for name, verbs in (("crun", ("pause", "resume")), ("podman", ("pause", "unpause"))):
         alternative, _ = floors.ALTERNATIVES[name]
@@ -90,7 +90,7 @@ def containers(report: Report, rounds: int) -> None:
                 start = words[: words.index("run")]
                 if name == "podman":
                     box = floors.run(words).strip()
-                else:  # What sleeps would keep a pipe open.
+                else:  # A sleeper would keep a pipe open.
                     floors.quiet(words).wait()
                     box = words[-1]
                 calls = [partial(floors.run, [*start, verb, box]) for verb in verbs]

@@ -1,4 +1,4 @@
-"""What every benchmark says, and how: figures with their spread, the machine, the commit, plots.
+"""The report format of all benchmarks: figures with spread, machine, commit, plots.
 
     report = Report("cold", __doc__)
     for _ in range(rounds):
@@ -34,18 +34,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results"
 LOOKS = RESULTS / "quick"
-"""Of quick runs: never what the project says of itself."""
+"""Results of quick runs: never published."""
 SHARES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
 COLUMNS = ("n", "success", *SHARES, "max_ms")
 MARKERS = {"p50_ms": "o", "p95_ms": "|", "p99_ms": "d", "max_ms": "."}
 MEASURED = ("src", "bench", ":(exclude)bench/results")
-"""What a figure depends on; results change while one suite follows the other."""
+"""Paths that a figure depends on; results change while suites run."""
 HELP = """`scripts/install-rivals` installs what is set beside it: bubblewrap, crun, podman, nginx,
 HAProxy, wrk, Envoy and OpenSandbox's server. What is missing is named as missing in the result."""
 
 
 def machine() -> dict[str, object]:
-    """Say where this was measured, and how busy that was."""
+    """Return the machine and its load."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     model = ""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -63,7 +63,7 @@ def machine() -> dict[str, object]:
 
 
 def commit() -> str:
-    """Name the commit that was measured; a `+` says that files were changed since."""
+    """Return the measured commit; `+` means that files were changed since."""
     git = ["git", "-C", str(ROOT)]
     done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     if done.returncode:
@@ -74,18 +74,18 @@ def commit() -> str:
 
 
 def figure_of(value: float) -> float:
-    """Round for people: three places, and four digits of what is less than one."""
+    """Round for display: three places, and four digits below one."""
     return round(value, 3) if abs(value) >= 1 else float(f"{value:.4g}")
 
 
 def at(ordered: list[float], share: float) -> float:
-    """Give the sample that a share of the sorted ones does not exceed: the nearest rank."""
-    # Rounded first: a product such as 0.95 * 100 may lie a hair above what it is.
+    """Return a percentile of sorted samples: the nearest rank."""
+    # Round first: a product such as 0.95 * 100 may be slightly above its exact value.
     return ordered[max(0, math.ceil(round(len(ordered) * share, 6)) - 1)]
 
 
 def spread(samples: list[float], failed: int = 0) -> dict[str, float]:
-    """Sum samples up: percentiles, the worst, how many, and how many of those tried."""
+    """Summarize samples: percentiles, maximum, count, and share of successes."""
     tried = len(samples) + failed
     summary: dict[str, float] = {"n": tried, "success": round(len(samples) / tried, 4)}
     if samples:
@@ -96,7 +96,7 @@ def spread(samples: list[float], failed: int = 0) -> dict[str, float]:
 
 
 class Report:
-    """Collects what one benchmark found, and says it."""
+    """Collects and prints the results of one benchmark."""
 
     def __init__(
         self,
@@ -117,22 +117,22 @@ class Report:
         self.is_quick: bool = self.given.quick
         self.figures: dict[str, object] = {}
         self.how: dict[str, str] = {}
-        """What a single figure is: one run, the median or the mean of so many, the best of them."""
+        """Kind of a single figure: one run, a median, a mean, or the best of several."""
         self.ratios: dict[str, float] = {}
         self.missing: dict[str, str] = {}
-        """What was not compared with, and why."""
-        self._hopeless: list[str] = []
-        """Series of which nothing went well."""
-        self._machine = machine()  # Before the load is our own.
+        """Alternatives that are absent, and why."""
+        self._failed_series: list[str] = []
+        """Series without a success."""
+        self._machine = machine()  # Before the benchmark adds its own load.
         self._began = time.monotonic()
 
     def note(self, text: str) -> None:
-        """Say what is being done."""
+        """Print progress."""
         print(f"[{time.monotonic() - self._began:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def trying(self, what: str) -> Generator[None]:
-        """Go on when one try fails, and say why; who measures counts it as failed."""
+        """Continue when one attempt fails, and print why; the caller counts it as failed."""
         try:
             yield
         except Exception as error:
@@ -141,41 +141,41 @@ class Report:
     def spread(
         self, name: str, samples: list[float], *, failed: int = 0, is_ours: bool = True
     ) -> None:
-        """Take in one series; an alternative of which nothing went well is not compared with."""
+        """Add one series; an alternative without a success is absent."""
         if not samples and not failed:
             return
         if not samples and not is_ours:
             self.absent(name, f"all of {failed} tries failed")
             return
         if not samples:
-            self._hopeless.append(name)
+            self._failed_series.append(name)
         self.figures[name] = spread(samples, failed)
         self.note(f"{name}: {self.figures[name]}")
 
     def figure(self, name: str, value: float, how: str = "one run") -> None:
-        """Take in one number, and what it is: one run, a median, a mean, the best."""
+        """Add one figure and its kind: one run, a median, a mean, the best."""
         self.figures[name] = figure_of(value)
         self.how[name] = how
         self.note(f"{name}: {self.figures[name]} ({how})")
 
     def writes(self, operation: str, written: float, count: int) -> None:
-        """Take in how often the store was written for so many operations."""
+        """Add the store writes per operation."""
         name = f"store_writes_per_{operation}"
         self.figure(name, written / max(count, 1), f"mean of {count:,}")
 
     def absent(self, name: str, reason: str) -> None:
-        """Say that something is not compared with, and why."""
+        """Record that an alternative is absent, and why."""
         self.missing[name] = reason
         self.note(f"{name}: {reason}")
 
     def ratio(self, name: str, ours: str, other: str, *, key: str = "p50_ms") -> None:
-        """Set one series against another, by their medians unless said otherwise."""
+        """Add the ratio of two series, by default of their medians."""
         above, below = self._value(ours, key), self._value(other, key)
         if above is not None and below:
             self.ratios[name] = figure_of(above / below)
 
     def against(self, ours: str, others: Iterable[str], *, label: str = "") -> None:
-        """Set one series against each of several that are there."""
+        """Add the ratios to each of several series that exist."""
         for other in others:
             self.ratio(f"{label or ours}_to_{other}", ours, other)
 
@@ -186,9 +186,9 @@ class Report:
         return found if isinstance(found, (int, float)) else None
 
     def finish(self, **more: object) -> None:
-        """Print the table, draw the plot, end with the line of JSON."""
-        if self._hopeless:
-            raise SystemExit(f"nothing went well of {', '.join(self._hopeless)}")
+        """Print the table, draw the plot, and end with one line of JSON."""
+        if self._failed_series:
+            raise SystemExit(f"nothing went well of {', '.join(self._failed_series)}")
         result = {
             "bench": self.name,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -210,7 +210,7 @@ class Report:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """Print where it was measured, every series, every single figure, and what is missing."""
+    """Print the machine, all series, all single figures, and what is absent."""
     where = result["machine"]
     print(f"{result['bench']} at {result['commit']}, {result['date']}, {result['seconds']} s")
     print(
@@ -232,7 +232,7 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def plotting() -> Any | None:
-    """Give matplotlib's plots, where it is installed."""
+    """Return matplotlib's pyplot, if it is installed."""
     try:
         import matplotlib
 
@@ -245,7 +245,7 @@ def plotting() -> Any | None:
 
 
 def draw(result: dict[str, Any], target: Path) -> None:
-    """Draw a result, a line for each name: how long each series took, and every ratio."""
+    """Draw a result, one line per name: the times of each series, and every ratio."""
     figures: dict[str, Any] = result.get("figures", {})
     series = {
         name: item for name, item in figures.items() if isinstance(item, dict) and "p50_ms" in item
@@ -269,7 +269,7 @@ def draw(result: dict[str, Any], target: Path) -> None:
     figure.suptitle(f"{result['bench']}, {commit}, {date}")
     for (part, lines), (axes,) in zip(parts, panels, strict=True):
         part(axes, lines)
-        # As in the table: the first at the top, and each name at its own line.
+        # As in the table: the first name at the top.
         axes.set_yticks(range(len(lines)), list(lines), fontsize="small")
         axes.set_ylim(len(lines) - 0.5, -0.5)
         axes.set_xscale("log")

@@ -1,4 +1,4 @@
-"""How fast the local runtime is, beside what it stands on.
+"""The speed of the local runtime, beside its floor.
 
     python bench/runtime.py [--quick] [--rounds 40] [--many 200] [--first]
 
@@ -39,7 +39,7 @@ from paddock.runtime.port import AgentConfig, Blueprint, Instance, Limits  # noq
 
 
 class Reach:
-    """A keep-alive connection costs a client nothing; a new one is what a first caller makes."""
+    """A kept connection costs a client nothing; a first caller opens a new one."""
 
     @staticmethod
     async def health(instance: Instance) -> None:
@@ -52,13 +52,13 @@ class Reach:
 
 
 def hidden(command: str) -> list[str]:
-    """Run where the unified half of hybrid cgroups is out of sight: crun refuses to see both."""
+    """Run with the unified half of hybrid cgroups hidden: crun refuses both."""
     hide = "mountpoint -q /sys/fs/cgroup/unified && umount /sys/fs/cgroup/unified; "
     return ["unshare", "-m", "sh", "-c", f"{hide}exec {command}"]
 
 
 def floor(report: Report, rounds: int) -> None:
-    """Measure what others need for `true`."""
+    """Measure the time of alternatives for `true`."""
 
     def measure(name: str, command: list[str], count: int, *, program: str = "") -> None:
         program = program or command[0]
@@ -85,7 +85,7 @@ def floor(report: Report, rounds: int) -> None:
         for name in ("podman_run", "crun"):
             report.absent(f"floor_{name}", "there is no base image to run")
         return
-    # Its own defaults are more than this root may be allowed to set.
+    # Its defaults are more than this root may be allowed to set.
     limits = ["--ulimit", "nofile=1024:4096", "--ulimit", "nproc=1024:4096"]
     podman = ["podman", "run", "--rm", "--network", "none", *limits, "--rootfs", f"{root}:O"]
     command = hidden(shlex.join([*podman, "/bin/true"]))
@@ -97,14 +97,14 @@ def floor(report: Report, rounds: int) -> None:
 
 
 def make_bundle(directory: Path, root: Path) -> None:
-    """Describe to crun what bwrap is told above, with our base image as the root."""
+    """Configure crun like bwrap above, with our base image as the root."""
     if shutil.which("crun") is None:
         return
     subprocess.run(["crun", "spec"], cwd=directory, check=True)
     path = directory / "config.json"
     spec = json.loads(path.read_text())
     spec["process"] |= {"terminal": False, "args": ["/bin/true"]}
-    spec["process"].pop("rlimits", None)  # this root may not be allowed to set them
+    spec["process"].pop("rlimits", None)  # this root may lack the capability to set them
     spec["root"] = {"path": str(root), "readonly": True}
     spec["linux"].pop("resources", None)
     spec["mounts"] = [mount for mount in spec["mounts"] if mount["type"] != "cgroup"]
@@ -112,7 +112,7 @@ def make_bundle(directory: Path, root: Path) -> None:
 
 
 async def started(*arguments: str) -> TestNode:
-    """Start a node, before all others if that was asked for."""
+    """Start a node, with priority if requested."""
     node = TestNode(*arguments)
     await node.start()
     if "--first" in sys.argv:
@@ -128,7 +128,7 @@ async def started(*arguments: str) -> TestNode:
 
 
 async def creation(node: TestNode, name: str, rounds: int, *, parked: int) -> list[float]:
-    """Create and reach one after the other; each waits until the stock is there again."""
+    """Create and reach one after the other; each waits until the stock is full again."""
     samples = []
 
     async def is_stocked() -> bool:
@@ -139,7 +139,7 @@ async def creation(node: TestNode, name: str, rounds: int, *, parked: int) -> li
         await asyncio.sleep(0.05)
         if number:
             await eventually(is_stocked, pause=0.05)
-        # Somebody's, as every sandbox that is made on demand: he is about to call.
+        # With an owner, like every sandbox that is created on demand.
         wanted = blueprint(f"{name}{number}", agent=AgentConfig(sandbox_id=f"{name}{number}"))
         began = time.perf_counter()
         instance = await node.runtime.create(wanted)
@@ -239,14 +239,14 @@ async def keeping(report: Report, node: TestNode, rounds: int) -> None:
 
 
 def kernel_bytes() -> int:
-    """What the kernel itself holds: slabs, page tables, stacks, per-processor memory."""
+    """Kernel memory: slabs, page tables, stacks, per-CPU memory."""
     text = Path("/proc/meminfo").read_text()
     names = ("Slab:", "PageTables:", "KernelStack:", "Percpu:")
     return sum(int(text.split(name)[1].split()[0]) * 1024 for name in names)
 
 
 def pss(pids: Iterable[int]) -> int:
-    """What processes weigh: their own memory and their share of what they have in common."""
+    """Memory of processes: private and their share of common pages."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -256,7 +256,7 @@ def pss(pids: Iterable[int]) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What all threads of a process have used so far."""
+    """CPU time of all threads of a process."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
 
@@ -314,7 +314,7 @@ async def many(report: Report, node: TestNode, count: int) -> None:
 
 
 def post(path: str, head: bytes, payload: bytes) -> bytes:
-    """Send a request as fast as the other side takes it: no loop, no copies of ours."""
+    """Send a request at full speed: no event loop, no copies."""
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
         client.sendall(head)
@@ -326,7 +326,7 @@ def post(path: str, head: bytes, payload: bytes) -> bytes:
 
 
 def get(path: str, head: bytes) -> int:
-    """Take an answer as fast as it comes; gives its size."""
+    """Read an answer at full speed; return its size."""
     room = bytearray(1 << 20)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(path)

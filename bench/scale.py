@@ -1,4 +1,4 @@
-"""Scale: what each operation costs with 1,000, 10,000 and 100,000 sandboxes; and the memory.
+"""Scale: the cost of each operation with 1,000, 10,000 and 100,000 sandboxes; memory.
 
     python bench/scale.py [--quick]
 
@@ -36,7 +36,7 @@ def resident_mb() -> float:
 
 @contextlib.contextmanager
 def said(what: str) -> Generator[None]:
-    """Go on when a try fails; the report is in another process."""
+    """Continue when an attempt fails; the report is in another process."""
     try:
         yield
     except Exception as error:
@@ -108,7 +108,7 @@ async def measure(size: int, rounds: int) -> dict[str, object]:
             bare = await timed(FLOOR, store.update(changed))
         before = await version()
         for _ in range(rounds):
-            with said("a life"):  # What it did not come to counts as failed.
+            with said("a life"):  # Attempts that were not made count as failed.
                 await life()
             await asyncio.sleep(0.002)
         while len(pool_members.members(key).available) < size:

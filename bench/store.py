@@ -60,7 +60,7 @@ def transactions(path: Path, count: int) -> list[float]:
 async def writes(
     report: Report, store: SqliteStore, writers: int, seconds: float
 ) -> tuple[list[float], int, float]:
-    """Let so many write for a while; gives the times, how many failed, and the rate."""
+    """Write with this many writers for a while; return times, failures, and the rate."""
     samples: list[float] = []
     tried = 0
     began = time.perf_counter()
@@ -87,7 +87,7 @@ async def writes(
 
 
 async def version(store: SqliteStore) -> int:
-    """Every write has a number; gives the last one."""
+    """Return the number of the last write."""
     return int((await store.list(Sandbox, limit=1)).version)
 
 

@@ -32,7 +32,7 @@ SDK = CACHE / "sdk" / "e2b-2.63.0" / "bin" / "python"
 CLIENT = ROOT / "bench" / "clients" / "load.py"
 POOL = 12 if "--quick" in sys.argv else 20
 RATE = 4.0
-"""Arrivals a second of the open loop."""
+"""Arrivals per second of the open loop."""
 
 
 async def client(paddock: Installation, *arguments: object) -> list[dict]:
@@ -55,9 +55,9 @@ async def client(paddock: Installation, *arguments: object) -> list[dict]:
 
 
 def of_tier(results: list[dict], *, is_cold: bool) -> tuple[list[dict], int]:
-    """Give what went well in a tier, and how many did not.
+    """Return the successes of a tier, and the number of failures.
 
-    What failed before it had a sandbox would have been of either: it counts in each that there is.
+    A failure before the sandbox existed belongs to no tier: it counts in each.
     """
     mine = [item for item in results if "id" in item and item["is_cold"] == is_cold]
     well = [item for item in mine if item["ok"]]
@@ -68,7 +68,7 @@ def of_tier(results: list[dict], *, is_cold: bool) -> tuple[list[dict], int]:
 
 
 def take(report: Report, name: str, results: list[dict]) -> None:
-    """Take in one shape of load; what found the pool empty is a series of its own."""
+    """Add one load shape; cold starts are a separate series."""
     well = sum(bool(item["ok"]) for item in results)
     report.figure(f"{name}_success", well / len(results), f"of {len(results)}, warm and cold")
     for tier, is_cold in (("", False), ("cold_", True)):
@@ -82,7 +82,7 @@ def take(report: Report, name: str, results: list[dict]) -> None:
 
 
 async def shape(paddock: Installation, report: Report, name: str, *arguments: object) -> list[dict]:
-    """Wait for a full pool, let the client do its work; gives what was tried, cold ones marked."""
+    """Wait for a full pool, run the client; return its attempts, cold ones marked."""
     await paddock.stocked()
     async with cold_starts(paddock) as cold:
         results = await client(paddock, *arguments)
@@ -96,7 +96,7 @@ async def shape(paddock: Installation, report: Report, name: str, *arguments: ob
 
 
 async def resized(paddock: Installation, size: int) -> None:
-    """Let the pool have another size."""
+    """Resize the pool."""
     path = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxpools/base"
     body = {"spec": {"replicas": size}}
     await paddock.kube("PATCH", path, body, kind="application/merge-patch+json")
@@ -115,7 +115,7 @@ async def main() -> None:
         before = await writes(paddock)
         await shape(paddock, report, "sequential", "sequential", count)
         await paddock.stocked()
-        # The client makes and ends one more before it measures.
+        # The client creates and kills one more before it measures.
         report.writes("create_kill_and_refill", await writes(paddock) - before, count + 1)
         await shape(paddock, report, "staggered", "staggered", count)
         await paddock.stocked()
@@ -134,7 +134,7 @@ async def main() -> None:
                 report.absent(f"{name}_cold_total", "none: the pool was filled fast enough")
         await resized(paddock, count + 10)
         await shape(paddock, report, f"burst_{count}", "burst", count)
-        await paddock.stocked()  # Nothing is being made any more when it ends.
+        await paddock.stocked()  # No creation is in flight when it ends.
     for name in ("sequential", "staggered", "poisson", f"burst_{count}"):
         report.against(f"{name}_total", ALTERNATIVES, label=name)
     report.against("sequential_create", [opensandbox.NAME])

@@ -1,4 +1,4 @@
-"""What every test stands on."""
+"""Settings and fixtures of all tests."""
 
 import asyncio
 import os
@@ -19,15 +19,15 @@ __all__ = ["kube_cluster", "kube_namespace"]
 # in whichever test the collector happens to run.
 asyncio.set_event_loop(None)
 
-# A shell that starts a run in the background has it ignore ^C, and everything below it too.
+# A shell that starts a run in the background ignores ^C in it and in all its children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Files that tests make are for other users, too, as they would be on most machines.
+# Files of tests are readable by other users, as with the usual umask.
 os.umask(0o022)
 
-# How long an example takes says how busy the machine is, not whether the property holds. Every run
-# of a commit meets the same examples, and so says the same of it; those who ask get others.
+# The time of an example depends on the machine's load, not on the property. Every run
+# of a commit uses the same examples; other examples are available on request.
 for name, is_repeated in (("paddock", True), ("paddock, drawn anew", False)):
     hypothesis.settings.register_profile(
         name,
@@ -40,12 +40,14 @@ hypothesis.settings.load_profile("paddock")
 
 
 LONGEST_PLACE = 12
-"""Bytes: a socket's path has 107, and those of whole installations take most of them."""
+"""Maximum length in bytes: a socket path has 107, and installations use most of them."""
 
 
 def pytest_configure(config) -> None:
-    """Have an eye on what is left behind, in a place where sockets can be."""
-    is_worker = hasattr(config, "workerinput")  # and uses what the one that leads has chosen
+    """Enable the leak check, and use a temporary directory with short paths for sockets."""
+    is_worker = hasattr(
+        config, "workerinput"
+    )  # the worker uses the directory of the leading process
     if not is_worker and len(os.fsencode(tempfile.gettempdir())) > LONGEST_PLACE:
         os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
     config.pluginmanager.register(leaks.Watch(config), "leaks")
@@ -53,26 +55,26 @@ def pytest_configure(config) -> None:
 
 
 def _draw_examples(option) -> None:
-    """Draw other examples than CI's where more of them, or a seed, are asked for."""
+    """Use other examples than CI if more of them, or a seed, are requested."""
     effort.times = max(option.fuzz_examples, 1)
     if option.hypothesis_seed is None and effort.times > 1:
-        # Chosen here, so that the same ones can be asked for again.
+        # Chosen here, so that they can be requested again.
         option.hypothesis_seed = str(random.SystemRandom().randrange(1 << 32))
     effort.seed = option.hypothesis_seed
     if effort.seed is not None:
-        # The seed of hypothesis is of no effect on what is repeated in every run.
+        # The seed of hypothesis does not affect derandomized runs.
         hypothesis.settings.load_profile("paddock, drawn anew")
 
 
 def pytest_report_header() -> str | None:
-    """Say how the same examples are drawn again."""
+    """Print how to repeat the same examples."""
     if effort.seed is None:
         return None
     return f"fuzz: --fuzz-examples={effort.times} --hypothesis-seed={effort.seed}"
 
 
 def pytest_addoption(parser) -> None:
-    """How long and how hard the suites of faults, load and fuzz try; the defaults suit CI."""
+    """Duration and intensity of the fault, load and fuzz suites; the defaults suit CI."""
     parser.addoption("--faults-minutes", default="0.4", help="length of the storm of real kills")
     parser.addoption("--faults-kills", default="0", help="real kills, instead of a length")
     parser.addoption("--faults-seeds", default="50", help="seeds of the faults on virtual time")

@@ -1,4 +1,4 @@
-"""Which networks for sandboxes tests may make on this machine."""
+"""Network ranges that tests may use for sandboxes on this machine."""
 
 from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
@@ -8,7 +8,7 @@ from paddock.runtime.local.net.settings import FabricSettings
 
 
 def usable_numbers(numbers: Iterable[int], servers: Iterable[str] | None = None) -> list[int]:
-    """Leave out fabrics whose range holds a name server: a node refuses to hide it."""
+    """Exclude fabrics whose range contains a name server: a node refuses to hide it."""
     found = [ip_address(text) for text in (host_servers() if servers is None else servers)]
     subnets = {number: ip_network(FabricSettings.numbered(number, "").subnet) for number in numbers}
     return [

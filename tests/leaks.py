@@ -1,15 +1,15 @@
-"""No run of the tests leaves anything behind: the check at the end of every run.
+"""The leak check at the end of every test run: no run may leave anything behind.
 
-Each run has a directory of its own for temporary files, and its name is in the environment of
-whatever the run starts. So what belongs to this run is known, whatever else goes on on the
-machine: processes by their environment, files and mounts by their path, control groups and links
-by the nodes that were noted here when they were made (`note_node`, `note_group`). A namespace is
-kept by a process, by a mount of its file, or by a descriptor, and is found with these.
+Each run has its own directory for temporary files, whose name is in the environment of every
+process that the run starts. So leaks of this run are known on a shared machine: processes by their
+environment, files and mounts by their path, control groups and links by the nodes that were
+registered here (`note_node`, `note_group`). A namespace is held by a process, a mount or a
+descriptor, and is found with these.
 
-Every process of the run (a worker of xdist, or the only one) looks at itself when its tests are
-over: descriptors, threads, child processes, and tasks that were still pending when their loop was
-closed. Then the one that leads looks at the machine. What is found fails the run, each with the
-test that made it where that is known.
+Every process of the run (each xdist worker, or the only one) checks itself after its tests:
+descriptors, threads, child processes, and tasks that were pending when their loop was closed. Then
+the leading process checks the machine. Leaks fail the run; each is listed with its test where that
+is known.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from typing import Any
 import pytest
 
 SPARE_DESCRIPTORS = 8
-"""A library may keep a few for good: its selector, its random device."""
+"""Libraries may keep a few: a selector, the random device."""
 OTHERS_CACHES = ("node-compile-cache",)
-"""What other people's programs keep for good where temporary files are."""
+"""Files that other programs keep in the temporary directory."""
 PATIENCE_SECONDS = 60.0
-"""For the kernel to finish, on a machine that is busy."""
+"""How long the kernel may take to finish on a busy machine."""
 TURNS = 20
-"""Of a loop that is about to be closed, for tasks that are just ending."""
+"""Loop iterations that ending tasks get before their loop is closed."""
 _NOTES, _LEFT = ".notes", ".left"
 _GROUPS = Path("/sys/fs/cgroup")
 _NAMESPACES = ("net:[", "mnt:[", "pid:[", "user:[", "ipc:[", "uts:[")
@@ -46,7 +46,7 @@ _DEVICES = ("/dev/ptmx", "/ptmx", "/dev/pts/", "/memfd:", "/proc/")
 
 
 def note_node(state: Path, fabric_lock: Path | None = None, number: int | None = None) -> None:
-    """Say that a node was made: whatever has its name is ours."""
+    """Register a node: everything with its name belongs to this run."""
     node_id = hashlib.sha256(str(state.absolute()).encode()).hexdigest()[:8]
     _note("group", f"paddock-{node_id}")
     if fabric_lock is not None:
@@ -54,7 +54,7 @@ def note_node(state: Path, fabric_lock: Path | None = None, number: int | None =
 
 
 def note_group(name: str) -> None:
-    """Say that a control group was made, by its name below a hierarchy's root."""
+    """Register a control group, by its name below the root of the hierarchy."""
     _note("group", name)
 
 
@@ -64,7 +64,7 @@ def _note(kind: str, what: str) -> None:
 
 
 class Standing:
-    """What a process of the tests had when it began."""
+    """What a test process had when it started."""
 
     def __init__(self) -> None:
         self._children = _children()
@@ -73,17 +73,17 @@ class Standing:
         self._since: dict[str, str] = {}
 
     def look(self, test: str) -> None:
-        """Remember which test had a descriptor first."""
+        """Record which test first had a descriptor."""
         for what in _descriptors():
             self._since.setdefault(what, test)
 
     def left(self) -> list[str]:
-        """Name what has come since."""
+        """Return what was added since."""
         gc.collect()
         left = [f"process {item}" for item in _children() - self._children]
         left += [f"thread {item.name}" for item in _threads() - self._threads]
         grown = _descriptors() - self._descriptors
-        # No library keeps one, and each keeps a whole network, or more, with it.
+        # No library keeps one, and each holds a whole namespace.
         for what in [what for what in grown if what.startswith(_NAMESPACES)]:
             test = self._since.get(what, "the end of the run")
             left.append(f"namespace {what} by {grown.pop(what)} descriptors, since {test}")
@@ -97,12 +97,12 @@ class Standing:
 
 
 def _children() -> set[str]:
-    """Child processes that are no part of Python itself."""
+    """Child processes that do not belong to Python itself."""
     found: set[str] = set()
     for thread in Path("/proc/self/task").iterdir():
         try:
             pids = (thread / "children").read_text().split()
-        except OSError:  # the thread has ended meanwhile
+        except OSError:  # the thread has ended
             continue
         for pid in pids:
             command = _command(pid)
@@ -120,7 +120,7 @@ def _command(pid: str) -> str | None:
 
 
 def _threads() -> set[threading.Thread]:
-    """Threads that keep a process from ending."""
+    """Threads that keep the process from exiting."""
     return {
         item
         for item in threading.enumerate()
@@ -129,9 +129,9 @@ def _threads() -> set[threading.Thread]:
 
 
 def _descriptors() -> collections.Counter[str]:
-    """What is open, by what it is: numbers are used again.
+    """Open descriptors by target: numbers are reused.
 
-    Files count where they are temporary: libraries keep those that are their own.
+    Files count if they are temporary: libraries keep their own open.
     """
     found = collections.Counter[str]()
     for path in Path("/proc/self/fd").iterdir():
@@ -143,7 +143,7 @@ def _descriptors() -> collections.Counter[str]:
 
 
 class Machine:
-    """What this run has on the machine, beside the processes that run tests."""
+    """What this run has on the machine, except the test processes."""
 
     def __init__(self, place: Path, tests: Path) -> None:
         self._place = place
@@ -151,7 +151,7 @@ class Machine:
         self._mark = f"TMPDIR={place}\0".encode()
 
     def left(self) -> list[str]:
-        """Name what is there now."""
+        """Return what exists now."""
         notes = self._notes()
         return [
             *self._processes(),
@@ -164,7 +164,7 @@ class Machine:
 
     @property
     def is_bare(self) -> bool:
-        """Say whether nothing of anybody's would be lost with the directory."""
+        """Whether the directory can be removed without loss."""
         return not any(self._files()) and not any(self._mounts())
 
     def _notes(self) -> list[tuple[str, str]]:
@@ -196,8 +196,8 @@ class Machine:
     def _loops(self) -> Generator[str]:
         for path in Path("/sys/block").glob("loop*/loop/backing_file"):
             with contextlib.suppress(OSError):
-                # One that clears itself goes with its last mount, and ours are found as such: what
-                # keeps it then is a copy of the mounts that somebody else's sandboxes have.
+                # An auto-clearing loop device goes with its last mount, and ours are found so:
+                # it is then held by a copy of the mounts in other runs' sandboxes.
                 is_cleared = path.with_name("autoclear").read_text().strip() == "1"
                 file = path.read_text().strip()
                 if file.startswith(self._roots) and not is_cleared:
@@ -220,7 +220,7 @@ class Machine:
     def _files(self) -> Generator[str]:
         for path in self._place.iterdir():
             if path.name not in OTHERS_CACHES and not path.name.startswith((_NOTES, _LEFT)):
-                # Somebody may be removing it just now.
+                # It may be removed at this moment.
                 with contextlib.suppress(FileNotFoundError):
                     is_file = not path.is_dir()
                     inside = "file" if is_file else sorted(item.name for item in path.iterdir())
@@ -228,7 +228,7 @@ class Machine:
 
 
 def _is_free(lock: Path) -> bool:
-    """Say whether nobody uses what this lock stands for: another run may have it by now."""
+    """Whether a lock is free; another run may hold it by now."""
     with lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -238,7 +238,7 @@ def _is_free(lock: Path) -> bool:
 
 
 def settled(left: Callable[[], list[str]], seconds: float) -> list[str]:
-    """Look until nothing is left, or time is over."""
+    """Check until nothing is left or the time is over."""
     deadline = time.monotonic() + seconds
     while (found := left()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -246,20 +246,20 @@ def settled(left: Callable[[], list[str]], seconds: float) -> list[str]:
 
 
 def _forgotten(loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
-    """Give what is pending there and was not told to end."""
+    """Return pending tasks that were not cancelled."""
     return [
         task
         for task in asyncio.all_tasks(loop)
-        # Generators that the collector found are closed by the loop, in tasks of its own.
+        # Async generators found by the collector are closed by the loop, in its own tasks.
         if inspect.iscoroutine(coro := task.get_coro())
-        # Nor does it matter what libraries do in their servers of fakes.
+        # Tasks of libraries' fake servers do not matter either.
         and "site-packages" not in coro.cr_code.co_filename
         and not task.cancelling()
     ]
 
 
 class Watch:
-    """The plugin: one in each process of a run."""
+    """The pytest plugin: one in each process of a run."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -267,11 +267,11 @@ class Watch:
         self._found: list[str] = []
         self._tasks: list[str] = []
         if self._leads:
-            # Before any worker starts: all of them have it.
+            # Before any worker starts: all inherit it.
             usual = tempfile.gettempdir()
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", usual)
             self._place = Path(tempfile.mkdtemp(prefix="pt", dir=usual))
-            self._place.chmod(0o1777)  # Nodes of other users have files there too.
+            self._place.chmod(0o1777)  # Nodes of other users have files there, too.
             os.environ["TMPDIR"] = tempfile.tempdir = str(self._place)
         else:
             self._place = Path(tempfile.gettempdir())
@@ -279,7 +279,7 @@ class Watch:
         self._watch_tasks()
 
     def _watch_tasks(self) -> None:
-        """Note what is still pending where a loop is closed: nobody waits for it any more."""
+        """Record tasks that are pending when a loop is closed: they never finish."""
         cancel_all: Any = asyncio.runners._cancel_all_tasks
 
         def noting(loop: asyncio.AbstractEventLoop) -> None:
@@ -287,7 +287,7 @@ class Watch:
             for _ in range(TURNS):
                 if not _forgotten(loop):
                     break
-                # What needs no more than its turn, or to hear of an end, is not waited for either.
+                # Tasks that only need one more step, or a cancellation, get a moment.
                 loop.run_until_complete(asyncio.sleep(0))
             for task in _forgotten(loop):
                 self._tasks.append(f"task {task.get_name()} {task.get_coro()!r}, by {test}")
@@ -296,14 +296,14 @@ class Watch:
         asyncio.runners._cancel_all_tasks = noting
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Look after each test."""
+        """Check after each test."""
         self._standing.look(nodeid)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(
         self, session: pytest.Session, exitstatus: int
     ) -> Generator[None, None, None]:
-        """Look, when everything that was set up has been taken down."""
+        """Check after the teardown of all fixtures."""
         yield
         seconds = PATIENCE_SECONDS if exitstatus in (0, 1, 5) else 0
         left = self._tasks + settled(self._standing.left, seconds)
@@ -324,7 +324,7 @@ class Watch:
             shutil.rmtree(self._place)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Name what was left."""
+        """Report the leaks."""
         if self._found:
             terminalreporter.section("left behind", red=True, bold=True)
             for line in self._found:

@@ -1,4 +1,4 @@
-"""A server that says at once, in canned bytes, what the SDK needs: what is left is the client.
+"""A server that answers at once with canned bytes: what is left is the client's time.
 
     canned.py PORT
 

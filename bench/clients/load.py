@@ -2,7 +2,7 @@
 
     load.py sequential|staggered|burst COUNT      load.py poisson SECONDS RATE
 
-One JSON object a line: when it began, how long create and all of it took, whether it went well.
+One JSON object per line: start time, duration of create and in total, success.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ async def one(origin: float) -> dict[str, object]:
 
 async def main() -> None:
     mode, amount = sys.argv[1], float(sys.argv[2])
-    await (await AsyncSandbox.create()).kill()  # imports, connections: not what is measured
+    await (await AsyncSandbox.create()).kill()  # imports and connections are not measured
     origin = time.perf_counter()
     results: list[dict[str, object]] = []
     if mode == "sequential":

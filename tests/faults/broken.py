@@ -1,8 +1,8 @@
-"""Ports that break as a seed says: a store and a runtime as one control plane reaches them.
+"""A store and a runtime that fail at random, from a seed, as one control plane sees them.
 
-Each control plane has its own pair over the one real store and the one real runtime. A pair that
-is severed lets nothing more through in either direction, as after kill -9: what was under way at
-the store or at the node goes on there, and nobody hears of it.
+Each control plane has its own pair over the shared real store and runtime. A severed pair lets
+nothing through in either direction, as after kill -9: requests in flight continue at the store or
+the node, and their replies are lost.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tests.faults.virtual import Trace, outside
 
 
 class Rates(Struct, frozen=True, kw_only=True):
-    """How often each thing goes wrong, of one."""
+    """Probability of each fault, from 0 to 1."""
 
     conflict: float = 0.0
     refused: float = 0.0
@@ -47,7 +47,7 @@ ROUGH = Rates(
 )
 
 A_MOMENT = 0.004
-"""Seconds that a call travels at most, each way."""
+"""Maximum latency of a call in seconds, each way."""
 _WRITES = ("create", "update", "update_status", "delete")
 _READS = ("get", "list")
 _QUIET = ("watch", "instances", "checkpoints", "inspect", "usage", "logs", "capabilities")
@@ -55,21 +55,21 @@ _QUIET = ("watch", "instances", "checkpoints", "inspect", "usage", "logs", "capa
 
 
 class Faults:
-    """The dice that both broken ports of a world throw, and how they fell."""
+    """The random source of both ports of a world, and its history."""
 
     def __init__(self, seed: int, trace: Trace) -> None:
         self.dice = random.Random(seed)
         self.trace = trace
         self.rates = CALM
         self.is_full = False
-        """Whether the store has no room: it reads and does not write."""
+        """Whether the disk is full: the store reads and does not write."""
         self.moving = {"store": asyncio.Event(), "node": asyncio.Event()}
-        """Not set: that side is stopped, and whoever asks it waits."""
+        """Cleared: that side is stopped, and its callers wait."""
         self.calm()
         self.seen: Counter[str] = Counter()
 
     def calm(self) -> None:
-        """End everything that lasts."""
+        """End all lasting faults."""
         self.rates, self.is_full = CALM, False
         for event in self.moving.values():
             event.set()
@@ -91,13 +91,13 @@ class _Severable:
         self._who = who
 
     async def _travel(self) -> None:
-        """Take a moment, as anything between two processes does: orders differ by the seed."""
+        """Delay, as between two processes: orders differ by the seed."""
         await asyncio.sleep(self._faults.dice.random() * A_MOMENT)
         await self._faults.moving[self.SIDE].wait()
 
     def _alive(self) -> None:
         if self.is_severed:
-            # The process is gone: whatever of it still runs here ends now.
+            # The process was killed: all of its code that still runs ends here.
             raise asyncio.CancelledError("the control plane was killed")
 
 
@@ -159,8 +159,9 @@ class BrokenStore(_Severable):
 
 
 class BrokenRuntime(_Severable):
-    """A Runtime over another: refusals and lost replies. What it was asked is done even if the
-    asker dies meanwhile, as by a node that is a process of its own."""
+    """A Runtime over another: refusals and lost replies. A request is performed even if its caller
+    is killed meanwhile, as by a node in its own process.
+    """
 
     SIDE = "node"
 
@@ -200,7 +201,7 @@ class BrokenRuntime(_Severable):
 
 
 def _said(argument: object) -> str:
-    """Tell what was asked, in full where a replay could differ."""
+    """Trace a request, in full where a replay could differ."""
     if isinstance(argument, Resource):
         return f"{argument.KIND} {codec.encode(argument).decode()}"
     return argument.__name__ if isinstance(argument, type) else str(argument)
@@ -208,4 +209,4 @@ def _said(argument: object) -> str:
 
 def _heard(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
-        task.exception()  # Retrieved: the asker may be dead.
+        task.exception()  # Retrieve the result: the caller may be gone.

@@ -1,5 +1,4 @@
-"""What all storms on real installations share: clients who act at random until it is over, a
-command that counts meanwhile, and the seed of their choices."""
+"""Shared parts of storms on real installations: random clients, a counting command."""
 
 import asyncio
 import contextlib
@@ -18,17 +17,17 @@ _COUNT = (
     f"mkdir {COUNTED}.begun 2>/dev/null || exit 0;"
     f" i=0; while :; do i=$((i+1)); echo $$ $i >>{COUNTED}; sleep 0.5; done"
 )
-"""Begun once, however often it is asked for: an answer that was lost may be asked for again."""
+"""Started once, however often it is requested: a lost reply may be repeated."""
 
 
 def seed_of(request: pytest.FixtureRequest) -> int:
-    """Give the seed of the choices on real time."""
+    """Return the seed of the choices on real time."""
     return int(request.config.getoption("--faults-seed"))
 
 
 @contextlib.contextmanager
 def replayed_by(option: str) -> Generator[None]:
-    """Add to a failure what deals the same again, as far as real time allows."""
+    """Add to a failure how to repeat it, as far as real time allows."""
     try:
         yield
     except BaseException as error:
@@ -37,7 +36,7 @@ def replayed_by(option: str) -> Generator[None]:
 
 
 class Counting:
-    """A command of one sandbox that counts, and must be the same process ever after."""
+    """A command in one sandbox that counts, and must stay the same process."""
 
     def __init__(self, paddock: Installation, box: Box) -> None:
         self._paddock = paddock
@@ -46,7 +45,7 @@ class Counting:
         self._seen = 0
 
     async def begin(self) -> None:
-        """Begin, hang up, and see it count."""
+        """Start it, disconnect, and check that it counts."""
 
         async def has_begun() -> bool:
             with contextlib.suppress(TimeoutError):
@@ -57,9 +56,9 @@ class Counting:
         await eventually(has_begun)
 
     async def complaint(self) -> str:
-        """Read how far it is; says what is wrong with it, if anything is."""
+        """Read its count; return the problem, if any."""
         said = await self._paddock.run(self._box, f"cat {COUNTED} 2>/dev/null; true")
-        # Where a disk was full in the middle of a line, that line is none.
+        # If the disk was full in the middle of a line, that line does not count.
         lines = [line.split() for line in said.splitlines() if len(line.split()) == 2]
         pids, numbers = {pid for pid, _ in lines}, [int(number) for _, number in lines]
         self._pid = self._pid or next(iter(pids), "")
@@ -71,7 +70,7 @@ class Counting:
         return ""
 
     async def goes_on(self, *, seconds: float = 30) -> str:
-        """Wait until it has counted on; says what is wrong if it does not."""
+        """Wait until it has counted further; return the problem if it does not."""
         before = self._seen
 
         async def is_further() -> str | bool:
@@ -88,31 +87,31 @@ Action = Callable[[random.Random, list[Any]], Awaitable[None]]
 
 
 class Clients:
-    """Several clients at once, each with its own dice and its own sandboxes."""
+    """Several concurrent clients, each with its own random source and sandboxes."""
 
     TROUBLE: tuple[type[Exception], ...] = ()
-    """What a client may see while the other side is dead; it goes on."""
+    """Errors that a client may see while the other side is down; it continues."""
     PATIENCE_SECONDS = 30.0
     REST_SECONDS = 0.1
 
     def __init__(self, seed: int, *, count: int) -> None:
         self.did: Counter[str] = Counter()
-        """How often each action was answered, and how many were not: `trouble`."""
+        """Number of answers per action, and of failures: `trouble`."""
         self.is_over = False
         self._seed = seed
         self._count = count
 
     def choose(self, dice: random.Random, mine: list[Any]) -> Action:
-        """Pick what a client does next with the sandboxes that are its own."""
+        """Pick a client's next action on its own sandboxes."""
         raise NotImplementedError
 
     @property
     def acknowledged(self) -> int:
-        """How many actions were answered."""
+        """Number of answered actions."""
         return self.did.total() - self.did["trouble"]
 
     async def run(self) -> None:
-        """Let every client act until somebody says that it is over."""
+        """Run every client until the storm is over."""
         async with asyncio.TaskGroup() as tasks:
             for number in range(self._count):
                 dice = random.Random(self._seed * 100 + number)

@@ -1,4 +1,4 @@
-"""How long and from which seed; one installation for the tests that only disturb it."""
+"""Duration and seed; one installation for tests that only disturb it."""
 
 import pytest
 import pytest_asyncio
@@ -8,7 +8,7 @@ from tests.installation import Installation
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give the great storm as many seeds as were asked for."""
+    """Parametrize the storm with the requested seeds."""
     if "storm_seed" in metafunc.fixturenames:
         count = int(metafunc.config.getoption("--faults-seeds"))
         names = [f"seed_{seed}" for seed in range(count)]
@@ -23,7 +23,7 @@ def faults_seconds(request: pytest.FixtureRequest) -> float:
 
 @pytest.fixture
 def faults_kills(request: pytest.FixtureRequest) -> int:
-    """How many deaths the storm of real processes has; none: it lasts by the clock."""
+    """Number of kills in the storm of real processes; without it, the time counts."""
     return int(request.config.getoption("--faults-kills"))
 
 

@@ -1,8 +1,8 @@
-"""What must hold, whatever breaks: checked over every version of the store, the runtime, and what
-clients were told.
+"""Invariants under faults, checked over every version of the store, the runtime, and clients'
+answers.
 
-`Audit` reads along with the store and judges every change when it happens. `settled` judges the
-world when the trouble is over and time has passed. Each violation is one line for people.
+`Audit` watches the store and checks every change when it happens. `settled` checks the world when
+the faults are over and time has passed. Each violation is one line.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ _ROUNDING = timedelta(seconds=1)
 
 
 class Audit:
-    """Judges every version of every sandbox as it is written."""
+    """Checks every version of every sandbox as it is written."""
 
     def __init__(self, world: FaultyWorld, *, most_claimed: int | None) -> None:
         self.violations: list[str] = []
         self.ended: dict[str, str] = {}
-        """Why each sandbox that is gone went, by uid: what the store saw."""
+        """Why each deleted sandbox was deleted, by uid, as seen in the store."""
         self.most_seen = 0
         self._world = world
         self._most_claimed = most_claimed
@@ -43,7 +43,7 @@ class Audit:
         self._ids: dict[str, str] = {}
 
     async def follow(self) -> None:
-        """Read along until cancelled."""
+        """Watch the store until cancelled."""
         async with aclosing(self._world.store.watch(Sandbox)) as events:
             async for event in events:
                 if event.object is not None:
@@ -86,7 +86,7 @@ class Audit:
 
 
 async def settled(world: FaultyWorld, storm: Storm, audit: Audit) -> list[str]:
-    """Judge the world after the storm; gives every violation found."""
+    """Check the world after the storm; return all violations."""
     found = list(audit.violations)
     page = await world.store.list(Sandbox)
     sandboxes = {item.metadata.uid: item for item in page.items}
@@ -143,7 +143,7 @@ def _phases(
 def _promises(
     world: FaultyWorld, storm: Storm, audit: Audit, sandboxes: dict[str, Sandbox]
 ) -> list[str]:
-    """What a client was given is there, as it was last told, unless somebody ended it."""
+    """A sandbox that a client was given exists in its last acknowledged state, unless ended."""
     found: list[str] = []
     for known in storm.given:
         sandbox = sandboxes.get(known.uid)
@@ -178,7 +178,7 @@ def _as_told(world: FaultyWorld, storm: Storm, known: Known, sandbox: Sandbox) -
 
 
 def _leftovers(storm: Storm, sandboxes: dict[str, Sandbox]) -> list[str]:
-    """A create that was answered with an error left nothing claimed behind."""
+    """A create that failed left no claim behind."""
     given = {known.uid for known in storm.given}
     left: list[str] = []
     for uid, sandbox in sandboxes.items():

@@ -1,7 +1,7 @@
-"""A storm of real clients on a real installation, and the harm that is done to its processes.
+"""A storm of real clients on a real installation, and faults of its processes.
 
-Clients create, write, read, run, fill their disks, misbehave, pause, wake and kill. Harm is dealt
-from a deck, so that every role is killed equally often; who is killed is started again, as a
+Clients create, write, read, run, fill their disks, misbehave, pause, wake and kill. Faults are
+drawn from a deck, so that every role is killed equally often; a killed process is restarted, as a
 supervisor would.
 """
 
@@ -26,11 +26,11 @@ MARK = "/home/user/mine"
 CLIENTS = 3
 ROLES = ("node", "control", "gateway-0", "launcher", "zygote", "envd")
 _OF_THE_NODE = ("launcher", "zygote", "envd")
-"""Started by the node, which also starts them again."""
+"""Processes that the node starts and restarts."""
 SMALL = "small"
-"""A template whose disk is soon full."""
+"""A template with a small disk."""
 TROUBLE = (AssertionError, aiohttp.ClientError, TimeoutError, OSError)
-"""What a client may see while the other side is dead. It asks again."""
+"""Errors that a client may see while the other side is down. It retries."""
 MISDEEDS = {
     "floods": "yes | head -c 300000000 >/dev/stdout",
     "refuses_to_die": "trap '' TERM INT HUP; while :; do sleep 1; done",
@@ -41,7 +41,7 @@ _FILL = (
     "ballast=/home/user/ballast-$$; head -c 200000000 /dev/zero >$ballast 2>/dev/null;"
     " stat -c %s $ballast; rm $ballast"
 )
-"""A file of each command's own: one that was cut off by a kill goes on beside the next."""
+"""One file per command: an interrupted one continues beside the next."""
 
 
 class Owned:
@@ -56,7 +56,7 @@ class Owned:
 
 
 class Storm(Clients):
-    """Clients who do everything until told to stop."""
+    """Clients that do everything until stopped."""
 
     TROUBLE = TROUBLE
 
@@ -65,7 +65,7 @@ class Storm(Clients):
         self.paddock = paddock
         self.owned: list[Owned] = []
         self.killed: set[str] = set()
-        """Those whose end was acknowledged, by id."""
+        """Ids of sandboxes whose kill was acknowledged."""
         self.violations: list[str] = []
         self._can_fill = can_fill
         self._rogues: list[Box] = []
@@ -112,19 +112,19 @@ class Storm(Clients):
         self.killed.add(known.box.id)
 
     async def _fill(self, dice: random.Random, mine: list[Owned]) -> None:
-        """Take all the room that a sandbox has: writing fails inside, and nothing else does."""
+        """Fill a sandbox's disk: writes fail inside, and nothing else does."""
         small = [known for known in mine if known.is_small]
         if not small:
             return
         box = dice.choice(small).box
         await self.paddock.api("POST", f"/sandboxes/{box.id}/connect", {"timeout": 3600})
-        # Nothing is said where there was not even room for the file.
+        # No output if there was no room even for the file.
         sizes = (await self.paddock.run(box, _FILL)).split()
         if (size := int(sizes[0]) if sizes else 0) >= 200_000_000:
             self.violations.append(f"{box.id} wrote {size} bytes to a disk of 64 MiB")
 
     async def _misbehave(self, dice: random.Random, mine: list[Owned]) -> None:
-        # A short life: one that nobody could end takes the machine's time from all others.
+        # A short timeout: one that could not be killed would use the machine's time.
         box = await self.paddock.create(timeout=30)
         self._rogues.append(box)
         with contextlib.suppress(TimeoutError):
@@ -133,14 +133,14 @@ class Storm(Clients):
         await self._end_rogues(dice, mine)
 
     async def _end_rogues(self, _dice: random.Random, _mine: list[Owned]) -> None:
-        """End what misbehaves, also when whoever began it met trouble."""
+        """Kill what misbehaves, also if its client met an error."""
         for box in list(self._rogues):
             await self._end(box)
             if box in self._rogues:
                 self._rogues.remove(box)
 
     async def _end(self, box: Box) -> None:
-        """Kill one; it is over also where an earlier answer was lost, or its time has come."""
+        """Kill one; also done if an earlier reply was lost or its deadline has passed."""
         assert await self._status("DELETE", box.id) in (204, 404)
 
     async def _status(self, method: str, sandbox_id: str) -> int:
@@ -155,7 +155,7 @@ class Storm(Clients):
         return await self.paddock.run(box, f"cat {MARK}")
 
     async def _patiently(self, act, *, seconds: float = 25) -> Any:
-        """Repeat what is safe to repeat until it was answered."""
+        """Retry an idempotent request until it is answered."""
         end = asyncio.get_running_loop().time() + seconds
         while True:
             try:
@@ -166,12 +166,12 @@ class Storm(Clients):
                 await asyncio.sleep(0.2)
 
     async def all_is_well(self) -> list[str]:
-        """Look at everything that is still owned, when the trouble is over."""
+        """Check everything that is still owned after the faults."""
         found = list(self.violations)
         for known in self.owned:
             box = known.box
             if known.may_be_gone:
-                # Nobody knows whether it was killed, until it is asked for again.
+                # It is unknown whether it was killed until it is requested again.
                 await self._patiently(lambda box=box: self._end(box), seconds=90)
                 self.killed.add(box.id)
                 continue
@@ -186,7 +186,7 @@ class Storm(Clients):
         return found
 
     async def resurrected(self) -> list[str]:
-        """Give those that were killed, by an answer, and are there."""
+        """Return sandboxes that still exist although their kill was acknowledged."""
         listed = await self.paddock.api("GET", "/v2/sandboxes?limit=100")
         found = self.killed & {item["sandboxID"] for item in listed}
         for sandbox_id in self.killed:
@@ -196,7 +196,7 @@ class Storm(Clients):
 
 
 async def facts(paddock: Installation) -> dict[str, Any]:
-    """Ask the node what it has."""
+    """Return the node's state."""
     runtime = LocalRuntime(paddock.directory / "run" / "node.sock")
     try:
         return await runtime._call("facts", kind=dict)
@@ -205,7 +205,7 @@ async def facts(paddock: Installation) -> dict[str, Any]:
 
 
 async def instances(paddock: Installation) -> tuple[Instance, ...]:
-    """Ask the node for all sandboxes that it has anything of."""
+    """Return all sandboxes that the node has anything of."""
     runtime = LocalRuntime(paddock.directory / "run" / "node.sock")
     try:
         return await runtime.instances()
@@ -214,7 +214,7 @@ async def instances(paddock: Installation) -> tuple[Instance, ...]:
 
 
 async def make_small_template(paddock: Installation) -> bool:
-    """Make the template with the small disk; say whether disks can be limited here at all."""
+    """Create the template with the small disk; return whether disks can be limited here."""
     runtime = LocalRuntime(paddock.directory / "run" / "node.sock")
     try:
         can = (await runtime.capabilities()).can_limit_disk
@@ -245,7 +245,7 @@ async def pid_of(paddock: Installation, role: str, dice: random.Random) -> int |
 
 
 async def uid_of(paddock: Installation, box: Box) -> str:
-    """What the node knows a sandbox by."""
+    """The node's id of a sandbox."""
     path = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxes"
     listed = (await paddock.kube("GET", path))["items"]
     (uid,) = (
@@ -257,12 +257,12 @@ async def uid_of(paddock: Installation, box: Box) -> str:
 
 
 async def envd_of(paddock: Installation, box: Box) -> int:
-    """The envd of one sandbox: others may be about to go, with the sandboxes they belong to."""
+    """The envd of one sandbox: others may be ending with their sandboxes."""
     return (await facts(paddock))["envds"][await uid_of(paddock, box)]
 
 
 async def only_what_is_parked_is_left(paddock: Installation) -> None:
-    """End everything through the front door: the kernel has then what the node says it parked."""
+    """End everything through the API: the kernel then has only the warm stock of the node."""
     pool = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxpools/base"
     none = {"spec": {"replicas": 0}}
     await paddock.kube("PATCH", pool, none, kind="application/merge-patch+json")
@@ -270,7 +270,7 @@ async def only_what_is_parked_is_left(paddock: Installation) -> None:
 
     async def holds() -> bool:
         for item in await paddock.api("GET", "/v2/sandboxes?limit=100"):
-            with contextlib.suppress(AssertionError):  # Its time may be over just now.
+            with contextlib.suppress(AssertionError):  # Its deadline may have passed just now.
                 await paddock.api("DELETE", f"/sandboxes/{item['sandboxID']}")
         said = await facts(paddock)
         beyond = unexpected_traces(paddock.node_state, paddock._number, said)
@@ -284,7 +284,7 @@ async def only_what_is_parked_is_left(paddock: Installation) -> None:
 
 
 class Harm:
-    """Kills, stops and fills, from a deck that holds every role once."""
+    """Kills, stops and disk fills, from a deck that holds every role once."""
 
     def __init__(self, paddock: Installation, dice: random.Random) -> None:
         self.did: Counter[str] = Counter()
@@ -303,7 +303,7 @@ class Harm:
             await getattr(self, f"_{kind}")(role)
         except TROUBLE as error:
             if kind == "kill" and role not in _OF_THE_NODE:
-                raise  # What was killed did not come back.
+                raise  # A killed process was not restarted.
             self.did[f"no {kind} {role}: {type(error).__name__}"] += 1
             return
         self.did[f"{kind} {role}"] += 1
@@ -311,7 +311,7 @@ class Harm:
 
     @property
     def spared(self) -> list[str]:
-        """Roles of which nobody was killed yet."""
+        """Roles without a killed process yet."""
         return [role for role in ROLES if not self.did[f"kill {role}"]]
 
     async def _kill(self, role: str) -> None:
@@ -341,7 +341,7 @@ class Harm:
             os.kill(pid, signal.SIGCONT)
 
     async def _fill(self, _role: str) -> None:
-        """Leave the store no room for a while."""
+        """Fill the store's disk for a while."""
         ballast = self._paddock.directory / "state" / "ballast"
         try:
             with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Runs one seed of one scenario again and says what happened.
+"""Runs one seed of one scenario again and prints its trace.
 
     python -m tests.faults.replay storm 7 [--trace /tmp/seed-7.txt]
     python -m tests.faults.replay storm 100-400

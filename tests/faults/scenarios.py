@@ -1,4 +1,4 @@
-"""What the seeds are run through: each scenario does its harm, waits, and judges the world."""
+"""The scenarios: each injects faults, waits, and checks the world."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ JUMPS = (-40, -5, 5, 40)
 
 
 async def storm(seed: int, trace: Trace) -> None:
-    """Everything fails, and the control plane is killed again and again."""
+    """All faults at random, and repeated kills of the control plane."""
     async with faulty_world(seed, trace) as world:
         limit = QuotaLimit(Dimension.COUNT, QuotaScope.ALL, MOST)
         await world.planes[0].control.keyring.set_team_quota("default", Quota((limit,)))
@@ -51,13 +51,13 @@ async def jumps(seed: int, trace: Trace) -> None:
             async with background(_trouble(world, clients, jumps=True), name="trouble"):
                 await clients.run()
             await world.staffed()
-            # Past every deadline in one step: nobody's timer has rung, and all must be acted upon.
+            # Past every deadline in one step: no timer has fired, and all must be applied.
             clients.jump(3600)
             await hold(world, clients, audit, seconds=60)
 
 
 async def leaders(seed: int, trace: Trace) -> None:
-    """Two control planes on one store; the one that leads is killed, again and again."""
+    """Two control planes on one store; the leader is killed repeatedly."""
     async with faulty_world(seed, trace, planes=2) as world:
         audit = Audit(world, most_claimed=None)
         clients = Storm(world, until=lambda: world.has_lost(DEPOSED))
@@ -73,9 +73,9 @@ async def leaders(seed: int, trace: Trace) -> None:
 
 
 async def stops(seed: int, trace: Trace) -> None:
-    """Of two control planes the one that leads is stopped beyond its lease, and the clock jumps.
+    """The leader of two control planes is stopped beyond its lease, and the clock jumps.
 
-    When it goes on it believes for a moment that it still leads.
+    When it resumes, it believes for a moment that it still leads.
     """
     async with faulty_world(seed, trace, planes=2) as world:
         audit, succeeded = Audit(world, most_claimed=None), list[bool]()
@@ -93,7 +93,7 @@ async def stops(seed: int, trace: Trace) -> None:
 
 
 async def rush(seed: int, trace: Trace) -> None:
-    """Clients of two control planes want the same stock at the same instant, and more than it."""
+    """Clients of two control planes claim the same stock at once, and more than it has."""
     async with faulty_world(seed, trace, planes=2, pool_size=12) as world:
         audit = Audit(world, most_claimed=None)
         async with background(audit.follow(), name="audit"):
@@ -120,7 +120,7 @@ SCENARIOS = {"storm": storm, "jumps": jumps, "leaders": leaders, "stops": stops,
 async def _trouble(
     world: FaultyWorld, clients: Storm, *, kills: int = 0, jumps: bool = False
 ) -> None:
-    """Do harm until cancelled."""
+    """Inject faults until cancelled."""
     dice = random.Random(world.seed * 31 + 5)
     left = kills
     while True:
@@ -138,7 +138,7 @@ async def _trouble(
 
 
 async def _while_it_lasts(world: FaultyWorld, dice: random.Random) -> None:
-    """Take the node away, stop a side, or leave the store no room, for seconds."""
+    """Make the node unavailable, stop a side, or fill the disk, for seconds."""
     faults, what = world.faults, dice.choice(("node gone", "node stops", "store stops", "no room"))
     world.trace.add("trouble:", what)
     faults.seen[what] += 1
@@ -159,7 +159,7 @@ async def _while_it_lasts(world: FaultyWorld, dice: random.Random) -> None:
 
 
 async def _stop(world: FaultyWorld, clients: Storm, succeeded: list[bool]) -> None:
-    """Stop whoever leads for a while, and note each time whether another led meanwhile."""
+    """Stop the leader for a while; record each time whether another led meanwhile."""
     dice = random.Random(world.seed * 17 + 3)
     while True:
         await asyncio.sleep(2 + dice.random() * 4)
@@ -167,7 +167,7 @@ async def _stop(world: FaultyWorld, clients: Storm, succeeded: list[bool]) -> No
         leading = [plane for plane in world.planes if plane.leads]
         assert len(leading) <= 1
         for plane in leading:
-            # Within its lease, beyond what it may lead without renewing it, and beyond all of it.
+            # Within its lease, beyond its renewal deadline, and beyond the whole lease.
             seconds = dice.choice((6, 12, 25, 40))
             world.trace.add("trouble: the leader stops for", seconds)
             plane.process.stop()

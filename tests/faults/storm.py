@@ -1,4 +1,4 @@
-"""A mixed storm of clients on a manager, and what each of them was told."""
+"""A mixed storm of clients on a manager, and the answers they got."""
 
 import asyncio
 import contextlib
@@ -23,15 +23,15 @@ from tests.scenario.paddock import CALLER
 LONG = 100_000
 """Seconds: a timeout that does not end within a test."""
 MOST_ROUNDS = 300
-"""Of a client that waits for something to have happened."""
+"""How long a client waits for a result."""
 CATCH_UP_SECONDS = 10
-"""A control plane that was stopped has heard by then of all that others did meanwhile."""
+"""A stopped control plane has seen all changes of others after this time."""
 _ROUNDING = timedelta(seconds=1)
 """Deadlines are written in whole seconds, as in Kubernetes."""
 
 
 class Timeout:
-    """How long something may live: when that ends, as far as a client can know."""
+    """When a deadline ends, as far as a client can know."""
 
     def __init__(self, clock: JumpingClock, seconds: int | None = None) -> None:
         self._clock = clock
@@ -42,51 +42,51 @@ class Timeout:
         self.begins()
 
     def begins(self) -> None:
-        """Count from now, if not from an earlier hour: it is being asked for, and clocks jump."""
+        """Count from now, or from an earlier start: requests take time and clocks jump."""
         if self._seconds is not None:
             end = self._clock.now() + timedelta(seconds=self._seconds)
             self.ends = min(self.ends or end, end)
 
     def may_be_over(self) -> bool:
-        """Say whether that moment has come, whatever the clock was set to since."""
+        """Whether that time has passed, even if the clock was set since."""
         is_past = self.ends is not None and self._clock.now() >= self.ends - _ROUNDING
         self._is_over = self._is_over or is_past
         return self._is_over
 
 
 class Known:
-    """One sandbox as a client knows it."""
+    """One sandbox as its client sees it."""
 
     def __init__(self, sandbox: Sandbox, marker: str, timeout: Timeout) -> None:
         assert sandbox.spec.claim is not None
         self.sandbox_id = sandbox.spec.claim.sandbox_id
         self.uid = sandbox.metadata.uid
         self.op = sandbox.spec.claim.metadata.get("op", "")
-        """The request that made it, or its first ancestor."""
+        """The request that created it or its first ancestor."""
         self.marker = marker
         self.paused: bool | None = False
-        """Whether it rests, as its client was told last; `None` after an unclear answer."""
+        """Whether it is paused, by the last answer; `None` after an unclear one."""
         self.is_killed = False
         self.may_be_killed = False
         self.timeouts = [timeout]
-        """The one that it has, or those that it may have where an answer was lost."""
+        """Its deadline, or the possible ones if an answer was lost."""
         self.never_ends = sandbox.spec.claim.timeout_seconds is None
         self.is_auto_paused = sandbox.spec.claim.auto_pause
-        """At its end it is paused and kept, not lost."""
+        """At its deadline it is paused, not deleted."""
 
     def may_be_over(self) -> bool:
-        """Say whether its timeout may have ended."""
+        """Whether its deadline may have passed."""
         return any(timeout.may_be_over() for timeout in self.timeouts)
 
 
 class Cut(Exception):  # noqa: N818 - not an error of anybody's: the other side died
-    """The control plane that was asked is gone; nobody knows what it did."""
+    """The control plane was killed before it answered; the result is unknown."""
 
 
 class Storm:
-    """Clients that do everything at once; each failure they may not see is a violation.
+    """Concurrent clients; each failure that they must not see is a violation.
 
-    They do their rounds, and go on until what is to happen to them has happened.
+    They run their rounds, and continue until all planned faults have happened.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Storm:
     ) -> None:
         self.given: list[Known] = []
         self.cut: set[str] = set()
-        """Requests whose client never heard an answer."""
+        """Requests without an answer."""
         self.crashed: set[str] = set()
         self.violations: list[str] = []
         self.did: Counter[str] = Counter()
@@ -111,17 +111,17 @@ class Storm:
         self._random = random.Random(world.seed * 7 + 1)
         self._shared: list[Known] = []
         self._asked: list[Timeout] = []
-        """Those that no answer was heard of yet."""
+        """Sandboxes without an answer yet."""
 
     async def run(self) -> None:
-        """Let every client do its rounds."""
+        """Run the rounds of every client."""
         async with asyncio.TaskGroup() as tasks:
             for number in range(self._clients):
                 dice = random.Random(self._world.seed * 1000 + number)
                 tasks.create_task(self._client(dice), name=f"client {number}")
 
     def crash_one(self) -> None:
-        """Let some sandbox die by itself."""
+        """Make some sandbox fail."""
         live = [known for known in self.given if not known.may_be_killed and not known.paused]
         if live:
             known = self._random.choice(live)
@@ -132,7 +132,7 @@ class Storm:
             self.crashed.add(known.uid)
 
     async def ask_again(self) -> None:
-        """Repeat, now that all is calm, whatever was not answered: afterwards all is known."""
+        """After the faults, repeat all unanswered requests: then every state is known."""
         for known in self.given:
             plane = self._plane(self._random)
             try:
@@ -143,7 +143,7 @@ class Storm:
                         )
                     known.is_killed = True
                 elif known.paused is None and not self._is_excused(known):
-                    with contextlib.suppress(ConflictError):  # It rests already.
+                    with contextlib.suppress(ConflictError):  # It is already paused.
                         await self._ask(
                             plane, plane.manager.lifecycle.pause(CALLER, known.sandbox_id)
                         )
@@ -153,7 +153,7 @@ class Storm:
                 self.violations.append(f"{known.sandbox_id} cannot be asked in calm: {error!r}")
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock; what is over by now stays so when it is set back."""
+        """Set the wall clock; what has expired stays expired if it is set back."""
         for known in self.given:
             known.may_be_over()
         for timeout in self._asked:
@@ -164,7 +164,7 @@ class Storm:
             timeout.begins()
 
     def is_certain(self, known: Known) -> bool:
-        """Say whether it must be there, in the state that its client was told."""
+        """Whether it must exist in its last acknowledged state."""
         return known.paused is not None and not self._is_excused(known)
 
     def _is_excused(self, known: Known) -> bool:
@@ -211,7 +211,7 @@ class Storm:
         return dice.choice(self._world.planes)
 
     async def _ask(self, plane: Plane, asked: Coroutine[Any, Any, Any]) -> Any:
-        """Ask a control plane and wait for its answer or its death."""
+        """Send a request to a control plane and wait for its answer or its end."""
         began = asyncio.get_running_loop().time()
         task = plane.begin(asked)
         dead = asyncio.ensure_future(plane.dead.wait())
@@ -225,7 +225,7 @@ class Storm:
                 raise Cut
             return task.result()
         except NotFoundError as error:
-            # Where it was stopped it may not know yet what another made meanwhile.
+            # A stopped one may not yet know what another created.
             raise (Cut if _is_behind(plane, began) else error) from error
         finally:
             dead.cancel()
@@ -255,7 +255,7 @@ class Storm:
 
     @contextlib.contextmanager
     def _asking(self, seconds: int | None) -> Generator[Timeout]:
-        """Give a timeout that counts from any moment until it was answered."""
+        """Return a timeout that counts from any moment until the answer."""
         timeout = Timeout(self._world.clock, seconds)
         self._asked.append(timeout)
         try:
@@ -273,7 +273,7 @@ class Storm:
         return known
 
     async def _reads(self, plane: Plane, known: Known, phases: set[Phase]) -> None:
-        """After an answer, nothing older is read from who gave it."""
+        """After an answer, the same control plane never returns anything older."""
         if known in self._shared:
             return
         try:
@@ -281,7 +281,7 @@ class Storm:
             said = f"reads as {found.status.phase}" if found.status.phase not in phases else ""
         except NotFoundError:
             said = "is not found right after an answer"
-        # Its end may have come while it was read.
+        # Its deadline may have passed during the read.
         if said and not known.may_be_over() and known.uid not in self.crashed:
             self.violations.append(f"{known.sandbox_id} {said}")
 
@@ -303,7 +303,7 @@ class Storm:
             self._missed(known)
             raise
         known.paused = True
-        known.timeouts.clear()  # What rests has no end.
+        known.timeouts.clear()  # A paused sandbox has no deadline.
         await self._reads(plane, known, {Phase.PAUSED})
 
     async def _connect(self, dice: random.Random, mine: list[Known]) -> None:
@@ -319,7 +319,7 @@ class Storm:
             self._missed(known)
             raise
         if _is_behind(plane, began):
-            return  # To its knowledge it ran and had time: so there was nothing to do.
+            return  # As far as it knew, the sandbox ran and had time left: nothing to do.
         known.paused = False
         known.timeouts.clear()
         await self._reads(plane, known, {Phase.RUNNING})
@@ -328,7 +328,7 @@ class Storm:
         known, plane = self._pick(dice, mine), self._plane(dice)
         seconds = dice.choice((5, 60, 900))
         with self._asking(None if known.never_ends else seconds) as timeout:
-            # Until an answer says that it is this one, it may be any.
+            # Until an answer names this one, it may be any of them.
             known.timeouts.append(timeout)
             try:
                 await self._ask(
@@ -368,7 +368,7 @@ class Storm:
                 ),
             )
         except Cut:
-            # Its children carry their parent's metadata: they are of a request without an answer.
+            # Clones have their parent's metadata: they belong to an unanswered request.
             self.cut.add(known.op)
             raise
         for fork in forks:
@@ -401,7 +401,7 @@ class Storm:
         await self._ask(plane, write.mutate(SandboxTemplate, Key("default", "base"), changed))
 
     async def _quarrel(self, dice: random.Random, _mine: list[Known]) -> None:
-        """Pause and wake a sandbox that others pause and wake just now."""
+        """Pause and wake a sandbox that other clients pause and wake at the same time."""
         if not self._shared:
             return
         known, plane = dice.choice(self._shared), self._plane(dice)
@@ -420,5 +420,5 @@ class Storm:
 
 
 def _is_behind(plane: Plane, began: float) -> bool:
-    """Say whether what was asked then may have been answered from before it was stopped."""
+    """Whether the answer may come from before the control plane was stopped."""
     return plane.process.awake_since > max(0.0, began - CATCH_UP_SECONDS)

@@ -1,7 +1,8 @@
-"""kill -9 of a real control plane at random moments of a storm: nothing is lost, doubled or left.
+"""kill -9 of a real control plane at random moments of a storm: nothing is lost, duplicated or
+leaked.
 
-Sandboxes are real, and so are the processes: what runs goes on meanwhile and answers, what was
-acknowledged is so afterwards. `--faults-seed` replays a run as far as real time allows.
+Sandboxes and processes are real: what runs continues and responds, and what was acknowledged still
+holds afterwards. `--faults-seed` replays a run as far as real time allows.
 """
 
 import asyncio
@@ -21,31 +22,31 @@ pytestmark = [pytest.mark.faults, pytest.mark.sandbox, pytest.mark.timeout(600)]
 CLIENTS = 5
 KILLS = 5
 LIVELY = 12
-"""So many requests are answered between two deaths."""
+"""Number of answered requests between two kills."""
 MARK = "/home/user/mine"
 
 
 class Unclear(Exception):  # noqa: N818 - nobody's error: the other side died
-    """Nobody answered, or the answer was that nobody could."""
+    """No answer, or an answer that the service is unavailable."""
 
 
 class Known:
-    """A sandbox as its client knows it."""
+    """A sandbox as its client sees it."""
 
     def __init__(self, box: Box, counting: Counting) -> None:
         self.box = box
         self.counting = counting
         self.paused: bool | None = False
-        """What was acknowledged last; `None` when an answer was lost."""
+        """The last acknowledged state; `None` if an answer was lost."""
         self.may_be_killed = False
         self.is_killed = False
-        """By an answer; an unclear one may not have happened."""
+        """Whether a kill was acknowledged; an unclear one may not have happened."""
         self.is_marked = False
         self.is_counting = False
 
 
 class Storm(Clients):
-    """Clients who create, pause, resume and kill for a while."""
+    """Clients that create, pause, resume and kill for a while."""
 
     TROUBLE = (Unclear, TimeoutError)
 
@@ -79,8 +80,8 @@ class Storm(Clients):
         box = Box(made["sandboxID"], made["envdAccessToken"])
         known = Known(box, Counting(self.paddock, box))
         self.given.append(known)
-        # The way to the sandbox does not lead through the control plane: this works meanwhile,
-        # unless the gateway had not heard of it yet, and finds nobody to ask.
+        # Traffic to the sandbox does not pass the control plane: it works meanwhile,
+        # unless the gateway has no route yet, and cannot look it up.
         try:
             await self.paddock.write_file(known.box, MARK, known.box.id.encode())
             known.is_marked = True
@@ -93,7 +94,7 @@ class Storm(Clients):
     async def _pause(self, dice: random.Random, mine: list[Known]) -> None:
         known = dice.choice(mine)
         before, known.paused = known.paused, None
-        # Paused already, or being resumed for a client who has given up.
+        # Already paused, or being resumed for a client that has given up.
         await self.ask("POST", f"/sandboxes/{known.box.id}/pause", {}, fine=(204, 409))
         known.paused = True if before is not None else None
 
@@ -102,7 +103,7 @@ class Storm(Clients):
         known.paused = None
         path = f"/v2/sandboxes/{known.box.id}/connect"
         said = await self.ask("POST", path, {"timeout": 600}, fine=(200, 201, 409))
-        # A conflict: being paused for a client who has given up, and nobody knows how that ends.
+        # A conflict: it is being paused for a client that has given up; the result is unknown.
         known.paused = False if "sandboxID" in said else None
 
     async def _kill(self, dice: random.Random, mine: list[Known]) -> None:
@@ -120,7 +121,7 @@ async def kill_again_and_again(storm: Storm, dice: random.Random) -> None:
         await eventually(lambda wanted=wanted: storm.acknowledged >= wanted, seconds=120)
         await asyncio.sleep(dice.random() * 0.2)
         storm.paddock.kill("control")
-        # Nobody is there, and what runs goes on and answers.
+        # The control plane is down, and sandboxes still run and respond.
         assert not (complaint := await steady.goes_on()), complaint
         await storm.paddock.start_control()
     wanted = storm.acknowledged + LIVELY
@@ -128,7 +129,7 @@ async def kill_again_and_again(storm: Storm, dice: random.Random) -> None:
     storm.is_over = True
 
 
-async def test_what_was_acknowledged_outlives_any_number_of_deaths_of_the_control_plane(
+async def test_acknowledged_changes_survive_repeated_kills_of_the_control_plane(
     faults_seed: int,
 ) -> None:
     with replayed_by(f"--faults-seed {faults_seed}"):
@@ -149,7 +150,7 @@ async def _storm(seed: int) -> None:
 
 
 async def settled(paddock: Installation) -> None:
-    """Wait until nothing is on its way any more."""
+    """Wait until nothing is in flight."""
     path = "/apis/paddock.dev/v1alpha1/sandboxes"
 
     unsettled: list[Any] = []
@@ -196,7 +197,7 @@ async def promises_hold(storm: Storm) -> None:
 
 
 async def nothing_is_left(paddock: Installation) -> None:
-    """What the node has and what the store has are the same."""
+    """The node and the store have the same sandboxes."""
     node = LocalRuntime(paddock.directory / "run" / "node.sock")
     path = "/apis/paddock.dev/v1alpha1/sandboxes"
 

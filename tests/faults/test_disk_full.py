@@ -1,5 +1,6 @@
-"""A full disk under the store: writes are refused in words, nothing acknowledged is lost, and
-work goes on by itself when there is room again."""
+"""A full disk under the store: writes are refused with a reason, nothing acknowledged is lost, and
+work continues when there is room again.
+"""
 
 import asyncio
 import tempfile
@@ -31,7 +32,7 @@ def small_disk():
 
 
 def fill(path: Path) -> None:
-    """Take all the room there is."""
+    """Fill the disk."""
     with path.open("wb", buffering=0) as file:
         try:
             while file.write(bytes(4096)):
@@ -40,7 +41,7 @@ def fill(path: Path) -> None:
             return
 
 
-async def test_a_full_disk_refuses_writes_loses_nothing_and_heals(small_disk: Path) -> None:
+async def test_a_full_disk_refuses_writes_loses_nothing_and_recovers(small_disk: Path) -> None:
     clock = SystemClock()
     runtime = SimulatedRuntime(clock=clock, latencies={})
     wanted = NewSandbox(template="base", timeout_seconds=None)
@@ -59,10 +60,10 @@ async def test_a_full_disk_refuses_writes_loses_nothing_and_heals(small_disk: Pa
                 is_refused = True
                 break
             except DeadlineExceededError:
-                # There was room for the claim, and none for the word that its sandbox runs.
+                # There was room for the claim, but not for the status that its sandbox runs.
                 continue
         assert is_refused, "the disk was never full"
-        # What only reads is not concerned.
+        # Reads are not affected.
         for sandbox in given:
             claim = sandbox.spec.claim
             assert claim is not None
@@ -85,7 +86,7 @@ async def test_a_full_disk_refuses_writes_loses_nothing_and_heals(small_disk: Pa
             is_disowning = any(name.startswith("disown ") for name in names)
             return not is_disowning and await claimed(store) == uids
 
-        # What was refused is cleaned up behind its client's back.
+        # What was refused is cleaned up in the background.
         await eventually(only_what_was_given_is_left, seconds=60, pause=0.1)
     # As after a crash: from the file alone.
     async with await SqliteStore.open(small_disk / "store.db", clock=clock) as again:

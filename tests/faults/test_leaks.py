@@ -1,8 +1,8 @@
-"""A long life leaks nothing: descriptors, threads and tasks of every process, and the kernel's
-things, are as many after hundreds of operations as after the first ones.
+"""Long runs leak nothing: descriptors, threads and tasks of every process, and kernel objects, are
+as many after hundreds of operations as after the first ones.
 
-Growth is looked for between two equal amounts of work, not since the start: pools of connections
-and caches fill once.
+Growth is measured between two equal amounts of work, not since the start: connection pools and
+caches fill once.
 """
 
 import asyncio
@@ -23,21 +23,21 @@ pytestmark = [pytest.mark.faults, pytest.mark.sandbox, pytest.mark.timeout(480)]
 
 ROUNDS = 12
 SLACK = 3
-"""Descriptors, threads or tasks more than before: a connection that is just being reused."""
+"""Tolerated growth: a connection that is just being reused."""
 PATIENCE_SECONDS = 90
-"""For connections that are kept for a minute after their last use."""
+"""Wait for connections that are kept for a minute after their last use."""
 PARKED = NodeSettings.__struct_defaults__[0]
-"""So many sandboxes without an owner a node keeps."""
+"""Number of warm sandboxes that a node keeps."""
 PROCESSES = ("node", "control", "gateway-0", "zygote")
 
 
 async def live(paddock: Installation, number: int) -> None:
-    """Everything that a sandbox goes through, once."""
+    """One complete lifecycle of a sandbox."""
     box = await paddock.create(timeout=600, autoPause=True, autoResume={"enabled": True})
     await paddock.write_file(box, "/home/user/file", b"content")
     await paddock.api("POST", f"/sandboxes/{box.id}/pause")
     assert await paddock.run(box, "cat /home/user/file") == "content"
-    if number % 2 == 0:  # More often than what is let pass.
+    if number % 2 == 0:  # More often than the tolerated growth.
         snapshot = await paddock.api("POST", f"/sandboxes/{box.id}/snapshots", {})
         clone = await paddock.create(timeout=600, templateID=snapshot["snapshotID"])
         assert await paddock.run(clone, "cat /home/user/file") == "content"
@@ -47,7 +47,7 @@ async def live(paddock: Installation, number: int) -> None:
 
 
 async def counted(paddock: Installation) -> dict[str, int]:
-    """What every process has open, when all that was made is gone again."""
+    """What every process has open when all that was created is gone."""
     await paddock.stocked()
     await _all_gone(paddock)
     pids = {name: paddock.pid(name) for name in PROCESSES if name != "zygote"}
@@ -81,7 +81,7 @@ def _namespaces(pids: list[str]) -> set[str]:
 
 
 async def _all_gone(paddock: Installation) -> None:
-    """Wait until only the stock is there, and nothing more is being made for it."""
+    """Wait until only the stock is left and nothing is being created for it."""
     node = LocalRuntime(paddock.directory / "run" / "node.sock")
     looks: list[int] = []
 
@@ -89,7 +89,7 @@ async def _all_gone(paddock: Installation) -> None:
         looks.append((await facts(paddock))["warm"])
         if len(await node.instances()) != paddock.settings["pool_size"]:
             looks.clear()
-        # A slow machine takes its time over each one that it parks.
+        # A slow machine takes a while for each warm sandbox.
         needed = 4 if looks and looks[-1] >= PARKED else 12
         return len(looks) > needed and len(set(looks[-needed:])) == 1
 
@@ -99,14 +99,14 @@ async def _all_gone(paddock: Installation) -> None:
         node.close()
 
 
-async def test_a_long_life_leaks_nothing() -> None:
+async def test_many_operations_leak_nothing() -> None:
     async with Installation(pool_size=2) as paddock:
         for number in range(ROUNDS):
             await live(paddock, number)
         before = await counted(paddock)
         for number in range(ROUNDS):
             await live(paddock, number)
-        # What is only idle goes by itself, in its time; what leaks does not.
+        # Idle connections close by themselves after a while; leaks do not.
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (
             grown := grown_since(before, await counted(paddock))

@@ -1,9 +1,9 @@
 """kill -9 and SIGSTOP of every process of a real installation, under a storm of real clients.
 
-Node, control plane, gateway, zygote and envds go at random, the store's disk is full for a while,
-sandboxes fill their own and misbehave. What a client was given stays its own, with its files, and
-nothing is left in the kernel when all of it is over. `--faults-minutes` makes it last, or
-`--faults-kills` says how many deaths; `--faults-seed` replays the choices, as far as real time
+Node, control plane, gateway, zygote and envds are killed at random, the store's disk is full for a
+while, sandboxes fill their disks and misbehave. A client keeps its sandboxes with their files, and
+nothing is left in the kernel when all is over. `--faults-minutes` sets the duration, or
+`--faults-kills` the number of kills; `--faults-seed` replays the choices, as far as real time
 allows.
 """
 
@@ -38,19 +38,20 @@ from tests.runtime.local.nodes import eventually
 
 SANDBOXES = "/apis/paddock.dev/v1alpha1/sandboxes"
 MEANWHILE_SECONDS = 10
-"""In which who does not ask the one that hangs is answered, on a busy machine."""
+"""Within this time requests to other processes are answered, on a busy machine."""
 END_SECONDS = 10
-"""From asking for the end of a sandbox until nothing of it runs, whatever it does; a fifth of a
-second where the machine has time."""
+"""From the kill request until no process of the sandbox runs, whatever it does; a fifth of a second
+on an idle machine.
+"""
 pytestmark = [pytest.mark.faults, pytest.mark.sandbox, pytest.mark.timeout(3600)]
 
 SLOWEST_SECONDS = 600
 """How long a slow machine may take to kill one of each role."""
 LIVELY = 10
-"""A storm in which fewer requests were answered proves nothing."""
+"""A storm with fewer answered requests proves nothing."""
 
 
-async def test_every_process_is_killed_at_random_and_nobody_loses_anything(
+async def test_random_kills_of_every_process_lose_nothing(
     faults_seconds: float, faults_kills: int, faults_seed: int
 ) -> None:
     dice = random.Random(faults_seed)
@@ -69,7 +70,7 @@ async def _storm(dice: random.Random, seconds: float, kills: int, seed: int) -> 
                 await asyncio.sleep(dice.random() * 1.2)
                 await harm.do()
                 assert kills or time.monotonic() < most, f"{harm.spared} cannot be killed"
-            # On a slow machine most of that time may have gone by in starting processes.
+            # On a slow machine starting processes may have taken most of that time.
             await eventually(lambda: storm.acknowledged > LIVELY, seconds=300)
             storm.is_over = True
             await running
@@ -88,7 +89,7 @@ async def _storm(dice: random.Random, seconds: float, kills: int, seed: int) -> 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("role", ROLES)
-async def test_a_process_that_hangs_harms_only_who_asks_it_and_goes_on(
+async def test_a_stopped_process_affects_only_its_own_requests_and_resumes(
     role: str, hung: Installation, faults_seed: int
 ) -> None:
     paddock, dice = hung, random.Random(faults_seed)

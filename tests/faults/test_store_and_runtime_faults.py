@@ -1,7 +1,7 @@
 """A mixed storm while store and runtime fail, control planes are killed and clocks jump.
 
-All of it on virtual time and from one seed: a failure names the seed that replays it, step by
-step (`pytest tests/faults -k seed_7`, or `python -m tests.faults.replay storm 7` for its trace).
+All on virtual time and from one seed: a failure names the seed that replays it, step by step
+(`pytest tests/faults -k seed_7`, or `python -m tests.faults.replay storm 7` for its trace).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ def seeds(count: int) -> list:
     return [pytest.param(seed, id=f"seed_{seed}") for seed in range(count)]
 
 
-def test_nothing_is_lost_doubled_or_left_whatever_fails_and_whoever_is_killed(
+def test_random_faults_and_kills_lose_duplicate_and_leak_nothing(
     storm_seed: int,
 ) -> None:
     replayable(storm_seed, scenarios.storm)
@@ -40,23 +40,23 @@ def test_deadlines_hold_when_the_wall_clock_jumps(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(10))
-def test_leaders_change_in_the_middle_and_nothing_is_done_twice(seed: int) -> None:
+def test_a_change_of_leader_does_nothing_twice(seed: int) -> None:
     replayable(seed, scenarios.leaders)
 
 
 @pytest.mark.parametrize("seed", seeds(8))
-def test_a_leader_that_is_stopped_beyond_its_lease_does_no_harm_when_it_goes_on(seed: int) -> None:
+def test_a_leader_stopped_beyond_its_lease_does_no_harm_when_resumed(seed: int) -> None:
     replayable(seed, scenarios.stops)
 
 
 @pytest.mark.parametrize("seed", seeds(5))
-def test_control_planes_that_want_the_same_stock_at_once_share_no_sandbox(seed: int) -> None:
+def test_control_planes_claiming_the_same_stock_share_no_sandbox(seed: int) -> None:
     replayable(seed, scenarios.rush)
 
 
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS)
 def test_a_seed_replays_the_same_run_in_another_process(scenario: str) -> None:
-    # Other addresses, other hashes of strings: nothing may depend on either.
+    # Another process has other addresses and string hashes: nothing may depend on them.
     said = set[str]()
     for hashes in ("1", "2"):
         done = subprocess.run(
@@ -71,7 +71,7 @@ def test_a_seed_replays_the_same_run_in_another_process(scenario: str) -> None:
     assert len(said) == 1, said
 
 
-def test_a_sandbox_that_died_by_itself_can_be_killed_and_its_place_is_free() -> None:
+def test_a_failed_sandbox_can_be_killed_and_frees_its_quota() -> None:
     async def scenario(seed: int, trace: Trace) -> None:
         async with faulty_world(seed, trace) as world:
             manager = world.planes[0].manager
@@ -96,7 +96,7 @@ def test_a_sandbox_that_died_by_itself_can_be_killed_and_its_place_is_free() -> 
     replayable(0, scenario)
 
 
-def test_a_deadline_that_the_clock_jumped_over_is_acted_upon_within_seconds() -> None:
+def test_a_deadline_skipped_by_a_clock_jump_is_applied_within_seconds() -> None:
     async def scenario(seed: int, trace: Trace) -> None:
         async with faulty_world(seed, trace) as world:
             manager = world.planes[0].manager

@@ -1,9 +1,8 @@
-"""An event loop whose time is virtual and whose every run from one seed is the same run.
+"""An event loop with virtual time: every run from one seed is identical.
 
-Nothing of the machine reaches what runs here: no clock, no other thread, no collector, no order
-of addresses or of hashes. `replayable` runs a scenario so, and keeps a trace: one line for each
-thing that happened, and at what time. Two runs of a seed have the same digest, which is what
-makes a seed worth printing.
+Nothing of the machine reaches what runs here: no clock, no other thread, no garbage collector, no
+order of addresses or hashes. `replayable` runs a scenario this way and keeps a trace: one line per
+event, with its time. Two runs of a seed have the same digest.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ from paddock.kit import ids
 
 
 class Trace:
-    """What happened, in order."""
+    """The events, in order."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -41,9 +40,9 @@ class Trace:
 
 
 class Process:
-    """What is stopped and goes on as one, as by SIGSTOP: all that runs in its context.
+    """A process that is stopped and resumed as one, as by SIGSTOP: all that runs in its context.
 
-    Its timers ring late, and all at once; what it was sent meanwhile waits for it.
+    Its timers fire late, and all at once; what it was sent meanwhile waits.
     """
 
     def __init__(self) -> None:
@@ -72,14 +71,14 @@ _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("proce
 
 
 def outside() -> contextvars.Context:
-    """Give the context of what goes on when its asker is stopped."""
+    """Return the context of work that continues while its caller is stopped."""
     context = contextvars.copy_context()
     context.run(_PROCESS.set, None)
     return context
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Goes on to the next timer at once when nobody has anything to do."""
+    """Advances to the next timer at once when nothing is runnable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +115,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _Task(asyncio.Task[Any]):
-    """A task with a number: what is done to a set of them is done in the order of no addresses."""
+    """A task with a number: sets of tasks are processed in that order, not by address."""
 
     def __init__(self, number: int, work: Any, loop: VirtualLoop, **named: Any) -> None:
         self._number = number
@@ -127,7 +126,7 @@ class _Task(asyncio.Task[Any]):
 
 
 class _Step:
-    """One call that is due: made now, or when the process that it belongs to goes on."""
+    """One due call: made now, or when its process is resumed."""
 
     def __init__(
         self, loop: VirtualLoop, callback: Any, args: tuple[Any, ...], context: contextvars.Context
@@ -143,18 +142,18 @@ class _Step:
         if process is not None and process.is_stopped:
             process.when_it_goes_on(self._again)
             return
-        # Nobody collects circles here, and each of them is one.
+        # The garbage collector is off, and each of these is a reference cycle.
         handle, self.handle = self.handle, None
         if handle is None or not handle.cancelled():
             self._callback(*self._args)
 
     def _again(self) -> None:
-        # Not by `call_soon` of ours: whoever cancels knows the first handle only.
+        # Not by our `call_soon`: the caller can cancel the first handle only.
         asyncio.BaseEventLoop.call_soon(self._loop, self, context=self._context)
 
 
 class _Drawn:
-    """What `kit.ids` draws from, by a seed: names and ids are the same in every replay."""
+    """The random source of `kit.ids`, from a seed: ids are the same in every replay."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
@@ -174,11 +173,11 @@ class _Drawn:
 
 @contextlib.contextmanager
 def _one_order(seed: int) -> Generator[None]:
-    """Draw everything from the seed; let the collector end nothing in the middle."""
+    """Seed all randomness, and disable the garbage collector."""
     drawn, before = _Drawn(seed), random.getstate()
     gc.collect()
     gc.disable()
-    random.seed(seed)  # Jitter of backoffs is drawn from the global generator.
+    random.seed(seed)  # Jitter of backoffs uses the global generator.
     try:
         with patch.object(ids, "secrets", drawn), patch.object(ids, "uuid", drawn):
             yield

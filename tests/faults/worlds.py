@@ -1,4 +1,4 @@
-"""One store, one runtime, and control planes over them that come, lead, and are killed."""
+"""One store, one runtime, and control planes that start, lead, and are killed."""
 
 import asyncio
 import contextlib
@@ -25,12 +25,12 @@ from tests.scenario.paddock import SECRETS
 
 LEASE = Key("paddock-system", "controllers")
 SERVING = ("federation", "quota shares", "failed claims", "sampling", "key usage")
-"""What belongs to serving: whoever does not lead does it too."""
+"""Parts that serve requests; they run without leadership, too."""
 Done = TypeVar("Done")
 
 
 class JumpingClock(LoopClock):
-    """Virtual time whose wall clock an operator sets forward and back."""
+    """Virtual time with a wall clock that can be set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Plane:
         return self.control.manager
 
     def begin(self, work: Coroutine[Any, Any, Done], *, name: str = "request") -> Task[Done]:
-        """Have something done by its process, which may be stopped."""
+        """Run something in its process, which may be stopped."""
         loop = asyncio.get_running_loop()
         return loop.create_task(work, name=name, context=self.process.context.copy())
 
@@ -107,7 +107,7 @@ class Plane:
             await asyncio.Event().wait()
 
     async def serves(self) -> None:
-        """Wait until it can be asked; raises what prevents that."""
+        """Wait until it serves; raise the error that prevents it."""
         ready = asyncio.ensure_future(self.ready.wait())
         try:
             await asyncio.wait((ready, self._task), return_when=asyncio.FIRST_COMPLETED)
@@ -117,7 +117,7 @@ class Plane:
             ready.cancel()
 
     async def kill(self) -> None:
-        """End it between two instructions: nothing it still wants to do reaches anybody."""
+        """Kill it between two instructions: nothing of it has an effect afterwards."""
         self.store.is_severed = self.runtime.is_severed = True
         self.dead.set()
         self.process.go_on()
@@ -125,14 +125,14 @@ class Plane:
         await asyncio.wait((self._task,))
 
     def failure(self) -> BaseException | None:
-        """Say what ended it without being asked."""
+        """Return the error that ended it unexpectedly."""
         if self._task.done() and not self._task.cancelled():
             return self._task.exception()
         return None
 
 
 class FaultyWorld:
-    """What outlives every control plane, and those that run now."""
+    """The store and runtime, and the running control planes."""
 
     def __init__(self, seed: int, trace: Trace, *, pool_size: int = 6, count: int = 1) -> None:
         self.seed = seed
@@ -148,7 +148,7 @@ class FaultyWorld:
         self._numbers = itertools.count(1)
 
     async def start(self) -> Plane:
-        """Add a control plane; it serves when this returns."""
+        """Start a control plane; it serves when this returns."""
         plane = Plane(self, next(self._numbers), elects=self.count > 1)
         try:
             await plane.serves()
@@ -166,16 +166,16 @@ class FaultyWorld:
         return await self.start()
 
     def has_lost(self, kills: int) -> bool:
-        """Say whether so many were killed, and all of them have their successors."""
+        """Whether this many were killed and all are replaced."""
         return self.kills >= kills and len(self.planes) == self.count
 
     async def staffed(self) -> None:
-        """Make up for a replacement that the end of the trouble cut short."""
+        """Finish a replacement that the end of the faults interrupted."""
         while len(self.planes) < self.count:
             await self.start()
 
     async def calm(self) -> None:
-        """End all trouble."""
+        """End all faults."""
         self.faults.calm()
         self.runtime.fail_node(is_down=False)
 
@@ -184,7 +184,7 @@ class FaultyWorld:
 async def faulty_world(
     seed: int, trace: Trace, *, planes: int = 1, pool_size: int = 6
 ) -> AsyncGenerator[FaultyWorld]:
-    """Give a world with so many control planes; kill them all in the end."""
+    """Yield a world with this many control planes; kill them all in the end."""
     world = FaultyWorld(seed, trace, pool_size=pool_size, count=planes)
     try:
         await world.staffed()

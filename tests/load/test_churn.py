@@ -1,7 +1,7 @@
-"""Ten thousand sandboxes that come and go, on a simulated runtime: memory and latency stay flat.
+"""Ten thousand short-lived sandboxes on a simulated runtime: constant memory and latency.
 
-On the real clock: what is measured is what the control plane itself costs. `--load-minutes 10`
-makes it last; the default suits CI. Real sandboxes are `test_real_sandboxes.py`'s business.
+On the real clock: it measures the cost of the control plane itself. `--load-minutes 10` sets the
+duration; the default suits CI. `test_real_sandboxes.py` uses real sandboxes.
 """
 
 import asyncio
@@ -25,23 +25,23 @@ POOL = 200
 CLIENTS = 8
 WINDOWS = 6
 WANTED = NewSandbox(template="base", timeout_seconds=36_000)
-"""Longer than any run: what is not looked at for a while must not end by itself."""
+"""Longer than any run: an unused sandbox must not expire."""
 
 
 def memory_mb() -> float:
-    """What this process has of its own: other tests may turn swap on, and take some of it away."""
+    """Private memory with swap: other tests may turn swap on."""
     status = Path("/proc/self/status").read_text()
     parts = (status.split(f"{name}:")[1].split()[0] for name in ("RssAnon", "VmSwap"))
     return sum(map(int, parts)) / 1e3
 
 
 def waited_seconds() -> float:
-    """How long this thread could have run, and had to wait for a processor, so far."""
+    """Seconds that this thread was runnable but waited for a CPU."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 class Churn:
-    """Clients that replace, pause, wake and look at sandboxes, and how many they were."""
+    """Clients that replace, pause, wake and read sandboxes, and their number."""
 
     def __init__(self, world: World, ids: list[str]) -> None:
         self.world = world
@@ -50,18 +50,18 @@ class Churn:
         self.failures: list[str] = []
 
     async def run(self, seconds: float) -> float:
-        """Churn for so long; gives the mean latency, less what others took of this processor."""
+        """Churn for this long; return the mean latency without the time other processes took."""
         began, waited, done = time.monotonic(), waited_seconds(), self.done
         end = began + seconds
         await asyncio.gather(*(self._client(random.Random(n), end) for n in range(CLIENTS)))
         own = (time.monotonic() - began) - (waited_seconds() - waited)
-        # So many clients are served at once, all the time.
+        # This number of clients is always served concurrently.
         return own * CLIENTS / max(self.done - done, 1)
 
     async def _client(self, dice: random.Random, end: float) -> None:
         manager = self.world.manager
         while time.monotonic() < end:
-            # Taken out while it is used: two clients must not quarrel about one.
+            # Removed while in use: two clients must not use the same one.
             name = self.ids.pop(dice.randrange(len(self.ids)))
             try:
                 if dice.random() < 0.5:
@@ -72,7 +72,7 @@ class Churn:
                 else:
                     await manager.lifecycle.pause(CALLER, name)
                     await manager.lifecycle.connect(CALLER, name, timeout_seconds=36_000)
-            except Exception as error:  # every failure is one too many
+            except Exception as error:  # no failure is tolerated
                 self.failures.append(repr(error))
                 return
             finally:
@@ -80,7 +80,7 @@ class Churn:
             self.done += 1
 
 
-async def test_ten_thousand_sandboxes_churn_at_flat_memory_and_latency(
+async def test_ten_thousand_sandboxes_churn_at_constant_memory_and_latency(
     request: pytest.FixtureRequest,
 ) -> None:
     seconds = 60 * float(request.config.getoption("--load-minutes"))
@@ -97,7 +97,7 @@ async def test_ten_thousand_sandboxes_churn_at_flat_memory_and_latency(
             )
             ids += [item.spec.claim.sandbox_id for item in made if item.spec.claim]
         churn = Churn(world, ids)
-        await churn.run(seconds / WINDOWS)  # Everything has been used once: caches are full.
+        await churn.run(seconds / WINDOWS)  # Warm-up: caches are full.
         memory: list[float] = []
         mean: list[float] = []
         for _ in range(WINDOWS):
@@ -109,7 +109,7 @@ async def test_ten_thousand_sandboxes_churn_at_flat_memory_and_latency(
         assert not churn.failures, churn.failures[:3]
         assert len(ids) == CLAIMED
         assert memory[-1] < memory[0] * 1.1 + 10, figures
-        # Of halves, since the machine has other things to do in between.
+        # Compare halves, since the machine has other load in between.
         first, last = mean[: WINDOWS // 2], mean[WINDOWS // 2 :]
         assert min(last) < 2 * max(first), figures
         names = asyncio.all_tasks()

@@ -1,6 +1,6 @@
-"""Many real sandboxes at once: commands, files and traffic in each, without one failure.
+"""Many concurrent real sandboxes: commands, files and traffic in each, without one failure.
 
-`--load-sandboxes 300` is what the project promises; the default suits CI.
+`--load-sandboxes 300` is what the project guarantees; the default suits CI.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ http.server.ThreadingHTTPServer(("", int(sys.argv[1])), handler).serve_forever()
 
 
 def content_of(number: int, turn: int) -> bytes:
-    """What one sandbox holds after so many turns: nobody else's, and not what it had before."""
+    """Content of one sandbox after this many turns: not another's, and not its older one."""
     return f"content {turn} of {number}\n".encode() * 50
 
 
 async def begin(paddock: Installation, number: int) -> Box:
-    """Make a sandbox and let it serve what it holds; some are paused and woken on the way."""
+    """Create a sandbox that serves its content; some are paused and woken in between."""
     box = await paddock.create(timeout=3600)
     await paddock.write_file(box, "/home/user/data.txt", content_of(number, 0))
     await paddock.serve_inside(box, 8000, SERVER)
@@ -41,7 +41,7 @@ async def begin(paddock: Installation, number: int) -> Box:
 
 
 async def work(paddock: Installation, box: Box, number: int, turn: int) -> None:
-    """Use one sandbox in every way at once: a command, a file that comes, a file that is served."""
+    """Use one sandbox in every way at once: a command, an upload, an HTTP request."""
     before, after = content_of(number, turn - 1), content_of(number, turn)
     counted, served, _ = await asyncio.gather(
         paddock.run(box, "wc -c < /home/user/data.txt"),
@@ -64,7 +64,7 @@ async def test_many_real_sandboxes_work_at_once_without_one_failure(
         async def noting(number: int, act: Awaitable[Done]) -> Done | None:
             try:
                 return await act
-            except Exception as error:  # every failure is one too many
+            except Exception as error:  # no failure is tolerated
                 failures.append(f"{number}: {error!r}"[:300])
                 return None
 
@@ -80,7 +80,7 @@ async def test_many_real_sandboxes_work_at_once_without_one_failure(
         print(f"{count} sandboxes made and serving in {time.monotonic() - began:.1f} s")
         began = time.monotonic()
         for turn in range(1, TURNS + 1):
-            # Nobody waits for a place: all of them work in this very moment.
+            # No sandbox waits: all work at this moment.
             every = (noting(n, work(paddock, box, n, turn)) for n, box in enumerate(boxes))
             await asyncio.gather(*every)
         print(f"{count} at once did {TURNS} turns of work in {time.monotonic() - began:.1f} s")

@@ -55,34 +55,34 @@ _NO_SNAPSHOTS = "pods have no snapshots"
 _RUNTIME = "puts something else in the place of a runtime's method, inside of a process"
 _KEYRING = "calls the keyring of a process, and lets it note the use of keys when it says so"
 WITHOUT = {
-    "test_a_snapshot_is_something_to_create_from_and_a_fork_makes_clones": _NO_SNAPSHOTS,
+    "test_sandboxes_are_created_from_a_snapshot_and_cloned_by_a_fork": _NO_SNAPSHOTS,
     "test_two_hundred_creates_on_a_pool_of_fifty_never_share_a_sandbox": "see below: fewer pods",
     "test_lists_are_paged_and_filtered": "calls the manager's list, which is no request; see below",
-    "test_deadlines_that_passed_while_nothing_ran_are_met_afterwards": (
+    "test_deadlines_that_passed_during_a_downtime_are_applied_afterwards": (
         "ends one control plane and begins another; test_trouble_scenarios does so with processes"
     ),
-    "test_claims_create_at_the_common_rate_and_leave_others_their_turn": (
+    "test_claims_share_the_creation_rate_with_others": (
         "sets a rate that all scenarios share here"
     ),
-    "test_a_sandbox_that_asked_for_it_is_paused_when_nothing_happens_and_not_before": (
+    "test_a_sandbox_with_idle_pause_is_paused_when_idle_and_not_before": (
         "puts into a control plane what gateways and nodes would tell it"
     ),
     "test_a_pool_whose_sandboxes_fail_backs_off_and_recovers": "backs off for most of a minute",
-    "test_one_pause_without_memory_is_for_that_once": (
+    "test_a_pause_without_memory_does_not_change_the_strategy": (
         "stops a pod that has no volume for its files, which is refused"
     ),
-    "test_a_resume_that_takes_longer_than_its_timeout_costs_nothing": _RUNTIME,
-    "test_a_hundred_hanging_operations_of_a_node_do_not_stop_other_sandboxes": _RUNTIME,
-    "test_a_pause_that_cannot_work_leaves_it_running_with_an_end": _RUNTIME,
-    "test_the_note_of_a_keys_last_use_undoes_nothing_and_revives_nobody": _KEYRING,
-    "test_a_store_that_is_away_ends_nothing_that_goes_on_in_the_background": _KEYRING,
+    "test_a_resume_that_takes_longer_than_the_timeout_loses_nothing": _RUNTIME,
+    "test_hanging_node_operations_do_not_block_other_sandboxes": _RUNTIME,
+    "test_a_failed_pause_leaves_the_sandbox_running_with_a_deadline": _RUNTIME,
+    "test_writing_a_keys_last_use_undoes_no_change_and_revives_no_key": _KEYRING,
+    "test_an_unavailable_store_stops_no_background_work": _KEYRING,
 }
 """All of `test_checkpoints`: it is about snapshots."""
 CASES = {
-    "test_mixed_pauses_and_resumes_end_in_agreement_and_nothing_is_lost": (
+    "test_mixed_pauses_and_resumes_end_in_a_consistent_state": (
         lambda case: case in (0, 1, PauseStrategy.FREEZE)
     ),
-    "test_whoever_kills_wins_and_nothing_of_it_is_left": lambda case: case in (0, 1),
+    "test_a_kill_wins_over_pauses_and_resumes_and_leaves_nothing": lambda case: case in (0, 1),
 }
 globals().update(scenarios(MODULES, without=WITHOUT, elsewhere=ONLY, cases=CASES))
 

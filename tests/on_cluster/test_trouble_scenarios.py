@@ -48,17 +48,17 @@ MODULES = (
     test_pools,
 )
 ONLY = {
-    "test_no_sandbox_is_given_twice_and_no_quota_exceeded_whatever_the_store_does",
-    "test_the_same_on_a_store_that_conflicts_refuses_and_loses_replies",
-    "test_a_lost_reply_neither_leaks_a_place_nor_gives_one_more",
-    "test_stock_comes_back_after_the_store_was_away",
-    "test_a_timeout_set_while_it_is_paused_never_ends_a_paused_sandbox",
+    "test_no_sandbox_is_claimed_twice_and_no_quota_exceeded_under_store_faults",
+    "test_mixed_pauses_and_resumes_survive_store_faults",
+    "test_a_lost_reply_neither_leaks_quota_nor_grants_one_too_many",
+    "test_stock_returns_after_the_store_was_unavailable",
+    "test_a_timeout_set_while_paused_never_ends_a_paused_sandbox",
     "test_a_resume_whose_write_failed_does_not_use_up_the_quota",
-    "test_one_that_is_not_well_so_often_in_a_row_is_replaced",
-    "test_one_failure_now_and_then_is_forgiven",
-    "test_what_is_in_somebodys_hands_is_not_probed",
-    "test_a_completed_claim_is_final_and_goes_after_its_ttl_but_its_sandboxes_stay",
-    "test_a_claim_gets_no_more_than_its_teams_quota_and_says_so",
+    "test_a_sandbox_that_fails_its_probes_in_a_row_is_replaced",
+    "test_single_probe_failures_are_tolerated",
+    "test_claimed_sandboxes_are_not_probed",
+    "test_a_completed_claim_is_final_and_deleted_after_its_ttl_without_its_sandboxes",
+    "test_a_claim_is_limited_by_its_teams_quota_and_reports_it",
     "test_idle_sandboxes_are_replaced_when_they_are_too_old",
 }
 PROBE = Probe(command="true", period_seconds=4, timeout_seconds=4, failure_threshold=4)
@@ -73,12 +73,10 @@ SHORTER = {
     (test_pools, "IDLE_SECONDS"): 30,
 }
 CASES = {
-    "test_no_sandbox_is_given_twice_and_no_quota_exceeded_whatever_the_store_does": (
+    "test_no_sandbox_is_claimed_twice_and_no_quota_exceeded_under_store_faults": (
         lambda case: case in (0, 1)
     ),
-    "test_the_same_on_a_store_that_conflicts_refuses_and_loses_replies": (
-        lambda case: case in (0, 1)
-    ),
+    "test_mixed_pauses_and_resumes_survive_store_faults": (lambda case: case in (0, 1)),
 }
 
 globals().update(scenarios(MODULES, without={}, only=ONLY, cases=CASES))

@@ -1,4 +1,4 @@
-"""What fails while it is measured is counted, and where it belongs."""
+"""Failures during a measurement are counted, in the right series."""
 
 import sys
 from collections import Counter
@@ -49,7 +49,7 @@ def a_slice(*, answers: int, refused: int = 0, lost: int = 0) -> gateway_load.Sl
     return gateway_load.Slice(2.0, answers, refused, lost, 0, micros)
 
 
-def test_what_a_proxy_refuses_or_loses_is_no_success_and_no_throughput(
+def test_refused_and_lost_requests_count_neither_as_success_nor_as_throughput(
     report: reporting.Report,
 ) -> None:
     slices = [a_slice(answers=50, refused=10), a_slice(answers=40, lost=10)]

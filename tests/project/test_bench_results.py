@@ -1,4 +1,4 @@
-"""The results that are kept can be set side by side: one machine, nothing compared left out."""
+"""Kept results are comparable: one machine, no comparison left out."""
 
 import json
 import re
@@ -20,11 +20,11 @@ MAY_BE_MISSING = {
     "bwrap_pause": "it has no pause",
     r"burst_\d+_pool_\d+_cold_total": "none: the pool was filled fast enough",
 }
-"""What a result need not have, and the only reason that is one; both are patterns."""
+"""What a result may omit, and the only valid reason; both are patterns."""
 
 
 def kept(path: Path) -> dict[str, Any]:
-    """Give a result, if it was made by benchmarks that say of each figure what it is."""
+    """Return a result, if its benchmarks give the kind of each figure."""
     result = json.loads(path.read_text())
     if "how" not in result:
         pytest.skip("made before single figures said what they are: `paddock bench` makes it anew")
@@ -39,7 +39,7 @@ def is_excused(name: str, reason: str) -> bool:
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_a_kept_result_leaves_out_only_what_cannot_be_had(path: Path) -> None:
+def test_a_kept_result_omits_only_what_is_unavailable(path: Path) -> None:
     missing = kept(path).get("missing", {})
     assert [name for name, reason in missing.items() if not is_excused(name, reason)] == []
 
@@ -54,13 +54,13 @@ def test_all_rows_of_the_readme_are_of_one_machine() -> None:
 
 
 @pytest.mark.parametrize("row", figures.ROWS, ids=lambda row: f"{row.suite}-{row.figure}")
-def test_a_row_has_the_number_of_its_samples_or_says_what_it_is(row: figures.Row) -> None:
+def test_a_row_has_its_sample_count_or_its_kind(row: figures.Row) -> None:
     result = kept(figures.RESULTS / f"{row.suite}.json")
     value = result["figures"][row.figure]
     assert isinstance(value, dict) or result["how"].get(row.figure)
 
 
 @pytest.mark.parametrize("row", figures.ROWS, ids=lambda row: f"{row.suite}-{row.figure}")
-def test_a_row_has_every_ratio_that_it_shall_tell(row: figures.Row) -> None:
+def test_a_row_has_all_its_ratios(row: figures.Row) -> None:
     ratios = kept(figures.RESULTS / f"{row.suite}.json")["ratios"]
     assert [name for name, _ in row.beside if name not in ratios] == []

@@ -1,4 +1,4 @@
-"""Every benchmark says the same things in the same way, also about what it could not measure."""
+"""Every benchmark reports in the same format, also what it could not measure."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ sys.path.remove(str(ROOT / "bench"))
 
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> reporting.Report:
-    """A report whose plots go to a directory of the test."""
+    """A report that writes its plots to a directory of the test."""
     monkeypatch.setattr(sys, "argv", ["sample.py", "--quick"])
     monkeypatch.setattr(reporting, "LOOKS", tmp_path / "looks")
     return reporting.Report("sample", "A sample.")
@@ -57,7 +57,7 @@ def test_a_percentile_is_the_sample_of_the_nearest_rank(
     assert reporting.at([float(number) for number in range(1, count + 1)], share) == rank
 
 
-def test_a_try_that_fails_is_said_and_stops_nothing(
+def test_a_failed_attempt_is_reported_and_stops_nothing(
     report: reporting.Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
     well = []
@@ -71,7 +71,7 @@ def test_a_try_that_fails_is_said_and_stops_nothing(
     assert (result["figures"]["calls"]["n"], result["figures"]["calls"]["success"]) == (3, 0.6667)
 
 
-def test_a_series_of_which_nothing_went_well_fails_the_suite(report: reporting.Report) -> None:
+def test_a_series_without_successes_fails_the_suite(report: reporting.Report) -> None:
     report.spread("others", [0.001])
     report.spread("calls", [], failed=3)
 
@@ -79,7 +79,7 @@ def test_a_series_of_which_nothing_went_well_fails_the_suite(report: reporting.R
         report.finish()
 
 
-def test_an_alternative_of_which_nothing_went_well_is_missing_and_fails_nothing(
+def test_an_alternative_without_successes_is_reported_missing(
     report: reporting.Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report.spread("ours", [0.001])
@@ -115,7 +115,7 @@ def test_a_result_names_the_machine_and_the_commit_on_the_terminal_and_for_progr
     assert result["machine"]["kernel"] in table
 
 
-def test_what_is_not_installed_is_said_and_never_a_ratio(
+def test_an_alternative_that_is_not_installed_is_reported_without_a_ratio(
     report: reporting.Report,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

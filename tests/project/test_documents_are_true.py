@@ -1,6 +1,6 @@
-"""What the documents say is there: links, commands with their options, settings.
+"""What the documentation names exists: links, commands with their options, settings.
 
-Their Python and JavaScript is run by `tests/sdk/test_documents.py`.
+Its Python and JavaScript examples are run by `tests/sdk/test_documents.py`.
 """
 
 import re
@@ -25,17 +25,17 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 HEREDOC = re.compile(r"<<'?(\w+)'?(.*?)\n.*?^\1$", re.MULTILINE | re.DOTALL)
 ENDS = set("();<>|&\n")
 OF_OTHERS = {"URL", "CACHE", "VENV", "SHARD", "REPLICAS", "BATCH", "COMPLETE", "TEST_SEED"}
-"""Variables that are no settings: of the command, of scripts, of tasks."""
+"""Variables that are not settings: of the command, of scripts, of tasks."""
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that GitHub gives headings."""
+    """The anchors that GitHub creates for headings."""
     heads = re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The words of every `paddock …` in blocks of shell."""
+    """The words of every `paddock …` in shell blocks."""
     for language, block in FENCED.findall(text):
         if language == "console":
             block = "\n".join(re.findall(r"^\$ ((?:.*\\\n)*.*)", block, re.MULTILINE))
@@ -45,7 +45,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def calls(block: str) -> Iterator[list[str]]:
-    """The words of every `paddock …` in a piece of shell."""
+    """The words of every `paddock …` in a shell snippet."""
     for line in block.replace("\\\n", " ").splitlines():
         words = shlex.shlex(line, posix=True, punctuation_chars=True)
         words.whitespace_split, words.commenters = True, "#"
@@ -62,7 +62,7 @@ def calls(block: str) -> Iterator[list[str]]:
 
 
 def mistake(words: list[str]) -> str | None:
-    """What is wrong with a command line; nothing where the program would understand it."""
+    """Return the error of a command line; `None` if it is valid."""
     command: click.Command = program
     context = click.Context(program, info_name="paddock")
     try:
@@ -73,7 +73,7 @@ def mistake(words: list[str]) -> str | None:
             _, below, words = command.resolve_command(context, words)
             assert below is not None
             command, context = below, click.Context(below, parent=context)
-        if not isinstance(command, RemoteCommand):  # whose words are another program's
+        if not isinstance(command, RemoteCommand):  # the rest are arguments of another program
             command.make_parser(context).parse_args(list(words))
     except click.UsageError as error:
         return error.format_message()
@@ -81,7 +81,7 @@ def mistake(words: list[str]) -> str | None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_link_leads_somewhere(page: str) -> None:
+def test_every_link_has_a_target(page: str) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", PAGES[page])):
         if "://" in target:
             continue
@@ -93,7 +93,7 @@ def test_every_link_leads_somewhere(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_is_one_that_the_program_understands(page: str) -> None:
+def test_every_command_is_valid(page: str) -> None:
     for words in commands(PAGES[page]):
         assert mistake(words) is None, f"paddock {shlex.join(words)}: {mistake(words)}"
     for said in re.findall(r"`paddock ([a-z][^`]*)`", FENCED.sub("", PAGES[page])):
@@ -102,13 +102,13 @@ def test_every_command_is_one_that_the_program_understands(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_setting_is_one(page: str) -> None:
+def test_every_setting_exists(page: str) -> None:
     known = {field.name.upper() for field in structs.fields(Settings)} | OF_OTHERS
     named = re.findall(rf"\b_?{PREFIX}([A-Z][A-Z_]*[A-Z])\b", PAGES[page])
     assert set(named) <= known
 
 
-def test_every_example_in_the_help_is_understood() -> None:
+def test_every_example_in_the_help_is_valid() -> None:
     context = click.Context(program, info_name="paddock")
 
     def epilogs(command: click.Command) -> Iterator[str]:
@@ -128,7 +128,7 @@ def test_every_example_in_the_help_is_understood() -> None:
     assert found > 10
 
 
-def test_a_wrong_command_would_be_noticed() -> None:
+def test_a_wrong_command_is_detected() -> None:
     block = (
         "ID=$(paddock sandbox create --nope)\npaddock get pools | paddock nope; A=1 paddock up -d\n"
     )

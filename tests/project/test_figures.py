@@ -1,8 +1,8 @@
-"""Every figure that is measured names the script behind it; the README's come from kept results.
+"""Every measured figure names its script; the README's figures come from kept results.
 
-What is measured is told from what is set by how it is written: limits and settings are in whole
-seconds and powers of two (KiB, MiB). Not looked at are decisions (`docs/decisions`), which tell
-what was measured when they were made, and guarantees, whose bounds have a test each.
+Measured figures are told from settings by their format: limits and settings are in whole seconds
+and powers of two (KiB, MiB). Not checked are decisions (`docs/decisions`), which report what was
+measured at their time, and guarantees, whose bounds have a test each.
 """
 
 import re
@@ -35,7 +35,7 @@ MEASURED = re.compile(
 
 
 def figures_without_a_script(text: str) -> list[str]:
-    """The paragraphs and rows of tables that tell of a measurement, and not of what made it."""
+    """Paragraphs and table rows with a measured figure but without its script."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=\|)|\n(?=- )", prose)]
     return [
@@ -43,12 +43,12 @@ def figures_without_a_script(text: str) -> list[str]:
     ]
 
 
-def test_the_readme_says_what_the_results_say() -> None:
+def test_the_readme_matches_the_results() -> None:
     assert figures.written(README) == README, "run `python bench/figures.py --write`"
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_figure_stands_without_the_script_that_made_it(page: str) -> None:
+def test_every_figure_names_its_script(page: str) -> None:
     text = PAGES[page]
     if page == "README.md":
         before, _, rest = text.partition(figures.BEGIN)
@@ -69,7 +69,7 @@ def test_no_figure_stands_without_the_script_that_made_it(page: str) -> None:
         "A start takes about 4 s.",
     ],
 )
-def test_a_figure_that_is_measured_is_noticed(text: str) -> None:
+def test_measured_figures_are_detected(text: str) -> None:
     assert figures_without_a_script(f"Before.\n\n{text}\n\nSee bench/store.py.")
     assert not figures_without_a_script(f"{text} [claim.py](bench/claim.py)")
 
@@ -103,7 +103,7 @@ def test_every_suite_has_a_figure_in_the_table(suite: str) -> None:
     assert suite in {row.suite for row in figures.ROWS}
 
 
-def test_links_of_the_readme_lead_somewhere() -> None:
+def test_links_of_the_readme_have_targets() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         if "://" not in target:
             assert (ROOT / target).exists(), f"{target} is not there"

@@ -1,4 +1,4 @@
-"""Every promise in docs/guarantees.md has a bound, and a test that exists and is run."""
+"""Every guarantee in docs/guarantees.md has a bound, and a test that exists and is run."""
 
 import ast
 import functools
@@ -22,12 +22,12 @@ DEMANDED = (
     "held request is sent once",
 )
 NEVER_RUN = re.compile(r"pytest\.(mark\.)?(skip\b|xfail\b|skipif\((condition=)?(True|1)[,)])")
-"""Marks and calls; what is skipped on some machines only is run on the others."""
+"""Marks and calls; tests skipped on some machines only are run on others."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def rows(text: str) -> list[list[str]]:
-    """Give the cells of every promise."""
+    """Return the cells of every guarantee."""
     return [
         [cell.strip() for cell in line.strip().strip("|").split("|")]
         for line in text.splitlines()
@@ -36,7 +36,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def problem(promise: str, bound: str, proof: str) -> str | None:
-    """Say what a promise lacks."""
+    """Return what a guarantee lacks."""
     if not promise or not re.search(r"\w", bound):
         return f"no bound: {promise}"
     proofs = re.findall(r"`(tests/[^`]+)`", proof)
@@ -59,7 +59,7 @@ def problem(promise: str, bound: str, proof: str) -> str | None:
 def collected_from(path: Path) -> dict[str, bool]:
     """The tests that pytest collects from a file, and whether each is run anywhere.
 
-    Read, not imported: collecting all of them takes longer than running this.
+    The source is parsed, not imported: collecting all tests takes longer than this test.
     """
     if not path.match("test_*.py"):
         return {}
@@ -79,7 +79,7 @@ def collected_from(path: Path) -> dict[str, bool]:
 
 
 def methods(node: ast.ClassDef, module: ast.Module) -> Iterator[Function]:
-    """The tests of a class, with those of the classes that it extends."""
+    """The tests of a class, including those of its base classes."""
     for base, _ in reversed([(node, module), *bases(node, module)]):
         for item in base.body:
             if isinstance(item, Function) and item.name.startswith("test"):
@@ -87,7 +87,7 @@ def methods(node: ast.ClassDef, module: ast.Module) -> Iterator[Function]:
 
 
 def bases(node: ast.ClassDef, module: ast.Module) -> Iterator[tuple[ast.ClassDef, ast.Module]]:
-    """What a class extends, wherever among the tests that is."""
+    """The base classes of a class, in any test module."""
     for base in node.bases:
         *where, name = ast.unparse(base).split(".")
         there = imported(where[0] if where else name, module) or module
@@ -98,7 +98,7 @@ def bases(node: ast.ClassDef, module: ast.Module) -> Iterator[tuple[ast.ClassDef
 
 
 def imported(name: str, module: ast.Module) -> ast.Module | None:
-    """The module of ours that a name in another one is, or is from."""
+    """The project module that a name refers to."""
     for node in module.body:
         if isinstance(node, ast.ImportFrom) and name in [item.name for item in node.names]:
             place = ROOT.joinpath(*(node.module or "").split("."))
@@ -114,14 +114,14 @@ def parsed(path: Path) -> ast.Module:
 
 
 def is_never_run(node: Function | ast.ClassDef) -> bool:
-    """Say whether a mark, or its own first words, keep something from running everywhere."""
+    """Whether a mark or its first statements keep a test from running anywhere."""
     return any(NEVER_RUN.match(ast.unparse(mark)) for mark in node.decorator_list) or is_off(
         node.body if isinstance(node, ast.ClassDef) else node.body[:2]
     )
 
 
 def is_off(body: Sequence[ast.stmt]) -> bool:
-    """Say whether a body skips by a statement of its own, or by `pytestmark`."""
+    """Whether a body skips by its own statement or by `pytestmark`."""
     for node in body:
         if isinstance(node, ast.Expr) and NEVER_RUN.match(ast.unparse(node)):
             return True
@@ -133,12 +133,12 @@ def is_off(body: Sequence[ast.stmt]) -> bool:
 
 
 @pytest.mark.parametrize(("promise", "bound", "proof"), rows(TEXT))
-def test_a_promise_has_its_bound_and_its_proof(promise: str, bound: str, proof: str) -> None:
+def test_a_guarantee_has_a_bound_and_a_test(promise: str, bound: str, proof: str) -> None:
     assert problem(promise, bound, proof) is None
 
 
 @pytest.mark.parametrize("words", DEMANDED)
-def test_what_matters_most_is_promised(words: str) -> None:
+def test_the_most_important_guarantees_are_listed(words: str) -> None:
     assert any(words in promise for promise, *_ in rows(TEXT))
 
 
@@ -160,7 +160,7 @@ def test_what_matters_most_is_promised(words: str) -> None:
         ("| It never breaks | ever | `tests/store/contract.py` |", "is not there"),
     ],
 )
-def test_a_promise_that_lacks_something_is_found(row: str, said: str) -> None:
+def test_an_incomplete_guarantee_is_detected(row: str, said: str) -> None:
     found = problem(*rows(row)[0])
 
     assert found is not None
@@ -198,10 +198,10 @@ class TestNone(Shared): pass
 }
 
 
-def test_what_is_read_as_run_is_what_pytest_runs(tmp_path: Path) -> None:
+def test_tests_read_as_run_are_those_that_pytest_runs(tmp_path: Path) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    # Without the plugins that are of no use here: most of the time is theirs.
+    # Without plugins that are not needed here: they take most of the time.
     options = ("-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin", "-o", "asyncio_mode=auto")
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
@@ -219,6 +219,6 @@ def test_what_is_read_as_run_is_what_pytest_runs(tmp_path: Path) -> None:
     assert read == run
 
 
-def test_what_a_class_extends_elsewhere_is_found() -> None:
+def test_base_classes_of_other_modules_are_found() -> None:
     there = collected_from(ROOT / "tests" / "store" / "test_contract.py")
     assert there["TestUpdating::test_a_stale_write_is_a_conflict"]

@@ -1,4 +1,4 @@
-"""The check of every run for what it leaves behind: it finds each kind, and only its own."""
+"""The leak check finds each kind of leak, and only its own."""
 
 import contextlib
 import os
@@ -96,7 +96,7 @@ def run(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "worker"])
-def test_what_a_test_leaves_fails_the_run_and_is_named(
+def test_leaks_of_a_test_fail_the_run_and_are_named(
     workers: tuple[str, ...], tmp_path: Path
 ) -> None:
     done = run(tmp_path, LEAKS, *workers, patience=1)
@@ -113,7 +113,7 @@ def test_what_a_test_leaves_fails_the_run_and_is_named(
 @pytest.mark.sandbox
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts and links are made by root")
 @pytest.mark.timeout(300)
-def test_what_a_test_leaves_in_the_kernel_is_named_too(tmp_path: Path) -> None:
+def test_leaks_in_the_kernel_are_named_too(tmp_path: Path) -> None:
     place = f"{tmp_path}/tmp/.*/place-.*"
     roots = [root for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
              if (root / "cgroup.procs").exists()]  # fmt: skip
@@ -145,8 +145,8 @@ def test_what_a_test_leaves_in_the_kernel_is_named_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_run_that_leaves_nothing_passes_and_leaves_no_directory_either(tmp_path: Path) -> None:
-    # Somebody else's process and directory on the same machine are none of its business.
+def test_a_run_without_leaks_passes_and_removes_its_directory(tmp_path: Path) -> None:
+    # Processes and directories of others on the same machine are ignored.
     with subprocess.Popen(["sleep", "639"]) as other:
         (tmp_path / "somebody else's").mkdir()
         code = "import tempfile\nwith tempfile.TemporaryDirectory(): pass"

@@ -30,10 +30,10 @@ CALLER = Caller("default", "", Role.MEMBER)
 
 
 class World:
-    """One control plane and what a test needs to look at it."""
+    """One control plane and helpers to inspect it."""
 
     knows_at_once = True
-    """How much room a quota has: nobody else has taken, or given back, a part of it."""
+    """Room of a quota that no other process has reserved."""
 
     def __init__(self, plane: ControlPlane, runtime: SimulatedRuntime) -> None:
         self.plane = plane
@@ -49,11 +49,11 @@ class World:
         )
 
     async def within_quota(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask for what a quota has room for."""
+        """Request all that a quota has room for."""
         return await ask()
 
     async def until(self, condition, *, seconds: float = 30) -> None:
-        """Wait (in virtual time) until something holds."""
+        """Wait in virtual time until a condition holds."""
         async with asyncio.timeout(seconds):
             while not condition():
                 await asyncio.sleep(0.01)
@@ -64,7 +64,7 @@ class World:
         return found
 
     async def stocked(self, count: int, name: str = "base") -> None:
-        """Wait until a pool has so many available."""
+        """Wait until a pool has this many available sandboxes."""
         key = Key("default", name)
         await self.until(lambda: len(self.plane.pool_members.members(key).available) >= count)
 
@@ -78,7 +78,7 @@ async def paddock(
     clock: Clock | None = None,
     **settings,
 ) -> AsyncGenerator[World]:
-    """Run a control plane for the time of a test."""
+    """Run a control plane for the duration of a test."""
     clock = clock or LoopClock()
     runtime = runtime or SimulatedRuntime(clock=clock)
     plane = ControlPlane(
@@ -99,7 +99,7 @@ async def paddock(
 
 
 def resizing(monkeypatch: pytest.MonkeyPatch) -> list[Resources]:
-    """Let the runtime resize in place; gives the sizes it is asked for."""
+    """Make the runtime resize in place; return the list of requested sizes."""
     asked: list[Resources] = []
 
     async def resize(_self: object, sandbox: Sandbox, _template: object) -> None:

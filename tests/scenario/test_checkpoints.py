@@ -1,4 +1,4 @@
-"""Stored states: whose they are, how long they stay, what becomes of what was made from them."""
+"""Checkpoints: owner, lifetime, and sandboxes created from them."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ async def a_sandbox(world: World) -> Sandbox:
     )
 
 
-async def test_a_snapshot_is_its_teams_alone() -> None:
+async def test_a_snapshot_is_visible_to_its_team_only() -> None:
     async with paddock() as world:
         stored = await world.manager.snapshots.create(
             CALLER, id_of(await a_sandbox(world)), name="mine"
@@ -52,7 +52,7 @@ async def test_a_snapshot_is_its_teams_alone() -> None:
         assert page == ()
 
 
-async def test_an_administrators_names_are_first_their_own_teams() -> None:
+async def test_an_administrators_names_resolve_in_the_own_team_first() -> None:
     async with paddock() as world:
         admin, other = Caller("default", role=Role.ADMIN), Caller("others")
         mine = await world.manager.snapshots.create(
@@ -73,7 +73,7 @@ async def test_an_administrators_names_are_first_their_own_teams() -> None:
         assert world.provider.get(Checkpoint, theirs.key) is not None
 
 
-async def test_a_tag_that_is_not_there_stands_for_nothing() -> None:
+async def test_an_unknown_tag_is_not_found() -> None:
     async with paddock() as world:
         tool = SandboxTemplate(
             metadata=ObjectMeta(name="tool", namespace="default"), spec=SandboxTemplateSpec()
@@ -91,7 +91,7 @@ async def test_a_tag_that_is_not_there_stands_for_nothing() -> None:
         await world.until(lambda: world.provider.get(SandboxTemplate, tool.key) is None)
 
 
-async def test_a_snapshot_outlives_its_sandbox_and_goes_when_it_is_deleted() -> None:
+async def test_a_snapshot_survives_its_sandbox_until_it_is_deleted() -> None:
     async with paddock() as world:
         sandbox = await a_sandbox(world)
         stored = await world.manager.snapshots.create(CALLER, id_of(sandbox), name="kept")
@@ -171,7 +171,7 @@ async def test_a_fork_is_like_its_source() -> None:
         assert clone.metadata.labels["team"] == "blue"
 
 
-async def test_each_fork_that_failed_says_why_in_its_own_code() -> None:
+async def test_each_failed_fork_reports_its_own_error() -> None:
     async with paddock() as world:
         sandbox_id = id_of(await a_sandbox(world))
         limit = QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 2)
@@ -181,13 +181,13 @@ async def test_each_fork_that_failed_says_why_in_its_own_code() -> None:
         assert answer.status_code == 201
         (failed,) = [item["error"] for item in answer.json() if "error" in item]
         assert failed["code"] == 429
-        # What can be seen to be wrong is refused before anything is stored.
+        # Invalid requests are refused before anything is stored.
         answer = await world.http.post(path, json={"timeout": 10**8})
         assert (answer.status_code, answer.json()["code"]) == (400, 400)
         assert len(world.provider.checkpoints("default")) == 1
 
 
-async def test_what_a_fork_stored_for_itself_goes_by_itself_and_its_clones_stay() -> None:
+async def test_the_temporary_snapshot_of_a_fork_is_deleted_and_its_clones_stay() -> None:
     async with paddock() as world:
         sandbox = await a_sandbox(world)
         forks = await world.manager.snapshots.fork(
@@ -206,7 +206,7 @@ async def test_what_a_fork_stored_for_itself_goes_by_itself_and_its_clones_stay(
             assert found.status.phase is Phase.RUNNING
 
 
-async def test_the_newest_of_a_name_is_what_the_name_stands_for() -> None:
+async def test_a_name_resolves_to_its_newest_snapshot() -> None:
     async with paddock() as world:
         sandbox = await a_sandbox(world)
         await world.manager.snapshots.create(CALLER, id_of(sandbox), name="state")

@@ -1,4 +1,4 @@
-"""SandboxClaims: several sandboxes at once, declaratively, once."""
+"""SandboxClaims: several sandboxes at once, declaratively."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ CLAIM_SECONDS = 20
 
 
 async def claim(world: World, **spec) -> SandboxClaim:
-    # Real pods of a busy machine take a while.
+    # Real pods on a busy machine take a while.
     patient = {"claim_timeout_seconds": 150, "wait_ready_timeout_seconds": 100, **spec}
     wanted = SandboxClaim(
         metadata=ObjectMeta(name="three", namespace="default"),
@@ -36,7 +36,7 @@ async def claim(world: World, **spec) -> SandboxClaim:
     return found
 
 
-async def test_a_claim_gets_what_it_asks_for_from_stock_and_beyond() -> None:
+async def test_a_claim_uses_the_stock_and_creates_the_rest() -> None:
     async with paddock(pool_size=2) as world:
         await world.stocked(2)
         done = await claim(world, replicas=12, env_vars={"A": "1"})
@@ -47,14 +47,14 @@ async def test_a_claim_gets_what_it_asks_for_from_stock_and_beyond() -> None:
         assert all(item.spec.claim.env_vars == {"A": "1"} for item in owned if item.spec.claim)
 
 
-async def test_a_claim_that_may_not_create_keeps_what_it_got_when_its_time_is_up() -> None:
+async def test_a_claim_that_may_not_create_keeps_what_it_got_at_its_timeout() -> None:
     async with paddock(pool_size=0) as world:
         done = await claim(world, replicas=3, create_on_no_stock=False, claim_timeout_seconds=10)
         assert done.status.claimed_replicas == 0
         assert is_true(done.status.conditions, "TimedOut")
 
 
-async def test_a_completed_claim_is_final_and_goes_after_its_ttl_but_its_sandboxes_stay() -> None:
+async def test_a_completed_claim_is_final_and_deleted_after_its_ttl_without_its_sandboxes() -> None:
     async with paddock(pool_size=2) as world:
         done = await claim(world, replicas=2, ttl_seconds_after_completed=TTL_SECONDS)
         first = world.provider.sandboxes_of_claim(done.key)[0]
@@ -67,7 +67,7 @@ async def test_a_completed_claim_is_final_and_goes_after_its_ttl_but_its_sandbox
         assert len(world.provider.sandboxes_of_claim(done.key)) == 1
 
 
-async def test_a_claim_on_nothing_says_so() -> None:
+async def test_a_claim_on_a_missing_target_reports_it() -> None:
     async with paddock() as world:
         wanted = SandboxClaim(
             metadata=ObjectMeta(name="lost", namespace="default"),
@@ -90,7 +90,7 @@ async def allow(world: World, count: int) -> None:
     await world.plane.keyring.set_team_quota("default", Quota((limit,)))
 
 
-async def test_a_claim_gets_no_more_than_its_teams_quota_and_says_so() -> None:
+async def test_a_claim_is_limited_by_its_teams_quota_and_reports_it() -> None:
     async with paddock(pool_size=3) as world:
         await world.stocked(3)
         await allow(world, 3)
@@ -102,7 +102,7 @@ async def test_a_claim_gets_no_more_than_its_teams_quota_and_says_so() -> None:
             await world.manager.claims.create(CALLER, NewSandbox(template="base"))
 
 
-async def test_a_claim_goes_on_when_there_is_room_again() -> None:
+async def test_a_claim_continues_when_the_quota_has_room_again() -> None:
     async with paddock(pool_size=2) as world:
         await allow(world, 1)
         first = await world.manager.claims.create(CALLER, NewSandbox(template="base"))
@@ -114,7 +114,7 @@ async def test_a_claim_goes_on_when_there_is_room_again() -> None:
         assert (await waiting).status.claimed_replicas == 1
 
 
-async def test_claims_create_at_the_common_rate_and_leave_others_their_turn() -> None:
+async def test_claims_share_the_creation_rate_with_others() -> None:
     async with paddock(pool_size=0, cold_creates_per_second=1) as world:
         greedy = asyncio.ensure_future(claim(world, replicas=10, claim_timeout_seconds=60))
         await asyncio.sleep(3)
@@ -125,7 +125,7 @@ async def test_claims_create_at_the_common_rate_and_leave_others_their_turn() ->
         assert asyncio.get_running_loop().time() >= 9
 
 
-async def test_a_lost_reply_neither_leaks_a_place_nor_gives_one_more() -> None:
+async def test_a_lost_reply_neither_leaks_quota_nor_grants_one_too_many() -> None:
     async with paddock(pool_size=0) as world:
         await allow(world, 2)
         real = world.store.create
@@ -149,7 +149,7 @@ async def test_a_lost_reply_neither_leaks_a_place_nor_gives_one_more() -> None:
         assert world.plane.ledger.used("team:default", Dimension.COUNT, QuotaScope.ALL) == 2
 
 
-async def test_a_claim_counts_nothing_of_an_earlier_one_of_its_name() -> None:
+async def test_a_claim_ignores_sandboxes_of_an_earlier_claim_with_its_name() -> None:
     async with paddock(pool_size=2) as world:
         first = await claim(world, replicas=2)
         await world.provider.write.delete(first)

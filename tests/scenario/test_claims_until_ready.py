@@ -1,4 +1,4 @@
-"""SandboxClaims hand over what is ready: what fails on the way is given up and replaced."""
+"""SandboxClaims complete with ready sandboxes; those that fail are replaced."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ SMALL = InplaceUpdate(resources=UpdatedResources(cpu="500m"))
 
 
 async def begin(world: World, **spec) -> set[str]:
-    """Apply a claim; give the uids of what was in stock."""
+    """Apply a claim; return the uids of the stock."""
     stock = {item.metadata.uid for item in world.provider.all(Sandbox)}
     wanted = SandboxClaim(
         metadata=ObjectMeta(name=KEY.name, namespace=KEY.namespace),
@@ -65,7 +65,7 @@ def reason(claim: SandboxClaim, kind: str) -> str:
 
 
 async def said(world: World, word: str) -> str:
-    """Wait for an Event of the claim; give its message."""
+    """Wait for an Event of the claim; return its message."""
     async with asyncio.timeout(30):
         while True:
             for event in (await world.store.list(Event)).items:
@@ -88,7 +88,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[Resources]:
 
 
 @pytest.mark.usefixtures("_images")
-async def test_stock_is_given_the_image_of_the_claim_and_handed_over_when_it_runs() -> None:
+async def test_warm_sandboxes_get_the_claims_image_and_are_handed_over_when_ready() -> None:
     async with paddock(pool_size=2, claim_images="team/*") as world:
         await world.stocked(2)
         world.runtime.set_latency(Operation.UPDATE_IMAGE, 5)
@@ -108,7 +108,7 @@ async def test_stock_is_given_the_image_of_the_claim_and_handed_over_when_it_run
         assert world.runtime.calls[Operation.UPDATE_IMAGE] == 2
 
 
-async def test_stock_is_given_the_size_of_the_claim_and_says_that_it_has_it(
+async def test_warm_sandboxes_get_the_claims_size_and_report_it(
     sizes: list[Resources],
 ) -> None:
     async with paddock(pool_size=2) as world:
@@ -123,7 +123,7 @@ async def test_stock_is_given_the_size_of_the_claim_and_says_that_it_has_it(
         assert world.plane.ledger.used("team:default", Dimension.CPU, QuotaScope.ALL) == 1000
 
 
-async def test_sandboxes_are_made_anew_where_stock_cannot_be_updated() -> None:
+async def test_sandboxes_are_created_where_warm_ones_cannot_be_updated() -> None:
     async with paddock(pool_size=2, claim_images="team/*") as world:
         await world.stocked(2)
         both = InplaceUpdate(image="team/other", resources=UpdatedResources(memory="128Mi"))
@@ -166,7 +166,7 @@ async def test_sandboxes_are_made_anew_where_stock_cannot_be_updated() -> None:
         ),
     ],
 )
-async def test_what_can_never_be_had_is_refused_at_once_and_in_words(spec, words: str) -> None:
+async def test_an_impossible_request_is_refused_at_once_with_a_reason(spec, words: str) -> None:
     async with paddock(pool_size=2, claim_images="team/*") as world:
         await world.stocked(2)
         stock = await begin(world, **spec)
@@ -183,7 +183,7 @@ async def test_what_can_never_be_had_is_refused_at_once_and_in_words(spec, words
 
 
 @pytest.mark.usefixtures("_images")
-async def test_one_that_cannot_start_its_image_is_given_up_and_another_is_handed_over() -> None:
+async def test_a_sandbox_that_cannot_start_its_image_is_replaced() -> None:
     async with paddock(pool_size=3, claim_images="team/*") as world:
         await world.stocked(3)
         world.runtime.fail_next(Operation.UPDATE_IMAGE, InvalidError("its disk is full"))
@@ -198,7 +198,7 @@ async def test_one_that_cannot_start_its_image_is_given_up_and_another_is_handed
 
 
 @pytest.mark.usefixtures("_images")
-async def test_an_image_that_never_starts_costs_a_few_of_the_stock_and_is_told() -> None:
+async def test_an_image_that_never_starts_uses_little_stock_and_is_reported() -> None:
     async with paddock(pool_size=4, claim_images="team/*") as world:
         await world.stocked(4)
         for _ in range(50):
@@ -213,7 +213,7 @@ async def test_an_image_that_never_starts_costs_a_few_of_the_stock_and_is_told()
         await world.until(lambda: not world.provider.sandboxes_of_claim(KEY))
 
 
-async def test_a_machine_that_refuses_the_size_costs_one_of_the_stock_and_not_the_claim(
+async def test_a_refused_size_costs_one_sandbox_and_not_the_claim(
     sizes: list[Resources], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(_self, sandbox, _template):
@@ -234,7 +234,7 @@ async def test_a_machine_that_refuses_the_size_costs_one_of_the_stock_and_not_th
         assert "is full" in await said(world, "SandboxGivenUp")
 
 
-async def test_a_machine_that_is_away_for_a_moment_gives_the_size_later(
+async def test_a_resize_is_retried_while_the_runtime_is_unavailable(
     sizes: list[Resources], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, attempts = RuntimeAgent.resize, iter((False, False, True))
@@ -254,7 +254,7 @@ async def test_a_machine_that_is_away_for_a_moment_gives_the_size_later(
         assert len(sizes) == 1
 
 
-async def test_whoever_comes_after_a_crash_gives_the_size_that_was_not_given(
+async def test_a_resize_that_a_crash_interrupted_is_done_afterwards(
     sizes: list[Resources], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = LoopClock()
@@ -277,7 +277,7 @@ async def test_whoever_comes_after_a_crash_gives_the_size_that_was_not_given(
         assert [size.cpu for size in sizes] == ["500m"]
 
 
-async def test_one_that_is_not_ready_in_time_is_given_up_and_another_is_tried() -> None:
+async def test_a_sandbox_that_is_not_ready_in_time_is_replaced() -> None:
     async with paddock(pool_size=0) as world:
         world.runtime.set_latency(Operation.CREATE, 25)
         await begin(world, wait_ready_timeout_seconds=10, claim_timeout_seconds=100)
@@ -290,7 +290,7 @@ async def test_one_that_is_not_ready_in_time_is_given_up_and_another_is_tried() 
         await world.until(lambda: len(world.provider.sandboxes_of_claim(KEY)) == 1)
 
 
-async def test_what_is_not_ready_when_the_claims_time_is_up_goes_and_the_rest_stays() -> None:
+async def test_at_the_claims_timeout_unready_sandboxes_are_deleted_and_ready_ones_stay() -> None:
     async with paddock(pool_size=2) as world:
         await world.stocked(2)
         world.runtime.set_latency(Operation.CREATE, 30)
@@ -304,7 +304,7 @@ async def test_what_is_not_ready_when_the_claims_time_is_up_goes_and_the_rest_st
         assert world.plane.ledger.used("team:default", Dimension.COUNT, QuotaScope.ALL) == 2
 
 
-async def test_what_failed_is_kept_for_people_to_look_at_where_they_wish_it() -> None:
+async def test_failed_sandboxes_are_kept_for_inspection_if_requested() -> None:
     async with paddock(pool_size=0) as world:
         world.runtime.fail_next(Operation.CREATE, InvalidError("it has no such image"))
         await begin(world, replicas=1, reserve_failed_sandbox=True)
@@ -317,7 +317,7 @@ async def test_what_failed_is_kept_for_people_to_look_at_where_they_wish_it() ->
         assert kept[0].metadata.name != done.status.sandboxes[0].name
 
 
-async def test_a_runtime_that_promised_too_much_is_found_out() -> None:
+async def test_an_in_place_update_that_the_runtime_did_not_apply_is_detected() -> None:
     none = structs.replace(ALL_CAPABILITIES, can_update_image=False)
     clock = LoopClock()
     runtime = SimulatedRuntime(clock=clock, capabilities=none)
@@ -338,7 +338,7 @@ async def test_a_runtime_that_promised_too_much_is_found_out() -> None:
 
 @pytest.mark.usefixtures("_images", "sizes")
 @pytest.mark.parametrize("seed", range(6))
-async def test_whatever_fails_a_claim_has_in_the_end_what_it_asked_for_and_nothing_else(
+async def test_under_random_faults_a_claim_gets_exactly_what_it_requested(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dice, given = random.Random(seed), RuntimeAgent.resize
@@ -366,7 +366,7 @@ async def test_whatever_fails_a_claim_has_in_the_end_what_it_asked_for_and_nothi
         store.is_unreliable = True
         await begin(world, replicas=6, inplace_update=both, claim_timeout_seconds=3600)
         await asyncio.sleep(dice.uniform(0.1, 20))
-    # The control plane was ended in the middle, and another goes on.
+    # The control plane was stopped in the middle, and another continues.
     async with paddock(pool_size=4, **settings) as world:
         await world.until(lambda: found(world).status.phase is ClaimPhase.COMPLETED, seconds=3600)
         store.is_unreliable = False

@@ -1,4 +1,4 @@
-"""The life of a sandbox through the manager: created, paused, resumed, extended, ended."""
+"""The lifecycle of a sandbox through the manager: create, pause, resume, extend, kill."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -33,7 +33,7 @@ def claim_of(sandbox: Sandbox):
     return sandbox.spec.claim
 
 
-async def test_a_warm_sandbox_is_handed_out_and_replaced_in_its_pool() -> None:
+async def test_a_warm_sandbox_is_claimed_and_replaced_in_its_pool() -> None:
     async with paddock(pool_size=2) as world:
         await world.stocked(2)
         sandbox = await world.manager.claims.create(CALLER, WANTED)
@@ -44,7 +44,7 @@ async def test_a_warm_sandbox_is_handed_out_and_replaced_in_its_pool() -> None:
         await world.stocked(2)
 
 
-async def test_without_stock_a_sandbox_is_created_and_handed_out_ready() -> None:
+async def test_without_stock_a_sandbox_is_created_and_returned_ready() -> None:
     async with paddock(pool_size=0) as world:
         sandbox = await world.manager.claims.create(CALLER, WANTED)
         assert sandbox.status.phase is Phase.RUNNING
@@ -73,9 +73,9 @@ async def test_a_paused_sandbox_is_frozen_and_connect_wakes_it() -> None:
         assert not resumed
 
 
-async def test_a_sandbox_is_gone_at_its_deadline_and_its_runtime_is_destroyed() -> None:
+async def test_a_sandbox_is_deleted_at_its_deadline_and_its_instance_destroyed() -> None:
     async with paddock() as world:
-        await world.stocked(1)  # its seconds count from when it is claimed
+        await world.stocked(1)  # the timeout counts from the claim
         sandbox = await world.manager.claims.create(
             CALLER, NewSandbox(template="base", timeout_seconds=5)
         )
@@ -89,7 +89,7 @@ async def test_a_sandbox_is_gone_at_its_deadline_and_its_runtime_is_destroyed() 
 
 async def test_auto_pause_keeps_a_sandbox_at_its_deadline() -> None:
     async with paddock() as world:
-        await world.stocked(1)  # its seconds count from when it is claimed
+        await world.stocked(1)  # the timeout counts from the claim
         wanted = NewSandbox(template="base", timeout_seconds=5, auto_pause=True)
         sandbox = await world.manager.claims.create(CALLER, wanted)
         sandbox_id = claim_of(sandbox).sandbox_id
@@ -104,7 +104,7 @@ async def test_auto_pause_keeps_a_sandbox_at_its_deadline() -> None:
         assert kept.status.phase is Phase.PAUSED
 
 
-async def test_set_timeout_may_shorten_and_connect_never_does() -> None:
+async def test_set_timeout_may_shorten_the_deadline_and_connect_never_does() -> None:
     async with paddock() as world:
         sandbox = await world.manager.claims.create(
             CALLER, NewSandbox(template="base", timeout_seconds=1_000)
@@ -119,7 +119,7 @@ async def test_set_timeout_may_shorten_and_connect_never_does() -> None:
         assert shorter.spec.shutdown_time < before - timedelta(seconds=800)
 
 
-async def test_a_sandbox_that_never_ends_stays_so_through_everything() -> None:
+async def test_a_sandbox_without_a_deadline_never_gets_one() -> None:
     async with paddock() as world:
         sandbox = await world.manager.claims.create(
             CALLER, NewSandbox(template="base", timeout_seconds=None)
@@ -134,7 +134,7 @@ async def test_a_sandbox_that_never_ends_stays_so_through_everything() -> None:
         assert kept.spec.pause_time is None
 
 
-async def test_a_killed_sandbox_is_gone_for_everybody_at_once() -> None:
+async def test_a_killed_sandbox_is_not_found_at_once() -> None:
     async with paddock() as world:
         sandbox = await world.manager.claims.create(CALLER, WANTED)
         sandbox_id = claim_of(sandbox).sandbox_id
@@ -145,7 +145,7 @@ async def test_a_killed_sandbox_is_gone_for_everybody_at_once() -> None:
             await world.manager.lifecycle.kill(CALLER, sandbox_id)
 
 
-async def test_another_teams_sandbox_looks_like_one_that_does_not_exist() -> None:
+async def test_a_sandbox_of_another_team_is_not_found() -> None:
     async with paddock() as world:
         sandbox = await world.manager.claims.create(CALLER, WANTED)
         stranger = Caller("strangers")
@@ -157,7 +157,7 @@ async def test_another_teams_sandbox_looks_like_one_that_does_not_exist() -> Non
         assert words[0] == words[1]
 
 
-async def test_many_pauses_at_once_end_paused_and_many_resumes_end_running() -> None:
+async def test_concurrent_pauses_end_paused_and_concurrent_resumes_end_running() -> None:
     async with paddock() as world:
         sandbox = await world.manager.claims.create(CALLER, WANTED)
         sandbox_id = claim_of(sandbox).sandbox_id
@@ -223,7 +223,7 @@ async def test_the_same_idempotency_key_gives_the_same_sandbox() -> None:
         assert first.metadata.uid == second.metadata.uid == third.metadata.uid
 
 
-async def test_a_snapshot_is_something_to_create_from_and_a_fork_makes_clones() -> None:
+async def test_sandboxes_are_created_from_a_snapshot_and_cloned_by_a_fork() -> None:
     async with paddock() as world:
         sandbox = await world.manager.claims.create(CALLER, WANTED)
         sandbox_id = claim_of(sandbox).sandbox_id
@@ -296,7 +296,7 @@ async def test_a_sandbox_that_dies_is_failed_and_not_listed() -> None:
             await world.manager.queries.get(CALLER, claim_of(sandbox).sandbox_id)
 
 
-async def test_deadlines_that_passed_while_nothing_ran_are_met_afterwards() -> None:
+async def test_deadlines_that_passed_during_a_downtime_are_applied_afterwards() -> None:
     clock = LoopClock()
     store, runtime = MemoryStore(clock=clock), SimulatedRuntime(clock=clock)
     wishes = {

@@ -1,4 +1,4 @@
-"""What must not happen, however requests race and machines fail."""
+"""What must never happen, however requests race and machines fail."""
 
 import asyncio
 from datetime import datetime
@@ -49,7 +49,7 @@ async def test_refused_requests_do_not_use_up_the_stock() -> None:
         assert len(world.plane.pool_members.members(BASE).available) == 3
 
 
-async def test_stock_comes_back_after_the_store_was_away() -> None:
+async def test_stock_returns_after_the_store_was_unavailable() -> None:
     async with paddock(pool_size=1) as world:
         await world.stocked(1)
         real = world.store.update
@@ -64,7 +64,7 @@ async def test_stock_comes_back_after_the_store_was_away() -> None:
         assert len(world.plane.pool_members.members(BASE).available) == 1
 
 
-async def test_a_resume_that_takes_longer_than_its_timeout_costs_nothing() -> None:
+async def test_a_resume_that_takes_longer_than_the_timeout_loses_nothing() -> None:
     async with paddock() as world:
         sandbox = await made(world)
         await world.manager.lifecycle.pause(CALLER, id_of(sandbox))
@@ -82,7 +82,7 @@ async def test_a_resume_that_takes_longer_than_its_timeout_costs_nothing() -> No
         ).status.phase is Phase.RUNNING
 
 
-async def test_a_timeout_set_while_it_is_paused_never_ends_a_paused_sandbox() -> None:
+async def test_a_timeout_set_while_paused_never_ends_a_paused_sandbox() -> None:
     async with paddock() as world:
         sandbox = await made(world)
         real = world.store.update
@@ -103,7 +103,7 @@ async def test_a_timeout_set_while_it_is_paused_never_ends_a_paused_sandbox() ->
         assert kept.spec.shutdown_time is None
 
 
-async def test_one_pause_without_memory_is_for_that_once() -> None:
+async def test_a_pause_without_memory_does_not_change_the_strategy() -> None:
     async with paddock() as world:
         sandbox = await made(world)
         for memory, state in ((False, InstanceState.STOPPED), (True, InstanceState.FROZEN)):
@@ -121,7 +121,7 @@ async def test_one_pause_without_memory_is_for_that_once() -> None:
         (PaddockError("dump failed"), UnavailableError),
     ],
 )
-async def test_a_pause_that_cannot_work_leaves_it_running_with_an_end(
+async def test_a_failed_pause_leaves_the_sandbox_running_with_a_deadline(
     error: PaddockError, told: type[PaddockError]
 ) -> None:
     async with paddock() as world:
@@ -133,7 +133,7 @@ async def test_a_pause_that_cannot_work_leaves_it_running_with_an_end(
         world.runtime.freeze = refuse
         with pytest.raises(told, match=error.message):
             await world.manager.lifecycle.pause(CALLER, id_of(sandbox))
-        # Whoever hears of it finds a sandbox that runs, at once.
+        # A client that is notified of it finds a running sandbox at once.
         await world.manager.lifecycle.set_timeout(CALLER, id_of(sandbox), timeout_seconds=400)
         await asyncio.sleep(60)
         running = await world.manager.queries.get(CALLER, id_of(sandbox))
@@ -141,7 +141,7 @@ async def test_a_pause_that_cannot_work_leaves_it_running_with_an_end(
         assert running.spec.shutdown_time is not None
 
 
-async def test_a_hundred_hanging_operations_of_a_node_do_not_stop_other_sandboxes() -> None:
+async def test_hanging_node_operations_do_not_block_other_sandboxes() -> None:
     async with paddock(pool_size=0) as world:
         stuck = [await made(world, timeout_seconds=None) for _ in range(100)]
         uids = {sandbox.metadata.uid for sandbox in stuck}
@@ -163,7 +163,7 @@ async def test_a_hundred_hanging_operations_of_a_node_do_not_stop_other_sandboxe
         for pause in pauses:
             with pytest.raises(PaddockError):
                 await pause
-        # What hung is cut off in the end, looked at anew, and goes on: the node is well again.
+        # Hanging reconciles time out, are retried, and succeed: the node works again.
         world.runtime.freeze = real
         await asyncio.sleep(began + 15 * 60 - 1 - asyncio.get_running_loop().time())
         assert {item.status.phase for item in seen(world, stuck)} == {Phase.RUNNING}
@@ -172,7 +172,7 @@ async def test_a_hundred_hanging_operations_of_a_node_do_not_stop_other_sandboxe
 
 
 def seen(world: World, sandboxes: list[Sandbox]) -> list[Sandbox]:
-    """They as they are now; all of them are there."""
+    """Their current versions; all must exist."""
     found = [world.provider.sandbox(sandbox.key) for sandbox in sandboxes]
     there = [item for item in found if item is not None]
     assert len(there) == len(sandboxes)
@@ -191,7 +191,7 @@ async def test_another_teams_pool_cannot_be_claimed_by_name() -> None:
         await world.manager.claims.create(Caller("alpha"), NewSandbox(template="secret"))
 
 
-async def test_a_reader_is_not_given_the_token_that_runs_commands() -> None:
+async def test_a_reader_does_not_get_the_access_token() -> None:
     async with paddock() as world:
         sandbox = await made(world)
         _, reader = await world.plane.keyring.create(name="eyes", role=Role.READER)
@@ -202,7 +202,7 @@ async def test_a_reader_is_not_given_the_token_that_runs_commands() -> None:
         assert "envdAccessToken" not in shown.json()
 
 
-async def test_a_smaller_sandbox_keeps_the_other_limits_and_none_is_larger() -> None:
+async def test_resource_overrides_may_lower_limits_and_never_raise_them() -> None:
     async with paddock(pool_size=1) as world:
         await world.stocked(1)
         small = await made(world, resources=Resources(cpu="500m"))
@@ -212,7 +212,7 @@ async def test_a_smaller_sandbox_keeps_the_other_limits_and_none_is_larger() -> 
                 await made(world, resources=Resources(cpu=size))
 
 
-async def test_labels_of_ours_cannot_be_set_through_metadata() -> None:
+async def test_reserved_labels_cannot_be_set_through_metadata() -> None:
     async with paddock() as world:
         body = {"templateID": "base", "metadata": {"label:paddock.dev/claim": "victim"}}
         assert (await world.http.post("/v2/sandboxes", json=body)).status_code == 400
@@ -256,7 +256,7 @@ async def test_a_member_cannot_revoke_an_administrators_key_nor_leave_its_own_qu
         assert minted.json()["quota"]["limits"][0]["limit"] == 1
 
 
-async def test_the_note_of_a_keys_last_use_undoes_nothing_and_revives_nobody() -> None:
+async def test_writing_a_keys_last_use_undoes_no_change_and_revives_no_key() -> None:
     async with paddock() as world:
         keyring = world.plane.keyring
         key, plain = await keyring.create(name="busy")
@@ -270,7 +270,7 @@ async def test_the_note_of_a_keys_last_use_undoes_nothing_and_revives_nobody() -
             keyring.authenticate(plain)
 
 
-async def test_a_keys_last_use_is_told_at_once_though_it_is_written_later() -> None:
+async def test_a_keys_last_use_is_reported_before_it_is_written() -> None:
     async with paddock() as world:
         keyring = world.plane.keyring
         key, plain = await keyring.create(name="busy")
@@ -286,7 +286,7 @@ async def test_a_keys_last_use_is_told_at_once_though_it_is_written_later() -> N
             assert told() == keyring._clock.now()
 
 
-async def test_a_store_that_is_away_ends_nothing_that_goes_on_in_the_background() -> None:
+async def test_an_unavailable_store_stops_no_background_work() -> None:
     async with paddock() as world:
         keyring = world.plane.keyring
         key, plain = await keyring.create(name="busy")

@@ -52,7 +52,7 @@ def sandbox_id(sandbox: Sandbox) -> str:
     return sandbox.spec.claim.sandbox_id
 
 
-async def test_an_evicted_sandbox_leaves_and_is_replaced_but_a_claimed_one_stays() -> None:
+async def test_an_evicted_idle_sandbox_is_replaced_and_a_claimed_one_stays() -> None:
     async with paddock(pool_size=3) as world:
         await world.stocked(3)
         claimed = await world.manager.claims.create(CALLER, WANTED)
@@ -82,7 +82,7 @@ async def test_idle_sandboxes_are_replaced_when_they_are_too_old() -> None:
         await world.stocked(2)
 
 
-async def test_a_changed_template_is_followed_a_few_at_a_time_and_claimed_ones_stay() -> None:
+async def test_a_template_change_is_rolled_out_gradually_to_idle_sandboxes_only() -> None:
     async with paddock(pool_size=10) as world:
         await world.stocked(10)
         claimed = await world.manager.claims.create(CALLER, WANTED)
@@ -108,7 +108,7 @@ async def test_a_changed_template_is_followed_a_few_at_a_time_and_claimed_ones_s
         ).status.phase is Phase.RUNNING
 
 
-async def test_claims_prefer_the_current_revision_while_an_update_is_under_way() -> None:
+async def test_claims_prefer_the_current_revision_during_an_update() -> None:
     async with paddock(pool_size=4) as world:
         await world.stocked(4)
         await change_pool(world, update_strategy=UpdateStrategy(max_unavailable=1, paused=True))
@@ -120,7 +120,7 @@ async def test_claims_prefer_the_current_revision_while_an_update_is_under_way()
         assert revision_of(await world.manager.claims.create(CALLER, WANTED)) == current
 
 
-async def test_deleting_a_pool_never_ends_what_is_in_use() -> None:
+async def test_deleting_a_pool_never_deletes_claimed_sandboxes() -> None:
     async with paddock(pool_size=3) as world:
         await world.stocked(3)
         claimed = await world.manager.claims.create(CALLER, WANTED)
@@ -135,10 +135,10 @@ async def test_deleting_a_pool_never_ends_what_is_in_use() -> None:
 
 
 @pytest.mark.parametrize("kind", [RecycleType.RESTART, RecycleType.NOOP])
-async def test_a_killed_sandbox_goes_back_where_its_pool_recycles(kind: RecycleType) -> None:
+async def test_a_killed_sandbox_returns_to_a_pool_that_recycles(kind: RecycleType) -> None:
     async with paddock(pool_size=2) as world:
         await world.stocked(2)
-        # A pool that neither grows nor shrinks: nothing takes the place of what is away.
+        # A pool of fixed size: nothing replaces what is missing.
         await change_pool(world, recycle_strategy=RecycleStrategy(type=kind), paused=True)
         wanted = NewSandbox(
             template="base",
@@ -166,7 +166,7 @@ async def test_a_killed_sandbox_goes_back_where_its_pool_recycles(kind: RecycleT
             assert world.runtime.calls[Operation.CREATE] > created
 
 
-async def test_a_sandbox_that_is_being_reset_is_given_to_nobody() -> None:
+async def test_a_sandbox_is_not_claimable_during_its_reset() -> None:
     async with paddock(pool_size=1) as world:
         await world.stocked(1)
         await change_pool(world, recycle_strategy=RecycleStrategy(type=RecycleType.RESTART))
@@ -175,7 +175,7 @@ async def test_a_sandbox_that_is_being_reset_is_given_to_nobody() -> None:
         world.runtime.set_latency(Operation.CREATE, 5)
         await world.manager.lifecycle.kill(CALLER, sandbox_id(claimed))
         wishes = (world.manager.claims.create(CALLER, WANTED) for _ in range(3))
-        others = await asyncio.gather(*wishes)  # all while it is being reset
+        others = await asyncio.gather(*wishes)  # all during its reset
         assert claimed.metadata.uid not in uids(others)
 
 

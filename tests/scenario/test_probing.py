@@ -1,4 +1,4 @@
-"""Idle sandboxes are probed as their template asks; what is not well is replaced."""
+"""Idle sandboxes are probed as their template defines; unhealthy ones are replaced."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ PROBE = Probe(command="true", period_seconds=10, timeout_seconds=2, failure_thre
 
 
 class Patients:
-    """Says how sandboxes are; those of `sick` are not well, those of `mute` never answer."""
+    """Fake prober: `sick` sandboxes fail, `mute` ones never respond."""
 
     def __init__(self, world: World) -> None:
         self.sick: set[str] = set()
@@ -27,7 +27,7 @@ class Patients:
         self.asked: list[str] = []
         self.everybody_is_sick = False
         self.verdicts: list[str | None] = []
-        """What is said next, one after the other, whoever is asked about."""
+        """The next results, in order, for any sandbox."""
         world.plane.controllers.probes._prober = self
 
     async def __call__(self, sandbox: Sandbox, probe: Probe) -> str | None:
@@ -41,7 +41,7 @@ class Patients:
 
 
 async def with_probe(world: World, size: int) -> list[Sandbox]:
-    """Let the template ask for probes, and give the pool's new sandboxes."""
+    """Add a probe to the template; return the pool's new sandboxes."""
     await world.provider.write.mutate(
         SandboxTemplate,
         BASE,
@@ -61,7 +61,7 @@ async def with_probe(world: World, size: int) -> list[Sandbox]:
 
 
 @pytest.mark.parametrize("kind", ["sick", "mute"])
-async def test_one_that_is_not_well_so_often_in_a_row_is_replaced(kind: str) -> None:
+async def test_a_sandbox_that_fails_its_probes_in_a_row_is_replaced(kind: str) -> None:
     async with paddock(pool_size=2) as world:
         patients = Patients(world)
         first, second = await with_probe(world, 2)
@@ -73,19 +73,19 @@ async def test_one_that_is_not_well_so_often_in_a_row_is_replaced(kind: str) -> 
         assert world.provider.sandbox(second.key) is not None
 
 
-async def test_one_failure_now_and_then_is_forgiven() -> None:
+async def test_single_probe_failures_are_tolerated() -> None:
     async with paddock(pool_size=1) as world:
         patients = Patients(world)
         (only,) = await with_probe(world, 1)
         patients.verdicts = ["a cold", "a cold", None] * 2
         await world.until(lambda: not patients.verdicts, seconds=100)
-        # After what was said last, too.
+        # After the last listed result, too.
         asked = len(patients.asked)
         await world.until(lambda: len(patients.asked) > asked, seconds=30)
         assert world.provider.sandbox(only.key) is not None
 
 
-async def test_what_was_never_well_is_given_to_nobody() -> None:
+async def test_a_sandbox_is_not_claimable_before_its_first_successful_probe() -> None:
     async with paddock(pool_size=2) as world:
         patients = Patients(world)
         patients.everybody_is_sick = True
@@ -96,12 +96,12 @@ async def test_what_was_never_well_is_given_to_nobody() -> None:
             await world.manager.claims.create(CALLER, wanted)
 
 
-async def test_what_is_in_somebodys_hands_is_not_probed() -> None:
+async def test_claimed_sandboxes_are_not_probed() -> None:
     async with paddock(pool_size=1) as world:
         patients = Patients(world)
         await with_probe(world, 1)
         claimed = await world.manager.claims.create(CALLER, NewSandbox(template="base"))
-        # Whoever makes another has heard of the claim; a probe may have been on its way till then.
+        # The replacement shows that the claim was seen; a probe may have been in flight before.
         await world.stocked(1)
         patients.asked.clear()
         await asyncio.sleep(60)

@@ -1,4 +1,4 @@
-"""Many callers with one sandbox: pauses, resumes and kills at once end as documented."""
+"""Concurrent pauses, resumes and kills of one sandbox end as documented."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ def slow_runtime() -> SimulatedRuntime:
 
 
 async def quarrel(world: World, sandbox_id: str, dice: random.Random, count: int) -> list:
-    """Let so many callers pause or connect within a second, in any order."""
+    """Run this many callers that pause or connect within a second, in random order."""
 
     async def one():
         await asyncio.sleep(dice.random())
@@ -38,7 +38,7 @@ async def quarrel(world: World, sandbox_id: str, dice: random.Random, count: int
 
 
 async def agreed(world: World, sandbox: Sandbox) -> Sandbox:
-    """Wait until the sandbox is what its spec asks for, and the runtime agrees."""
+    """Wait until the sandbox matches its spec, and the runtime agrees."""
     found = sandbox
 
     async def settled() -> bool:
@@ -58,7 +58,7 @@ async def agreed(world: World, sandbox: Sandbox) -> Sandbox:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("strategy", [PauseStrategy.FREEZE, PauseStrategy.HIBERNATE])
-async def test_mixed_pauses_and_resumes_end_in_agreement_and_nothing_is_lost(
+async def test_mixed_pauses_and_resumes_end_in_a_consistent_state(
     seed: int, strategy: PauseStrategy
 ) -> None:
     dice = random.Random(seed)
@@ -75,13 +75,13 @@ async def test_mixed_pauses_and_resumes_end_in_agreement_and_nothing_is_lost(
             assert isinstance(item, (Sandbox, tuple, ConflictError)), item
         assert any(not isinstance(item, Exception) for item in results)
         await agreed(world, sandbox)
-        # However it ended, it can be woken, and then runs.
+        # Whatever its final state, it can be resumed and then runs.
         woken, _ = await world.manager.lifecycle.connect(CALLER, sandbox_id, timeout_seconds=60)
         assert woken.status.phase is Phase.RUNNING
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_the_same_on_a_store_that_conflicts_refuses_and_loses_replies(seed: int) -> None:
+async def test_mixed_pauses_and_resumes_survive_store_faults(seed: int) -> None:
     dice = random.Random(seed)
     store = UnreliableStore(seed)
     async with paddock(store=store, runtime=slow_runtime()) as world:
@@ -100,7 +100,7 @@ async def test_the_same_on_a_store_that_conflicts_refuses_and_loses_replies(seed
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_whoever_kills_wins_and_nothing_of_it_is_left(seed: int) -> None:
+async def test_a_kill_wins_over_pauses_and_resumes_and_leaves_nothing(seed: int) -> None:
     dice = random.Random(seed)
     async with paddock(runtime=slow_runtime()) as world:
         sandbox = await world.manager.claims.create(

@@ -1,4 +1,4 @@
-"""Claims against a store that conflicts, delays, refuses and loses replies."""
+"""Claims on a store that conflicts, delays, refuses and loses replies."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ COUNTED = (Dimension.COUNT, QuotaScope.ALL)
 
 
 class UnreliableStore(MemoryStore):
-    """A store whose writes of sandboxes go wrong now and then, as a seed says."""
+    """A store whose sandbox writes fail at random, from a seed."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(clock=LoopClock())
@@ -60,7 +60,7 @@ class UnreliableStore(MemoryStore):
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_no_sandbox_is_given_twice_and_no_quota_exceeded_whatever_the_store_does(
+async def test_no_sandbox_is_claimed_twice_and_no_quota_exceeded_under_store_faults(
     seed: int,
 ) -> None:
     store = UnreliableStore(seed)
@@ -83,12 +83,12 @@ async def test_no_sandbox_is_given_twice_and_no_quota_exceeded_whatever_the_stor
         claimed = [item for item in page.items if item.spec.claim is not None]
         living = [item for item in claimed if not item.is_deleting]
         assert len(living) <= 25
-        # Whoever was given a sandbox has it: its claim is in the store under its own lock.
+        # Every returned sandbox is claimed in the store under its own lock.
         locks = {item.metadata.uid: item.spec.claim.lock for item in claimed if item.spec.claim}
         for item in given:
             assert item.spec.claim is not None
             assert locks[item.metadata.uid] == item.spec.claim.lock
-        # Nothing else was claimed for good: what was not handed over is cleaned up.
+        # No other claim stays: what was not returned to a client is cleaned up.
         kept = {item.metadata.uid for item in given}
         async with asyncio.timeout(120):
             while await claimed_in(store) != kept:
@@ -99,7 +99,7 @@ async def test_no_sandbox_is_given_twice_and_no_quota_exceeded_whatever_the_stor
 
 
 async def claimed_in(store: UnreliableStore) -> set[str]:
-    """Give what is somebody's, and not about to go."""
+    """Return claimed sandboxes that are not terminating."""
     page = await store.list(Sandbox)
     return {
         item.metadata.uid

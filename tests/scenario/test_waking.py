@@ -1,4 +1,4 @@
-"""What waking by traffic does to deadlines, through the manager's own path."""
+"""Deadlines when traffic wakes a sandbox, through the manager."""
 
 import asyncio
 from datetime import timedelta
@@ -23,7 +23,7 @@ async def paused(world, **wanted) -> Sandbox:
 
 
 @pytest.mark.parametrize(("timeout", "expected"), [(60, 300), (1000, 1000)])
-async def test_what_pauses_at_its_end_gets_a_fresh_end(timeout: int, expected: int) -> None:
+async def test_a_sandbox_with_auto_pause_gets_a_new_deadline(timeout: int, expected: int) -> None:
     async with paddock() as world:
         asleep = await paused(world, timeout_seconds=timeout, auto_pause=True, auto_resume=True)
         before = world.plane.clock.now()
@@ -35,14 +35,14 @@ async def test_what_pauses_at_its_end_gets_a_fresh_end(timeout: int, expected: i
         assert before + fresh - second <= woken.spec.pause_time <= after + fresh + second
 
 
-async def test_what_never_ends_goes_on_without_an_end() -> None:
+async def test_a_sandbox_without_a_deadline_stays_without_one() -> None:
     async with paddock() as world:
         asleep = await paused(world, timeout_seconds=None)
         woken = await world.manager.lifecycle.wake(asleep)
         assert (woken.spec.pause_time, woken.spec.shutdown_time) == (None, None)
 
 
-async def test_a_shutdown_stays_where_it_was() -> None:
+async def test_a_shutdown_time_is_not_extended() -> None:
     async with paddock() as world:
         asleep = await paused(world, timeout_seconds=60)
         at = world.plane.clock.now() + timedelta(seconds=77)
@@ -55,7 +55,7 @@ async def test_a_shutdown_stays_where_it_was() -> None:
         assert (woken.spec.pause_time, woken.spec.shutdown_time) == (None, at)
 
 
-async def test_what_is_past_its_end_is_not_woken() -> None:
+async def test_an_expired_sandbox_is_not_woken() -> None:
     async with paddock() as world:
         asleep = await paused(world, timeout_seconds=60)
         await world.manager.lifecycle.kill(CALLER, asleep.spec.claim.sandbox_id)
@@ -67,7 +67,7 @@ async def test_what_is_past_its_end_is_not_woken() -> None:
     ("timeout", "auto_pause", "keeps_end"),
     [(None, False, False), (60, True, False), (60, False, True)],
 )
-async def test_a_retention_ends_with_the_pause_it_was_for(timeout, auto_pause, keeps_end) -> None:
+async def test_a_retention_ends_with_its_pause(timeout, auto_pause, keeps_end) -> None:
     async with paddock() as world:
         wanted = NewSandbox(template="base", timeout_seconds=timeout, auto_pause=auto_pause)
         sandbox = await world.manager.claims.create(CALLER, wanted)
@@ -80,7 +80,7 @@ async def test_a_retention_ends_with_the_pause_it_was_for(timeout, auto_pause, k
         assert (woken.spec.shutdown_time == asleep.spec.shutdown_time) is keeps_end
 
 
-async def test_a_quota_that_is_used_up_keeps_it_asleep() -> None:
+async def test_a_used_up_quota_keeps_the_sandbox_paused() -> None:
     async with paddock() as world:
         asleep = await paused(world, timeout_seconds=60)
         assert asleep.spec.claim is not None
@@ -91,7 +91,7 @@ async def test_a_quota_that_is_used_up_keeps_it_asleep() -> None:
         assert world.provider.sandbox(asleep.key).spec.paused
 
 
-async def test_a_sandbox_that_asked_for_it_is_paused_when_nothing_happens_and_not_before() -> None:
+async def test_a_sandbox_with_idle_pause_is_paused_when_idle_and_not_before() -> None:
     async with paddock() as world:
         sandbox = await world.manager.claims.create(
             CALLER,

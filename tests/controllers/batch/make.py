@@ -48,7 +48,7 @@ def pool(name: str, *, buffer: int = 0, most: int = 1000, **spec: Any) -> Sandbo
 
 
 class Batches:
-    """What tests do with the batches of a world."""
+    """Helpers for the batches of a world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -94,7 +94,7 @@ class Batches:
 
 @contextlib.asynccontextmanager
 async def batching() -> AsyncGenerator[tuple[World, Batches]]:
-    """A world without pools of its own, and what tests do with its batches."""
+    """Run a world without default pools; yield it and its helpers."""
     async with paddock(pool_size=0) as world:
         yield world, Batches(world)
         runner = world.plane.batches.task_watcher._runner

@@ -1,4 +1,4 @@
-"""The allocator in any order of events and restarts: never twice, never too many."""
+"""The allocator under any order of events and restarts: no double allocation, no excess."""
 
 import asyncio
 import random
@@ -44,7 +44,7 @@ def wishes(draw) -> tuple[BatchDemand, ...]:
 
 @given(wishes(), st.integers(0, 60), st.integers(0, 40), st.integers(0, 60), st.data())
 @settings(deadline=None)
-def test_nobody_gets_more_than_they_want_nor_all_more_than_there_is(
+def test_no_batch_gets_more_than_it_needs_and_all_together_no_more_than_the_stock(
     waiting, ready, allocated, ceiling, data
 ) -> None:
     stock = PoolStock(ready=ready, allocated=allocated, ceiling=ceiling)
@@ -60,10 +60,8 @@ def test_nobody_gets_more_than_they_want_nor_all_more_than_there_is(
 
 @given(wishes(), st.sampled_from(sorted(ALGORITHMS)), st.integers(1, 4), st.integers(20, 40))
 @settings(max_examples=60, deadline=None)
-def test_everybody_who_can_be_served_is_served_in_the_end(
-    waiting, algorithm, supply, ceiling
-) -> None:
-    """Sandboxes come in dribs and drabs, younger and more important batches keep coming."""
+def test_every_satisfiable_batch_is_served_eventually(waiting, algorithm, supply, ceiling) -> None:
+    """Sandboxes arrive in small numbers while younger, more important batches keep arriving."""
     now = NOW
     left = {item.key: item for item in waiting if item.missing}
     impatient = 0
@@ -89,14 +87,14 @@ def test_everybody_who_can_be_served_is_served_in_the_end(
                 rest = structs.replace(
                     rest, held=item.held + count, at_once=max(item.at_once - count, 0)
                 )
-                # What it has is given back at once in this game: only its wish counts.
+                # What it holds is released at once in this model: only its demand counts.
                 left[key] = structs.replace(rest, held=0)
 
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("algorithm", ["packed", "spread"])
-async def test_any_story_keeps_sandboxes_apart_and_pools_within_their_bounds(
+async def test_random_operations_never_share_a_sandbox_or_exceed_a_pool(
     seed: int, algorithm: str
 ) -> None:
     dice = random.Random(seed)
@@ -126,8 +124,8 @@ async def test_any_story_keeps_sandboxes_apart_and_pools_within_their_bounds(
     async with paddock(pool_size=0, store=store, runtime=runtime, clock=clock) as world:
         batches = Batches(world)
         watcher = _Watcher(world, most)
-        # In the end, one by one, everybody is served; where several hold part of what they want
-        # and the pool is full, one of them gives up.
+        # In the end all are served, one by one; where several hold part of what they need
+        # and the pool is full, one of them is deleted.
         while alive := [name for name in names if not batches.is_gone(name)]:
             for _ in range(120):
                 content = [name for name in alive if _is_content(batches.get(name))]
@@ -172,7 +170,7 @@ async def _something(world, batches: Batches, dice, names: list[str], name: str,
 
 
 class _Watcher:
-    """Looks at everything after every change of a batch or a pool."""
+    """Checks the invariants after every change of a batch or a pool."""
 
     def __init__(self, world, most: int) -> None:
         self.world = world

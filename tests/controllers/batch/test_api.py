@@ -1,4 +1,4 @@
-"""Batches through the API: many sandboxes with one call, shards as sandboxes of their own."""
+"""Batches through the API: many sandboxes with one call, shards as normal sandboxes."""
 
 import pytest
 
@@ -38,7 +38,7 @@ async def test_the_same_call_again_finds_the_same_sandboxes() -> None:
         ]
 
 
-async def test_what_could_not_be_had_is_named() -> None:
+async def test_sandboxes_that_could_not_be_created_are_named() -> None:
     async with paddock(pool_size=3) as world:
         limit = QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 2)
         await world.plane.keyring.set_team_quota("default", Quota((limit,)))
@@ -54,14 +54,14 @@ async def test_what_could_not_be_had_is_named() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, 100_000, "many"])
-async def test_a_count_that_makes_no_sense_is_refused(count) -> None:
+async def test_an_invalid_count_is_refused(count) -> None:
     async with paddock(pool_size=0) as world:
         answer = await world.http.post(ROUTE, json={"templateID": "base", "count": count})
         assert answer.status_code == 400
         assert "count" in answer.json()["message"]
 
 
-async def test_a_shard_is_a_sandbox_like_any_other_once_it_is_asked_for() -> None:
+async def test_a_shard_is_a_normal_sandbox_once_it_is_addressed() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=2, most=10))
         await batches.create(batch("b", 2, pool_ref="p", owner="default"))
@@ -84,7 +84,7 @@ async def test_a_shard_is_a_sandbox_like_any_other_once_it_is_asked_for() -> Non
         assert (await world.http.get(f"/sandboxes/{item.sandbox_id}")).status_code == 404
 
 
-async def test_a_strangers_shard_looks_like_nothing() -> None:
+async def test_a_shard_of_another_team_is_not_found() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=0, most=10))
         await batches.create(batch("b", 1, pool_ref="p", owner="others"))
@@ -110,7 +110,7 @@ async def test_gateways_find_a_shard_by_its_id() -> None:
         assert answer.json()["spec"]["claim"]["sandboxId"] == item.sandbox_id
 
 
-async def test_a_shard_that_was_asked_for_is_handed_on_clean_of_its_claim() -> None:
+async def test_an_addressed_shard_is_reused_without_its_claim() -> None:
     async with batching() as (world, batches):
         strategy = RecycleStrategy(type=RecycleType.NOOP)
         await batches.create(pool("p", buffer=1, most=1, recycle_strategy=strategy))

@@ -1,7 +1,7 @@
-"""What operators of other platforms promise of pools and batches, on the embedded stack.
+"""Behaviour of pools and batches that operators of similar platforms guarantee.
 
-Pool bounds that change, eviction, reuse over several cycles, pools with recycling of their own,
-every reason for which a pool is chosen, pauses of every kind of batch, restarts in the middle.
+Changing pool bounds, eviction, reuse over several cycles, recycling per pool, every reason for
+selecting a pool, pauses of every kind of batch, restarts in the middle.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ async def test_a_pool_stays_between_its_bounds_and_follows_them_when_they_change
         assert batches.pool_status("p").total <= 3
 
 
-async def test_a_smaller_pool_takes_nothing_out_of_anybodys_hands() -> None:
+async def test_shrinking_a_pool_never_deletes_allocated_sandboxes() -> None:
     async with paddock(pool_size=0) as world:
         batches = Batches(world)
         await batches.create(pool("p", buffer=2, most=10))
@@ -74,7 +74,7 @@ async def test_a_smaller_pool_takes_nothing_out_of_anybodys_hands() -> None:
         assert batches.pool_status("p").total == 4
 
 
-async def test_one_that_is_to_be_evicted_is_given_to_no_new_batch() -> None:
+async def test_an_evicted_sandbox_is_not_allocated() -> None:
     async with paddock(pool_size=0) as world:
         batches = Batches(world)
         await batches.create(pool("p", buffer=3, most=8))
@@ -112,7 +112,7 @@ async def test_the_same_sandboxes_serve_cycle_after_cycle() -> None:
         assert batches.pool_status("p").allocated == 0
 
 
-async def test_pools_with_different_recycling_beside_each_other_keep_to_their_own() -> None:
+async def test_pools_use_their_own_recycling_strategy() -> None:
     async with paddock(pool_size=0) as world:
         batches = Batches(world)
         for kind in RecycleType:
@@ -138,7 +138,7 @@ async def test_pools_with_different_recycling_beside_each_other_keep_to_their_ow
         assert again[RecycleType.DELETE] != used[RecycleType.DELETE]
 
 
-# ---- choosing a pool -----------------------------------------------------------------------------
+# ---- pool selection -----------------------------------------------------------------------------
 
 _IN_A = {
     "key": "zone",
@@ -181,7 +181,7 @@ def _affinity(*expressions: dict[str, Any]) -> dict[str, Any]:
         pytest.param(on_nodes(_affinity(_IN_A), image="python"), None, id="no such zone"),
     ],
 )
-async def test_a_batch_goes_to_the_pool_that_has_what_it_asks_for(
+async def test_a_batch_is_assigned_to_a_pool_that_fits(
     wish: SandboxTemplateSpec, chosen: str | None
 ) -> None:
     async with paddock(pool_size=0) as world:
@@ -204,7 +204,7 @@ async def test_a_batch_goes_to_the_pool_that_has_what_it_asks_for(
             assert batches.get("b").status.pool == chosen
 
 
-async def test_the_only_pool_is_taken_by_a_batch_that_asks_for_nothing() -> None:
+async def test_a_batch_without_requirements_is_assigned_to_the_only_pool() -> None:
     async with paddock(pool_size=0) as world:
         batches = Batches(world)
         await world.provider.write.delete(world.pool("base"))
@@ -236,7 +236,7 @@ async def test_labels_and_scores_are_chosen_by_profile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["direct", "pooled", "with a task"])
-async def test_files_and_tasks_outlive_a_pause(kind: str) -> None:
+async def test_files_and_tasks_survive_a_pause(kind: str) -> None:
     async with paddock(pool_size=0) as world:
         batches = Batches(world)
         await batches.create(pool("p", buffer=0, most=10))
@@ -266,7 +266,7 @@ async def test_files_and_tasks_outlive_a_pause(kind: str) -> None:
             assert sorted(runs.values()) == [1, 1], "nothing ran twice"
 
 
-async def test_a_shard_that_cannot_be_resumed_is_replaced_and_the_others_go_on() -> None:
+async def test_a_shard_that_cannot_resume_is_replaced_and_others_continue() -> None:
     async with paddock(pool_size=0) as world:
         batches = Batches(world)
         await batches.create(pool("p", buffer=0, most=10))
@@ -286,7 +286,7 @@ async def test_a_shard_that_cannot_be_resumed_is_replaced_and_the_others_go_on()
 # ---- restarts ------------------------------------------------------------------------------------
 
 
-async def test_a_restart_in_the_middle_of_an_update_loses_and_doubles_nothing() -> None:
+async def test_a_restart_during_an_update_neither_loses_nor_duplicates_anything() -> None:
     clock = LoopClock()
     store, runtime = MemoryStore(clock=clock), SimulatedRuntime(clock=clock)
     async with paddock(pool_size=0, store=store, runtime=runtime, clock=clock) as world:

@@ -43,7 +43,7 @@ async def test_a_batch_gets_all_its_sandboxes_from_its_pool() -> None:
         assert batches.allocated("p") == 5
 
 
-async def test_what_a_batch_holds_is_given_to_nobody_else() -> None:
+async def test_sandboxes_of_a_batch_are_not_claimable() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=2, most=100))
         await world.stocked(2, "p")
@@ -56,7 +56,7 @@ async def test_what_a_batch_holds_is_given_to_nobody_else() -> None:
         assert not claimed & set(batches.held("b").values())
 
 
-async def test_three_batches_at_once_share_nothing_and_the_counts_add_up() -> None:
+async def test_concurrent_batches_share_no_sandbox_and_the_counts_add_up() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=2, most=20))
         await batches.create(*(batch(f"b{n}", n, pool_ref="p") for n in (1, 3, 2)))
@@ -70,7 +70,7 @@ async def test_three_batches_at_once_share_nothing_and_the_counts_add_up() -> No
         assert status.available + status.creating + status.allocated == status.total
 
 
-async def test_pool_max_is_never_exceeded_and_a_waiter_is_served_after_a_release() -> None:
+async def test_pool_max_is_never_exceeded_and_a_waiting_batch_is_served_after_a_release() -> None:
     async with batching() as (world, batches):
         seen: list[int] = []
         world.plane.pool_members.on_change(lambda key: seen.append(_size(world, key)))
@@ -92,7 +92,7 @@ def _size(world, key: Key) -> int:
     return sum(map(len, (members.available, members.reserved, members.creating, members.allocated)))
 
 
-async def test_staggered_releases_give_back_what_they_held_and_no_more() -> None:
+async def test_staggered_releases_return_exactly_what_they_held() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=0, most=10))
         await batches.create(*(batch(f"b{n}", n, pool_ref="p") for n in (1, 3, 2)))
@@ -131,7 +131,7 @@ async def test_with_noop_the_same_sandboxes_are_reused() -> None:
         assert set(batches.held("two").values()) == first
 
 
-async def test_with_delete_what_was_used_is_gone() -> None:
+async def test_with_delete_used_sandboxes_are_deleted() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=2, most=4))
         await batches.create(batch("one", 2, pool_ref="p"))
@@ -152,7 +152,7 @@ async def until_async(world, check) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_with_restart_the_sandbox_stays_and_is_reset() -> None:
+async def test_with_restart_the_sandbox_is_kept_and_reset() -> None:
     async with batching() as (world, batches):
         strategy = RecycleStrategy(type=RecycleType.RESTART)
         await batches.create(pool("p", buffer=1, most=1, recycle_strategy=strategy))
@@ -185,7 +185,7 @@ async def test_a_reset_that_hangs_ends_in_a_new_sandbox() -> None:
         assert uid not in batches.held("two").values()
 
 
-async def test_an_evicted_sandbox_stays_while_it_is_held_and_goes_afterwards() -> None:
+async def test_an_evicted_sandbox_is_deleted_after_its_release() -> None:
     async with batching() as (world, batches):
         strategy = RecycleStrategy(type=RecycleType.NOOP)
         await batches.create(pool("p", buffer=2, most=6, recycle_strategy=strategy))
@@ -208,7 +208,7 @@ async def test_an_evicted_sandbox_stays_while_it_is_held_and_goes_afterwards() -
         await until_async(world, lambda: _is_gone(world, held.uid))
 
 
-async def test_an_expired_batch_goes_and_its_pool_gets_everything_back() -> None:
+async def test_an_expired_batch_is_deleted_and_its_sandboxes_return_to_the_pool() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=0, most=5))
         end = world.plane.clock.now() + timedelta(seconds=20)
@@ -236,7 +236,7 @@ async def test_a_lost_shard_is_replaced_and_keeps_its_index() -> None:
         assert world.pool("p").status.failures == 0
 
 
-async def test_scale_in_gives_up_the_named_shards_and_scale_out_fills_the_gaps() -> None:
+async def test_scale_in_releases_the_named_shards_and_scale_out_fills_the_gaps() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=0, most=10))
         annotations = {"paddock.dev/scale-in-shards": "1"}
@@ -255,7 +255,7 @@ async def test_scale_in_gives_up_the_named_shards_and_scale_out_fills_the_gaps()
         assert batches.held("b")[3] == before[3]
 
 
-async def test_a_gang_waits_until_it_can_have_all_it_needs_at_once() -> None:
+async def test_a_gang_waits_until_all_its_sandboxes_are_available() -> None:
     async with batching() as (_, batches):
         await batches.create(pool("p", buffer=2, most=4))
         await batches.create(batch("small", 2, pool_ref="p"))
@@ -267,7 +267,7 @@ async def test_a_gang_waits_until_it_can_have_all_it_needs_at_once() -> None:
         await batches.ready("gang")
 
 
-async def test_a_pause_that_is_refused_says_why_and_works_when_it_is_asked_again() -> None:
+async def test_a_refused_pause_reports_the_reason_and_can_be_retried() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=0, most=10))
         await batches.create(batch("b", 3, pool_ref="p"))
@@ -299,7 +299,7 @@ async def test_a_pause_that_is_refused_says_why_and_works_when_it_is_asked_again
         assert told.status is ConditionStatus.TRUE
 
 
-async def test_after_a_restart_everybody_has_what_they_had() -> None:
+async def test_after_a_restart_every_batch_keeps_its_sandboxes() -> None:
     clock = LoopClock()
     store, runtime = MemoryStore(clock=clock), SimulatedRuntime(clock=clock)
     async with paddock(pool_size=0, store=store, runtime=runtime, clock=clock) as world:
@@ -320,7 +320,7 @@ async def test_after_a_restart_everybody_has_what_they_had() -> None:
         assert len(everybody) == len(set(everybody)) == 12
 
 
-async def test_what_a_vanished_batch_used_is_collected_and_never_handed_out() -> None:
+async def test_sandboxes_of_a_deleted_batch_are_collected_and_never_reused() -> None:
     async with batching() as (_, batches):
         strategy = RecycleStrategy(type=RecycleType.NOOP)
         await batches.create(pool("p", buffer=0, most=2, recycle_strategy=strategy))
@@ -334,7 +334,7 @@ async def test_what_a_vanished_batch_used_is_collected_and_never_handed_out() ->
         assert not used & set(batches.held("next").values())
 
 
-async def test_a_malformed_batch_is_left_alone_and_everything_else_goes_on() -> None:
+async def test_a_malformed_batch_is_quarantined_and_others_continue() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=1, most=10))
         bad = ({"spec": {"process": {"command": "not a list"}}},)
@@ -350,7 +350,7 @@ async def test_a_malformed_batch_is_left_alone_and_everything_else_goes_on() -> 
         await world.until(lambda: batches.get("bad").status.phase is BatchPhase.COMPLETED)
 
 
-async def test_two_batches_that_name_one_sandbox_are_set_right() -> None:
+async def test_two_batches_with_the_same_sandbox_are_repaired() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=0, most=10))
         await batches.create(batch("a", 1, pool_ref="p"), batch("b", 1, pool_ref="p"))
@@ -387,11 +387,11 @@ async def test_a_rolling_update_touches_only_idle_ones_within_its_budget() -> No
             lambda: (s := batches.pool_status("p")).updated_available == s.available == 10
         )
         assert batches.held("b") == held
-        # 20 % of ten, one more, and the two that were given out meanwhile.
+        # 20 % of ten, one more, and the two that were allocated in the meantime.
         assert min(lowest) >= 10 - 3 - 2
 
 
-async def test_a_deleted_pool_takes_nothing_that_a_batch_holds() -> None:
+async def test_deleting_a_pool_keeps_the_sandboxes_of_batches() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=2, most=8))
         await batches.create(batch("b", 4, pool_ref="p", task_template=task("sleep", "30")))
@@ -404,7 +404,7 @@ async def test_a_deleted_pool_takes_nothing_that_a_batch_holds() -> None:
         await world.until(lambda: batches.get("b").status.phase is BatchPhase.COMPLETED)
         assert batches.held("b") == before
         assert all(item.attempt == 1 for item in batches.get("b").status.tasks)
-        # What nobody held is gone with the pool, and the rest goes with the batch.
+        # Idle sandboxes are deleted with the pool, the others with the batch.
         await world.until(lambda: _uids(world) == set(before.values()))
         await batches.delete("b")
         await world.until(lambda: not _uids(world))

@@ -27,7 +27,9 @@ async def command(place: Installation, *words: str) -> tuple[int, str, str]:
     return process.returncode or 0, out.decode(), err.decode()
 
 
-async def test_a_command_runs_in_many_sandboxes_and_its_outputs_come_back(tmp_path: Path) -> None:
+async def test_a_command_runs_in_many_sandboxes_and_its_outputs_are_collected(
+    tmp_path: Path,
+) -> None:
     if os.geteuid() != 0:
         pytest.skip("real sandboxes need root")
     async with Installation(pool_size=3) as place:

@@ -1,4 +1,4 @@
-"""Where other processes claim from the same pools, and where the store loses replies."""
+"""Several processes that claim from the same pools, and a store that loses replies."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ async def test_claims_of_another_process_and_batches_never_share_a_sandbox() -> 
     store, runtime = MemoryStore(clock=clock), SimulatedRuntime(clock=clock)
     shared = {"store": store, "runtime": runtime, "clock": clock}
     async with paddock(pool_size=0, **shared) as leader, paddock(pool_size=0, **shared) as replica:
-        # Two whole control planes on one store: what is written is all they know of each other.
+        # Two control planes on one store: they share nothing but the store.
         for world in (leader, replica):
             world.plane.batches.controller._is_sole_writer = False
         batches = Batches(leader)
@@ -48,13 +48,13 @@ async def test_claims_of_another_process_and_batches_never_share_a_sandbox() -> 
 
 
 class LossyStore(MemoryStore):
-    """A store that loses replies about batches now and then, or refuses."""
+    """A store that sometimes loses replies of batch writes, or refuses them."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(clock=LoopClock())
         self._dice = random.Random(seed)
         self.lost = 0
-        """Replies that were lost; the first one always is."""
+        """Number of lost replies; the first reply is always lost."""
 
     async def update_status(self, obj, **options):
         if not isinstance(obj, BatchSandbox):
@@ -70,7 +70,7 @@ class LossyStore(MemoryStore):
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_a_lost_reply_never_gives_a_sandbox_to_two(seed: int) -> None:
+async def test_a_lost_reply_never_allocates_a_sandbox_twice(seed: int) -> None:
     store = LossyStore(seed)
     async with paddock(pool_size=0, store=store) as world:
         batches = Batches(world)
@@ -93,7 +93,7 @@ async def test_a_lost_reply_never_gives_a_sandbox_to_two(seed: int) -> None:
         assert store.lost
 
 
-async def test_tasks_begin_only_in_sandboxes_that_are_surely_ours() -> None:
+async def test_tasks_start_only_in_sandboxes_with_a_written_claim() -> None:
     async with paddock(pool_size=0) as world:
         world.plane.batches.controller._is_sole_writer = False
         batches = Batches(world)

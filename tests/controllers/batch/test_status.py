@@ -1,4 +1,4 @@
-"""What a batch tells people: why it waits, what is wrong with it, what its shards are doing."""
+"""What a batch's status reports: why it waits, problems, and the state of its shards."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def _told(batches: Batches, name: str) -> str:
     return blocking_reason(codec.to_builtins(batches.get(name)).get("status") or {})
 
 
-async def test_somebody_who_waits_in_vain_is_told_why() -> None:
+async def test_a_batch_that_can_never_be_scheduled_reports_why() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=0, most=2))
         await batches.create(
@@ -31,7 +31,7 @@ async def test_somebody_who_waits_in_vain_is_told_why() -> None:
         await world.until(lambda: "may have 2 in all" in _told(batches, "greedy"))
 
 
-async def test_somebody_who_need_only_wait_is_told_nothing() -> None:
+async def test_a_batch_that_only_waits_reports_no_problem() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=0, most=2))
         release = TaskResourcePolicy.RELEASE
@@ -45,7 +45,7 @@ async def test_somebody_who_need_only_wait_is_told_nothing() -> None:
         await world.until(lambda: batches.get("b").status.phase is BatchPhase.COMPLETED, seconds=60)
 
 
-async def test_a_patch_with_a_field_that_does_not_exist_is_not_passed_over() -> None:
+async def test_a_patch_with_an_unknown_field_is_rejected() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=0, most=2))
         patches = ({}, {"proces": {"command": ["exit", "7"]}})
@@ -57,7 +57,7 @@ async def test_a_patch_with_a_field_that_does_not_exist_is_not_passed_over() -> 
             _told(batches, "b")
 
 
-async def test_shards_that_were_paused_one_by_one_are_not_called_resuming() -> None:
+async def test_shards_paused_one_by_one_are_not_reported_as_resuming() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=0, most=2))
         await batches.create(batch("b", 2, pool_ref="p"))

@@ -1,4 +1,4 @@
-"""Strategies chosen by name: eviction, updates, algorithms; unknown names are said, not guessed."""
+"""Strategies selected by name: eviction, updates, algorithms; unknown names are errors."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from tests.controllers.batch.make import batch, batching, pool
 pytestmark = pytest.mark.looptime
 
 
-async def test_kept_evicted_sandboxes_are_out_of_stock_but_there() -> None:
+async def test_kept_evicted_sandboxes_exist_but_are_not_claimable() -> None:
     async with batching() as (world, batches):
         labels = {LABEL_EVICTION_HANDLER: "keep"}
         await batches.create(pool("p", buffer=1, most=5, pool_labels=labels))
@@ -34,7 +34,7 @@ async def test_kept_evicted_sandboxes_are_out_of_stock_but_there() -> None:
         assert found.metadata.uid not in batches.held("b").values()
 
 
-async def test_with_on_delete_idle_sandboxes_outlive_a_change_of_the_template() -> None:
+async def test_with_on_delete_idle_sandboxes_survive_a_template_change() -> None:
     async with batching() as (world, batches):
         labels = {LABEL_UPDATE_STRATEGY: "onDelete"}
         await batches.create(pool("p", buffer=2, most=5, pool_labels=labels))
@@ -49,7 +49,7 @@ async def test_with_on_delete_idle_sandboxes_outlive_a_change_of_the_template() 
         assert set(world.plane.pool_members.members(Key("default", "p")).available) == before
 
 
-async def test_a_name_that_nobody_knows_is_shown_in_the_pools_status() -> None:
+async def test_an_unknown_name_is_reported_in_the_pools_status() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=1, pool_labels={LABEL_UPDATE_STRATEGY: "magic"}))
         await world.until(
@@ -61,7 +61,7 @@ async def test_a_name_that_nobody_knows_is_shown_in_the_pools_status() -> None:
         assert "onDelete" in found.message
 
 
-async def test_spread_serves_everybody_a_little_and_packed_one_after_the_other() -> None:
+async def test_spread_serves_all_batches_evenly_and_packed_one_after_the_other() -> None:
     async with batching() as (_, batches):
         await batches.create(
             pool("wide", most=4, algorithm="spread"), pool("deep", most=4, algorithm="packed")
@@ -77,7 +77,7 @@ async def test_spread_serves_everybody_a_little_and_packed_one_after_the_other()
         assert shares["deep"] == [1, 3]
 
 
-async def test_a_gang_that_no_pool_could_ever_serve_is_told_and_holds_nobody_up() -> None:
+async def test_an_unsatisfiable_gang_is_reported_and_blocks_no_other_batch() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", most=3))
         await batches.create(batch("huge", 5, pool_ref="p", min_available=5))

@@ -61,7 +61,7 @@ async def test_a_shards_patch_changes_its_task_alone() -> None:
         ]
 
 
-async def test_a_task_is_tried_again_with_back_off_and_gives_up_in_time() -> None:
+async def test_a_task_is_retried_with_backoff_up_to_its_limit() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=0, most=20))
         await batches.create(
@@ -84,7 +84,7 @@ async def test_a_timeout_ends_a_task_and_is_its_reason() -> None:
         assert batches.get("b").status.tasks[0].reason == "TaskTimeout"
 
 
-async def test_with_release_a_shard_gives_its_sandbox_back_when_its_task_ends() -> None:
+async def test_with_release_a_shard_releases_its_sandbox_when_its_task_ends() -> None:
     async with batching() as (world, batches):
         strategy = RecycleStrategy(type=RecycleType.NOOP)
         await batches.create(pool("p", buffer=0, most=2, recycle_strategy=strategy))
@@ -105,7 +105,7 @@ async def test_with_release_a_shard_gives_its_sandbox_back_when_its_task_ends() 
         assert batches.allocated("p") == 0
 
 
-async def test_a_task_whose_shard_is_lost_runs_again_elsewhere_if_it_may() -> None:
+async def test_a_task_of_a_lost_shard_is_retried_in_another_sandbox() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=0, most=20))
         await batches.create(
@@ -122,7 +122,7 @@ async def test_a_task_whose_shard_is_lost_runs_again_elsewhere_if_it_may() -> No
         assert (lost.state, lost.reason) == (TaskState.FAILED, "ShardLost")
 
 
-async def test_after_a_restart_tasks_go_on_and_none_runs_twice() -> None:
+async def test_after_a_restart_tasks_continue_and_none_runs_twice() -> None:
     clock = LoopClock()
     store, runtime = MemoryStore(clock=clock), SimulatedRuntime(clock=clock)
     async with paddock(pool_size=0, store=store, runtime=runtime, clock=clock) as world:
@@ -132,7 +132,7 @@ async def test_after_a_restart_tasks_go_on_and_none_runs_twice() -> None:
         await world.until(lambda: batches.get("b").status.task_running == 5)
         runner = runner_of(world)
     async with paddock(pool_size=0, store=store, runtime=runtime, clock=clock) as world:
-        # What runs in sandboxes does not notice that the control plane was away.
+        # Tasks in sandboxes continue while the control plane is down.
         world.plane.batches.task_watcher._runner = runner
         batches = Batches(world)
         await over(world, batches, "b")
@@ -140,7 +140,7 @@ async def test_after_a_restart_tasks_go_on_and_none_runs_twice() -> None:
         assert sorted(runner.runs.values()) == [1] * 5
 
 
-async def test_a_sandbox_that_does_not_answer_makes_its_task_unknown_until_it_does() -> None:
+async def test_a_task_is_unknown_while_its_sandbox_does_not_respond() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=1, most=20))
         await world.stocked(1, "p")
@@ -168,7 +168,7 @@ async def test_deleting_a_batch_stops_its_tasks_first() -> None:
         assert not any(runner._reports.values())
 
 
-async def test_a_paused_batch_goes_without_waiting_for_tasks_that_cannot_hear() -> None:
+async def test_a_paused_batch_is_deleted_without_waiting_for_its_tasks() -> None:
     async with batching() as (world, batches):
         await batches.create(pool("p", buffer=0, most=2))
         await batches.create(batch("b", 2, pool_ref="p", task_template=task("sleep", "1000")))

@@ -1,4 +1,4 @@
-"""Batches made directly from a template, and batches that take any pool."""
+"""Batches created from a template, and batches that take any pool."""
 
 import asyncio
 from datetime import timedelta
@@ -15,7 +15,7 @@ from tests.controllers.batch.make import batch, batching, pool
 pytestmark = pytest.mark.looptime
 
 
-async def test_a_direct_batch_makes_its_shards_with_their_patches() -> None:
+async def test_a_template_batch_creates_its_shards_with_their_patches() -> None:
     async with batching() as (world, batches):
         template = SandboxTemplateSpec(env={"A": "1"})
         patches = ({}, {"env": {"B": "2"}}, {"image": "other"})
@@ -37,7 +37,7 @@ async def test_a_direct_batch_makes_its_shards_with_their_patches() -> None:
         await world.until(lambda: not world.provider.sandboxes_of_batch(Key("default", "b")))
 
 
-async def test_a_direct_batch_replaces_lost_shards_and_scales_both_ways() -> None:
+async def test_a_template_batch_replaces_lost_shards_and_scales_both_ways() -> None:
     async with batching() as (world, batches):
         await batches.create(batch("b", 3, template=SandboxTemplateSpec()))
         await batches.ready("b")
@@ -52,7 +52,7 @@ async def test_a_direct_batch_replaces_lost_shards_and_scales_both_ways() -> Non
         assert batches.held("b")[0] == before[0]
 
 
-async def test_an_expired_direct_batch_takes_its_sandboxes_with_it() -> None:
+async def test_an_expired_template_batch_deletes_its_sandboxes() -> None:
     async with batching() as (world, batches):
         end = world.plane.clock.now() + timedelta(seconds=10)
         await batches.create(batch("b", 2, template=SandboxTemplateSpec(), expire_time=end))
@@ -65,7 +65,7 @@ async def test_an_expired_direct_batch_takes_its_sandboxes_with_it() -> None:
             assert await world.runtime.inspect(uid) is None
 
 
-async def test_a_batch_that_takes_any_pool_gets_the_one_that_fits() -> None:
+async def test_a_batch_with_any_pool_gets_the_one_that_fits() -> None:
     async with batching() as (_, batches):
         small = Resources(cpu="1", memory="1Gi")
         large = Resources(cpu="4", memory="8Gi")
@@ -82,7 +82,9 @@ async def test_a_batch_that_takes_any_pool_gets_the_one_that_fits() -> None:
         assert is_true(batches.get("b").status.conditions, "PoolAssigned")
 
 
-async def test_a_batch_that_no_pool_fits_says_why_and_goes_on_when_one_comes() -> None:
+async def test_a_batch_without_a_fitting_pool_reports_why_and_continues_when_one_is_created() -> (
+    None
+):
     async with batching() as (world, batches):
         wish = SandboxTemplateSpec(image="rare")
         await batches.create(batch("b", 1, pool_ref="*", template=wish))
@@ -107,7 +109,7 @@ async def test_a_batch_of_another_namespace_is_served_by_the_shared_pool() -> No
         assert {item.namespace for item in status.allocations} == {"default"}
 
 
-async def test_a_direct_batch_that_cannot_start_backs_off_and_says_why() -> None:
+async def test_a_template_batch_that_cannot_start_backs_off_and_reports_why() -> None:
     async with batching() as (world, batches):
         made: list[str] = []
         real = world.runtime.create
@@ -119,7 +121,7 @@ async def test_a_direct_batch_that_cannot_start_backs_off_and_says_why() -> None
         world.runtime.create = refuse
         await batches.create(batch("b", 2, template=SandboxTemplateSpec()))
         await asyncio.sleep(600)
-        # Doubled waits: eleven of each in ten minutes, where every one fails within a moment.
+        # Doubling waits: eleven of each in ten minutes, where each fails quickly.
         assert 2 * 6 <= len(set(made)) <= 2 * 12
         status = batches.get("b").status
         assert "there is no image" in status.message
@@ -129,7 +131,7 @@ async def test_a_direct_batch_that_cannot_start_backs_off_and_says_why() -> None
         assert batches.get("b").status.message == ""
 
 
-async def test_a_direct_batch_whose_template_is_mended_is_tried_at_once() -> None:
+async def test_a_template_batch_with_a_corrected_template_is_retried_at_once() -> None:
     async with batching() as (world, batches):
         real = world.runtime.create
 
@@ -146,7 +148,7 @@ async def test_a_direct_batch_whose_template_is_mended_is_tried_at_once() -> Non
         assert batches.get("b").status.message == ""
 
 
-async def test_a_batch_whose_pool_comes_late_does_not_go_on_saying_that_there_is_none() -> None:
+async def test_a_missing_pool_is_no_longer_reported_once_it_exists() -> None:
     async with batching() as (world, batches):
         await batches.create(batch("b", 2, pool_ref="late"))
         await world.until(lambda: "no pool" in batches.get("b").status.message)
@@ -157,7 +159,7 @@ async def test_a_batch_whose_pool_comes_late_does_not_go_on_saying_that_there_is
         assert is_true(batches.get("b").status.conditions, "PoolAssigned")
 
 
-async def test_a_batch_whose_pool_goes_says_so_or_takes_another_if_any_will_do() -> None:
+async def test_a_batch_whose_pool_is_deleted_reports_it_or_uses_another() -> None:
     async with batching() as (world, batches):
         special = SandboxTemplateSpec(image="special")
         await batches.create(pool("p", buffer=0, most=2, template=special))

@@ -1,4 +1,4 @@
-"""Several control planes with their gateways on loopback, and ways to cut one off."""
+"""Several control planes with their gateways on loopback, and ways to partition them."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ KEYS = {name: "e2b_" + sign * 40 for name, sign in (("a", "a"), ("b", "b"), ("c"
 
 
 class OnLoopback(SimulatedRuntime):
-    """Pretended sandboxes whose ports are those of this machine."""
+    """Simulated sandboxes whose ports are on this machine."""
 
     def _address(self, uid: str, number: int) -> Address:
         return Address(ip="127.0.0.1")
@@ -95,7 +95,7 @@ class Cluster:
             yield self
 
     async def connect(self) -> None:
-        """Answer others again."""
+        """End the partition: accept connections again."""
         ready = asyncio.Event()
         listener = listen("127.0.0.1", self.api_port)
         self._listener = listener
@@ -104,7 +104,7 @@ class Cluster:
         await ready.wait()
 
     async def cut_off(self) -> None:
-        """Answer nobody any more; what runs inside goes on."""
+        """Start a partition: accept no connections; the process continues."""
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             self._server.force_exit = True
@@ -138,7 +138,7 @@ class Cluster:
                 await server.wait_closed()
 
     async def give(self, members: dict[str, EnvMember], group: ScalingGroup | None = None) -> None:
-        """Make the environment as this cluster sees it."""
+        """Create the environment as seen by this cluster."""
         env = environment(members, group=group, cluster=self.name)
         await self.plane.provider.write.create(env)
 
@@ -146,11 +146,11 @@ class Cluster:
         return await self.api.post("/sandboxes", json={"templateID": "agents", **body})
 
     def knows(self, other: str) -> bool:
-        """Whether this one believes that another has something idle."""
+        """Whether this cluster sees idle sandboxes in another."""
         return any(item.cluster == other and item.can_serve for item in self.elsewhere())
 
     def sees(self, other: str, idle: int) -> bool:
-        """Whether this one believes that another has so many idle."""
+        """Whether this cluster sees this many idle sandboxes in another."""
         return sum(item.idle for item in self.elsewhere() if item.cluster == other) == idle
 
     def here(self) -> tuple[MemberCandidate, ...]:
@@ -158,7 +158,7 @@ class Cluster:
         return self.plane.environments.claim_queue.candidates(ENV)
 
     def elsewhere(self) -> tuple[MemberCandidate, ...]:
-        """The members of other clusters, as far as this one knows them."""
+        """The members of other clusters, as known to this one."""
         parts = self.plane.federation
         assert parts is not None
         return parts.federation.candidates(ENV)

@@ -1,4 +1,4 @@
-"""Environments for tests, and waiting for what becomes of them."""
+"""Environments for tests, and helpers to wait for their state."""
 
 import asyncio
 
@@ -70,7 +70,7 @@ async def idle(world: World, name: str, count: int, *, seconds: float = 60) -> N
     key = Key("default", name)
     async with asyncio.timeout(seconds):
         while len(world.plane.pool_members.members(key).available) != count:
-            # Virtual seconds cost real work: no finer than needed.
+            # Virtual seconds cost real work: do not poll more often than needed.
             await asyncio.sleep(0.25)
 
 

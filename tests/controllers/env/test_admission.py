@@ -1,4 +1,4 @@
-"""Admission of pools: quotas, capacity, others' plugins, and those that fail."""
+"""Admission of pools: quotas, capacity, third-party plugins, and failing ones."""
 
 import asyncio
 import subprocess
@@ -43,7 +43,7 @@ def ask(replicas: int) -> PoolRequest:
 
 
 class AtMost(AdmissionPlugin):
-    """Says yes or no, never how many."""
+    """Admits or refuses without a limit."""
 
     def __init__(self, limit: int, name: str = "at most") -> None:
         self.name = name
@@ -60,7 +60,7 @@ class AtMost(AdmissionPlugin):
 
 
 @given(st.integers(1, 5000), st.integers(0, 6000))
-def test_the_largest_admissible_size_is_found_in_few_steps(wanted: int, limit: int) -> None:
+def test_the_largest_admissible_size_is_found_in_few_calls(wanted: int, limit: int) -> None:
     plugin = AtMost(limit)
     verdict = asyncio.run(AdmissionGate([plugin]).size(ask(wanted)))
     assert verdict.admitted == min(wanted, limit)
@@ -80,7 +80,7 @@ class Exact(AdmissionPlugin):
         return PoolAdmission(admitted=self._limit)
 
 
-async def test_a_plugin_that_knows_the_answer_is_believed_after_one_more_question() -> None:
+async def test_a_limit_that_a_plugin_returns_is_verified_with_one_call() -> None:
     plugin = Exact(700)
     verdict = await AdmissionGate([plugin]).size(ask(100_000))
     assert verdict.admitted == 700
@@ -135,7 +135,7 @@ async def test_a_plugin_that_fails_is_named(plugin: AdmissionPlugin, words: str)
     assert plugin.name in verdict.message
 
 
-async def test_a_plugin_that_blocks_its_thread_blocks_nobody_else() -> None:
+async def test_a_plugin_that_blocks_its_thread_blocks_no_other_request() -> None:
     release = threading.Event()
 
     class Blocks(AdmissionPlugin):
@@ -152,7 +152,7 @@ async def test_a_plugin_that_blocks_its_thread_blocks_nobody_else() -> None:
     assert "still blocked" in (await gate.size(ask(3))).message
     assert time.monotonic() - started < 15, "it was waited for"
     release.set()
-    # From here on it answers, as soon as a busy machine lets its thread run.
+    # From here on it responds, as soon as a busy machine schedules its thread.
     gate._timeout = 60.0
     async with asyncio.timeout(60):
         while (await gate.size(ask(3))).outcome is not AdmissionOutcome.ENOUGH:
@@ -160,7 +160,7 @@ async def test_a_plugin_that_blocks_its_thread_blocks_nobody_else() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_plugin_that_blocks_its_thread_keeps_no_process_from_ending() -> None:
+def test_a_blocked_plugin_does_not_keep_the_process_from_exiting() -> None:
     script = """
 import asyncio, sys, threading
 from paddock.controllers.admission.gate import AdmissionGate
@@ -184,7 +184,7 @@ def a_plugin(_context: AdmissionContext) -> AdmissionPlugin:
     return AtMost(3, "found by its entry point")
 
 
-async def test_plugins_are_found_by_entry_point_and_a_broken_one_is_told() -> None:
+async def test_plugins_are_loaded_by_entry_point_and_a_broken_one_is_reported() -> None:
     good = EntryPoint("good", "tests.controllers.env.test_admission:a_plugin", "paddock.admission")
     bad = EntryPoint("bad", "tests.env.nowhere:plugin", "paddock.admission")
     context: AdmissionContext = None  # type: ignore[assignment]
@@ -214,7 +214,7 @@ async def test_a_quota_counts_all_pools_of_its_namespace() -> None:
     assert "10 sandboxes" in verdict.message
 
 
-async def test_node_capacity_counts_cores_and_memory_of_everybody() -> None:
+async def test_node_capacity_counts_cpu_and_memory_of_all_pools() -> None:
     kept = Kept(a_pool("other", 6), a_pool("far", 2, "elsewhere"))
     held = Amounts(cpu_millis=100_000, memory_bytes=11 << 30)
     verdict = await AdmissionGate([CapacityPlugin(kept, lambda: held)]).size(ask(9))
@@ -226,7 +226,7 @@ async def test_node_capacity_counts_cores_and_memory_of_everybody() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_team_gets_part_of_what_it_asks_for_and_the_rest_when_its_quota_grows() -> None:
+async def test_a_request_is_partly_admitted_and_completed_when_the_quota_grows() -> None:
     async with paddock(pool_size=0) as world:
         limit = QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 3)
         await world.plane.keyring.set_team_quota("default", Quota((limit,)))
@@ -249,7 +249,7 @@ async def test_a_team_gets_part_of_what_it_asks_for_and_the_rest_when_its_quota_
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("plugin", [Raises(), Hangs()])
-async def test_a_plugin_that_fails_is_a_condition_and_nothing_else_stops(plugin) -> None:
+async def test_a_failing_plugin_is_reported_in_a_condition_and_stops_nothing_else(plugin) -> None:
     async with paddock(pool_size=0) as world:
         await world.provider.write.create(environment({"one": member(2)}))
         await idle(world, "agents-one", 2)
@@ -274,7 +274,7 @@ class Guards(AdmissionPlugin):
 
 
 @pytest.mark.looptime
-async def test_a_pool_may_be_kept_by_a_plugin() -> None:
+async def test_a_plugin_can_refuse_the_deletion_of_a_pool() -> None:
     async with paddock(pool_size=0) as world:
         await world.provider.write.create(environment({"one": member(1), "two": member(1)}))
         await idle(world, "agents-two", 1)
@@ -287,7 +287,7 @@ async def test_a_pool_may_be_kept_by_a_plugin() -> None:
 
 
 @pytest.mark.looptime
-async def test_refused_growth_of_a_scaled_member_saturates_it_for_a_while() -> None:
+async def test_refused_growth_saturates_a_scaled_member_for_the_cooldown() -> None:
     async with paddock(pool_size=0) as world:
         world.plane.environments.gate._plugins = (AtMost(2),)
         group = ScalingGroup(min_replicas=6, saturation_cooldown_seconds=60)
@@ -322,7 +322,7 @@ async def test_members_and_environments_share_one_quota_without_exceeding_it() -
 
 
 @pytest.mark.looptime
-async def test_a_plugin_that_hangs_is_given_a_rest() -> None:
+async def test_a_plugin_that_timed_out_is_skipped_for_a_while() -> None:
     gate = AdmissionGate([Hangs()])
     loop = asyncio.get_running_loop()
     started = loop.time()

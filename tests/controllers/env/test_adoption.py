@@ -1,4 +1,4 @@
-"""Pools that nobody owns get an environment, where the operator asks for that."""
+"""Pools without an owner get an environment, if the operator enables it."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ def owned(world: World) -> bool:
     return owner is not None and env is not None and owner.uid == env.metadata.uid
 
 
-async def test_an_orphan_is_adopted_and_its_sandboxes_stay_the_same() -> None:
+async def test_an_orphan_is_adopted_and_its_sandboxes_do_not_change() -> None:
     async with paddock(pool_size=0, adopt_pools=True) as world:
         await world.provider.write.create(orphan(replicas=3))
         await world.until(lambda: owned(world))
@@ -48,7 +48,7 @@ async def test_an_orphan_is_adopted_and_its_sandboxes_stay_the_same() -> None:
         assert sandbox.key in before
 
 
-async def test_a_pool_with_its_own_template_and_band_is_adopted_as_it_is() -> None:
+async def test_a_pool_with_its_own_template_and_capacity_is_adopted_unchanged() -> None:
     async with paddock(pool_size=0, adopt_pools=True) as world:
         band = Capacity(buffer_min=1, buffer_max=2, pool_min=2, pool_max=5)
         wanted = orphan(template_ref=None, template=SandboxTemplateSpec(image="x"), capacity=band)
@@ -61,7 +61,7 @@ async def test_a_pool_with_its_own_template_and_band_is_adopted_as_it_is() -> No
         assert env.spec.clusters["local"].members["orphan"].config.max_replicas == 5
 
 
-async def test_nothing_is_adopted_unless_asked_for() -> None:
+async def test_nothing_is_adopted_unless_it_is_enabled() -> None:
     async with paddock(pool_size=0) as world:
         await world.provider.write.create(orphan(replicas=1))
         await asyncio.sleep(30)
@@ -77,7 +77,7 @@ async def test_members_of_other_environments_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
-async def test_a_restart_between_any_two_steps_goes_on_where_it_was(step: int) -> None:
+async def test_a_restart_between_any_two_steps_is_harmless(step: int) -> None:
     async with paddock(pool_size=0, adopt_pools=True) as world:
         await world.provider.write.create(orphan(replicas=2))
         await world.until(lambda: owned(world))

@@ -1,4 +1,4 @@
-"""The autoscaler's decisions: rule by rule, then for any demand whatever."""
+"""The autoscaler's decisions: rule by rule, then as properties of any demand."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -64,7 +64,7 @@ def test_the_formulas_are_those_of_each_policy(policy, buffer, highest, step) ->
     assert shrink_step(policy, 10) == step
 
 
-def test_waiting_claims_are_answered_at_once_even_while_warmth_cools_down() -> None:
+def test_waiting_claims_grow_a_pool_at_once_even_during_the_cooldown() -> None:
     decision = one(
         queue=3,
         replicas=4,
@@ -76,13 +76,13 @@ def test_waiting_claims_are_answered_at_once_even_while_warmth_cools_down() -> N
     assert "3 claims" in decision.sentence
 
 
-def test_after_the_cooldown_a_warm_buffer_comes_on_top() -> None:
+def test_after_the_cooldown_the_warm_buffer_is_added() -> None:
     decision = one(queue=3, replicas=4, running=4)
     assert decision.target == 4 + 3 + warm_buffer(ScalePolicy.DEFAULT, 7)
     assert decision.state.last_scale_up_time == NOW
 
 
-def test_what_is_in_the_making_serves_those_who_wait() -> None:
+def test_starting_sandboxes_count_for_waiting_claims() -> None:
     assert one(queue=3, replicas=8, running=4, idle=0).action is ScalingAction.HOLD
 
 
@@ -95,7 +95,7 @@ def test_growth_does_not_compound_while_sandboxes_start() -> None:
         assert size <= ceiling(ScalePolicy.DEFAULT, 12), second
 
 
-def test_an_empty_stock_with_claims_of_late_is_warmed_up() -> None:
+def test_an_empty_stock_with_recent_claims_is_refilled_in_advance() -> None:
     state = AutoscalingState(idle_zero_since=ago(31), last_claim_time=ago(100))
     decision = one(replicas=4, running=4, state=state)
     assert (decision.action, decision.target) == (ScalingAction.GROW, 5)
@@ -113,11 +113,11 @@ def test_an_empty_stock_with_claims_of_late_is_warmed_up() -> None:
     ],
     ids=["not for long", "no claims of late", "cooling down", "saturated"],
 )
-def test_warming_up_waits_for_its_gates(state: AutoscalingState) -> None:
+def test_the_warm_buffer_waits_for_its_conditions(state: AutoscalingState) -> None:
     assert one(replicas=4, running=4, state=state).action is ScalingAction.HOLD
 
 
-def test_a_saturated_pool_does_not_try_before_its_time() -> None:
+def test_a_saturated_pool_is_not_retried_before_its_cooldown() -> None:
     decision = one(queue=5, replicas=2, running=2, state=AutoscalingState(saturated_until=ago(-1)))
     assert decision.action is ScalingAction.HOLD
     again = one(queue=5, replicas=2, running=2, state=AutoscalingState(saturated_until=ago(0)))
@@ -135,7 +135,7 @@ def test_a_pool_that_runs_more_than_its_size_grows_from_what_runs() -> None:
     assert one(queue=3, replicas=2, running=5).target >= 8
 
 
-def test_idle_zero_is_remembered_and_forgotten() -> None:
+def test_idle_zero_since_is_set_and_cleared() -> None:
     assert one(replicas=1, running=1).state.idle_zero_since == NOW
     kept = one(replicas=1, running=1, state=AutoscalingState(idle_zero_since=ago(5)))
     assert kept.state.idle_zero_since == ago(5)
@@ -159,14 +159,14 @@ def test_floors_of_member_group_schedule_and_forecast() -> None:
 @pytest.mark.parametrize(
     ("hour", "minute", "expected"), [(7, 59, 0), (8, 0, 5), (17, 59, 5), (18, 0, 0)]
 )
-def test_a_window_is_open_from_its_instant_for_its_duration(hour, minute, expected) -> None:
+def test_a_schedule_is_active_from_its_start_for_its_duration(hour, minute, expected) -> None:
     window = ScheduledFloor(cron="0 8 * * 1-5", duration_seconds=10 * 3600, min_replicas=5)
     tuesday = datetime(2030, 1, 1, hour, minute, tzinfo=UTC)
     assert scheduled_floor((window,), tuesday) == expected
     assert not is_open(window, tuesday.replace(day=5, hour=9))
 
 
-def test_the_rate_fades_and_is_forgotten_at_last() -> None:
+def test_the_claim_rate_decays_to_zero() -> None:
     rate = decayed_rate(0.0, ago(10), 60, NOW, window_seconds=600)
     assert rate == pytest.approx(0.1)
     assert decayed_rate(rate, ago(600), 0, NOW, window_seconds=600) == pytest.approx(
@@ -188,7 +188,7 @@ def drained(state: AutoscalingState | None = None, **member) -> Decision:
     return one(state=state or AutoscalingState(), **member)
 
 
-def test_shrinking_is_announced_then_done_unless_a_claim_comes() -> None:
+def test_shrinking_is_announced_then_applied_unless_a_claim_arrives() -> None:
     started = drained()
     assert (started.action, started.target) == (ScalingAction.DRAIN, 8)
     assert started.state.drain_target == 6
@@ -216,7 +216,7 @@ def test_shrinking_is_announced_then_done_unless_a_claim_comes() -> None:
     ],
     ids=["shrank just now", "grew just now", "not idle for long", "at its floor", "all in use"],
 )
-def test_nothing_shrinks_while_a_gate_is_shut(changes) -> None:
+def test_nothing_shrinks_while_a_condition_is_not_met(changes) -> None:
     assert drained(**changes).action is ScalingAction.HOLD
 
 
@@ -250,7 +250,7 @@ def test_groups_grow_by_priority_and_spill_over() -> None:
     assert b.target == 3
 
 
-def test_what_only_one_member_can_serve_lets_that_one_grow_whatever_its_siblings_have() -> None:
+def test_demand_for_one_member_grows_that_member_only() -> None:
     members = (
         ScaledMember(name="a", replicas=6, idle=6),
         ScaledMember(name="b", replicas=2, running=2, up_priority=9, queue=4),
@@ -264,7 +264,7 @@ def test_what_only_one_member_can_serve_lets_that_one_grow_whatever_its_siblings
 
 
 @pytest.mark.parametrize("state", [{"maximum": 10}, {"state": SATURATED}])
-def test_what_waits_for_a_member_that_cannot_grow_takes_no_room_from_its_siblings(state) -> None:
+def test_demand_for_a_full_member_takes_no_room_from_its_siblings(state) -> None:
     members = (
         ScaledMember(name="a", replicas=10, running=10, queue=90, **state),
         ScaledMember(name="b", replicas=0),
@@ -324,7 +324,7 @@ def limit_of(scenario: Scenario) -> int:
 
 @settings(max_examples=25, deadline=None)
 @given(scenarios, traces)
-def test_for_any_trace_sizes_keep_under_ceilings_and_above_floors(scenario, trace) -> None:
+def test_for_any_trace_sizes_stay_between_floors_and_ceilings(scenario, trace) -> None:
     outcome = Simulation(scenario, trace).run()
     limit = limit_of(scenario)
     for step in outcome.steps:
@@ -344,7 +344,7 @@ def test_for_any_trace_sizes_keep_under_ceilings_and_above_floors(scenario, trac
 
 @settings(max_examples=25, deadline=None)
 @given(scenarios, traces)
-def test_for_any_trace_nothing_oscillates_faster_than_the_stabilisation(scenario, trace) -> None:
+def test_for_any_trace_sizes_oscillate_no_faster_than_the_stabilization(scenario, trace) -> None:
     outcome = Simulation(scenario, trace).run()
     stabilization = scenario.group.stabilization_seconds
     moved_at: float | None = None
@@ -357,7 +357,7 @@ def test_for_any_trace_nothing_oscillates_faster_than_the_stabilisation(scenario
 
 @settings(max_examples=25, deadline=None)
 @given(scenarios, traces)
-def test_for_any_trace_unmet_demand_is_answered_within_one_cooldown(scenario, trace) -> None:
+def test_for_any_trace_unmet_demand_is_met_within_one_cooldown(scenario, trace) -> None:
     free = structs.replace(
         scenario, maximum=None, group=structs.replace(scenario.group, max_replicas=None)
     )
@@ -369,7 +369,7 @@ def test_for_any_trace_unmet_demand_is_answered_within_one_cooldown(scenario, tr
 
 @settings(max_examples=20, deadline=None)
 @given(scenarios, traces, st.integers(1, 10))
-def test_refused_growth_is_tried_again_after_its_time_and_not_before(
+def test_refused_growth_is_retried_after_the_cooldown_and_not_before(
     scenario, trace, capacity
 ) -> None:
     outcome: SimulationResult = Simulation(
@@ -384,7 +384,7 @@ def test_refused_growth_is_tried_again_after_its_time_and_not_before(
 
 @settings(max_examples=15, deadline=None)
 @given(scenarios, traces)
-def test_when_all_is_over_a_pool_goes_back_to_its_floor(scenario, trace) -> None:
+def test_without_demand_a_pool_returns_to_its_floor(scenario, trace) -> None:
     quiet = structs.replace(scenario, settle_seconds=60_000.0)
     outcome = Simulation(quiet, trace).run()
     last = outcome.samples[-1]
@@ -434,13 +434,13 @@ def test_a_group_never_grows_beyond_its_maximum(policy, found, queue) -> None:
     st.lists(members, min_size=1, max_size=5, unique_by=lambda item: item.name),
     st.integers(1, 100),
 )
-def test_a_group_with_room_grows_for_whoever_would_take_any_of_it(policy, found, queue) -> None:
-    """Whatever else waits for single members: these may be full, and wait for ever."""
+def test_a_group_with_room_grows_for_claims_on_any_member(policy, found, queue) -> None:
+    """Demand for single members that are full never blocks the others."""
     own = sum(item.queue for item in found)
     group = ScaledGroup(policy=policy, members=tuple(found), now=NOW, queue=queue + own)
     limit, size = policy.max_replicas, sum(item.size for item in found)
     assume(limit is None or size < limit)
     rooms = [1 if item.maximum is None else item.maximum - item.size for item in found]
-    assume(min(rooms) >= 0 and any(rooms))  # Where a limit was lowered, others let some go.
+    assume(min(rooms) >= 0 and any(rooms))  # Where a maximum was lowered, others remove some.
     assume(queue > sum(max(item.coming - item.queue, 0) for item in found))
     assert sum(item.target for item in decide(group)) > sum(item.replicas for item in found)

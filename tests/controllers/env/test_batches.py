@@ -1,4 +1,4 @@
-"""Batches that ask for an environment: its pools grow for them, as far as they may."""
+"""Batches on an environment: its pools grow for them within their limits."""
 
 import pytest
 
@@ -23,7 +23,7 @@ async def test_a_gang_that_is_larger_than_its_pool_waits_for_it_to_grow() -> Non
 
 
 @pytest.mark.parametrize("at_once", [None, 10])
-async def test_a_batch_goes_to_the_member_that_can_hold_it(at_once: int | None) -> None:
+async def test_a_batch_is_assigned_to_a_member_that_is_large_enough(at_once: int | None) -> None:
     async with batching() as (world, batches):
         group = ScalingGroup(min_replicas=2, max_replicas=20)
         members = {"first": member(max_replicas=6), "large": member(priority=1)}
@@ -46,7 +46,7 @@ async def test_the_member_that_serves_a_batch_grows_for_it_and_no_other_does() -
         assert batches.get("b").status.pool == "agents-stocked"
 
 
-async def test_a_gang_that_its_environment_can_never_hold_is_told_and_holds_nobody_up() -> None:
+async def test_a_gang_too_large_for_its_environment_is_reported_and_blocks_no_other() -> None:
     async with batching() as (world, batches):
         group = ScalingGroup(min_replicas=2, max_replicas=20)
         await batches.create(environment({"only": member(max_replicas=8)}, group=group))
@@ -63,7 +63,7 @@ async def test_a_gang_that_its_environment_can_never_hold_is_told_and_holds_nobo
         assert not batches.held("gang")
 
 
-async def test_a_batch_that_waits_for_a_full_member_keeps_no_claim_from_its_siblings() -> None:
+async def test_a_batch_waiting_for_a_full_member_does_not_block_claims_on_its_siblings() -> None:
     async with batching() as (world, batches):
         members = {"first": member(max_replicas=4), "second": member(max_replicas=4, priority=1)}
         group = ScalingGroup(min_replicas=1, max_replicas=8)

@@ -1,4 +1,4 @@
-"""SandboxClaims of another image or size on an environment: its members' stock is changed."""
+"""SandboxClaims with another image or size on an environment: in-place updates."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def owned(world: World) -> list[Sandbox]:
 
 
 @pytest.mark.parametrize("failures", [0, 1])
-async def test_stock_of_members_is_given_the_image_also_after_a_failure(
+async def test_warm_sandboxes_get_the_image_also_after_a_failure(
     failures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RuntimeAgent, "can_update_image", lambda _self: True)
@@ -67,7 +67,7 @@ async def test_stock_of_members_is_given_the_image_also_after_a_failure(
         assert not claim_queue._promised
 
 
-async def test_only_members_that_can_be_given_the_size_serve_the_claim(
+async def test_only_members_that_can_be_resized_serve_the_claim(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def resize(_self, _sandbox, _template):
@@ -85,7 +85,7 @@ async def test_only_members_that_can_be_given_the_size_serve_the_claim(
         assert {item.status.resources.cpu for item in owned(world)} == {"1500m"}
 
 
-async def test_a_size_that_no_member_has_is_told_when_the_claims_time_is_up() -> None:
+async def test_a_size_that_no_member_has_is_reported_at_the_claims_timeout() -> None:
     async with paddock(pool_size=0) as world:
         await world.provider.write.create(environment({"tiny": member(2, instance_type="nano")}))
         await idle(world, "agents-tiny", 2)
@@ -95,7 +95,7 @@ async def test_a_size_that_no_member_has_is_told_when_the_claims_time_is_up() ->
         assert len(world.plane.pool_members.members(Key("default", "agents-tiny")).available) == 2
 
 
-async def test_an_image_that_stock_cannot_be_given_is_refused_at_once() -> None:
+async def test_an_image_that_cannot_be_applied_is_refused_at_once() -> None:
     async with paddock(pool_size=0, claim_images="team/*") as world:
         await world.provider.write.create(environment({"one": member(1)}))
         await idle(world, "agents-one", 1)

@@ -1,4 +1,4 @@
-"""Environments materialise their members as pools, and keep them so."""
+"""Environments create a pool for each member and correct its drift."""
 
 import asyncio
 
@@ -53,7 +53,7 @@ async def reasons(world: World) -> set[str]:
     return {event.reason for event in (await world.store.list(Event)).items}
 
 
-async def test_each_member_becomes_a_pool_of_the_size_it_asks_for() -> None:
+async def test_each_member_becomes_a_pool_of_its_size() -> None:
     async with paddock(pool_size=0) as world:
         members = {"small": member(2), "big": member(3, inline_resources=None)}
         await world.provider.write.create(environment(members))
@@ -70,7 +70,7 @@ async def test_each_member_becomes_a_pool_of_the_size_it_asks_for() -> None:
         assert "PoolCreated" in await reasons(world)
 
 
-async def test_a_claim_moves_a_sandbox_from_idle_to_running_and_rewrites_no_pool() -> None:
+async def test_a_claim_moves_a_sandbox_from_idle_to_running_without_a_pool_write() -> None:
     async with paddock(pool_size=0) as world:
         await world.provider.write.create(environment({"one": member(3)}))
         await idle(world, "agents-one", 3)
@@ -87,7 +87,7 @@ async def test_a_claim_moves_a_sandbox_from_idle_to_running_and_rewrites_no_pool
         assert (shown.idle, shown.running, shown.desired) == (2, 1, 3)
 
 
-async def test_drift_is_put_right_and_what_others_added_stays() -> None:
+async def test_drift_is_corrected_and_foreign_labels_stay() -> None:
     async with paddock(pool_size=0) as world:
         wanted = environment(
             {
@@ -122,7 +122,7 @@ async def test_drift_is_put_right_and_what_others_added_stays() -> None:
         assert mended.metadata.labels["mine"] == "stays"
 
 
-async def test_overrides_shapes_and_timeouts_reach_the_pool() -> None:
+async def test_overrides_instance_types_and_timeouts_reach_the_pool() -> None:
     async with paddock(pool_size=0) as world:
         await world.provider.write.create(
             environment(
@@ -156,7 +156,7 @@ async def test_overrides_shapes_and_timeouts_reach_the_pool() -> None:
         assert shown.effective_resources == template.resources
 
 
-async def test_a_member_that_goes_takes_its_pool_but_not_what_is_claimed() -> None:
+async def test_removing_a_member_deletes_its_pool_but_not_claimed_sandboxes() -> None:
     async with paddock(pool_size=0) as world:
         await world.provider.write.create(environment({"a": member(1), "b": member(1)}))
         await idle(world, "agents-a", 1)
@@ -170,7 +170,7 @@ async def test_a_member_that_goes_takes_its_pool_but_not_what_is_claimed() -> No
         assert "PoolDeleted" in await reasons(world)
 
 
-async def test_a_changed_template_is_followed() -> None:
+async def test_a_changed_template_updates_the_pool() -> None:
     async with paddock(pool_size=0) as world:
         await world.provider.write.create(environment({"one": member(2)}))
         await idle(world, "agents-one", 2)
@@ -188,7 +188,7 @@ async def test_a_changed_template_is_followed() -> None:
         assert [item.spec.template.env for item in fresh if item.spec.template] == [{"V": "2"}] * 2
 
 
-async def test_foreign_segments_are_never_touched() -> None:
+async def test_segments_of_other_clusters_are_never_written() -> None:
     async with paddock(pool_size=0) as world:
         env = environment({"one": member(1)})
         foreign = EnvCluster(members={"far": member(9, scaling_group="default")})
@@ -214,7 +214,7 @@ async def test_foreign_segments_are_never_touched() -> None:
         assert env.status.idle == 10
 
 
-async def test_nothing_is_expected_of_a_member_with_which_something_is_wrong() -> None:
+async def test_a_member_with_a_problem_is_given_no_demand() -> None:
     async with paddock(pool_size=0) as world:
         await world.provider.write.create(
             environment(
@@ -236,7 +236,7 @@ async def test_nothing_is_expected_of_a_member_with_which_something_is_wrong() -
         assert homes == ["agents-first", "agents-second", "agents-second"]
 
 
-async def test_what_is_wrong_with_one_member_is_said_and_stops_no_other() -> None:
+async def test_a_problem_of_one_member_is_reported_and_stops_no_other() -> None:
     async with paddock(pool_size=0) as world:
         stranger = SandboxPool(
             metadata=ObjectMeta(name="agents-taken", namespace="default"),
@@ -278,11 +278,11 @@ async def test_what_is_wrong_with_one_member_is_said_and_stops_no_other() -> Non
         assert left.spec == stranger.spec
 
 
-async def test_a_shape_that_is_spoilt_in_the_middle_stops_no_other_member() -> None:
+async def test_an_instance_type_broken_during_a_reconcile_stops_no_other_member() -> None:
     async with paddock(pool_size=0) as world:
 
         class Spoils(AdmissionPlugin):
-            """Names a shape that there is not while the first member is being admitted."""
+            """Sets an unknown instance type while the first member is being admitted."""
 
             async def pre_create_pool(self, request: PoolRequest) -> PoolAdmission:
                 def change(env: SandboxEnv) -> SandboxEnv:
@@ -303,7 +303,7 @@ async def test_a_shape_that_is_spoilt_in_the_middle_stops_no_other_member() -> N
             assert "gigantic" in seen(world, name).message
 
 
-async def test_a_missing_template_is_a_condition_until_it_comes() -> None:
+async def test_a_missing_template_is_reported_until_it_exists() -> None:
     async with paddock(pool_size=0) as world:
         await world.provider.write.create(environment({"one": member(1)}, template="later"))
         await settle(world)
@@ -334,7 +334,7 @@ async def test_a_frozen_spec_keeps_its_own_template() -> None:
         assert made.spec.template.image == "frozen"
 
 
-async def test_an_idle_environment_writes_no_status_of_its_own_accord() -> None:
+async def test_an_idle_environment_writes_no_status() -> None:
     async with paddock(pool_size=0) as world:
         await world.provider.write.create(environment({"one": member(1)}))
         await idle(world, "agents-one", 1)
@@ -346,7 +346,7 @@ async def test_an_idle_environment_writes_no_status_of_its_own_accord() -> None:
         assert len(versions) <= 2
 
 
-async def test_a_cluster_without_a_name_is_refused() -> None:
+async def test_a_cluster_without_an_id_is_refused() -> None:
     clock = LoopClock()
     with pytest.raises(InvalidError, match="cluster_id"):
         ControlPlane(

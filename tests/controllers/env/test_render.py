@@ -1,4 +1,4 @@
-"""A member as a pool: its size is kept without anybody rewriting it."""
+"""A member rendered as a pool keeps its size without further writes."""
 
 from datetime import UTC, datetime
 
@@ -28,7 +28,7 @@ TEMPLATE = SandboxTemplateSpec()
 
 
 def settled(spec: SandboxPoolSpec, counts: Counts) -> Counts:
-    """Do what the pool's plan says until it says nothing more."""
+    """Apply the pool's plan until it has no more actions."""
     for _ in range(100):
         step = plan(spec, counts, now=NOW)
         acts = step.create or step.delete_creating or step.delete_available
@@ -118,7 +118,7 @@ def test_names_of_pools() -> None:
     assert pool_name("agents", "agentsmall") == "agents-agentsmall"
 
 
-def test_shapes_come_from_the_member_then_the_environment_then_the_template() -> None:
+def test_resources_come_from_the_member_then_the_environment_then_the_template() -> None:
     template = Resources(cpu="3")
     inline = Resources(memory="1Gi")
     nothing = EnvDefaults()
@@ -135,7 +135,7 @@ def test_shapes_come_from_the_member_then_the_environment_then_the_template() ->
         resources_of(MemberConfig(instance_type="huge"), nothing, template)
 
 
-def test_an_operator_names_shapes_of_his_own() -> None:
+def test_an_operator_can_add_instance_types() -> None:
     instance_types = load_instance_types("huge=32/128Gi, small=250m/128Mi")
     assert instance_types["huge"] == Resources(cpu="32", memory="128Gi")
     assert instance_types["small"] == Resources(cpu="250m", memory="128Mi")
@@ -155,7 +155,7 @@ def test_an_operator_names_shapes_of_his_own() -> None:
             load_instance_types(text)
 
 
-def test_what_cannot_be_rendered_says_why() -> None:
+def test_a_member_that_cannot_be_rendered_reports_why() -> None:
     env = environment({})
     with pytest.raises(NotFoundError, match="base"):
         render(env, "one", member(1), None, size=1)

@@ -29,7 +29,7 @@ def test_a_recorded_trace_is_replayed_and_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["steady", "bursts", "wave"])
-def test_a_day_of_generated_claims_takes_a_moment_and_can_be_kept(kind, tmp_path: Path) -> None:
+def test_a_generated_day_of_claims_runs_quickly_and_can_be_saved(kind, tmp_path: Path) -> None:
     kept = tmp_path / "trace.csv"
     made = run("--generate", kind, "--seconds", "3600", "--rate", "0.2", "--save-trace", str(kept))
     assert made.exit_code == 0, made.output

@@ -1,4 +1,4 @@
-"""Pausing the idle, in a whole control plane on virtual time: also where pausing does not work."""
+"""Idle pauses in a whole control plane on virtual time, also where pausing fails."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ def now(world: World, sandbox: Sandbox) -> Sandbox:
     return found
 
 
-async def test_what_nobody_uses_is_paused() -> None:
+async def test_an_idle_sandbox_is_paused() -> None:
     async with paddock(pool_size=1) as world:
         await world.stocked(1)
         idle = await world.manager.claims.create(CALLER, IDLE)
@@ -37,7 +37,7 @@ async def test_what_nobody_uses_is_paused() -> None:
         assert now(world, used).status.phase is Phase.RUNNING
 
 
-async def test_who_asks_for_a_pause_that_is_never_possible_is_not_told_to_try_again() -> None:
+async def test_an_unsupported_pause_is_not_reported_as_retriable() -> None:
     runtime = SimulatedRuntime(clock=(clock := LoopClock()), capabilities=NO_PAUSES)
     async with paddock(pool_size=1, runtime=runtime, clock=clock) as world:
         await world.stocked(1)
@@ -48,7 +48,7 @@ async def test_who_asks_for_a_pause_that_is_never_possible_is_not_told_to_try_ag
         assert now(world, box).status.phase is Phase.RUNNING
 
 
-async def test_what_cannot_be_paused_is_tried_seldom() -> None:
+async def test_a_failed_pause_is_retried_rarely() -> None:
     runtime = SimulatedRuntime(clock=(clock := LoopClock()), capabilities=NO_PAUSES)
     async with paddock(pool_size=1, runtime=runtime, clock=clock) as world:
         await world.stocked(1)

@@ -1,4 +1,4 @@
-"""When nothing happens long enough: the decision alone."""
+"""When a sandbox counts as idle long enough: the pure decision."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -51,7 +51,7 @@ def seen(last_request=None, loads=((100, 0.0),), since=0.0) -> SandboxActivity:
         ("watched only since a moment", seen(since=80), 100, None),
     ],
 )
-def test_what_is_quiet_long_enough_is_paused(what, known, now, expected) -> None:
+def test_a_sandbox_idle_long_enough_is_paused(what, known, now, expected) -> None:
     assert plan(box(), known, now=at(now)) == expected, what
 
 
@@ -67,13 +67,13 @@ def test_what_is_quiet_long_enough_is_paused(what, known, now, expected) -> None
         (seen(loads=[(80, 0.0)]), None),
     ],
 )
-def test_a_time_shorter_than_that_between_two_measurements_can_pass_too(known, expected) -> None:
+def test_a_limit_shorter_than_the_sampling_period_works(known, expected) -> None:
     assert plan(with_spec(box(), idle_pause=IdlePause(after_seconds=5)), known, now=at(100)) == (
         expected
     )
 
 
-def test_only_what_asked_for_it_and_runs_is_paused() -> None:
+def test_only_running_sandboxes_with_idle_pause_are_paused() -> None:
     now = at(100)
     assert plan(with_spec(box(), idle_pause=None), seen(), now=now) is None
     assert plan(with_spec(box(), paused=True), seen(), now=now) is None
@@ -81,7 +81,7 @@ def test_only_what_asked_for_it_and_runs_is_paused() -> None:
     assert plan(in_phase(box(), Phase.PAUSED), seen(), now=now) is None
 
 
-def test_a_sandbox_that_somebody_declared_and_nobody_claimed_is_paused_as_it_asks() -> None:
+def test_a_declared_unclaimed_sandbox_is_paused_too() -> None:
     assert plan(with_spec(box(), claim=None), seen(), now=at(100)) == PauseIdle(100)
 
 
@@ -89,7 +89,7 @@ def pooled(made: Sandbox) -> Sandbox:
     return with_meta(made, labels={LABEL_POOL: "base"})
 
 
-def test_what_was_just_resumed_is_not_idle_for_the_time_it_slept() -> None:
+def test_time_spent_paused_does_not_count_as_idle() -> None:
     made = box()
     conditions = tuple(
         structs.replace(item, last_transition_time=at(95)) for item in made.status.conditions

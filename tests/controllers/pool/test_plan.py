@@ -1,4 +1,4 @@
-"""How many sandboxes a pool makes or lets go."""
+"""How many sandboxes a pool creates or deletes."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -85,12 +85,12 @@ def test_a_fresh_pool_starts_slowly_and_doubles_with_success() -> None:
     assert plan(spec, Counts(available_new=100, creating_new=150), now=NOW).create == 50
 
 
-def test_max_unavailable_caps_what_is_in_the_making() -> None:
+def test_max_unavailable_limits_concurrent_creations() -> None:
     spec = SandboxPoolSpec(replicas=100, scale_strategy=ScaleStrategy(max_unavailable="5%"))
     assert plan(spec, Counts(available_new=50, creating_new=2), now=NOW).create == 3
 
 
-def test_a_crash_looping_template_backs_off_and_tries_one_at_a_time() -> None:
+def test_a_crash_looping_template_backs_off_and_retries_one_at_a_time() -> None:
     spec = SandboxPoolSpec(replicas=10)
     waiting = plan(spec, Counts(), failures=3, backoff_until=NOW + timedelta(seconds=4), now=NOW)
     assert (waiting.create, waiting.wait_seconds) == (0, 4)
@@ -133,7 +133,7 @@ bands = st.tuples(*[st.integers(0, 60)] * 4).map(
 
 
 @given(bands, counts)
-def test_whatever_the_counts_the_ceiling_holds_and_no_more_is_deleted_than_idle(
+def test_for_any_counts_the_maximum_holds_and_only_idle_sandboxes_are_deleted(
     spec: SandboxPoolSpec, now: Counts
 ) -> None:
     decision = plan(spec, now, now=NOW)
@@ -174,7 +174,7 @@ def test_whatever_the_counts_the_ceiling_holds_and_no_more_is_deleted_than_idle(
         ),
     ],
 )
-def test_a_pool_with_enough_in_stock_fills_up_when_claims_pause(
+def test_a_pool_with_stock_refills_when_claims_pause(
     counts: Counts, seconds: float, create: int, defers: bool
 ):
     spec = SandboxPoolSpec(replicas=10)

@@ -1,4 +1,4 @@
-"""How soon a pool is looked at again: on virtual time, as nothing else can tell."""
+"""How soon a pool is reconciled again, measured on virtual time."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ WANTED = NewSandbox(template="base")
 BASE = Key("default", "base")
 
 
-async def test_a_pool_is_looked_at_seldom_while_claims_come_and_at_once_when_it_is_empty() -> None:
+async def test_a_pool_is_reconciled_rarely_during_claims_and_at_once_when_empty() -> None:
     async with paddock(pool_size=20) as world:
         await world.stocked(20)
         await asyncio.sleep(5)

@@ -1,4 +1,4 @@
-"""What counts as a failed start of a pool, and how long it waits after it."""
+"""Which sandboxes count as a failed start of a pool, and how long it backs off."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -30,7 +30,7 @@ def later(seconds: float) -> datetime:
 
 
 def sandbox(*, after: int = 0, started: float | None = None, revision: str = "a") -> Sandbox:
-    """One that was tried after so many failures."""
+    """A sandbox that was created after this many failures."""
     return Sandbox(
         metadata=ObjectMeta(
             name="s",
@@ -48,14 +48,14 @@ def after(status: SandboxPoolStatus, *failed: Sandbox, at: float) -> SandboxPool
     return count_starts(status, failed, (), revision="a", now=later(at))
 
 
-def test_those_that_are_tried_together_count_once_however_many_they_are() -> None:
+def test_sandboxes_created_together_count_as_one_failure() -> None:
     many = [sandbox() for _ in range(2000)]
     status = after(FRESH, *many[:1000], at=1)
     assert (status.failures, status.backoff_until) == (1, later(2))
     assert after(status, *many[1000:], at=1.5) == status
 
 
-def test_each_failed_try_doubles_the_wait_up_to_a_limit() -> None:
+def test_each_failed_start_doubles_the_wait_up_to_a_limit() -> None:
     status, waits, now = FRESH, [], 0.0
     for number in range(12):
         status = after(status, sandbox(after=number), at=now + 0.5)
@@ -65,12 +65,12 @@ def test_each_failed_try_doubles_the_wait_up_to_a_limit() -> None:
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
 
 
-def test_what_ran_for_a_while_and_is_lost_was_no_failed_start() -> None:
+def test_a_sandbox_lost_after_a_while_is_no_failed_start() -> None:
     assert after(FRESH, sandbox(started=1), at=61) == FRESH
     assert after(FRESH, sandbox(started=1), at=60).failures == 1
 
 
-def test_one_that_starts_after_a_failure_ends_the_row_and_an_older_one_does_not() -> None:
+def test_a_start_after_a_failure_resets_the_count_and_an_older_one_does_not() -> None:
     status = after(FRESH, sandbox(), at=5)
     older, newer, slower = sandbox(started=4), sandbox(after=1, started=7), sandbox(started=6)
     assert count_starts(status, (), [older], revision="a", now=later(8)) == status
@@ -79,7 +79,7 @@ def test_one_that_starts_after_a_failure_ends_the_row_and_an_older_one_does_not(
 
 
 @pytest.mark.parametrize("ahead", [-3600, 3600])
-def test_the_clock_of_another_machine_makes_no_failure_more_or_less(ahead: float) -> None:
+def test_clock_skew_does_not_change_the_count_of_failures(ahead: float) -> None:
     born = later(ahead)
     tried = [
         structs.replace(item, metadata=structs.replace(item.metadata, creation_timestamp=born))
@@ -90,14 +90,14 @@ def test_the_clock_of_another_machine_makes_no_failure_more_or_less(ahead: float
     assert after(first, tried[2], at=3).failures == 2
 
 
-def test_another_template_is_tried_at_once() -> None:
+def test_a_changed_template_is_tried_at_once() -> None:
     status = after(FRESH, sandbox(), at=1)
     mended = count_starts(status, [sandbox()], (), revision="b", now=later(1.5))
     assert mended == structs.replace(FRESH, failures=0, backoff_until=None)
 
 
 @pytest.mark.looptime
-async def test_a_pool_that_loses_everything_at_once_is_full_again_within_moments() -> None:
+async def test_a_pool_that_loses_all_members_is_refilled_at_once() -> None:
     async with paddock(pool_size=16) as world:
         await world.stocked(16)
         lost = idle(world)
@@ -109,7 +109,7 @@ async def test_a_pool_that_loses_everything_at_once_is_full_again_within_moments
 
 
 @pytest.mark.looptime
-async def test_a_mended_template_is_tried_at_once_however_often_the_former_one_failed() -> None:
+async def test_a_corrected_template_is_tried_at_once_after_any_number_of_failures() -> None:
     async with paddock(pool_size=0) as world:
         for _ in range(8):
             world.runtime.fail_next(Operation.CREATE, InvalidError("there is no such image"))

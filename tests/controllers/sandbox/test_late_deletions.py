@@ -1,4 +1,4 @@
-"""What controllers delete is what they looked at: somebody else's later word wins."""
+"""A delete applies to the version that was read: a later write by another wins."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Word = Callable[[Sandbox], Sandbox]
 
 
 class OvertakenStore(MemoryStore):
-    """Lets somebody write to a sandbox right before it is deleted, once for each."""
+    """Writes to a sandbox right before it is deleted, once for each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class OvertakenStore(MemoryStore):
         return await super().delete(kind, key, **options)
 
 
-async def test_a_sandbox_that_is_extended_at_its_end_lives_on() -> None:
+async def test_an_extension_just_before_the_deadline_keeps_the_sandbox() -> None:
     store = OvertakenStore()
     async with paddock(store=store) as world:
 

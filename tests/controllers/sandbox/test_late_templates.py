@@ -1,4 +1,4 @@
-"""A sandbox and its template applied together: which is heard of first is anybody's guess."""
+"""A sandbox and its template applied together: their watches are not ordered."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -22,7 +22,7 @@ KEY = Key("default", "box")
 
 
 class LateTemplates(MemoryStore):
-    """A store that tells of templates much later than of all else."""
+    """A store whose watch of templates is much slower than the others."""
 
     def __init__(self, clock: LoopClock) -> None:
         super().__init__(clock=clock)
@@ -52,7 +52,7 @@ def phase(world: World) -> Phase | None:
     return None if found is None else found.status.phase
 
 
-async def test_a_template_that_was_not_heard_of_yet_is_found() -> None:
+async def test_a_template_that_is_not_in_the_cache_yet_is_found() -> None:
     clock = LoopClock()
     store, runtime = LateTemplates(clock), SimulatedRuntime(clock=clock)
     async with paddock(pool_size=0, store=store, runtime=runtime, clock=clock) as world:
@@ -67,7 +67,7 @@ async def test_a_template_that_was_not_heard_of_yet_is_found() -> None:
         assert world.provider.get(SandboxTemplate, Key("default", "new")) is not None
 
 
-async def test_a_template_that_is_nowhere_fails_its_sandbox() -> None:
+async def test_a_template_that_does_not_exist_fails_its_sandbox() -> None:
     clock = LoopClock()
     store, runtime = LateTemplates(clock), SimulatedRuntime(clock=clock)
     async with paddock(pool_size=0, store=store, runtime=runtime, clock=clock) as world:

@@ -1,4 +1,4 @@
-"""What is done next with one sandbox, whatever was wanted and whatever is there."""
+"""The next step for a sandbox, for every spec and instance state."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -230,7 +230,7 @@ def test_the_next_step(given: Sandbox, found: Instance | None, expected: steps.S
     assert steps.plan(given, found, now=NOW) == expected
 
 
-def test_nothing_is_made_before_the_finalizer_is_there() -> None:
+def test_nothing_is_created_before_the_finalizer_is_set() -> None:
     bare = structs.replace(
         sandbox(Phase.PENDING), metadata=ObjectMeta(name="a", namespace="default")
     )
@@ -247,7 +247,7 @@ def test_deletion_wins_over_everything(phase: Phase) -> None:
     assert isinstance(rest, steps.Wait)
 
 
-def test_a_transition_that_the_table_does_not_have_is_refused() -> None:
+def test_a_transition_that_is_not_in_the_table_is_refused() -> None:
     assert move(Phase.RUNNING, Trigger.PAUSED) is Phase.PAUSED
     with pytest.raises(ValueError, match="does not move"):
         move(Phase.FAILED, Trigger.RESUMED)

@@ -20,7 +20,7 @@ def main() -> None:
     machine = Machine(place, place)
     for line in settled(machine.left, seconds):
         print(line.removesuffix(", by no test"))
-    if machine.is_bare:
+    if machine.is_removable:
         shutil.rmtree(place)
 
 

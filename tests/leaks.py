@@ -63,7 +63,7 @@ def _note(kind: str, what: str) -> None:
         notes.write(f"{kind} {what}\n")
 
 
-class Standing:
+class Baseline:
     """What a test process had when it started."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class Machine:
         ]
 
     @property
-    def is_bare(self) -> bool:
+    def is_removable(self) -> bool:
         """Whether the directory can be removed without loss."""
         return not any(self._files()) and not any(self._mounts())
 
@@ -275,7 +275,7 @@ class Watch:
             os.environ["TMPDIR"] = tempfile.tempdir = str(self._place)
         else:
             self._place = Path(tempfile.gettempdir())
-        self._standing = Standing()
+        self._baseline = Baseline()
         self._watch_tasks()
 
     def _watch_tasks(self) -> None:
@@ -297,7 +297,7 @@ class Watch:
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """Check after each test."""
-        self._standing.look(nodeid)
+        self._baseline.look(nodeid)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(
@@ -306,7 +306,7 @@ class Watch:
         """Check after the teardown of all fixtures."""
         yield
         seconds = PATIENCE_SECONDS if exitstatus in (0, 1, 5) else 0
-        left = self._tasks + settled(self._standing.left, seconds)
+        left = self._tasks + settled(self._baseline.left, seconds)
         if not self._leads:
             worker = os.environ["PYTEST_XDIST_WORKER"]
             (self._place / f"{_LEFT}-{worker}").write_text("\n".join(left))
@@ -320,7 +320,7 @@ class Watch:
         if left:
             self._found = left
             session.exitstatus = max(session.exitstatus, pytest.ExitCode.TESTS_FAILED)
-        if machine.is_bare:
+        if machine.is_removable:
             shutil.rmtree(self._place)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

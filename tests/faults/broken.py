@@ -65,16 +65,16 @@ class Faults:
         """Whether the disk is full: the store reads and does not write."""
         self.moving = {"store": asyncio.Event(), "node": asyncio.Event()}
         """Cleared: that side is stopped, and its callers wait."""
-        self.calm()
+        self.end_faults()
         self.seen: Counter[str] = Counter()
 
-    def calm(self) -> None:
+    def end_faults(self) -> None:
         """End all lasting faults."""
         self.rates, self.is_full = CALM, False
         for event in self.moving.values():
             event.set()
 
-    def fall(self, what: str, rate: float) -> bool:
+    def draw(self, what: str, rate: float) -> bool:
         if rate and self.dice.random() < rate:
             self.seen[what] += 1
             self.trace.add("fault:", what)
@@ -90,7 +90,7 @@ class _Severable:
         self._faults = faults
         self._who = who
 
-    async def _travel(self) -> None:
+    async def _delay(self) -> None:
         """Delay, as between two processes: orders differ by the seed."""
         await asyncio.sleep(self._faults.dice.random() * A_MOMENT)
         await self._faults.moving[self.SIDE].wait()
@@ -122,23 +122,23 @@ class BrokenStore(_Severable):
 
     async def _call(self, name: str, real: Any, *args: Any, **kwargs: Any) -> Any:
         self._alive()
-        fall, rates = self._faults.fall, self._faults.rates
-        if fall("refused", rates.refused):
+        draw, rates = self._faults.draw, self._faults.rates
+        if draw("refused", rates.refused):
             raise UnavailableError("the store is busy")
-        if name in _WRITES and name != "create" and fall("conflict", rates.conflict):
+        if name in _WRITES and name != "create" and draw("conflict", rates.conflict):
             raise ConflictError("somebody was first")
-        if fall("delay", rates.delay):
+        if draw("delay", rates.delay):
             await asyncio.sleep(self._faults.dice.random() * rates.delay_seconds)
-        await self._travel()
+        await self._delay()
         self._alive()
-        self._faults.trace.add(self._who, name, *map(_said, args), kwargs or "")
+        self._faults.trace.add(self._who, name, *map(_traced, args), kwargs or "")
         if name in _WRITES and self._faults.is_full:
             self._faults.seen["no room"] += 1
             raise UnavailableError("the store has no room")
         done = await real(*args, **kwargs)
-        await self._travel()
+        await self._delay()
         self._alive()
-        if name in _WRITES and fall("lost reply", rates.lost_reply):
+        if name in _WRITES and draw("lost reply", rates.lost_reply):
             raise UnavailableError("the reply was lost")
         return done
 
@@ -147,13 +147,13 @@ class BrokenStore(_Severable):
         async with aclosing(self._inner.watch(*args, **kwargs)) as events:
             async for event in events:
                 self._alive()
-                if self._faults.fall("watch ended", self._faults.rates.watch_breaks):
+                if self._faults.draw("watch ended", self._faults.rates.watch_breaks):
                     errors = (GoneError("too old"), UnavailableError("disconnected"), None)
                     error = self._faults.dice.choice(errors)
                     if error is None:
                         return
                     raise error
-                await self._travel()
+                await self._delay()
                 self._alive()
                 yield event
 
@@ -185,28 +185,28 @@ class BrokenRuntime(_Severable):
 
     async def _call(self, name: str, real: Any, *args: Any, **kwargs: Any) -> Any:
         self._alive()
-        fall, rates = self._faults.fall, self._faults.rates
-        if fall("runtime refused", rates.runtime_refused):
+        draw, rates = self._faults.draw, self._faults.rates
+        if draw("runtime refused", rates.runtime_refused):
             raise UnavailableError("the node is busy", retry_after_seconds=0.1)
-        await self._travel()
+        await self._delay()
         self._alive()
-        self._faults.trace.add(self._who, "asks the node to", name, *map(_said, args))
+        self._faults.trace.add(self._who, "asks the node to", name, *map(_traced, args))
         task = asyncio.get_running_loop().create_task(real(*args, **kwargs), context=outside())
-        task.add_done_callback(_heard)
+        task.add_done_callback(_retrieve)
         done = await asyncio.shield(task)
         self._alive()
-        if name not in _QUIET and fall("runtime lost reply", rates.runtime_lost_reply):
+        if name not in _QUIET and draw("runtime lost reply", rates.runtime_lost_reply):
             raise UnavailableError("the reply of the node was lost")
         return done
 
 
-def _said(argument: object) -> str:
+def _traced(argument: object) -> str:
     """Trace a request, in full where a replay could differ."""
     if isinstance(argument, Resource):
         return f"{argument.KIND} {codec.encode(argument).decode()}"
     return argument.__name__ if isinstance(argument, type) else str(argument)
 
 
-def _heard(task: asyncio.Task[Any]) -> None:
+def _retrieve(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()  # Retrieve the result: the caller may be gone.

@@ -35,7 +35,7 @@ def replayed_by(option: str) -> Generator[None]:
         raise
 
 
-class Counting:
+class CountingCommand:
     """A command in one sandbox that counts, and must stay the same process."""
 
     def __init__(self, paddock: Installation, box: Box) -> None:
@@ -47,15 +47,15 @@ class Counting:
     async def begin(self) -> None:
         """Start it, disconnect, and check that it counts."""
 
-        async def has_begun() -> bool:
+        async def has_started() -> bool:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.5):
                     await self._paddock.run(self._box, _COUNT)
-            return not await self.complaint() and self._seen > 0
+            return not await self.problem_of() and self._seen > 0
 
-        await eventually(has_begun)
+        await eventually(has_started)
 
-    async def complaint(self) -> str:
+    async def problem_of(self) -> str:
         """Read its count; return the problem, if any."""
         said = await self._paddock.run(self._box, f"cat {COUNTED} 2>/dev/null; true")
         # If the disk was full in the middle of a line, that line does not count.
@@ -69,12 +69,12 @@ class Counting:
         self._seen = (numbers or [0])[-1]
         return ""
 
-    async def goes_on(self, *, seconds: float = 30) -> str:
+    async def keeps_counting(self, *, seconds: float = 30) -> str:
         """Wait until it has counted further; return the problem if it does not."""
         before = self._seen
 
         async def is_further() -> str | bool:
-            return await self.complaint() or self._seen > before
+            return await self.problem_of() or self._seen > before
 
         try:
             said = await eventually(is_further, seconds=seconds, pause=0.2)

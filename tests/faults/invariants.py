@@ -55,11 +55,11 @@ class Audit:
         if old is not None and old.spec.claim is not None:
             lock = new.spec.claim.lock if new.spec.claim else None
             if lock != old.spec.claim.lock:
-                self._say(new, "was claimed twice")
+                self._report(new, "was claimed twice")
         if old is not None and old.status.phase is not new.status.phase:
             move = (old.status.phase, new.status.phase)
             if move not in _MOVES:
-                self._say(new, f"went from {move[0]} to {move[1]}")
+                self._report(new, f"went from {move[0]} to {move[1]}")
         if new.is_deleting and (old is None or not old.is_deleting):
             self._deletion(new)
         if change is Change.DELETED:
@@ -70,18 +70,20 @@ class Audit:
         claim = new.spec.claim
         if claim is not None:
             if self._ids.setdefault(claim.sandbox_id, uid) != uid:
-                self._say(new, f"has the id {claim.sandbox_id} of another")
+                self._report(new, f"has the id {claim.sandbox_id} of another")
             self._claimed.add(uid)
             self.most_seen = max(self.most_seen, len(self._claimed))
             if self._most_claimed is not None and len(self._claimed) > self._most_claimed:
-                self._say(new, f"is number {len(self._claimed)}, the quota is {self._most_claimed}")
+                self._report(
+                    new, f"is number {len(self._claimed)}, the quota is {self._most_claimed}"
+                )
 
     def _deletion(self, sandbox: Sandbox) -> None:
         at, end = sandbox.metadata.deletion_timestamp, sandbox.spec.shutdown_time
         over = end is not None and at is not None and at >= end - _ROUNDING
         self.ended[sandbox.metadata.uid] = "expired" if over else "deleted"
 
-    def _say(self, sandbox: Sandbox, what: str) -> None:
+    def _report(self, sandbox: Sandbox, what: str) -> None:
         self.violations.append(f"{sandbox.key} ({sandbox.metadata.uid}) {what}")
 
 
@@ -95,7 +97,7 @@ async def settled(world: FaultyWorld, storm: Storm, audit: Audit) -> list[str]:
     found += _double_claims(storm)
     found += _orphans(sandboxes, instances)
     found += _phases(sandboxes, instances, world.clock.now())
-    found += _promises(world, storm, audit, sandboxes)
+    found += _acknowledged_sandboxes(world, storm, audit, sandboxes)
     found += _leftovers(storm, sandboxes)
     found += await _checkpoints(world)
     found += await _pool(world)
@@ -140,7 +142,7 @@ def _phases(
     return found
 
 
-def _promises(
+def _acknowledged_sandboxes(
     world: FaultyWorld, storm: Storm, audit: Audit, sandboxes: dict[str, Sandbox]
 ) -> list[str]:
     """A sandbox that a client was given exists in its last acknowledged state, unless ended."""
@@ -149,7 +151,7 @@ def _promises(
         sandbox = sandboxes.get(known.uid)
         if sandbox is None:
             ended = audit.ended.get(known.uid, "lost")
-            may_expire = known.may_be_over() and not known.is_auto_paused
+            may_expire = known.may_have_expired() and not known.is_auto_paused
             if not (known.may_be_killed or (ended == "expired" and may_expire)):
                 found.append(f"{known.sandbox_id} is gone ({ended}) and nobody asked for that")
             continue
@@ -216,9 +218,9 @@ async def _pool(world: FaultyWorld) -> list[str]:
 
 async def hold(world: FaultyWorld, storm: Storm, audit: Audit, *, seconds: float) -> None:
     """Fail with every violation and the seed that replays it."""
-    await world.calm()
+    await world.end_faults()
     await asyncio.sleep(seconds / 2)
-    await storm.ask_again()
+    await storm.repeat_unanswered()
     await asyncio.sleep(seconds / 2)
     violations = await settled(world, storm, audit)
     assert not violations, "\n".join(

@@ -18,7 +18,7 @@ import aiohttp
 from paddock.kit.errors import PaddockError
 from paddock.runtime.local.driver import LocalRuntime
 from paddock.runtime.port import Instance
-from tests.faults.clients import Action, Clients, Counting
+from tests.faults.clients import Action, Clients, CountingCommand
 from tests.installation import Box, Installation
 from tests.runtime.local.nodes import eventually, unexpected_traces
 
@@ -47,7 +47,7 @@ _FILL = (
 class Owned:
     """A sandbox of one client."""
 
-    def __init__(self, box: Box, mark: bytes, counting: Counting, *, is_small: bool) -> None:
+    def __init__(self, box: Box, mark: bytes, counting: CountingCommand, *, is_small: bool) -> None:
         self.box = box
         self.mark = mark
         self.counting = counting
@@ -72,7 +72,7 @@ class Storm(Clients):
 
     def choose(self, dice: random.Random, mine: list[Owned]) -> Action:
         if self._rogues:
-            return self._end_rogues
+            return self._kill_misbehaving
         if not mine:
             return self._create
         if len(mine) >= 3:
@@ -85,10 +85,10 @@ class Storm(Clients):
         box = await self.paddock.create(timeout=3600, templateID=SMALL if is_small else "base")
         if any(known.box.id == box.id for known in self.owned):
             self.violations.append(f"{box.id} was given twice")
-        mark, counting = dice.randbytes(200).hex().encode(), Counting(self.paddock, box)
+        mark, counting = dice.randbytes(200).hex().encode(), CountingCommand(self.paddock, box)
         known = Owned(box, mark, counting, is_small=is_small)
-        await self._patiently(lambda: self.paddock.write_file(box, MARK, known.mark))
-        await self._patiently(counting.begin)
+        await self._retry_until_answered(lambda: self.paddock.write_file(box, MARK, known.mark))
+        await self._retry_until_answered(counting.begin)
         self.owned.append(known)
         mine.append(known)
 
@@ -97,8 +97,8 @@ class Storm(Clients):
         said = await self._read(known.box)
         if said.encode() != known.mark:
             self.violations.append(f"{known.box.id} has lost its file: {said[:60]!r}")
-        if complaint := await known.counting.complaint():
-            self.violations.append(complaint)
+        if problem_of := await known.counting.problem_of():
+            self.violations.append(problem_of)
 
     async def _rest(self, dice: random.Random, mine: list[Owned]) -> None:
         known = dice.choice(mine)
@@ -130,9 +130,9 @@ class Storm(Clients):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.3):
                 await self.paddock.run(box, MISDEEDS[dice.choice(sorted(MISDEEDS))])
-        await self._end_rogues(dice, mine)
+        await self._kill_misbehaving(dice, mine)
 
-    async def _end_rogues(self, _dice: random.Random, _mine: list[Owned]) -> None:
+    async def _kill_misbehaving(self, _dice: random.Random, _mine: list[Owned]) -> None:
         """Kill what misbehaves, also if its client met an error."""
         for box in list(self._rogues):
             await self._end(box)
@@ -154,7 +154,7 @@ class Storm(Clients):
         await self.paddock.api("POST", f"/sandboxes/{box.id}/connect", {"timeout": 3600})
         return await self.paddock.run(box, f"cat {MARK}")
 
-    async def _patiently(self, act, *, seconds: float = 25) -> Any:
+    async def _retry_until_answered(self, act, *, seconds: float = 25) -> Any:
         """Retry an idempotent request until it is answered."""
         end = asyncio.get_running_loop().time() + seconds
         while True:
@@ -165,27 +165,27 @@ class Storm(Clients):
                     raise
                 await asyncio.sleep(0.2)
 
-    async def all_is_well(self) -> list[str]:
+    async def check_all(self) -> list[str]:
         """Check everything that is still owned after the faults."""
         found = list(self.violations)
         for known in self.owned:
             box = known.box
             if known.may_be_gone:
                 # It is unknown whether it was killed until it is requested again.
-                await self._patiently(lambda box=box: self._end(box), seconds=90)
+                await self._retry_until_answered(lambda box=box: self._end(box), seconds=90)
                 self.killed.add(box.id)
                 continue
             try:
-                said = await self._patiently(lambda box=box: self._read(box), seconds=90)
+                said = await self._retry_until_answered(lambda box=box: self._read(box), seconds=90)
                 if said.encode() != known.mark:
                     found.append(f"{box.id} has lost its file: {said[:60]!r}")
-                if complaint := await known.counting.goes_on():
-                    found.append(complaint)
+                if problem_of := await known.counting.keeps_counting():
+                    found.append(problem_of)
             except TROUBLE as error:
                 found.append(f"{box.id} is lost: {error!r}"[:300])
         return found
 
-    async def resurrected(self) -> list[str]:
+    async def killed_but_present(self) -> list[str]:
         """Return sandboxes that still exist although their kill was acknowledged."""
         listed = await self.paddock.api("GET", "/v2/sandboxes?limit=100")
         found = self.killed & {item["sandboxID"] for item in listed}
@@ -261,7 +261,7 @@ async def envd_of(paddock: Installation, box: Box) -> int:
     return (await facts(paddock))["envds"][await uid_of(paddock, box)]
 
 
-async def only_what_is_parked_is_left(paddock: Installation) -> None:
+async def only_warm_stock_is_left(paddock: Installation) -> None:
     """End everything through the API: the kernel then has only the warm stock of the node."""
     pool = "/apis/paddock.dev/v1alpha1/namespaces/default/sandboxpools/base"
     none = {"spec": {"replicas": 0}}
@@ -283,7 +283,7 @@ async def only_what_is_parked_is_left(paddock: Installation) -> None:
         raise AssertionError(f"something stays in the kernel: {found}") from error
 
 
-class Harm:
+class FaultInjector:
     """Kills, stops and disk fills, from a deck that holds every role once."""
 
     def __init__(self, paddock: Installation, dice: random.Random) -> None:
@@ -310,7 +310,7 @@ class Harm:
         self.kills += kind == "kill"
 
     @property
-    def spared(self) -> list[str]:
+    def untouched_roles(self) -> list[str]:
         """Roles without a killed process yet."""
         return [role for role in ROLES if not self.did[f"kill {role}"]]
 

@@ -28,15 +28,17 @@ async def storm(seed: int, trace: Trace) -> None:
         limit = QuotaLimit(Dimension.COUNT, QuotaScope.ALL, MOST)
         await world.planes[0].control.keyring.set_team_quota("default", Quota((limit,)))
         audit = Audit(world, most_claimed=MOST)
-        clients = Storm(world, until=lambda: world.has_lost(KILLS))
+        clients = Storm(world, until=lambda: world.has_killed(KILLS))
         async with background(audit.follow(), name="audit"):
             await asyncio.sleep(2)
             world.faults.rates = ROUGH
-            async with background(_trouble(world, clients, kills=KILLS), name="trouble") as harm:
+            async with background(
+                _inject_faults(world, clients, kills=KILLS), name="trouble"
+            ) as harm:
                 await clients.run()
                 assert not harm.done(), harm.exception()
             assert world.kills == KILLS, "clients were done before all of the harm was"
-            await world.staffed()
+            await world.is_restored()
             await hold(world, clients, audit, seconds=SETTLE_SECONDS)
         assert any(map(clients.is_certain, clients.given))
         assert world.faults.seen
@@ -48,9 +50,9 @@ async def jumps(seed: int, trace: Trace) -> None:
         audit, clients = Audit(world, most_claimed=None), Storm(world, clients=5, rounds=10)
         async with background(audit.follow(), name="audit"):
             await asyncio.sleep(2)
-            async with background(_trouble(world, clients, jumps=True), name="trouble"):
+            async with background(_inject_faults(world, clients, jumps=True), name="trouble"):
                 await clients.run()
-            await world.staffed()
+            await world.is_restored()
             # Past every deadline in one step: no timer has fired, and all must be applied.
             clients.jump(3600)
             await hold(world, clients, audit, seconds=60)
@@ -60,13 +62,13 @@ async def leaders(seed: int, trace: Trace) -> None:
     """Two control planes on one store; the leader is killed repeatedly."""
     async with faulty_world(seed, trace, planes=2) as world:
         audit = Audit(world, most_claimed=None)
-        clients = Storm(world, until=lambda: world.has_lost(DEPOSED))
+        clients = Storm(world, until=lambda: world.has_killed(DEPOSED))
         async with background(audit.follow(), name="audit"):
             await asyncio.sleep(5)
             world.faults.rates = ROUGH
-            async with background(_depose(world), name="deposing"):
+            async with background(_stop_leader(world), name="deposing"):
                 await clients.run()
-            await world.staffed()
+            await world.is_restored()
             await hold(world, clients, audit, seconds=SETTLE_SECONDS)
             assert sum(plane.leads for plane in world.planes) == 1
         assert world.kills >= DEPOSED
@@ -117,7 +119,7 @@ async def rush(seed: int, trace: Trace) -> None:
 SCENARIOS = {"storm": storm, "jumps": jumps, "leaders": leaders, "stops": stops, "rush": rush}
 
 
-async def _trouble(
+async def _inject_faults(
     world: FaultyWorld, clients: Storm, *, kills: int = 0, jumps: bool = False
 ) -> None:
     """Inject faults until cancelled."""
@@ -132,12 +134,12 @@ async def _trouble(
         elif jumps and roll < 0.8:
             clients.jump(dice.choice(JUMPS))
         elif roll < 0.9:
-            await _while_it_lasts(world, dice)
+            await _until_cancelled(world, dice)
         else:
             clients.crash_one()
 
 
-async def _while_it_lasts(world: FaultyWorld, dice: random.Random) -> None:
+async def _until_cancelled(world: FaultyWorld, dice: random.Random) -> None:
     """Make the node unavailable, stop a side, or fill the disk, for seconds."""
     faults, what = world.faults, dice.choice(("node gone", "node stops", "store stops", "no room"))
     world.trace.add("trouble:", what)
@@ -177,10 +179,10 @@ async def _stop(world: FaultyWorld, clients: Storm, succeeded: list[bool]) -> No
                 await asyncio.sleep(seconds / 2)
                 succeeded.append(any(other.leads for other in world.planes))
             finally:
-                plane.process.go_on()
+                plane.process.resume()
 
 
-async def _depose(world: FaultyWorld) -> None:
+async def _stop_leader(world: FaultyWorld) -> None:
     dice = random.Random(world.seed)
     while True:
         await asyncio.sleep(4 + dice.random() * 8)

@@ -47,7 +47,7 @@ class Timeout:
             end = self._clock.now() + timedelta(seconds=self._seconds)
             self.ends = min(self.ends or end, end)
 
-    def may_be_over(self) -> bool:
+    def may_have_expired(self) -> bool:
         """Whether that time has passed, even if the clock was set since."""
         is_past = self.ends is not None and self._clock.now() >= self.ends - _ROUNDING
         self._is_over = self._is_over or is_past
@@ -74,12 +74,12 @@ class Known:
         self.is_auto_paused = sandbox.spec.claim.auto_pause
         """At its deadline it is paused, not deleted."""
 
-    def may_be_over(self) -> bool:
+    def may_have_expired(self) -> bool:
         """Whether its deadline may have passed."""
-        return any(timeout.may_be_over() for timeout in self.timeouts)
+        return any(timeout.may_have_expired() for timeout in self.timeouts)
 
 
-class Cut(Exception):  # noqa: N818 - not an error of anybody's: the other side died
+class ControlPlaneKilled(Exception):  # noqa: N818 - not an error of anybody's: the other side died
     """The control plane was killed before it answered; the result is unknown."""
 
 
@@ -131,7 +131,7 @@ class Storm:
                 return
             self.crashed.add(known.uid)
 
-    async def ask_again(self) -> None:
+    async def repeat_unanswered(self) -> None:
         """After the faults, repeat all unanswered requests: then every state is known."""
         for known in self.given:
             plane = self._plane(self._random)
@@ -142,7 +142,7 @@ class Storm:
                             plane, plane.manager.lifecycle.kill(CALLER, known.sandbox_id)
                         )
                     known.is_killed = True
-                elif known.paused is None and not self._is_excused(known):
+                elif known.paused is None and not self._is_allowed(known):
                     with contextlib.suppress(ConflictError):  # It is already paused.
                         await self._ask(
                             plane, plane.manager.lifecycle.pause(CALLER, known.sandbox_id)
@@ -150,14 +150,16 @@ class Storm:
                     known.paused = True
                     known.timeouts.clear()
             except PaddockError as error:
-                self.violations.append(f"{known.sandbox_id} cannot be asked in calm: {error!r}")
+                self.violations.append(
+                    f"{known.sandbox_id} cannot be asked in end_faults: {error!r}"
+                )
 
     def jump(self, seconds: float) -> None:
         """Set the wall clock; what has expired stays expired if it is set back."""
         for known in self.given:
-            known.may_be_over()
+            known.may_have_expired()
         for timeout in self._asked:
-            timeout.may_be_over()
+            timeout.may_have_expired()
         self._world.trace.add("trouble: the clock jumps by", seconds)
         self._world.clock.jump(seconds)
         for timeout in self._asked:
@@ -165,10 +167,10 @@ class Storm:
 
     def is_certain(self, known: Known) -> bool:
         """Whether it must exist in its last acknowledged state."""
-        return known.paused is not None and not self._is_excused(known)
+        return known.paused is not None and not self._is_allowed(known)
 
-    def _is_excused(self, known: Known) -> bool:
-        return known.may_be_killed or known.uid in self.crashed or known.may_be_over()
+    def _is_allowed(self, known: Known) -> bool:
+        return known.may_be_killed or known.uid in self.crashed or known.may_have_expired()
 
     # ---- one client ----------------------------------------------------------------------
 
@@ -184,7 +186,7 @@ class Storm:
             (1, self._fork),
             (1, self._resize),
             (1, self._change_template),
-            (2, self._quarrel),
+            (2, self._race_for_one),
         ]
         weights = [weight for weight, _ in actions]
         for number in range(MOST_ROUNDS):
@@ -199,7 +201,7 @@ class Storm:
             try:
                 await action(dice, mine)
                 self.did[f"{name}: done"] += 1
-            except Cut:
+            except ControlPlaneKilled:
                 self.did[f"{name}: cut"] += 1
             except PaddockError as error:
                 self.did[f"{name}: {type(error).__name__}"] += 1
@@ -220,13 +222,13 @@ class Storm:
             if dead.done() and not task.done():
                 task.cancel()
                 await asyncio.wait((task,))
-                raise Cut
+                raise ControlPlaneKilled
             if task.cancelled():
-                raise Cut
+                raise ControlPlaneKilled
             return task.result()
         except NotFoundError as error:
             # A stopped one may not yet know what another created.
-            raise (Cut if _is_behind(plane, began) else error) from error
+            raise (ControlPlaneKilled if _is_behind(plane, began) else error) from error
         finally:
             dead.cancel()
 
@@ -244,7 +246,7 @@ class Storm:
         try:
             with self._asking(seconds) as timeout:
                 sandbox = await self._ask(plane, plane.manager.claims.create(CALLER, wanted))
-        except Cut:
+        except ControlPlaneKilled:
             self.cut.add(op)
             raise
         known = self._enter(sandbox, timeout)
@@ -282,7 +284,7 @@ class Storm:
         except NotFoundError:
             said = "is not found right after an answer"
         # Its deadline may have passed during the read.
-        if said and not known.may_be_over() and known.uid not in self.crashed:
+        if said and not known.may_have_expired() and known.uid not in self.crashed:
             self.violations.append(f"{known.sandbox_id} {said}")
 
     def _own(self, mine: list[Known]) -> list[Known]:
@@ -367,7 +369,7 @@ class Storm:
                     CALLER, known.sandbox_id, count=2, timeout_seconds=LONG
                 ),
             )
-        except Cut:
+        except ControlPlaneKilled:
             # Clones have their parent's metadata: they belong to an unanswered request.
             self.cut.add(known.op)
             raise
@@ -400,7 +402,7 @@ class Storm:
         write = plane.control.provider.write
         await self._ask(plane, write.mutate(SandboxTemplate, Key("default", "base"), changed))
 
-    async def _quarrel(self, dice: random.Random, _mine: list[Known]) -> None:
+    async def _race_for_one(self, dice: random.Random, _mine: list[Known]) -> None:
         """Pause and wake a sandbox that other clients pause and wake at the same time."""
         if not self._shared:
             return
@@ -415,7 +417,7 @@ class Storm:
             )
 
     def _missed(self, known: Known) -> None:
-        if not self._is_excused(known):
+        if not self._is_allowed(known):
             self.violations.append(f"{known.sandbox_id} is not found, and nobody ended it")
 
 

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from paddock.runtime.local.driver import LocalRuntime
-from tests.faults.clients import Action, Clients, Counting, replayed_by
+from tests.faults.clients import Action, Clients, CountingCommand, replayed_by
 from tests.installation import Box, Installation
 from tests.runtime.local.nodes import eventually
 
@@ -26,14 +26,14 @@ LIVELY = 12
 MARK = "/home/user/mine"
 
 
-class Unclear(Exception):  # noqa: N818 - nobody's error: the other side died
+class UnclearAnswer(Exception):  # noqa: N818 - nobody's error: the other side died
     """No answer, or an answer that the service is unavailable."""
 
 
 class Known:
     """A sandbox as its client sees it."""
 
-    def __init__(self, box: Box, counting: Counting) -> None:
+    def __init__(self, box: Box, counting: CountingCommand) -> None:
         self.box = box
         self.counting = counting
         self.paused: bool | None = False
@@ -48,7 +48,7 @@ class Known:
 class Storm(Clients):
     """Clients that create, pause, resume and kill for a while."""
 
-    TROUBLE = (Unclear, TimeoutError)
+    TROUBLE = (UnclearAnswer, TimeoutError)
 
     def __init__(self, paddock: Installation, seed: int) -> None:
         super().__init__(seed, count=CLIENTS)
@@ -68,9 +68,9 @@ class Storm(Clients):
             ) as response:
                 data = await response.json(content_type=None) if response.status != 204 else None
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise Unclear from error
+            raise UnclearAnswer from error
         if response.status >= 500:
-            raise Unclear
+            raise UnclearAnswer
         assert response.status in fine, f"{method} {path}: {response.status} {data}"
         return data
 
@@ -78,7 +78,7 @@ class Storm(Clients):
         body = {"templateID": "base", "timeout": 600}
         made = await self.ask("POST", "/v2/sandboxes", body, fine=(201,))
         box = Box(made["sandboxID"], made["envdAccessToken"])
-        known = Known(box, Counting(self.paddock, box))
+        known = Known(box, CountingCommand(self.paddock, box))
         self.given.append(known)
         # Traffic to the sandbox does not pass the control plane: it works meanwhile,
         # unless the gateway has no route yet, and cannot look it up.
@@ -87,7 +87,7 @@ class Storm(Clients):
             known.is_marked = True
             await known.counting.begin()
         except AssertionError as error:
-            raise (Unclear if '"code":503' in str(error) else error) from error
+            raise (UnclearAnswer if '"code":503' in str(error) else error) from error
         known.is_counting = True
         mine.append(known)
 
@@ -113,8 +113,8 @@ class Storm(Clients):
         known.is_killed = True
 
 
-async def kill_again_and_again(storm: Storm, dice: random.Random) -> None:
-    steady = Counting(storm.paddock, await storm.paddock.create(timeout=3600))
+async def kill_repeatedly(storm: Storm, dice: random.Random) -> None:
+    steady = CountingCommand(storm.paddock, await storm.paddock.create(timeout=3600))
     await steady.begin()
     for _ in range(KILLS):
         wanted = storm.acknowledged + dice.randrange(LIVELY // 2, LIVELY)
@@ -122,7 +122,7 @@ async def kill_again_and_again(storm: Storm, dice: random.Random) -> None:
         await asyncio.sleep(dice.random() * 0.2)
         storm.paddock.kill("control")
         # The control plane is down, and sandboxes still run and respond.
-        assert not (complaint := await steady.goes_on()), complaint
+        assert not (problem_of := await steady.keeps_counting()), problem_of
         await storm.paddock.start_control()
     wanted = storm.acknowledged + LIVELY
     await eventually(lambda: storm.acknowledged >= wanted, seconds=120)
@@ -140,12 +140,12 @@ async def _storm(seed: int) -> None:
     async with Installation(pool_size=3) as paddock:
         storm = Storm(paddock, seed)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(kill_again_and_again(storm, random.Random(seed)))
+            tasks.create_task(kill_repeatedly(storm, random.Random(seed)))
             tasks.create_task(storm.run())
         print(f"{storm.acknowledged} acknowledged: {dict(storm.did)}")
         assert storm.did["trouble"]
         await settled(paddock)
-        await promises_hold(storm)
+        await acknowledged_state_holds(storm)
         await nothing_is_left(paddock)
 
 
@@ -172,7 +172,7 @@ async def settled(paddock: Installation) -> None:
         raise AssertionError(f"these do not settle: {unsettled}") from error
 
 
-async def promises_hold(storm: Storm) -> None:
+async def acknowledged_state_holds(storm: Storm) -> None:
     ids = [known.box.id for known in storm.given]
     assert len(set(ids)) == len(ids), "one sandbox was given twice"
     listed = await storm.paddock.api("GET", "/v2/sandboxes?limit=100")
@@ -193,7 +193,7 @@ async def promises_hold(storm: Storm) -> None:
         found = (await storm.paddock.run(known.box, f"cat {MARK} 2>/dev/null; true")).strip()
         assert found == known.box.id if known.is_marked else found in ("", known.box.id)
         if known.is_counting:
-            assert not (complaint := await known.counting.goes_on()), complaint
+            assert not (problem_of := await known.counting.keeps_counting()), problem_of
 
 
 async def nothing_is_left(paddock: Installation) -> None:

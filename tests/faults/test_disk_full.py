@@ -81,13 +81,13 @@ async def test_a_full_disk_refuses_writes_loses_nothing_and_recovers(small_disk:
         await eventually(works_again, seconds=60, pause=0.5)
         uids = {sandbox.metadata.uid for sandbox in given}
 
-        async def only_what_was_given_is_left() -> bool:
+        async def only_acknowledged_sandboxes_are_left() -> bool:
             names = [task.get_name() for task in asyncio.all_tasks()]
             is_disowning = any(name.startswith("disown ") for name in names)
             return not is_disowning and await claimed(store) == uids
 
         # What was refused is cleaned up in the background.
-        await eventually(only_what_was_given_is_left, seconds=60, pause=0.1)
+        await eventually(only_acknowledged_sandboxes_are_left, seconds=60, pause=0.1)
     # As after a crash: from the file alone.
     async with await SqliteStore.open(small_disk / "store.db", clock=clock) as again:
         assert await claimed(again) == uids

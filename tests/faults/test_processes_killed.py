@@ -22,13 +22,13 @@ from tests.faults.real import (
     MISDEEDS,
     ROLES,
     TROUBLE,
-    Harm,
+    FaultInjector,
     Storm,
     envd_of,
     facts,
     instances,
     make_small_template,
-    only_what_is_parked_is_left,
+    only_warm_stock_is_left,
     pid_of,
     uid_of,
 )
@@ -62,19 +62,19 @@ async def test_random_kills_of_every_process_lose_nothing(
 async def _storm(dice: random.Random, seconds: float, kills: int, seed: int) -> None:
     async with Installation(pool_size=2, store_disk_mb=24) as paddock:
         storm = Storm(paddock, seed, can_fill=await make_small_template(paddock))
-        harm = Harm(paddock, dice)
+        harm = FaultInjector(paddock, dice)
         async with background(storm.run(), name="storm") as running:
             end = time.monotonic() + seconds
             most = time.monotonic() + max(seconds, SLOWEST_SECONDS)
-            while harm.kills < kills if kills else time.monotonic() < end or harm.spared:
+            while harm.kills < kills if kills else time.monotonic() < end or harm.untouched_roles:
                 await asyncio.sleep(dice.random() * 1.2)
                 await harm.do()
-                assert kills or time.monotonic() < most, f"{harm.spared} cannot be killed"
+                assert kills or time.monotonic() < most, f"{harm.untouched_roles} cannot be killed"
             # On a slow machine starting processes may have taken most of that time.
             await eventually(lambda: storm.acknowledged > LIVELY, seconds=300)
             storm.is_over = True
             await running
-        violations = await storm.all_is_well()
+        violations = await storm.check_all()
         said = (
             f"seed {seed}: {harm.kills} kills, {len(violations)} violations; "
             f"{dict(harm.did)}; clients did {dict(storm.did)}"
@@ -82,9 +82,9 @@ async def _storm(dice: random.Random, seconds: float, kills: int, seed: int) -> 
         print(said)
         assert not violations, "\n".join((said, *violations))
         await settled(paddock)
-        assert not await storm.resurrected()
+        assert not await storm.killed_but_present()
         await nothing_is_left(paddock)
-        await only_what_is_parked_is_left(paddock)
+        await only_warm_stock_is_left(paddock)
 
 
 @pytest.mark.asyncio(loop_scope="module")

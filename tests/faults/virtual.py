@@ -55,7 +55,7 @@ class Process:
     def stop(self) -> None:
         self.is_stopped = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         if not self.is_stopped:
             return
         self.is_stopped, self.awake_since = False, asyncio.get_running_loop().time()
@@ -63,7 +63,7 @@ class Process:
         for step in due:
             step()
 
-    def when_it_goes_on(self, step: Callable[[], object]) -> None:
+    def after_resume(self, step: Callable[[], object]) -> None:
         self._due.append(step)
 
 
@@ -140,7 +140,7 @@ class _Step:
     def __call__(self) -> None:
         process = _PROCESS.get()
         if process is not None and process.is_stopped:
-            process.when_it_goes_on(self._again)
+            process.after_resume(self._again)
             return
         # The garbage collector is off, and each of these is a reference cycle.
         handle, self.handle = self.handle, None

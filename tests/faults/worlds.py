@@ -120,7 +120,7 @@ class Plane:
         """Kill it between two instructions: nothing of it has an effect afterwards."""
         self.store.is_severed = self.runtime.is_severed = True
         self.dead.set()
-        self.process.go_on()
+        self.process.resume()
         self._task.cancel()
         await asyncio.wait((self._task,))
 
@@ -165,18 +165,18 @@ class FaultyWorld:
         await plane.kill()
         return await self.start()
 
-    def has_lost(self, kills: int) -> bool:
+    def has_killed(self, kills: int) -> bool:
         """Whether this many were killed and all are replaced."""
         return self.kills >= kills and len(self.planes) == self.count
 
-    async def staffed(self) -> None:
+    async def is_restored(self) -> None:
         """Finish a replacement that the end of the faults interrupted."""
         while len(self.planes) < self.count:
             await self.start()
 
-    async def calm(self) -> None:
+    async def end_faults(self) -> None:
         """End all faults."""
-        self.faults.calm()
+        self.faults.end_faults()
         self.runtime.fail_node(is_down=False)
 
 
@@ -187,7 +187,7 @@ async def faulty_world(
     """Yield a world with this many control planes; kill them all in the end."""
     world = FaultyWorld(seed, trace, pool_size=pool_size, count=planes)
     try:
-        await world.staffed()
+        await world.is_restored()
         yield world
     finally:
         for plane in world.planes:

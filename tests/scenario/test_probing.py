@@ -18,7 +18,7 @@ BASE = Key("default", "base")
 PROBE = Probe(command="true", period_seconds=10, timeout_seconds=2, failure_threshold=3)
 
 
-class Patients:
+class FakeProber:
     """Fake prober: `sick` sandboxes fail, `mute` ones never respond."""
 
     def __init__(self, world: World) -> None:
@@ -63,7 +63,7 @@ async def with_probe(world: World, size: int) -> list[Sandbox]:
 @pytest.mark.parametrize("kind", ["sick", "mute"])
 async def test_a_sandbox_that_fails_its_probes_in_a_row_is_replaced(kind: str) -> None:
     async with paddock(pool_size=2) as world:
-        patients = Patients(world)
+        patients = FakeProber(world)
         first, second = await with_probe(world, 2)
         getattr(patients, kind).add(first.metadata.uid)
         await asyncio.sleep(15)
@@ -75,7 +75,7 @@ async def test_a_sandbox_that_fails_its_probes_in_a_row_is_replaced(kind: str) -
 
 async def test_single_probe_failures_are_tolerated() -> None:
     async with paddock(pool_size=1) as world:
-        patients = Patients(world)
+        patients = FakeProber(world)
         (only,) = await with_probe(world, 1)
         patients.verdicts = ["a cold", "a cold", None] * 2
         await world.until(lambda: not patients.verdicts, seconds=100)
@@ -87,7 +87,7 @@ async def test_single_probe_failures_are_tolerated() -> None:
 
 async def test_a_sandbox_is_not_claimable_before_its_first_successful_probe() -> None:
     async with paddock(pool_size=2) as world:
-        patients = Patients(world)
+        patients = FakeProber(world)
         patients.everybody_is_sick = True
         with pytest.raises(TimeoutError):
             await with_probe(world, 2)
@@ -98,7 +98,7 @@ async def test_a_sandbox_is_not_claimable_before_its_first_successful_probe() ->
 
 async def test_claimed_sandboxes_are_not_probed() -> None:
     async with paddock(pool_size=1) as world:
-        patients = Patients(world)
+        patients = FakeProber(world)
         await with_probe(world, 1)
         claimed = await world.manager.claims.create(CALLER, NewSandbox(template="base"))
         # The replacement shows that the claim was seen; a probe may have been in flight before.

@@ -25,7 +25,7 @@ def slow_runtime() -> SimulatedRuntime:
     return SimulatedRuntime(clock=LoopClock(), latencies=slow)
 
 
-async def quarrel(world: World, sandbox_id: str, dice: random.Random, count: int) -> list:
+async def race(world: World, sandbox_id: str, dice: random.Random, count: int) -> list:
     """Run this many callers that pause or connect within a second, in random order."""
 
     async def one():
@@ -70,7 +70,7 @@ async def test_mixed_pauses_and_resumes_end_in_a_consistent_state(
         sandbox_id = sandbox.spec.claim.sandbox_id
         if strategy is PauseStrategy.HIBERNATE:
             world.runtime.set_latency(Operation.HIBERNATE, 1.5)
-        results = await quarrel(world, sandbox_id, dice, 20)
+        results = await race(world, sandbox_id, dice, 20)
         for item in results:
             assert isinstance(item, (Sandbox, tuple, ConflictError)), item
         assert any(not isinstance(item, Exception) for item in results)
@@ -92,7 +92,7 @@ async def test_mixed_pauses_and_resumes_survive_store_faults(seed: int) -> None:
         store.is_unreliable = True
         results: list = []
         while not store.faults:
-            results += await quarrel(world, sandbox.spec.claim.sandbox_id, dice, 20)
+            results += await race(world, sandbox.spec.claim.sandbox_id, dice, 20)
         for item in results:
             assert isinstance(item, (Sandbox, tuple, PaddockError)), item
         store.is_unreliable = False
@@ -113,7 +113,7 @@ async def test_a_kill_wins_over_pauses_and_resumes_and_leaves_nothing(seed: int)
             await asyncio.sleep(dice.random())
             await world.manager.lifecycle.kill(CALLER, sandbox_id)
 
-        results, _ = await asyncio.gather(quarrel(world, sandbox_id, dice, 10), kill())
+        results, _ = await asyncio.gather(race(world, sandbox_id, dice, 10), kill())
         for item in results:
             assert isinstance(item, (Sandbox, tuple, ConflictError, NotFoundError)), item
         await world.until(lambda: world.provider.sandbox(sandbox.key) is None)

@@ -24,7 +24,7 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 @st.composite
-def wishes(draw) -> tuple[BatchDemand, ...]:
+def demands(draw) -> tuple[BatchDemand, ...]:
     found = []
     for number in range(draw(st.integers(0, 12))):
         missing = draw(st.integers(0, 20))
@@ -42,7 +42,7 @@ def wishes(draw) -> tuple[BatchDemand, ...]:
     return tuple(found)
 
 
-@given(wishes(), st.integers(0, 60), st.integers(0, 40), st.integers(0, 60), st.data())
+@given(demands(), st.integers(0, 60), st.integers(0, 40), st.integers(0, 60), st.data())
 @settings(deadline=None)
 def test_no_batch_gets_more_than_it_needs_and_all_together_no_more_than_the_stock(
     waiting, ready, allocated, ceiling, data
@@ -58,7 +58,7 @@ def test_no_batch_gets_more_than_it_needs_and_all_together_no_more_than_the_stoc
     assert decision.unmet >= 0
 
 
-@given(wishes(), st.sampled_from(sorted(ALGORITHMS)), st.integers(1, 4), st.integers(20, 40))
+@given(demands(), st.sampled_from(sorted(ALGORITHMS)), st.integers(1, 4), st.integers(20, 40))
 @settings(max_examples=60, deadline=None)
 def test_every_satisfiable_batch_is_served_eventually(waiting, algorithm, supply, ceiling) -> None:
     """Sandboxes arrive in small numbers while younger, more important batches keep arriving."""
@@ -118,7 +118,7 @@ async def test_random_operations_never_share_a_sandbox_or_exceed_a_pool(
                     )
                 )
             for step in range(12):
-                await _something(world, batches, dice, names, f"b{life}-{step}", most)
+                await _random_operation(world, batches, dice, names, f"b{life}-{step}", most)
                 await asyncio.sleep(dice.random() * 3)
                 watcher.look()
     async with paddock(pool_size=0, store=store, runtime=runtime, clock=clock) as world:
@@ -128,7 +128,7 @@ async def test_random_operations_never_share_a_sandbox_or_exceed_a_pool(
         # and the pool is full, one of them is deleted.
         while alive := [name for name in names if not batches.is_gone(name)]:
             for _ in range(120):
-                content = [name for name in alive if _is_content(batches.get(name))]
+                content = [name for name in alive if _is_satisfied(batches.get(name))]
                 if content:
                     break
                 await asyncio.sleep(1)
@@ -142,11 +142,13 @@ async def test_random_operations_never_share_a_sandbox_or_exceed_a_pool(
         await world.until(lambda: batches.allocated("p") == len(watcher.claimed()), seconds=300)
 
 
-def _is_content(found: BatchSandbox) -> bool:
+def _is_satisfied(found: BatchSandbox) -> bool:
     return found.status.ready == found.spec.replicas
 
 
-async def _something(world, batches: Batches, dice, names: list[str], name: str, most: int) -> None:
+async def _random_operation(
+    world, batches: Batches, dice, names: list[str], name: str, most: int
+) -> None:
     alive = [item for item in names if not batches.is_gone(item)]
     roll = dice.random()
     if roll < 0.45 or not alive:

@@ -13,7 +13,7 @@ from tests.scenario.paddock import CALLER
 pytestmark = pytest.mark.looptime
 
 
-def _told(batches: Batches, name: str) -> str:
+def _problem_shown(batches: Batches, name: str) -> str:
     return blocking_reason(codec.to_builtins(batches.get(name)).get("status") or {})
 
 
@@ -25,10 +25,10 @@ async def test_a_batch_that_can_never_be_scheduled_reports_why() -> None:
             batch("gang", 3, pool_ref="p", min_available=3),
             batch("greedy", 3, pool_ref="p"),
         )
-        await world.until(lambda: "'nowhere'" in _told(batches, "lost"))
-        await world.until(lambda: "3 are wanted at once" in _told(batches, "gang"))
+        await world.until(lambda: "'nowhere'" in _problem_shown(batches, "lost"))
+        await world.until(lambda: "3 are wanted at once" in _problem_shown(batches, "gang"))
         await batches.ready("greedy", 2)
-        await world.until(lambda: "may have 2 in all" in _told(batches, "greedy"))
+        await world.until(lambda: "may have 2 in all" in _problem_shown(batches, "greedy"))
 
 
 async def test_a_batch_that_only_waits_reports_no_problem() -> None:
@@ -41,7 +41,7 @@ async def test_a_batch_that_only_waits_reports_no_problem() -> None:
         )  # fmt: skip
         await batches.create(wanted)
         await batches.ready("b", 2)
-        assert _told(batches, "b") == ""
+        assert _problem_shown(batches, "b") == ""
         await world.until(lambda: batches.get("b").status.phase is BatchPhase.COMPLETED, seconds=60)
 
 
@@ -54,7 +54,7 @@ async def test_a_patch_with_an_unknown_field_is_rejected() -> None:
         await world.until(lambda: "proces" in batches.get("b").status.message)
         assert batches.get("b").status.allocations == ()
         with pytest.raises(InvalidError, match="proces"):
-            _told(batches, "b")
+            _problem_shown(batches, "b")
 
 
 async def test_shards_paused_one_by_one_are_not_reported_as_resuming() -> None:

@@ -118,7 +118,7 @@ class Hangs(AdmissionPlugin):
         return PoolAdmission()
 
 
-class Babbles(AdmissionPlugin):
+class ReturnsGarbage(AdmissionPlugin):
     name = "babbler"
 
     async def pre_update_pool(self, request: PoolRequest) -> PoolAdmission:
@@ -126,7 +126,8 @@ class Babbles(AdmissionPlugin):
 
 
 @pytest.mark.parametrize(
-    ("plugin", "words"), [(Raises(), "oh no"), (Hangs(), "did not answer"), (Babbles(), "'yes'")]
+    ("plugin", "words"),
+    [(Raises(), "oh no"), (Hangs(), "did not answer"), (ReturnsGarbage(), "'yes'")],
 )
 async def test_a_plugin_that_fails_is_named(plugin: AdmissionPlugin, words: str) -> None:
     verdict = await AdmissionGate([plugin], timeout_seconds=0.01).size(ask(3))

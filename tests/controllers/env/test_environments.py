@@ -267,7 +267,7 @@ async def test_a_problem_of_one_member_is_reported_and_stops_no_other() -> None:
         assert "belongs to another owner" in states["taken"][1]
         assert "gigantic" in states["odd"][1]
         assert states["agents-twin"][0] is MemberState.ACTIVE
-        assert "name of agents-twin's" in states["twin"][1]
+        assert "same name as that of member agents-twin" in states["twin"][1]
         assert "63" in states["x" * 12][1]
         ready = condition(found(world).status.conditions, "Ready")
         assert ready is not None

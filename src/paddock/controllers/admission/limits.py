@@ -125,8 +125,8 @@ def admit(
         if limit is None or one == 0:
             continue
         room = max(limit - taken, 0) // one
-        words = f"{what} is {limit} {name}, and other pools use {taken}"
-        best = min(best, (room, words)) if best is not None else (room, words)
+        message = f"{what} is {limit} {name}, and other pools use {taken}"
+        best = min(best, (room, message)) if best is not None else (room, message)
     if best is None or best[0] >= request.replicas:
         return ADMITTED
     return PoolAdmission(

@@ -212,7 +212,7 @@ class BatchController:
         """Empty lost shards; they keep their index and wait for another sandbox."""
         changes: dict[int, Allocation] = {}
         results: dict[int, TaskResult] = {}
-        doomed: list[Sandbox] = []
+        failed: list[Sandbox] = []
         for item in batch.status.allocations:
             if not item.sandbox:
                 continue
@@ -228,14 +228,14 @@ class BatchController:
             if (result := plan.after_loss(batch, item.shard)) is not None:
                 results[item.shard] = result
             if sandbox is not None and sandbox.status.phase in (Phase.FAILED, Phase.SUCCEEDED):
-                doomed.append(sandbox)
+                failed.append(sandbox)
                 if not batch.spec.pool_ref:
                     self._shard_backoff.record(batch, item.shard, why, self._clock.now())
             if item.shard not in shards.released_shards(batch):
                 self._recorder.warning(batch, "ShardLost", f"shard {item.shard}: {why}")
         if not changes:
             return batch
-        await self._run_all(partial(self._releaser.delete, sandbox) for sandbox in doomed)
+        await self._run_all(partial(self._releaser.delete, sandbox) for sandbox in failed)
         allocations = shards.replaced(batch.status.allocations, changes)
         known = {item.shard: item for item in batch.status.tasks} | results
         return _with_status(

@@ -103,9 +103,9 @@ def _refused(batch: BatchSandbox, sandboxes: Found) -> dict[int, str]:
     for shard, sandbox in sandboxes.items():
         if sandbox is None or sandbox.spec.paused:
             continue
-        told = condition(sandbox.status.conditions, SANDBOX_PAUSED)
-        if told is not None and told.reason in PAUSE_REFUSALS:
-            found[shard] = told.message
+        refusal = condition(sandbox.status.conditions, SANDBOX_PAUSED)
+        if refusal is not None and refusal.reason in PAUSE_REFUSALS:
+            found[shard] = refusal.message
     return found
 
 

@@ -47,9 +47,9 @@ class Adoption:
             return Done()
         env = await self._member(env, pool)
         await self._own(env, pool)
-        words = f"pool {key.name} was adopted by environment {env.metadata.name}"
-        self._recorder.normal(pool, "Adopted", words)
-        return Done(words)
+        message = f"pool {key.name} was adopted by environment {env.metadata.name}"
+        self._recorder.normal(pool, "Adopted", message)
+        return Done(message)
 
     def is_orphan(self, pool: SandboxPool) -> bool:
         """Whether a pool has no owner, or an environment of its name that no longer exists."""

@@ -70,11 +70,11 @@ class AutoscaleStep:
     def decide(self, runs: list[MemberRun], waiting: WaitingClaims, now: datetime) -> None:
         """Set the desired size of every member."""
         groups: dict[str, list[MemberRun]] = {}
-        stuck: dict[str, list[MemberRun]] = {}
+        fixed: dict[str, list[MemberRun]] = {}
         for run in runs:
             run.wanted = asked_size(run.member)
             if run.is_scaled:
-                target = groups if run.problem is None else stuck
+                target = groups if run.problem is None else fixed
                 target.setdefault(run.member.config.scaling_group, []).append(run)
         queues = share_out(groups, waiting, now)
         for name, members in groups.items():
@@ -88,7 +88,7 @@ class AutoscaleStep:
                 policy=policy,
                 members=(
                     *(self._member(run, now) for run in members),
-                    *(_fixed(run) for run in stuck.get(name, ())),
+                    *(_fixed(run) for run in fixed.get(name, ())),
                 ),
                 now=now,
                 queue=queues[name],

@@ -131,11 +131,11 @@ class EnvController:
             run = MemberRun(name=name, member=member, key=key)
             run.group = env.spec.autoscaling.groups.get(member.config.scaling_group)
             if key in taken:
-                words = f"its pool {key.name} has the same name as that of member {taken[key]}"
-                run.problem = MemberProblem("NameCollision", words)
+                message = f"its pool {key.name} has the same name as that of member {taken[key]}"
+                run.problem = MemberProblem("NameCollision", message)
             elif pool is not None and not _is_of(pool, env):
-                words = f"pool {key.name} exists and belongs to another owner"
-                run.problem = MemberProblem("NameCollision", words)
+                message = f"pool {key.name} exists and belongs to another owner"
+                run.problem = MemberProblem("NameCollision", message)
             elif pool is not None and not pool.is_deleting:
                 run.pool = pool
             taken.setdefault(key, name)
@@ -181,8 +181,8 @@ class EnvController:
             except InvalidError as error:
                 run.problem = MemberProblem("MemberInvalid", error.message)
                 return
-            words = f"created pool {run.key.name} with {run.granted} sandboxes"
-            self._recorder.normal(env, "PoolCreated", words)
+            message = f"created pool {run.key.name} with {run.granted} sandboxes"
+            self._recorder.normal(env, "PoolCreated", message)
             await self._write_state(run)
             return
         found = drift(run.pool, wanted)
@@ -201,11 +201,11 @@ class EnvController:
             return
         others = [part for part in found.parts if part != "replicas"]
         if others:
-            words = f"pool {run.key.name}: {', '.join(others)} restored"
-            self._recorder.normal(env, "DriftCorrected", words)
+            message = f"pool {run.key.name}: {', '.join(others)} restored"
+            self._recorder.normal(env, "DriftCorrected", message)
         elif not run.is_scaled:
-            words = f"pool {run.key.name}: size {before} → {run.granted}"
-            self._recorder.normal(env, "PoolResized", words)
+            message = f"pool {run.key.name}: size {before} → {run.granted}"
+            self._recorder.normal(env, "PoolResized", message)
 
     async def _write_state(self, run: MemberRun) -> None:
         """Write the autoscaler's state, and record its decision as an event."""
@@ -238,8 +238,10 @@ class EnvController:
             request = PoolRequest(pool=pool, current=pool, replicas=size)
             verdict = await self._gate.deletion(request)
             if not verdict.allows(size):
-                words = f"pool {pool.key.name} was not deleted: {verdict.message or verdict.reason}"
-                self._recorder.warning(env, "DeletionRefused", words)
+                message = (
+                    f"pool {pool.key.name} was not deleted: {verdict.message or verdict.reason}"
+                )
+                self._recorder.warning(env, "DeletionRefused", message)
                 continue
             await self._provider.write.delete(pool)
             self.claim_rate.forget(pool.key)

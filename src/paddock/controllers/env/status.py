@@ -131,17 +131,21 @@ def _states(status: SandboxEnvStatus) -> list[tuple[str, str, MemberState, str]]
     ]
 
 
-def _is_fresh(before: ObservedCluster, now_seen: ObservedCluster, now: datetime) -> bool:
+def _is_fresh(before: ObservedCluster, current: ObservedCluster, now: datetime) -> bool:
     same = structs.replace(before, last_snapshot_time=None) == structs.replace(
-        now_seen, last_snapshot_time=None
+        current, last_snapshot_time=None
     )
-    dated = before.last_snapshot_time
-    return same and dated is not None and now - dated < timedelta(seconds=SNAPSHOT_SECONDS)
+    snapshot_time = before.last_snapshot_time
+    return (
+        same
+        and snapshot_time is not None
+        and now - snapshot_time < timedelta(seconds=SNAPSHOT_SECONDS)
+    )
 
 
 def _observed(run: MemberRun, headroom: int | None, now: datetime) -> ObservedMember:
     pool = run.pool
-    made_of = pool.spec.template if pool is not None else None
+    template = pool.spec.template if pool is not None else None
     until = run.state.saturated_until
     problem = run.problem or run.refusal
     return ObservedMember(
@@ -158,7 +162,7 @@ def _observed(run: MemberRun, headroom: int | None, now: datetime) -> ObservedMe
         scaling_group=run.member.config.scaling_group,
         autoscaling_enabled=run.is_scaled,
         priority=run.member.config.priority,
-        effective_resources=made_of.resources if made_of is not None else Resources(),
+        effective_resources=template.resources if template is not None else Resources(),
         revision=pool.status.revision if pool is not None else "",
         updated=pool.status.updated if pool is not None else 0,
         message=problem.message if problem is not None else run.state.message,
@@ -218,8 +222,8 @@ def _first(found: list[tuple[str, MemberProblem]]) -> MemberProblem | None:
     """Merge problems: the reason of the first, the messages of all."""
     if not found:
         return None
-    words = "; ".join(f"{name}: {problem.message}" for name, problem in found)
-    return MemberProblem(found[0][1].reason, words)
+    message = "; ".join(f"{name}: {problem.message}" for name, problem in found)
+    return MemberProblem(found[0][1].reason, message)
 
 
 def _condition(env: SandboxEnv, kind: str, problem: MemberProblem | None, good: str) -> Condition:

@@ -11,17 +11,17 @@ from paddock.resources.kinds.sandbox import Phase
 class Trigger(StrEnum):
     """Causes of a transition."""
 
-    STARTED = "the runtime made it and envd answers"
-    PAUSE_BEGAN = "spec.paused is set and storing takes a while"
-    PAUSED = "its processes have stopped and its state is kept"
-    PAUSE_FAILED = "it could not be paused and runs on"
-    RESUME_BEGAN = "spec.paused is cleared and restoring takes a while"
+    STARTED = "the runtime has created it and envd responds"
+    PAUSE_BEGAN = "spec.paused is set and saving its state takes a while"
+    PAUSED = "its processes are stopped and its state is kept"
+    PAUSE_FAILED = "it could not be paused and keeps running"
+    RESUME_BEGAN = "spec.paused is cleared and restoring its state takes a while"
     RESUMED = "it runs again"
-    RECYCLE_BEGAN = "it is asked back to its pool"
-    RECYCLED = "its reset is proven"
-    ENDED = "it ended by itself, in order"
-    FAILED = "it could not be made, or died"
-    DELETED = "deletion was asked for"
+    RECYCLE_BEGAN = "it is released to its pool"
+    RECYCLED = "it was reset"
+    ENDED = "it exited normally"
+    FAILED = "it could not be created, or it failed"
+    DELETED = "its deletion was requested"
 
 
 _LIVE = (
@@ -55,5 +55,5 @@ def move(phase: Phase, trigger: Trigger) -> Phase:
     """Return the next phase. A transition that is not in the table is a bug."""
     following = TRANSITIONS.get((phase, trigger))
     if following is None:
-        raise ValueError(f"a {phase} sandbox does not move when {trigger.value}")
+        raise ValueError(f"no transition from {phase} when {trigger.value}")
     return following

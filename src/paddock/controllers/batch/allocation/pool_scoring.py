@@ -74,20 +74,20 @@ def _resource(batch: BatchSandbox, candidate: PoolCandidate, _profile: Profile) 
 
 
 def _less(offered: Resources, wanted: Resources, name: str) -> bool:
-    asked, given = getattr(wanted, name), getattr(offered, name)
-    if asked is None or given is None:
+    requested, offered_value = getattr(wanted, name), getattr(offered, name)
+    if requested is None or offered_value is None:
         return False
     read = quantity.millis if name == "cpu" else quantity.whole
-    return read(given, name) < read(asked, name)
+    return read(offered_value, name) < read(requested, name)
 
 
 def _nodeselector(batch: BatchSandbox, candidate: PoolCandidate, _profile: Profile) -> str:
-    asked, given = _node_labels(batch.spec.template), _node_labels(candidate.template)
-    for key, value in asked.items():
-        if given.get(key) != value:
+    requested, offered_value = _node_labels(batch.spec.template), _node_labels(candidate.template)
+    for key, value in requested.items():
+        if offered_value.get(key) != value:
             return f"its sandboxes do not run on nodes with {key}={value}"
     terms = _node_terms(batch.spec.template)
-    if terms and not any(all(_matches(item, given) for item in term) for term in terms):
+    if terms and not any(all(_matches(item, offered_value) for item in term) for term in terms):
         return "its sandboxes do not run on nodes that the requested affinity allows"
     return ""
 

@@ -85,8 +85,8 @@ class PoolSelector:
 
     def _clear_error(self, batch: BatchSandbox) -> BatchSandbox:
         """Clear the condition that reports a missing pool."""
-        told = condition(batch.status.conditions, CONDITION_ASSIGNED)
-        if told is None or told.status is ConditionStatus.TRUE:
+        shown = condition(batch.status.conditions, CONDITION_ASSIGNED)
+        if shown is None or shown.status is ConditionStatus.TRUE:
             return batch
         return self._with_condition(batch, holds=True, reason="PoolFound", text="")
 

@@ -69,12 +69,12 @@ def order_for(batch: BatchSandbox, shard: int) -> TaskOrder | None:
 
 def _with_shard_env(spec: TaskSpec, batch: BatchSandbox, shard: int) -> TaskSpec:
     """Add the shard's variables to the environment; the task's own variables win."""
-    told = {
+    values = {
         "PADDOCK_BATCH": batch.metadata.name,
         "PADDOCK_SHARD": str(shard),
         "PADDOCK_REPLICAS": str(batch.spec.replicas),
     }
-    env = (*(EnvVar(name=name, value=value) for name, value in told.items()), *spec.process.env)
+    env = (*(EnvVar(name=name, value=value) for name, value in values.items()), *spec.process.env)
     return structs.replace(spec, process=structs.replace(spec.process, env=env))
 
 

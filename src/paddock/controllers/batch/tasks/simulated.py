@@ -5,10 +5,12 @@
 """
 
 import asyncio
+import math
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 
 from paddock.controllers.batch.tasks.runner import TaskOrder, TaskReport, TaskRunner
+from paddock.kit.backoff import Backoff
 from paddock.kit.clock import Clock
 from paddock.kit.errors import UnavailableError
 from paddock.resources.kinds.batch import TaskState
@@ -105,7 +107,7 @@ class SimulatedTasks:
             )
             if final:
                 return
-            await asyncio.sleep(order.spec.backoff_seconds * 2.0 ** (attempt - 1))
+            await asyncio.sleep(_backoff(order).delay(attempt))
             attempt += 1
 
     async def _execute(self, order: TaskOrder, attempt: int) -> tuple[int, str]:
@@ -121,6 +123,10 @@ class SimulatedTasks:
         if word == "fail-until" and rest:
             code = 1 if attempt < int(rest[0]) else 0
         return code, "Failed" if code else "Succeeded"
+
+
+def _backoff(order: TaskOrder) -> Backoff:
+    return Backoff(base_seconds=order.spec.backoff_seconds, cap_seconds=math.inf, jitter=0.0)
 
 
 _: type[TaskRunner] = SimulatedTasks

@@ -102,13 +102,13 @@ def completed(seconds_ago: float) -> SandboxClaimStatus:
             id="its time is up: says why",
         ),
         pytest.param(
-            claim(completed(10)), 0, claiming.Rest(NOW + timedelta(seconds=3590)), id="rests"
+            claim(completed(10)), 0, claiming.Wait(NOW + timedelta(seconds=3590)), id="rests"
         ),
         pytest.param(claim(completed(3600)), 0, claiming.Expire(), id="its TTL is over"),
         pytest.param(
             claim(completed(10**6), ttl_seconds_after_completed=-1),
             0,
-            claiming.Rest(None),
+            claiming.Wait(None),
             id="kept for ever",
         ),
     ],
@@ -132,7 +132,7 @@ OVER = SandboxClaimStatus(claim_start_time=NOW - timedelta(seconds=60))
         pytest.param(
             claim(replicas=3),
             having(coming=3),
-            claiming.Wait(LATER),
+            claiming.AwaitSandboxes(LATER),
             id="what is on its way is waited for",
         ),
         pytest.param(
@@ -141,7 +141,7 @@ OVER = SandboxClaimStatus(claim_start_time=NOW - timedelta(seconds=60))
         pytest.param(
             claim(replicas=3, claim_timeout_seconds=10),
             having(coming=3),
-            claiming.Wait(NOW + timedelta(seconds=10)),
+            claiming.AwaitSandboxes(NOW + timedelta(seconds=10)),
             id="but no longer than the claim has time",
         ),
         pytest.param(
@@ -159,12 +159,15 @@ OVER = SandboxClaimStatus(claim_start_time=NOW - timedelta(seconds=60))
         pytest.param(
             claim(FAILING),
             having(),
-            claiming.Wait(NOW + timedelta(seconds=4)),
+            claiming.AwaitSandboxes(NOW + timedelta(seconds=4)),
             id="after failures it pauses",
         ),
         pytest.param(claim(TRYING), having(), claiming.Take(1), id="and tries one"),
         pytest.param(
-            claim(TRYING), having(coming=1), claiming.Wait(LATER), id="and no more meanwhile"
+            claim(TRYING),
+            having(coming=1),
+            claiming.AwaitSandboxes(LATER),
+            id="and no more meanwhile",
         ),
         pytest.param(
             claim(OVER),
@@ -199,7 +202,7 @@ def test_what_can_never_be_had_ends_the_claim_once_nothing_is_on_its_way() -> No
         )
 
     assert step(having()) == claiming.Complete("InplaceUpdateRefused", "no")
-    assert step(having(coming=5)) == claiming.Wait(LATER)
+    assert step(having(coming=5)) == claiming.AwaitSandboxes(LATER)
 
 
 @pytest.mark.parametrize(

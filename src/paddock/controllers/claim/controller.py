@@ -103,7 +103,7 @@ class ClaimController:
             claim, case.held, target_exists=meant.exists, refusal=meant.refusal, now=now
         )
         match step:
-            case steps.Rest(until):
+            case steps.Wait(until):
                 return Done() if until is None else After((until - now).total_seconds(), "TTL")
             case steps.Begin():
                 return await self._begin(claim, meant)
@@ -121,7 +121,7 @@ class ClaimController:
                 return await self._give_up(case, step)
             case steps.Resize(sandboxes):
                 return await self._resize(case, sandboxes)
-            case steps.Wait(until):
+            case steps.AwaitSandboxes(until):
                 return await self._wait(case, until)
             case steps.Take() if case.meant.env is not None and self._queue is not None:
                 return await self._take_in_turn(case.claim, case.meant.env, self._queue)

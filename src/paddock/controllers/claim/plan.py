@@ -8,9 +8,8 @@ at a time: a claim that cannot be served must not use up a pool's stock.
 
 from datetime import datetime, timedelta
 
-from msgspec import Struct
-
 from paddock.controllers.claim.progress import Held
+from paddock.controllers.steps import Expire, Step, Wait
 from paddock.kit.backoff import Backoff
 from paddock.resources.kinds.claim import ClaimPhase, SandboxClaim
 from paddock.resources.kinds.sandbox import Sandbox
@@ -20,16 +19,6 @@ UPDATE_REFUSED = "InplaceUpdateRefused"
 FIRST_BATCH = 5
 MAX_BATCH = 50
 _BACKOFF = Backoff(base_seconds=2.0, cap_seconds=16.0, jitter=0.0)
-
-
-class Step(Struct, frozen=True, tag=True):
-    """Base of what can be done."""
-
-
-class Rest(Step, frozen=True):
-    """Nothing to do until `until` (or for good)."""
-
-    until: datetime | None
 
 
 class Begin(Step, frozen=True):
@@ -42,7 +31,7 @@ class Take(Step, frozen=True):
     count: int
 
 
-class Wait(Step, frozen=True):
+class AwaitSandboxes(Step, frozen=True):
     """Others must act first; look again at `until` if nothing was heard."""
 
     until: datetime
@@ -70,10 +59,6 @@ class Complete(Step, frozen=True):
     timed_out: bool = False
 
 
-class Expire(Step, frozen=True):
-    """Its time after completion is up: delete it."""
-
-
 def plan(
     claim: SandboxClaim, held: Held, *, target_exists: bool, refusal: str = "", now: datetime
 ) -> Step:
@@ -82,7 +67,7 @@ def plan(
     A refusal says why what is asked for can never be had.
     """
     if claim.is_deleting:
-        return Rest(None)
+        return Wait(None)
     if claim.status.phase is ClaimPhase.COMPLETED:
         return _completed(claim, now)
     started = claim.status.claim_start_time
@@ -99,7 +84,7 @@ def plan(
     if held.unsized:
         return Resize(held.unsized)
     if refusal or not target_exists:
-        return Wait(min(end, held.until or end))
+        return AwaitSandboxes(min(end, held.until or end))
     return _more(claim, held, end, now)
 
 
@@ -131,8 +116,8 @@ def _more(claim: SandboxClaim, held: Held, end: datetime, now: datetime) -> Step
         count = min(count, 1 - coming)
         pause = claim.status.backoff_until
         if pause is not None and now < pause:
-            return Wait(min(until, pause))
-    return Take(count) if count > 0 else Wait(until)
+            return AwaitSandboxes(min(until, pause))
+    return Take(count) if count > 0 else AwaitSandboxes(until)
 
 
 def _got(claim: SandboxClaim, held: Held) -> int:
@@ -148,6 +133,6 @@ def pause_after(failures: int) -> timedelta:
 def _completed(claim: SandboxClaim, now: datetime) -> Step:
     ttl, finished = claim.spec.ttl_seconds_after_completed, claim.status.completion_time
     if ttl < 0 or finished is None:
-        return Rest(None)
+        return Wait(None)
     end = finished + timedelta(seconds=ttl)
-    return Expire() if end <= now else Rest(end)
+    return Expire() if end <= now else Wait(end)

@@ -19,7 +19,7 @@ QUEUE_SECONDS = 30.0
 """A queue that another process reported counts for this long."""
 
 
-class Demand(Protocol):
+class ClaimDemand(Protocol):
     """Source of waiting claims."""
 
     def waiting(self, env: Key) -> WaitingClaims:
@@ -27,7 +27,7 @@ class Demand(Protocol):
         ...
 
 
-class NoDemand:
+class NoClaimDemand:
     """No claims wait."""
 
     def waiting(self, env: Key) -> WaitingClaims:
@@ -78,7 +78,7 @@ class AutoscaleStep:
                 target.setdefault(run.member.config.scaling_group, []).append(run)
         queues = share_out(groups, waiting, now)
         for name, members in groups.items():
-            # Demand of batches is bound to their pool: no other member can serve it.
+            # ClaimDemand of batches is bound to their pool: no other member can serve it.
             queues[name] += sum(self._supply(run.key) for run in members)
         for name, members in groups.items():
             policy = members[0].group

@@ -21,8 +21,8 @@ from paddock.controllers.env.admission_step import AdmissionStep
 from paddock.controllers.env.autoscale import PROTECTION_SECONDS, ScalingAction
 from paddock.controllers.env.autoscale_step import (
     AutoscaleStep,
-    Demand,
-    NoDemand,
+    ClaimDemand,
+    NoClaimDemand,
     with_reported_queues,
 )
 from paddock.controllers.env.claim_rate import ClaimRate, is_worth_writing
@@ -59,7 +59,7 @@ class EnvController:
         cluster_id: str,
         clock: Clock,
         recorder: Recorder,
-        demand: Demand | None = None,
+        demand: ClaimDemand | None = None,
         supply: Supply = no_supply,
         instance_types: Mapping[str, Resources] = INSTANCE_TYPES,
     ) -> None:
@@ -72,7 +72,7 @@ class EnvController:
         self._cluster = cluster_id
         self._clock = clock
         self._recorder = recorder
-        self._demand = demand or NoDemand()
+        self._demand = demand or NoClaimDemand()
         self._random = random.Random()  # noqa: S311 - spreads load, guards nothing
         self.claim_rate = ClaimRate()
         """Must be subscribed to the Sandbox informer."""

@@ -24,7 +24,7 @@ async def test_a_control_plane_that_stops_leaves_no_task_that_follows_a_failed_c
         store.update = store.create = away
         with pytest.raises(PaddockError):
             await world.manager.claims.create(CALLER, NewSandbox(template="base"))
-        followed = [task for task in asyncio.all_tasks() if "disown" in task.get_name()]
+        followed = [task for task in asyncio.all_tasks() if "clean up" in task.get_name()]
         assert followed
         store.update, store.create = update, create
     assert all(task.done() for task in followed)

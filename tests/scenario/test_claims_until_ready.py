@@ -131,7 +131,7 @@ async def test_sandboxes_are_created_where_warm_ones_cannot_be_updated() -> None
         done = await completed(world)
         assert done.status.claimed_replicas == 2
         assert reason(done, "InplaceUpdate") == "False MadeAnew"
-        assert "keep their image" in await said(world, "MadeAnew")
+        assert "cannot change the image" in await said(world, "MadeAnew")
         for sandbox in owned(world):
             assert sandbox.metadata.uid not in stock
             assert sandbox.status.image == "team/other"
@@ -146,17 +146,17 @@ async def test_sandboxes_are_created_where_warm_ones_cannot_be_updated() -> None
     [
         pytest.param(
             {"inplace_update": IMAGE, "create_on_no_stock": False},
-            "keep their image in this runtime, and none may be made anew: createOnNoStock is off",
+            "change the image of a warm sandbox, and none may be made anew: createOnNoStock is off",
             id="image of stock alone",
         ),
         pytest.param(
             {"inplace_update": SMALL, "create_on_no_stock": False},
-            "cannot be given that size in this runtime, and none may be made anew",
+            "this runtime cannot give a warm sandbox that size, and none may be made anew",
             id="size of stock alone",
         ),
         pytest.param(
             {"inplace_update": InplaceUpdate(image="evil/other")},
-            "'evil/other' is none that clients may choose here; use a template of that image",
+            "clients may not choose image 'evil/other' here; use a template of that image",
             id="image that nobody may choose",
         ),
         pytest.param(

@@ -13,18 +13,18 @@ LABEL_TEAM = "paddock.dev/team"
 
 
 class Role(StrEnum):
-    """What a key may do."""
+    """The rights of an API key."""
 
     MEMBER = "member"
-    """Everything with its team's sandboxes."""
+    """Read and write access to its team's sandboxes."""
     READER = "reader"
-    """Look, not touch."""
+    """Read access to its team's sandboxes."""
     ADMIN = "admin"
-    """Every team, keys and quotas."""
+    """Access to every team, to keys and to quotas."""
 
 
 class Caller(Struct, frozen=True):
-    """On whose behalf something is done."""
+    """Whom a use case is performed for."""
 
     team: str
     key_id: str = ""
@@ -32,11 +32,11 @@ class Caller(Struct, frozen=True):
 
     @property
     def is_admin(self) -> bool:
-        """Say whether every team is open to it."""
+        """Whether the caller may access every team."""
         return self.role is Role.ADMIN
 
     def must_write(self) -> None:
-        """Refuse readers."""
+        """Raise `ForbiddenError` for a key that may only read."""
         if self.role is Role.READER:
             raise ForbiddenError(
                 "this API key may only read", hint="use a key with the role member or admin"

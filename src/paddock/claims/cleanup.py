@@ -1,8 +1,8 @@
-"""Ending what a failed claim left, or may have left, in the store.
+"""Deletes what a failed claim left, or may have left, in the store.
 
-The client was told that it has nothing, so nothing may stay claimed in its name: not what could
-not be handed over, and not what a write without an answer may have made. It is tried until it
-is known to be gone, in a task of its own; its quota stays taken as long.
+The client got an error, so no sandbox may stay claimed in its name: neither one that could not be
+handed over, nor one that a write without a reply may have made. A background task retries until
+the sandbox is known to be gone; its quota stays reserved until then.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from paddock.resources.kinds.sandbox import Sandbox
 log = logging.getLogger(__name__)
 
 _BACKOFF = Backoff(base_seconds=0.1, cap_seconds=10.0)
-_LOOKS = 2
-"""Nothing was written when so many looks, a moment apart, say so: a request that was given up
-may still be on its way to the store."""
+_READS = 2
+"""So many reads, `_BETWEEN_LOOKS` seconds apart, must find nothing before a write counts as not
+done: a request that was given up may still be on its way to the store."""
 _BETWEEN_LOOKS = 1.0
 
 
 class ClaimCleanup:
-    """Follows each failed claim to its end."""
+    """Cleans up failed claims in background tasks."""
 
     def __init__(self, provider: Provider, ledger: Ledger, pool_members: PoolMembers) -> None:
         self._provider = provider
@@ -39,30 +39,30 @@ class ClaimCleanup:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Hold what goes on; when this ends it ends too, and stays where a crash would leave it."""
+        """Own the background tasks; cancelling this cancels them, as a crash would."""
         try:
             await asyncio.get_running_loop().create_future()
         finally:
             await cancel_and_wait(*self._tasks)
 
     def begin(self, *sandboxes: Sandbox) -> asyncio.Task[None]:
-        """End these, as one claim wanted to write them; the task is done when they are gone."""
+        """Delete the sandboxes that one claim wanted to write; the task ends when they are gone."""
         names = ", ".join(str(item.key) for item in sandboxes)
-        return self._begun(self._all(sandboxes), f"disown {names}")
+        return self._start(self._delete_all(sandboxes), f"clean up {names}")
 
     def begin_all(self, sandboxes: list[Sandbox]) -> None:
-        """End these without waiting."""
+        """Delete sandboxes in the background; see `begin`."""
         self.begin(*sandboxes)
 
     def after(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Do something when everything that is being ended now has ended."""
-        return self._begun(self._then(tuple(self._tasks), work), "after cleanup")
+        """Run `work` when all cleanups in progress are done."""
+        return self._start(self._then(tuple(self._tasks), work), "after cleanup")
 
-    def look_after_resume(self, sandbox: Sandbox) -> asyncio.Task[None]:
-        """Find out whether a resume was written; if not, its place is given back."""
-        return self._begun(self._resumed_or_not(sandbox), f"look after {sandbox.key}")
+    def resolve_resume(self, sandbox: Sandbox) -> asyncio.Task[None]:
+        """Read whether a resume was written; if not, cancel its reservation."""
+        return self._start(self._resolve_resume(sandbox), f"resolve resume of {sandbox.key}")
 
-    def _begun(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -76,19 +76,19 @@ class ClaimCleanup:
         try:
             await work()
         except (PaddockError, OSError) as error:
-            log.info("was not cleaned up; it goes in time", extra=fields(error=repr(error)))
+            log.info("cleanup failed; the object will expire", extra=fields(error=repr(error)))
 
-    async def _all(self, sandboxes: tuple[Sandbox, ...]) -> None:
+    async def _delete_all(self, sandboxes: tuple[Sandbox, ...]) -> None:
         for sandbox in sandboxes:
-            await self._end(sandbox)
+            await self._delete_written(sandbox)
         for lock in {item.spec.claim.lock for item in sandboxes if item.spec.claim}:
             self._ledger.release(lock)
 
-    async def _resumed_or_not(self, sandbox: Sandbox) -> None:
+    async def _resolve_resume(self, sandbox: Sandbox) -> None:
         claim, attempt = sandbox.spec.claim, 0
         while claim is not None:
             try:
-                # Where it runs, its event has been taken in and counts it.
+                # If it runs, its event has reached the ledger, which counts it.
                 found = await find_written(self._provider, sandbox)
             except (PaddockError, OSError):
                 attempt += 1
@@ -98,23 +98,23 @@ class ClaimCleanup:
                 self._ledger.cancel_resume(claim.lock)
             return
 
-    async def _end(self, wanted: Sandbox) -> None:
-        looks, attempt = 0, 0
-        while looks < _LOOKS:
+    async def _delete_written(self, wanted: Sandbox) -> None:
+        reads, attempt = 0, 0
+        while reads < _READS:
             try:
                 found = await find_written(self._provider, wanted)
                 if found is not None:
                     await self._delete(found)
                     return
-                looks += 1
+                reads += 1
                 await asyncio.sleep(_BETWEEN_LOOKS)
-                if looks == _LOOKS:
-                    # It was never ours: if it came from stock, it goes back there.
+                if reads == _READS:
+                    # It was never written: if it was warm, it is available again.
                     self._pool_members.unreserve(wanted.key)
             except (PaddockError, OSError) as error:
                 attempt += 1
                 log.info(
-                    "failed claim is not cleaned up yet",
+                    "cleanup of a failed claim will be retried",
                     extra=fields(sandbox=wanted.key, error=repr(error), attempt=attempt),
                 )
                 await asyncio.sleep(_BACKOFF.delay(attempt))

@@ -1,10 +1,10 @@
-"""Who is first with an idempotency key, where several processes serve.
+"""Idempotency keys where several processes serve: one process makes the sandbox of a key.
 
-Whoever creates the record of a key makes the sandbox; everybody else waits for it to be seen. The
-record is a Lease named by a hash of team and key. It is needed only as long as a claim may take
-until it is written: from then on the sandbox itself tells. One whose claim failed, or whose
-sandbox goes, is taken away, so that the key can be used anew; one whose process died is taken over
-after its time; old ones are swept.
+The process that creates the record of a key makes the sandbox; the others wait until they see it.
+The record is a Lease named by a hash of team and key. It is needed until the claim is written:
+from then on the sandbox itself carries the key. The record is deleted if its claim failed or its
+sandbox ends, so that the key can be used again; it is taken over after its time if its process
+died; old records are swept.
 """
 
 import asyncio
@@ -36,26 +36,26 @@ from paddock.store.port import Store
 
 log = logging.getLogger(__name__)
 
-KIND_FIRST = "idempotency-key"
+KIND_IDEMPOTENCY_KEY = "idempotency-key"
 MARGIN_SECONDS = 60.0
-"""So long after a claim's own time its record still holds: clocks differ, writes are slow."""
+"""A record holds for this long after the claim's timeout: clocks differ, writes are slow."""
 KEEP_SECONDS = 600.0
-"""So long after that a record is kept."""
+"""A record is kept for this long after that."""
 SWEEP_SECONDS = 120.0
-LOOK_SECONDS = 0.05
-LOOKS = 6
+READ_SECONDS = 0.05
+READS = 6
 
 
 class KeyLease(Struct, frozen=True):
-    """The right to make the sandbox of a key."""
+    """The right to create the sandbox of a key."""
 
     record: Lease
     until: float
-    """What is not written by then, on our own clock, must not be written any more."""
+    """Nothing may be written after this, by our own monotonic clock."""
 
 
 class IdempotencyKeys:
-    """Gives each key to one claim."""
+    """Grants each idempotency key to one claim of all processes."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class IdempotencyKeys:
         provider.informer(Sandbox).subscribe(self._observe)
 
     async def enter(self, team: str, key: str, asked: str, *, seconds: float) -> KeyLease | Sandbox:
-        """Give the right to make the sandbox, or the sandbox that another process made.
+        """Return the right to create the sandbox, or the sandbox that another process created.
 
-        `ConflictError` where the key was used for something else; `UnavailableError` where
-        another process has not made it in time.
+        `ConflictError` if the key was used for another request; `UnavailableError` if another
+        process has not created it in time.
         """
         until = self._clock.monotonic() + seconds
         while True:
@@ -89,16 +89,16 @@ class IdempotencyKeys:
             try:
                 return KeyLease(await self._store.create(wanted), started + seconds)
             except AlreadyExistsError:
-                taken = await self._taken(wanted, team, key, started + seconds)
+                taken = await self._take_over(wanted, team, key, started + seconds)
             if taken is not None:
                 return taken
             if self._clock.monotonic() >= until:
                 raise UnavailableError(
-                    "another request with this idempotency key is under way",
+                    "another request with this idempotency key is in flight",
                     hint="send it again; it will find the same sandbox",
                     retry_after_seconds=1,
                 )
-            await self._seen_soon(team, key)
+            await self._wait_until_seen(team, key)
 
     async def leave(self, first: KeyLease) -> None:
         """Let others try: nothing was made, and nothing will be."""
@@ -124,24 +124,24 @@ class IdempotencyKeys:
         except NotFoundError:
             return
         except (PaddockError, OSError) as error:
-            log.info("record of a key was not removed", extra=fields(error=repr(error)))
+            log.info("idempotency key was not removed", extra=fields(error=repr(error)))
 
-    async def _taken(
+    async def _take_over(
         self, wanted: Lease, team: str, key: str, until: float
     ) -> KeyLease | Sandbox | None:
-        """Look who has the key; where nobody has it any more, take it over."""
+        """Read who holds the key; take it over if its holder's time is up."""
         try:
             record = await self._store.get(Lease, wanted.key)
         except NotFoundError:
             return None
-        if not self._is_over(record):
+        if not self._is_expired(record):
             if record.spec.holder_identity != wanted.spec.holder_identity:
                 raise ConflictError("the same idempotency key was used for another request")
             return None
         owned = parse_fields(f"spec.claim.owner={team},spec.claim.idempotencyKey={key}")
         page = await self._store.list(Sandbox, fields=owned)
         if page.items:
-            # Made long ago, and not seen here yet.
+            # Created earlier, and not in our cache yet.
             self._provider.informer(Sandbox).observe(page.items[0])
             return page.items[0]
         try:
@@ -154,10 +154,10 @@ class IdempotencyKeys:
         found = self._provider.by_index(Sandbox, indexes.IDEMPOTENCY_KEY, (team, key))
         return found[0] if found else None
 
-    async def _seen_soon(self, team: str, key: str) -> None:
-        """Wait until the sandbox of a key is seen, or it is time to look at its record again."""
-        for _ in range(LOOKS):
-            await asyncio.sleep(LOOK_SECONDS)
+    async def _wait_until_seen(self, team: str, key: str) -> None:
+        """Wait until the cache has the sandbox of a key, or the record is to be read again."""
+        for _ in range(READS):
+            await asyncio.sleep(READ_SECONDS)
             if self._known(team, key) is not None:
                 return
 
@@ -165,7 +165,7 @@ class IdempotencyKeys:
         name = self._name(team, key)
         return Lease(
             metadata=ObjectMeta(
-                name=name.name, namespace=name.namespace, labels={LABEL_KIND: KIND_FIRST}
+                name=name.name, namespace=name.namespace, labels={LABEL_KIND: KIND_IDEMPOTENCY_KEY}
             ),
             spec=LeaseSpec(
                 holder_identity=asked,
@@ -174,7 +174,7 @@ class IdempotencyKeys:
             ),
         )
 
-    def _is_over(self, record: Lease, *, kept_seconds: float = 0.0) -> bool:
+    def _is_expired(self, record: Lease, *, kept_seconds: float = 0.0) -> bool:
         taken, seconds = record.spec.acquire_time, record.spec.lease_duration_seconds
         if taken is None or seconds is None:
             return True
@@ -183,19 +183,19 @@ class IdempotencyKeys:
     # ---- sweeping ------------------------------------------------------------------------
 
     async def keep_swept(self) -> None:
-        """Remove old records now and then, until cancelled."""
+        """Remove old records every `SWEEP_SECONDS`, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 await self.sweep()
             except PaddockError as error:
-                log.warning("old keys were not swept", extra=fields(error=error.message))
+                log.warning("idempotency keys were not swept", extra=fields(error=error.message))
 
     async def sweep(self) -> int:
-        """Remove old records; gives how many."""
-        labels = parse_labels(f"{LABEL_KIND}={KIND_FIRST}")
+        """Remove old records and return their number."""
+        labels = parse_labels(f"{LABEL_KIND}={KIND_IDEMPOTENCY_KEY}")
         page = await self._store.list(Lease, namespace=self._namespace, labels=labels)
-        old = [item for item in page.items if self._is_over(item, kept_seconds=KEEP_SECONDS)]
+        old = [item for item in page.items if self._is_expired(item, kept_seconds=KEEP_SECONDS)]
         for record in old:
             await self._remove(record)
         return len(old)
@@ -205,7 +205,7 @@ class IdempotencyKeys:
         try:
             await self._store.delete(Lease, record.key, resource_version=version)
         except (NotFoundError, ConflictError):
-            # Somebody else has removed it, or has taken it over.
+            # Another process has removed it or taken it over.
             return
 
     def _name(self, team: str, key: str) -> Key:

@@ -1,7 +1,7 @@
-"""Fair admission when stock is out: one rate for all, shared in turn by tenants.
+"""Fair admission of cold creates: one rate for all tenants, shared round-robin.
 
-Cold creation is the scarce thing. Tenants wait in their own queues and are served in turn, so
-that one that asks for a thousand does not keep another waiting for its first.
+Tenants wait in queues of their own and are served in turn, so that a tenant that asks for a
+thousand sandboxes does not delay another tenant's first.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from paddock.kit.clock import Clock
 from paddock.kit.errors import RateLimitedError
 
 _TENANT_SHARE = 4
-"""One tenant may fill at most this part of the waiting room."""
+"""One tenant may have at most this fraction (1/n) of all waiting creates."""
 
 
 class FairLimiter:
-    """A token bucket whose tokens go to waiting tenants in turn."""
+    """A token bucket whose tokens go to waiting tenants round-robin."""
 
     def __init__(
         self, clock: Clock, *, per_second: float, burst: int, max_waiting: int = 10_000
@@ -33,11 +33,14 @@ class FairLimiter:
 
     @property
     def waiting(self) -> int:
-        """How many wait now."""
+        """The number of creates that wait now."""
         return self._waiting
 
     async def acquire(self, tenant: str) -> None:
-        """Wait for this tenant's turn. Give up by cancelling, as a timeout does."""
+        """Wait for this tenant's turn; cancel to give up, as a timeout does.
+
+        `RateLimitedError` if too many wait already.
+        """
         self._refill()
         if not self._queues and self._tokens >= 1:
             self._tokens -= 1
@@ -79,7 +82,7 @@ class FairLimiter:
 
     def _serve(self) -> None:
         self._refill()
-        # A hair below one counts: the timer that fills the bucket may fire a rounding early.
+        # Slightly below one counts: the timer may fire early by a rounding error.
         while self._queues and self._tokens >= 1 - 1e-9:
             tenant, queue = next(iter(self._queues.items()))
             turn = queue.popleft()

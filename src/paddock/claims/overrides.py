@@ -1,8 +1,8 @@
-"""Another image or size for one claim: what may be wished for, and whether stock can become so.
+"""Image and size overrides of one claim: what is allowed, and whether a warm sandbox can change.
 
-The same for clients of the API and for SandboxClaims. A warm sandbox is given its image by the
-controllers, who see it in what the claim wrote, and its size by whoever claimed it; where the
-runtime can do neither, one is made so instead.
+The same rules hold for API requests and SandboxClaims. The controllers change the image of a warm
+sandbox, as its claim says; the claimant changes its size. If the runtime supports neither, a
+sandbox is created instead.
 """
 
 from fnmatch import fnmatchcase
@@ -18,12 +18,12 @@ from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import Resources, SandboxTemplateSpec
 from paddock.resources.transitions.claim import Fit
 
-_KEEPS_IMAGE = "sandboxes in stock keep their image in this runtime"
-_KEEPS_SIZE = "sandboxes in stock cannot be given that size in this runtime"
+_KEEPS_IMAGE = "this runtime cannot change the image of a warm sandbox"
+_KEEPS_SIZE = "this runtime cannot give a warm sandbox that size"
 
 
 class ClaimOverrides:
-    """Says what a claim may have, and gives a claimed sandbox its size."""
+    """Checks overrides of claims, and resizes claimed sandboxes."""
 
     def __init__(
         self,
@@ -36,22 +36,22 @@ class ClaimOverrides:
         self._agent = agent
         self._provider = provider
         self._images = images
-        """Patterns of images that claims may name."""
+        """Patterns (fnmatch) of images that claims may name."""
         self._memory_bytes = memory_bytes
-        """So much memory claims may ask for, where their template gives less."""
+        """Claims may ask for so much memory even if their template has less."""
 
     def check_image(self, image: str) -> None:
-        """Raise `ForbiddenError` for an image that is not among those to choose from."""
+        """Raise `ForbiddenError` for an image that clients may not choose."""
         if not any(fnmatchcase(image, pattern) for pattern in self._images):
             raise ForbiddenError(
-                f"image {image!r} is none that clients may choose here",
+                f"clients may not choose image {image!r} here",
                 hint="use a template of that image; operators list images in claim_images",
             )
 
     def fit(
         self, template: SandboxTemplateSpec, *, image: str = "", resources: Resources | None = None
     ) -> Fit:
-        """Fill a wish up from its template; `InvalidError` where it is for more than is allowed."""
+        """Complete the overrides from the template; `InvalidError` if they exceed a limit."""
         if image:
             self.check_image(image)
         base = template.resources
@@ -72,12 +72,15 @@ class ClaimOverrides:
         )
 
     def can_resize(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> bool:
-        """Say whether a sandbox that was in stock can be given the size that its claim wrote."""
-        wished = sandbox.spec.resources
-        return wished is not None and self._agent.can_resize(template.resources, wished)
+        """Whether a warm sandbox can get the size that its claim wrote."""
+        wanted = sandbox.spec.resources
+        return wanted is not None and self._agent.can_resize(template.resources, wanted)
 
     async def resize(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
-        """Give a sandbox the size that its claim wrote, and record that it has it."""
+        """Resize a sandbox to what its claim wrote, and record the size in its status.
+
+        `UnsupportedError` if its node refuses.
+        """
         await self._agent.resize(sandbox, template)
 
         def sized(current: Sandbox) -> Sandbox:
@@ -88,23 +91,23 @@ class ClaimOverrides:
             Sandbox, sandbox.key, sized, uid=sandbox.metadata.uid, is_status=True
         )
 
-    def _sized(self, base: Resources, wished: Resources) -> Resources:
-        """Give the whole size; no more than is allowed, and never nothing."""
-        if wished.cpu is not None:
+    def _sized(self, base: Resources, wanted: Resources) -> Resources:
+        """Return the complete size; each amount is above 0 and within the limit."""
+        if wanted.cpu is not None:
             ceiling = quantity.millis(base.cpu) if base.cpu else DEFAULT_CPU_MILLIS
-            if not 0 < quantity.millis(wished.cpu) <= ceiling:
+            if not 0 < quantity.millis(wanted.cpu) <= ceiling:
                 problem = FieldProblem("resources.cpu", f"more than 0 and at most {ceiling}m")
                 raise InvalidError(str(problem), problems=[problem])
-        if wished.memory is not None:
+        if wanted.memory is not None:
             usual = quantity.whole(base.memory) if base.memory else DEFAULT_MEMORY_BYTES
-            if not 0 < quantity.whole(wished.memory) <= (ceiling := max(usual, self._memory_bytes)):
+            if not 0 < quantity.whole(wanted.memory) <= (ceiling := max(usual, self._memory_bytes)):
                 problem = FieldProblem(
                     "resources.memory", f"more than 0 and at most {ceiling} bytes"
                 )
                 raise InvalidError(str(problem), problems=[problem])
         return Resources(
-            cpu=wished.cpu or base.cpu,
-            memory=wished.memory or base.memory,
-            disk=wished.disk or base.disk,
-            pids=wished.pids or base.pids,
+            cpu=wanted.cpu or base.cpu,
+            memory=wanted.memory or base.memory,
+            disk=wanted.disk or base.disk,
+            pids=wanted.pids or base.pids,
         )

@@ -1,4 +1,4 @@
-"""What claims need of other layers and may not import: handed in by `paddock.app`."""
+"""Ports of claims: what they need of other layers. `paddock.app` hands in the adapters."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -10,57 +10,57 @@ from paddock.resources.kinds.template import NetworkPolicy, Resources, SandboxTe
 from paddock.resources.meta import Key
 
 Take = Callable[[Key], Awaitable[Sandbox | None]]
-"""Takes a warm sandbox out of a pool; `None` where somebody else was faster."""
+"""Claims a warm sandbox of a pool; `None` if another claim was first."""
 WARM = "warm"
 COLD = "cold"
 REMOTE = "remote"
 
 
 class ClaimAgent(Protocol):
-    """The way to what runs a sandbox, for things that cannot wait for a reconcile."""
+    """Direct access to the runtime of a sandbox, for calls that cannot wait for a reconcile."""
 
     async def configure(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
-        """Give envd the token, environment and identity that a claim wrote."""
+        """Send envd the token, environment and identity that a claim wrote."""
         ...
 
     def can_resize(self, now: Resources, wanted: Resources) -> bool:
-        """Say whether a sandbox in stock can be given another size without being made anew."""
+        """Whether a warm sandbox can be resized without a restart."""
         ...
 
     async def resize(self, sandbox: Sandbox, template: SandboxTemplateSpec) -> None:
-        """Give a sandbox the size that its claim wrote."""
+        """Resize a sandbox to what its claim wrote."""
         ...
 
     def can_update_image(self) -> bool:
-        """Say whether the controllers give a sandbox in stock another image as it runs."""
+        """Whether the controllers can change the image of a warm sandbox."""
         ...
 
     async def set_network(self, sandbox: Sandbox, policy: NetworkPolicy) -> None:
-        """Put a changed egress policy into force."""
+        """Apply a changed egress policy."""
         ...
 
 
 class Announcer(Protocol):
-    """Tells gateways what becomes of a sandbox before the caller hears of it.
+    """Announces a change of a sandbox to gateways before the client has its reply.
 
-    Who was told that a sandbox runs, is paused or gone must not meet a gateway that thinks
-    otherwise; all that nobody waits for reaches gateways by their watch.
+    After a reply that a sandbox runs, is paused or is gone, no gateway may route by older state.
+    All other changes reach gateways through their watch.
     """
 
     async def announce(self, sandbox: Sandbox) -> None:
-        """Return once every reachable gateway of this machine knows the route."""
+        """Return once every reachable gateway of this machine has the route."""
         ...
 
     async def announce_end(self, sandbox: Sandbox, version: str) -> None:
-        """Return once every reachable gateway knows that it is over, since that version."""
+        """Return once every reachable gateway has removed the route, as of that version."""
         ...
 
 
 class EnvironmentSource(Protocol):
-    """Claims addressed to an environment."""
+    """Serves claims on an environment."""
 
     async def obtain(
         self, caller: Caller, request: NewSandbox, env: Key, take: Take
     ) -> tuple[Sandbox, str]:
-        """Wait for this claim's turn; return the sandbox and its source."""
+        """Wait in the queue of the environment; return the sandbox and its source."""
         ...

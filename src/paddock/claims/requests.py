@@ -1,4 +1,4 @@
-"""A sandbox as a client asks for it, free of any protocol."""
+"""The request for a sandbox, independent of the protocol."""
 
 from collections.abc import Mapping
 
@@ -11,12 +11,12 @@ DEFAULT_TIMEOUT_SECONDS = 300
 
 
 class NewSandbox(Struct, frozen=True, kw_only=True):
-    """A sandbox as a client asks for it."""
+    """A request for one sandbox."""
 
     template: str
-    """A pool, an environment, a template, a snapshot: its name, alias or id."""
+    """Name, alias or id of a pool, environment, template or snapshot."""
     timeout_seconds: int | None = DEFAULT_TIMEOUT_SECONDS
-    """`None` is never."""
+    """`None`: no timeout."""
     auto_pause: bool = False
     auto_pause_memory: bool = True
     auto_resume: bool = False
@@ -26,26 +26,26 @@ class NewSandbox(Struct, frozen=True, kw_only=True):
     network: NetworkPolicy | None = None
     resources: Resources | None = None
     image: str = ""
-    """Another image than the template's, where the operator lets clients choose."""
+    """Replaces the image of the template, if the operator allows that."""
     secure: bool = True
     idempotency_key: str = ""
     claim_timeout_seconds: float = 60.0
-    """How long to wait for stock or for a turn to create."""
+    """Longest wait for a warm sandbox or for a turn to create one."""
     ready_timeout_seconds: float = 60.0
     paused_retention_seconds: int | None = None
     pause_strategy: PauseStrategy | None = None
-    """How it is paused, where not as its template says."""
+    """Replaces the pause strategy of the template."""
     create_on_no_stock: bool = True
     reserve_failed: bool = False
-    """Keep what could not be handed over, for somebody to look at."""
+    """Keep a sandbox that could not be handed over, for inspection."""
     reserve_failed_seconds: int | None = None
-    """For so long; `None`: until its own end."""
+    """How long to keep it; `None`: until its own deadline."""
     idle_pause: IdlePause | None = None
     name: str = ""
-    """A name for the object, where it is newly made."""
+    """Name of the object, if it is created."""
     name_prefix: str = ""
-    """What such a name begins with, where none is given."""
+    """Prefix of a generated name, if no name is given."""
     is_forwarded: bool = False
-    """Sent here by another cluster: served from here, or not at all."""
+    """Forwarded by another cluster: served from this cluster, or not at all."""
     sandbox_id: str = ""
-    """The id that it must have, where another cluster has chosen one."""
+    """The id of the sandbox, if another cluster has chosen it."""

@@ -1,4 +1,4 @@
-"""What a client's `templateID` stands for: a pool, a template, a snapshot, or an environment."""
+"""Resolves a client's `templateID` to a pool, a template, a snapshot or an environment."""
 
 import re
 
@@ -18,15 +18,15 @@ _REFERENCE = re.compile(
     r"^(?:(?P<space>[a-z0-9][a-z0-9_-]*)/)?(?P<name>[a-z0-9][a-z0-9_.-]*)(?::(?P<tag>[a-z0-9_.-]+))?$"
 )
 SHARED_NAMESPACE = "default"
-"""Pools and public templates here serve every team."""
+"""Pools and public templates of this namespace serve every team."""
 
 
 class ClaimTarget(Struct, frozen=True, kw_only=True):
-    """Where a sandbox comes from."""
+    """The source of a sandbox."""
 
     template: SandboxTemplateSpec
     pool: Key | None = None
-    """Warm stock, where there is any."""
+    """The pool with warm sandboxes, if there is one."""
     template_name: str = ""
     template_key: Key | None = None
     checkpoint: Checkpoint | None = None
@@ -34,13 +34,13 @@ class ClaimTarget(Struct, frozen=True, kw_only=True):
 
 
 class TemplateResolver:
-    """Looks targets up in the cache."""
+    """Looks up templates, pools, snapshots and environments in the cache."""
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
 
     def resolve(self, caller: Caller, reference: str) -> ClaimTarget:
-        """Find what a name stands for; `NotFoundError` where it stands for nothing."""
+        """Return the target of a reference; `NotFoundError` if there is none."""
         if (checkpoint := self.checkpoint(caller, reference)) is not None:
             return _from_checkpoint(checkpoint)
         match = parse_reference(reference)
@@ -115,9 +115,9 @@ class TemplateResolver:
         return None
 
     def checkpoint(self, caller: Caller, reference: str) -> Checkpoint | None:
-        """Find a snapshot by id or name; the newest of a name.
+        """Return a snapshot by id or name; the newest of that name.
 
-        An administrator's is another team's only where their own has none of that name.
+        An administrator gets another team's snapshot only if their own team has none.
         """
         name = reference.lower()
         tagged = name if ":" in name else f"{name}:default"
@@ -135,10 +135,10 @@ class TemplateResolver:
 
 
 def parse_reference(reference: str) -> tuple[str, str] | None:
-    """Take a reference apart: team, where it names one, and name; `None` where it is no such.
+    """Return the team, or an empty string, and the name of a reference; `None` if malformed.
 
-    The tag `default` goes without saying. Templates have no others, so any other stays part of
-    the name: what was asked for is not there, and something else must not be given or deleted.
+    The tag `default` is implied. Templates have no other tags, so any other tag stays part of the
+    name: the reference then matches nothing, instead of a template that was not meant.
     """
     match = _REFERENCE.match(reference.lower())
     if match is None:

@@ -1,8 +1,8 @@
-"""Teams and API keys: who may call, for whom, and how much.
+"""Teams and API keys: authentication and quotas.
 
 A key is random; only its hash is stored, in a Secret of the system namespace, so that the same
-code serves the embedded store and a cluster. Revocation is the deletion of that Secret: the
-informer's event takes it out of memory at once. Lookup is one dictionary access by hash.
+code serves the embedded store and a cluster. Revoking a key deletes that Secret; the informer's
+event removes it from memory at once. Lookup is one dictionary access by hash.
 """
 
 import base64
@@ -53,14 +53,14 @@ T = TypeVar("T", "ApiKey", "Team")
 
 
 class Team(Struct, frozen=True):
-    """Who owns sandboxes; its namespace has its name."""
+    """An owner of sandboxes; its namespace has the same name."""
 
     name: str
     quota: Quota | None = None
 
 
 class ApiKey(Struct, frozen=True, kw_only=True):
-    """What is known of a key; never the key."""
+    """The record of a key; it does not contain the key."""
 
     id: str
     name: str
@@ -74,21 +74,21 @@ class ApiKey(Struct, frozen=True, kw_only=True):
 
 
 def key_hash(key: str) -> str:
-    """Give what is stored of a key. Keys are long and random, so one plain hash is enough."""
+    """Return the stored hash of a key. Keys are long and random, so a plain hash is enough."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def masked(key: str) -> str:
-    """Give what people may see of a key."""
+    """Return the masked form of a key, for display."""
     return f"{key[:6]}…{key[-4:]}"
 
 
 class Keyring:
-    """All keys and teams, in memory, fed by the Secret informer."""
+    """All keys and teams, in memory, updated by the Secret informer."""
 
     def __init__(self, store: Store, clock: Clock, namespace: str = SYSTEM_NAMESPACE) -> None:
         self.namespace = namespace
-        """Where they are kept."""
+        """The namespace of their Secrets."""
         self._store = store
         self._clock = clock
         self._keys: dict[str, ApiKey] = {}
@@ -98,7 +98,7 @@ class Keyring:
         self._revoked: set[str] = set()
 
     def observe(self, old: Secret | None, new: Secret | None) -> None:
-        """Take in one event of the Secret informer."""
+        """Apply one event of the Secret informer."""
         secret = new or old
         if secret is None:
             return
@@ -115,7 +115,7 @@ class Keyring:
         if gone:
             self._revoked.add(secret.metadata.uid)
         if secret.metadata.uid in self._revoked:
-            # Late news of a revoked key must not bring it back.
+            # A late event of a revoked key must not restore it.
             return
         if not gone and not secret.is_deleting:
             key = _record(secret, ApiKey)
@@ -130,7 +130,7 @@ class Keyring:
             self._teams[team.name] = team
 
     def authenticate(self, key: str | None) -> Caller:
-        """Say who calls; an unknown or revoked key is an `UnauthenticatedError`."""
+        """Return the caller; `UnauthenticatedError` for an unknown or revoked key."""
         found = self._by_hash.get(key_hash(key)) if key else None
         if found is None:
             raise UnauthenticatedError(
@@ -142,31 +142,31 @@ class Keyring:
         return Caller(record.team, record.id, record.role)
 
     def listed(self, team: str | None = None) -> tuple[ApiKey, ...]:
-        """List a team's keys, or all."""
+        """Return a team's keys, or all, oldest first."""
         found = (self._shown(key) for key in self._keys.values() if team in (None, key.team))
         return tuple(sorted(found, key=lambda key: (key.created_at, key.id)))
 
     def _shown(self, key: ApiKey) -> ApiKey:
-        """Tell the last use that is known here, written or not."""
+        """Return the key with its last use as known here, written or not."""
         return structs.replace(key, last_used=self._used.get(key.id, key.last_used))
 
     def key(self, key_id: str) -> ApiKey:
-        """Find a key by id."""
+        """Return a key by id; `NotFoundError` if there is none."""
         if key_id not in self._keys:
             raise NotFoundError(f"API key {key_id!r} was not found")
         return self._keys[key_id]
 
     def team(self, name: str) -> Team:
-        """Find a team; one that nobody declared has no quota."""
+        """Return a team; one that was not declared has no quota."""
         return self._teams.get(name) or Team(name)
 
     def teams(self) -> tuple[Team, ...]:
-        """List teams: those declared and those that have keys."""
+        """Return all teams: those declared and those that have keys."""
         names = {*self._teams, *(key.team for key in self._keys.values())}
         return tuple(self.team(name) for name in sorted(names))
 
     def quotas(self, caller: Caller) -> tuple[tuple[str, Quota | None], ...]:
-        """Give the quotas a caller's claims count against, by holder."""
+        """Return the quotas that a caller's claims count against, by holder."""
         team = (f"team:{caller.team}", self.team(caller.team).quota)
         if not caller.key_id:
             return (team,)
@@ -174,7 +174,7 @@ class Keyring:
         return (team, (f"key:{caller.key_id}", key.quota if key else None))
 
     def quota_of(self, holder: str) -> Quota | None:
-        """Give the quota of one holder as it is now."""
+        """Return the current quota of one holder."""
         kind, _, name = holder.partition(":")
         if kind == "team":
             return self.team(name).quota
@@ -191,9 +191,9 @@ class Keyring:
         secret: str | None = None,
         key_id: str | None = None,
     ) -> tuple[ApiKey, str]:
-        """Make a key; the second value is the only time it can be seen.
+        """Create a key; the second value is the key itself, which cannot be read again.
 
-        `key_id` is for keys that several processes may make at once: one of them does.
+        With `key_id`, only one of several processes that create the same key succeeds.
         """
         if not name.strip():
             raise InvalidError("a key needs a name", hint="for example the person or program")
@@ -209,19 +209,19 @@ class Keyring:
             quota=quota,
         )
         if record.hash in self._by_hash:
-            raise AlreadyExistsError("that key exists already")
+            raise AlreadyExistsError("this API key exists already")
         await self._ensure_namespace(team)
         stored = await self._store.create(self._secret(record.id, KIND_KEY, team, record))
         self.observe(None, stored)
         return record, plain
 
     async def _ensure_namespace(self, team: str) -> None:
-        """Make the team's namespace where it is missing and we may."""
+        """Create the team's namespace if it is missing and we have the right."""
         with contextlib.suppress(AlreadyExistsError, ForbiddenError):
             await self._store.create(Namespace(metadata=ObjectMeta(name=team)))
 
     async def revoke(self, key_id: str) -> None:
-        """Make a key worthless, at once."""
+        """Revoke a key, effective at once."""
         self.key(key_id)
         gone = await self._store.delete(Secret, Key(self.namespace, key_id))
         self.observe(gone, None)
@@ -250,7 +250,7 @@ class Keyring:
         return record
 
     async def flush_last_used(self) -> None:
-        """Write when keys were last used, for those where it is a while since."""
+        """Write the last use of keys, at most once a minute per key."""
         for key_id, moment in list(self._used.items()):
             known = self._keys.get(key_id)
             if known is None:
@@ -259,21 +259,21 @@ class Keyring:
             since = (moment - known.last_used).total_seconds() if known.last_used else None
             if since is None or since >= _LAST_USED_SECONDS:
                 del self._used[key_id]
-                await self._note_use(key_id, moment)
+                await self._write_last_used(key_id, moment)
 
-    async def _note_use(self, key_id: str, moment: datetime) -> None:
+    async def _write_last_used(self, key_id: str, moment: datetime) -> None:
         try:
             await self._write(key_id, ApiKey, lambda key: structs.replace(key, last_used=moment))
         except NotFoundError:
-            # Revoked meanwhile: nobody asks any more when it was used.
+            # Revoked meanwhile: its last use no longer matters.
             return
         except PaddockError as error:
-            # The store is away: it is told when it is back.
+            # The store is unavailable: retried with the next flush.
             self._used.setdefault(key_id, moment)
-            log.warning("use of a key was not noted", extra=fields(error=error.message))
+            log.warning("last use of an API key was not written", extra=fields(error=error.message))
 
     async def _write(self, name: str, kind: type[T], change: Callable[[T], T]) -> T:
-        """Change the record as it is in the store now; what others changed stays changed."""
+        """Change the stored record; concurrent changes of other fields are kept."""
         while True:
             current = await self._store.get(Secret, Key(self.namespace, name))
             record = change(_record(current, kind))

@@ -16,7 +16,7 @@ from paddock.app.roles.control_plane import ControlPlane
 from paddock.app.wiring import default_resources
 from paddock.claims import idempotency
 from paddock.claims.caller import LABEL_KIND
-from paddock.claims.idempotency import KIND_FIRST
+from paddock.claims.idempotency import KIND_IDEMPOTENCY_KEY
 from paddock.claims.quota import share_store
 from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.claims.requests import NewSandbox
@@ -354,5 +354,7 @@ async def test_the_record_of_a_key_whose_process_died_is_taken_over_and_old_ones
         )
         page = await world.store.list(Lease)
         assert not [
-            item for item in page.items if item.metadata.labels.get(LABEL_KIND) == KIND_FIRST
+            item
+            for item in page.items
+            if item.metadata.labels.get(LABEL_KIND) == KIND_IDEMPOTENCY_KEY
         ]

@@ -120,7 +120,7 @@ def test_what_a_claim_has_is_sorted_and_the_first_deadline_is_known() -> None:
         pytest.param(box(phase=Phase.FAILED, message="no such image"), "no such image", id="said"),
         pytest.param(box(), "its phase is Pending", id="slow"),
         pytest.param(running({"image": "x"}), "image x is started", id="image"),
-        pytest.param(running({"resources": SMALL}), "not been given its size", id="size"),
+        pytest.param(running({"resources": SMALL}), "not been resized", id="size"),
     ],
 )
 def test_people_are_told_why_a_sandbox_was_given_up(sandbox: Sandbox, words: str) -> None:

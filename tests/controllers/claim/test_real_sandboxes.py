@@ -58,4 +58,4 @@ async def test_sandboxes_of_a_claim_have_the_size_it_asks_for() -> None:
         await place.kube("POST", CLAIMS, only_stock)
         refused = await completed(place, "stock")
         assert refused.get("claimedReplicas", 0) == 0
-        assert "cannot be given that size in this runtime" in refused["message"]
+        assert "this runtime cannot give a warm sandbox that size" in refused["message"]

@@ -64,7 +64,7 @@ async def test_warm_sandboxes_get_the_image_also_after_a_failure(
         assert {item.status.image for item in owned(world)} == {"team/other"}
         claim_queue = world.plane.environments.claim_queue
         assert claim_queue.waiting(ENV).total == 0
-        assert not claim_queue._promised
+        assert not claim_queue._granted_counts
 
 
 async def test_only_members_that_can_be_resized_serve_the_claim(

@@ -294,8 +294,8 @@ async def test_a_sandbox_claim_on_an_environment_stands_in_line_and_is_served() 
         assert {pool_of(item) for item in owned} <= {"agents-a", "agents-b"}
         queue = world.plane.environments.claim_queue
         assert queue.waiting(ENV).total == 0
-        assert not queue._promised
-        assert not queue._won
+        assert not queue._granted_counts
+        assert not queue._granted
 
 
 @pytest.mark.looptime
@@ -384,8 +384,8 @@ async def test_claims_that_give_up_leave_nothing_behind() -> None:
         await asyncio.sleep(40)
         queue = world.plane.environments.claim_queue
         assert queue.waiting(ENV).total == 0
-        assert not queue._promised
-        assert not queue._lines
+        assert not queue._granted_counts
+        assert not queue._queues
         sandbox = await world.manager.claims.create(CALLER, WANTED)
         assert sandbox.metadata.uid not in got
 

@@ -1,12 +1,12 @@
-"""Quotas: what a team and a key may have, strictly.
+"""The ledger: usage of quotas by teams and keys, with strict limits.
 
-The ledger counts every claimed sandbox once, by its lock. A reservation is entered before the
-store is written, so that two claims in flight can never both take the last place; the informer's
-event for that lock confirms it. A write whose outcome is unknown keeps its place until the
-event or a look at the store tells.
+It counts every claimed sandbox once, by its lock. A reservation is entered before the store is
+written, so that two claims in flight cannot both take the last place; the informer's event for
+that lock confirms it. A write whose outcome is unknown keeps its reservation until the event or a
+read of the store resolves it.
 
 Where several processes serve, each sandbox also counts for the account of the process that
-claimed it, or resumed it; what an account may have is `apportioning`'s business.
+claimed or resumed it; `share_manager` limits the accounts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,25 +25,25 @@ DEFAULT_MEMORY_BYTES = 512 << 20
 
 
 class Dimension(StrEnum):
-    """What is counted."""
+    """A counted amount."""
 
     COUNT = "sandbox.count"
     CPU = "limits.cpu"
-    """Thousandths of a core."""
+    """In thousandths of a core."""
     MEMORY = "limits.memory"
-    """MiB."""
+    """In MiB."""
 
 
 class QuotaScope(StrEnum):
-    """Which sandboxes count."""
+    """The sandboxes that a limit counts."""
 
     ALL = "all"
     RUNNING = "running"
-    """Paused ones are free."""
+    """Paused sandboxes do not count."""
 
 
 class QuotaLimit(Struct, frozen=True):
-    """At most so much of one dimension."""
+    """The maximum of one dimension and scope."""
 
     dimension: Dimension
     scope: QuotaScope
@@ -57,13 +57,13 @@ class Quota(Struct, frozen=True):
 
 
 class Footprint(Struct, frozen=True):
-    """What one sandbox counts for."""
+    """The amounts that one sandbox counts for."""
 
     cpu_millis: int
     memory_mib: int
 
     def of(self, dimension: Dimension) -> int:
-        """Give the amount in one dimension."""
+        """Return the amount in one dimension."""
         if dimension is Dimension.COUNT:
             return 1
         return self.cpu_millis if dimension is Dimension.CPU else self.memory_mib
@@ -75,22 +75,22 @@ class _Entry(Struct):
     running: bool
     confirmed: bool
     account: str = ""
-    """Whose share of the quota it counts for."""
+    """The account whose share it counts for."""
     runner: str = ""
-    """Whose share it counts for as long as it runs."""
+    """The account whose share it counts for while it runs."""
     resuming: bool = False
-    """Counted as running ahead of the write that makes it so."""
+    """Counted as running before the resume is written."""
 
 
 def footprint(resources: Resources) -> Footprint:
-    """Read what a sandbox with these limits counts for."""
+    """Return the footprint of a sandbox with these limits."""
     cpu = quantity.millis(resources.cpu) if resources.cpu else DEFAULT_CPU_MILLIS
     memory = quantity.whole(resources.memory) if resources.memory else DEFAULT_MEMORY_BYTES
     return Footprint(cpu, quantity.mebibytes(memory))
 
 
 def resources_of(sandbox: Sandbox) -> Resources:
-    """Give the limits a sandbox has or will have."""
+    """Return the limits that a sandbox has or will have."""
     if sandbox.spec.resources is not None:
         return sandbox.spec.resources
     if sandbox.spec.template is not None:
@@ -99,28 +99,28 @@ def resources_of(sandbox: Sandbox) -> Resources:
 
 
 def holders(team: str, key_id: str) -> tuple[str, ...]:
-    """Name whose quotas a claim of this team and key counts against."""
+    """Return the holders whose quotas a claim of this team and key counts against."""
     return (f"team:{team}", f"key:{key_id}") if key_id else (f"team:{team}",)
 
 
 UsageKey: TypeAlias = tuple[str, Dimension, QuotaScope]
-"""What is counted together: whose, what, and which of them."""
+"""Holder, dimension and scope: the amounts with the same key are summed."""
 
 
 class Ledger:
-    """Who holds how much."""
+    """Usage and reservations by holder, dimension and scope."""
 
     def __init__(self, account: str = "") -> None:
         self.account = account
-        """Our own, where several processes share quotas."""
+        """The account of this process; empty if it serves alone."""
         self._entries: dict[str, _Entry] = {}
         self._sums: dict[UsageKey, int] = {}
         self._accounts: dict[UsageKey, dict[str, int]] = {}
         self._pending: set[str] = set()
-        """Reserved and not confirmed yet."""
+        """Locks that are reserved and not confirmed yet."""
 
     def used(self, holder: str, dimension: Dimension, scope: QuotaScope) -> int:
-        """Say how much a holder has, reservations included."""
+        """Return the usage of a holder, reservations included."""
         return self._sums.get((holder, dimension, scope), 0)
 
     def reserve(
@@ -129,7 +129,7 @@ class Ledger:
         who: Iterable[tuple[str, Quota | None]],
         size: Footprint,
     ) -> None:
-        """Enter a claim before it is written; `QuotaExceededError` enters nothing."""
+        """Reserve for a claim before it is written; after `QuotaExceededError` nothing changed."""
         parties = tuple(who)
         for holder, quota in parties:
             self.check(holder, quota, size, (QuotaScope.ALL, QuotaScope.RUNNING))
@@ -140,12 +140,12 @@ class Ledger:
             self._pending.add(lock)
 
     def paused_size(self, lock: str) -> Footprint | None:
-        """Say what a sandbox would add if it ran; `None` where it runs, or is nobody's."""
+        """Return the footprint that a resume would add; `None` if it runs or is not claimed."""
         entry = self._entries.get(lock)
         return None if entry is None or entry.running else entry.footprint
 
     def reserve_resume(self, lock: str, who: Iterable[tuple[str, Quota | None]]) -> None:
-        """Count a paused sandbox as running again; `QuotaExceededError` changes nothing."""
+        """Count a paused sandbox as running; after `QuotaExceededError` nothing changed."""
         entry = self._entries.get(lock)
         if entry is None or entry.running:
             return
@@ -158,9 +158,9 @@ class Ledger:
         self._pending.add(lock)
 
     def cancel_resume(self, lock: str) -> None:
-        """Take back a resume whose write is known or feared not to have happened.
+        """Undo `reserve_resume` if the write did not, or perhaps did not, happen.
 
-        If it did happen, its event counts it again.
+        If it did happen, its event counts the sandbox again.
         """
         entry = self._entries.get(lock)
         if entry is not None and entry.resuming:
@@ -172,7 +172,7 @@ class Ledger:
     def check(
         self, holder: str, quota: Quota | None, size: Footprint, scopes: tuple[QuotaScope, ...]
     ) -> None:
-        """Raise `QuotaExceededError` where one more of this size is too much."""
+        """Raise `QuotaExceededError` if one more sandbox of this size exceeds a limit."""
         for limit in quota.limits if quota else ():
             if limit.scope not in scopes:
                 continue
@@ -180,26 +180,26 @@ class Ledger:
             if used + size.of(limit.dimension) > limit.limit:
                 raise exceeded(holder, limit, used=used, needed=size.of(limit.dimension))
 
-    def held_by(self, account: str, line: UsageKey) -> int:
-        """Say how much of a line one account has, reservations included."""
-        return self._accounts.get(line, {}).get(account, 0)
+    def held_by(self, account: str, key: UsageKey) -> int:
+        """Return the usage of one account, reservations included."""
+        return self._accounts.get(key, {}).get(account, 0)
 
-    def accounts(self, line: UsageKey) -> Mapping[str, int]:
-        """Say how much of a line each account has; what was claimed without one is not here."""
-        return self._accounts.get(line, {})
+    def accounts(self, key: UsageKey) -> Mapping[str, int]:
+        """Return the usage by account, without sandboxes that were claimed without an account."""
+        return self._accounts.get(key, {})
 
     def is_pending(self, holder: str) -> bool:
-        """Say whether something of a holder is reserved and not known to be written."""
+        """Whether a holder has reservations that are not known to be written."""
         return any(holder in self._entries[lock].holders for lock in self._pending)
 
     def release(self, lock: str) -> None:
-        """Forget a reservation whose write is known not to have happened."""
+        """Drop a reservation whose write is known not to have happened."""
         entry = self._entries.get(lock)
         if entry is not None and not entry.confirmed:
             self._remove(lock)
 
     def observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
-        """Take in one event of the Sandbox informer."""
+        """Apply one event of the Sandbox informer."""
         before = old.spec.claim.lock if old is not None and old.spec.claim else None
         claim = new.spec.claim if new is not None else None
         if before is not None and (claim is None or claim.lock != before):
@@ -210,7 +210,7 @@ class Ledger:
         known = self._entries.get(claim.lock)
         size = known.footprint if known else footprint(resources_of(new))
         if known is not None and known.resuming and not running:
-            # An event from before the resume's write: the reservation stands.
+            # An event from before the resume was written: keep the reservation.
             return
         who = holders(claim.owner, claim.key_id)
         runner = claim.running_account or claim.account
@@ -222,7 +222,7 @@ class Ledger:
             and known.account == claim.account
             and (known.runner == runner or not running)
         ):
-            # As it was reserved: the usual case, and nothing is to be counted anew.
+            # As it was reserved: the usual case, with nothing to recount.
             known.confirmed, known.resuming = True, False
             return
         self._remove(claim.lock)
@@ -253,26 +253,26 @@ class Ledger:
             account = entry.account if scope is QuotaScope.ALL else entry.runner
             for holder in entry.holders:
                 for dimension, amount in amounts:
-                    line = (holder, dimension, scope)
-                    if total := sums.get(line, 0) + amount:
-                        sums[line] = total
+                    key = (holder, dimension, scope)
+                    if total := sums.get(key, 0) + amount:
+                        sums[key] = total
                     else:
-                        sums.pop(line, None)
+                        sums.pop(key, None)
                     if account:
-                        self._count_for(account, line, amount)
+                        self._count_for(account, key, amount)
 
-    def _count_for(self, account: str, line: UsageKey, amount: int) -> None:
-        counted = self._accounts.setdefault(line, {})
+    def _count_for(self, account: str, key: UsageKey, amount: int) -> None:
+        counted = self._accounts.setdefault(key, {})
         counted[account] = counted.get(account, 0) + amount
         if not counted[account]:
             del counted[account]
         if not counted:
-            del self._accounts[line]
+            del self._accounts[key]
 
 
 def exceeded(holder: str, limit: QuotaLimit, *, used: int, needed: int) -> QuotaExceededError:
-    """Say which limit is in the way."""
-    # What is paused still counts where all count.
+    """Return the error that names the limit and the usage."""
+    # Pausing helps only where paused sandboxes do not count.
     how = "kill or pause" if limit.scope is QuotaScope.RUNNING else "kill"
     return QuotaExceededError(
         f"{holder.replace(':', ' ')} has {used} of {limit.limit} "

@@ -15,7 +15,7 @@ class QuotaSource(Protocol):
 
     @property
     def namespace(self) -> str:
-        """Where records of this installation are kept."""
+        """The namespace of this installation's records."""
         ...
 
     def quotas(self, caller: Caller) -> tuple[tuple[str, Quota | None], ...]:
@@ -28,7 +28,7 @@ class QuotaSource(Protocol):
 
 
 class QuotaReservations:
-    """Takes places in a ledger, within the quotas of teams and keys."""
+    """Reserves in a ledger, within the quotas of teams and keys."""
 
     def __init__(self, ledger: Ledger, quotas: QuotaSource) -> None:
         self.ledger = ledger
@@ -36,24 +36,24 @@ class QuotaReservations:
 
     @property
     def account(self) -> str:
-        """What is written on what we claim; empty where nobody else claims."""
+        """The account to write to claims; empty if this process serves alone."""
         return self.ledger.account
 
     async def reserve(self, caller: Caller, lock: str, size: Footprint) -> None:
-        """Take a place before the claim is written; `QuotaExceededError` takes none."""
+        """Reserve before the claim is written; `QuotaExceededError` reserves nothing."""
         self.ledger.reserve(lock, self.quotas.quotas(caller), size)
 
     async def reserve_resume(self, caller: Caller, lock: str) -> None:
-        """Take a place among the running; `QuotaExceededError` takes none."""
+        """Reserve a running sandbox before a resume; `QuotaExceededError` reserves nothing."""
         self.ledger.reserve_resume(lock, self.quotas.quotas(caller))
 
     def must_hold(self, team: str) -> None:
-        """Raise `UnavailableError` where what was reserved may not be written any more."""
+        """Raise `UnavailableError` if reservations of this team may no longer be written."""
 
     def release(self, lock: str) -> None:
-        """Give back a place whose write is known not to have happened."""
+        """Release a reservation whose write is known not to have happened."""
         self.ledger.release(lock)
 
     def cancel_resume(self, lock: str) -> None:
-        """Give back a place among the running that was not used."""
+        """Release the reservation of a resume that was not written."""
         self.ledger.cancel_resume(lock)

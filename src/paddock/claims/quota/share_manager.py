@@ -1,9 +1,10 @@
-"""Quotas where several processes serve: each claims within a share of its own.
+"""Quotas where several processes serve: each process claims within a share of its own.
 
-A team without a quota pays nothing. One far from its limit pays a write per block of claims, off
-the path of most; one at its limit a write for each. A share is renewed while it is used, given
-back as far as it is not, and closed when its process goes or has nothing to do. Who has no share,
-or has not renewed it in time, takes a new one before the next claim is written.
+A team without a quota costs nothing. A team far from its limit costs one write per block of
+claims, outside the path of most claims; a team at its limit one write per claim. A share is
+renewed while it is used, given back as far as it is not, and closed when its process stops or is
+idle. A process without a share, or with one that was not renewed in time, takes a new one before
+it writes the next claim.
 """
 
 import asyncio
@@ -29,9 +30,9 @@ from paddock.resources.meta import Key
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 3.0
-"""How long a claim waits for what another process does not use and will give back."""
+"""Longest wait of a claim for an unused share that another process will give back."""
 GATHER_SECONDS = 0.05
-TEND_SECONDS = 1.0
+MAINTENANCE_SECONDS = 1.0
 LEAVE_SECONDS = 3.0
 _BACKOFF = Backoff(base_seconds=0.005, cap_seconds=0.2, jitter=1.0)
 _ATTEMPTS = 50
@@ -40,57 +41,57 @@ Quotas = Iterable[tuple[str, Quota | None]]
 
 
 class ShareManager(QuotaReservations):
-    """Takes places within this process's shares of quotas."""
+    """Reserves within this process's shares of quotas, and keeps the shares up to date."""
 
     def __init__(
         self, ledger: Ledger, quotas: QuotaSource, provider: Provider, clock: Clock
     ) -> None:
         super().__init__(ledger, quotas)
-        self._me = ledger.account
+        self._own_account = ledger.account
         self._clock = clock
-        self._books = ShareStore(ledger, provider, clock, quotas.namespace)
+        self._store = ShareStore(ledger, provider, clock, quotas.namespace)
         self._teams: dict[str, TeamAccount] = {}
         self._by_key: dict[Key, TeamAccount] = {}
-        self._stirred = asyncio.Event()
+        self._wake = asyncio.Event()
         provider.informer(Lease).subscribe(self._observe_book)
         provider.informer(Sandbox).subscribe(self._observe_sandbox)
 
-    # ---- asking --------------------------------------------------------------------------
+    # ---- reserving -----------------------------------------------------------------------
 
     async def reserve(self, caller: Caller, lock: str, size: Footprint) -> None:
-        """Take a place before the claim is written; `QuotaExceededError` takes none."""
+        """Reserve before the claim is written; `QuotaExceededError` reserves nothing."""
         quotas = self.quotas.quotas(caller)
-        await self._have_room(caller.team, quotas, size, (QuotaScope.ALL, QuotaScope.RUNNING))
+        await self._ensure_room(caller.team, quotas, size, (QuotaScope.ALL, QuotaScope.RUNNING))
         self.ledger.reserve(lock, quotas, size)
 
     async def reserve_resume(self, caller: Caller, lock: str) -> None:
-        """Take a place among the running; `QuotaExceededError` takes none."""
+        """Reserve a running sandbox before a resume; `QuotaExceededError` reserves nothing."""
         quotas = self.quotas.quotas(caller)
         size = self.ledger.paused_size(lock)
         if size is not None:
-            await self._have_room(caller.team, quotas, size, (QuotaScope.RUNNING,))
+            await self._ensure_room(caller.team, quotas, size, (QuotaScope.RUNNING,))
         self.ledger.reserve_resume(lock, quotas)
 
     def must_hold(self, team: str) -> None:
-        """Raise `UnavailableError` where what was reserved may not be written any more."""
+        """Raise `UnavailableError` if the share of this team was not renewed in time."""
         account = self._teams.get(team)
         if account is not None and account.usable_until <= self._clock.monotonic():
             raise UnavailableError(
                 f"the share of team {team}'s quota could not be renewed in time",
-                hint="the store does not answer, or this process was held up; try again",
+                hint="the store does not answer, or this process was suspended; try again",
                 retry_after_seconds=1,
             )
 
-    async def _have_room(
+    async def _ensure_room(
         self, team: str, quotas: Quotas, size: Footprint, scopes: tuple[QuotaScope, ...]
     ) -> None:
-        """Return, without another wait in between, when our share has room for one more."""
+        """Return when our share has room for one more; no await follows the last check."""
         needs: dict[str, Demand] = {}
         for holder, quota in quotas:
             for limit in quota.limits if quota else ():
                 if limit.scope in scopes:
                     need = Demand(holder, limit, size.of(limit.dimension))
-                    needs[share_store.text(need.line)] = need
+                    needs[share_store.usage_name(need.usage_key)] = need
         if not needs:
             return
         for holder, quota in quotas:
@@ -117,7 +118,7 @@ class ShareManager(QuotaReservations):
             if refusal is None:
                 continue
             left = until - self._clock.monotonic()
-            if left <= 0 or not self._may_come(account, needs):
+            if left <= 0 or not self._may_be_given_back(account, needs):
                 raise refusal
             try:
                 async with asyncio.timeout(left):
@@ -127,19 +128,20 @@ class ShareManager(QuotaReservations):
 
     def _fits(self, account: TeamAccount, needs: Mapping[str, Demand]) -> bool:
         return account.usable_until > self._clock.monotonic() and all(
-            self.ledger.held_by(self._me, need.line) + need.size <= account.amounts.get(name, 0)
+            self.ledger.held_by(self._own_account, need.usage_key) + need.size
+            <= account.amounts.get(name, 0)
             for name, need in needs.items()
         )
 
-    def _may_come(self, account: TeamAccount, needs: Mapping[str, Demand]) -> bool:
-        """Say whether others have more than they use, and are there to give it back."""
-        book, _ = self._books.book(account)
+    def _may_be_given_back(self, account: TeamAccount, needs: Mapping[str, Demand]) -> bool:
+        """Whether live processes have unused shares that would be enough if given back."""
+        book, _ = self._store.book(account)
         for name, need in needs.items():
-            view = self._books.view(need)
-            room = share_math.free(book, self._me, name, view, seen=self._books.seen)
+            view = self._store.view(need)
+            room = share_math.free(book, self._own_account, name, view, seen=self._store.seen)
             for other, share in book.shares.items():
-                is_there = self._books.silent_for(account, other) <= USE_SECONDS
-                if other != self._me and not share.closed_at and is_there:
+                is_there = self._store.silent_for(account, other) <= USE_SECONDS
+                if other != self._own_account and not share.closed_at and is_there:
                     room += max(share.amounts.get(name, 0) - view.others.get(other, 0), 0)
             if room < need.size:
                 return False
@@ -148,39 +150,41 @@ class ShareManager(QuotaReservations):
     async def _grow(
         self, account: TeamAccount, needs: Mapping[str, Demand]
     ) -> QuotaExceededError | None:
-        """Take more, as one write; gives why that cannot be."""
+        """Enlarge our share by one write; return the error if the quota has no room."""
         for attempt in range(1, _ATTEMPTS + 1):
-            book, lease = self._books.book(account)
-            views = {name: self._books.view(need) for name, need in needs.items()}
-            seen = self._books.seen
-            wanted = share_math.grown(book, self._me, views, waiting=account.waiting, seen=seen)
+            book, lease = self._store.book(account)
+            views = {name: self._store.view(need) for name, need in needs.items()}
+            seen = self._store.seen
+            wanted = share_math.grown(
+                book, self._own_account, views, waiting=account.waiting, seen=seen
+            )
             if wanted is None:
-                if await self._books.close_dead(account):
+                if await self._store.close_dead(account):
                     continue
                 left = {
-                    name: share_math.free(book, self._me, name, view, seen=seen)
+                    name: share_math.free(book, self._own_account, name, view, seen=seen)
                     for name, view in views.items()
                 }
                 name = min(needs, key=lambda item: left[item] - needs[item].size)
                 need = needs[name]
                 used = need.limit.limit - max(left[name], 0)
                 return exceeded(need.holder, need.limit, used=used, needed=need.size)
-            if await self._books.write(account, lease, wanted):
+            if await self._store.write(account, lease, wanted):
                 return None
             await asyncio.sleep(_BACKOFF.delay(attempt))
         raise UnavailableError(
-            f"the shares of team {account.team}'s quota change all the time",
+            f"the shares of team {account.team}'s quota change too often",
             retry_after_seconds=1,
         )
 
-    # ---- hearing -------------------------------------------------------------------------
+    # ---- events --------------------------------------------------------------------------
 
     def _account(self, team: str) -> TeamAccount:
         account = self._teams.get(team)
         if account is None:
             account = self._teams[team] = TeamAccount(team, self.quotas.namespace)
             self._by_key[account.key] = account
-            self._stirred.set()
+            self._wake.set()
         return account
 
     def _observe_book(self, old: Lease | None, new: Lease | None) -> None:
@@ -188,48 +192,48 @@ class ShareManager(QuotaReservations):
         if lease is None:
             return
         if new is not None:
-            self._books.observe(new)
+            self._store.observe(new)
         account = self._by_key.get(lease.key)
         if account is not None:
             account.changed.set()
-            self._stirred.set()
+            self._wake.set()
 
     def _observe_sandbox(self, old: Sandbox | None, new: Sandbox | None) -> None:
-        """Look after a team's share when something of it has gone."""
+        """Wake the maintenance of a team's share when its usage may have dropped."""
         claim = old.spec.claim if old is not None else None
         account = self._teams.get(claim.owner) if claim is not None else None
         if account is None or (new is not None and new.spec.claim and not new.spec.paused):
             return
         account.changed.set()
-        self._stirred.set()
+        self._wake.set()
 
-    # ---- looking after shares ------------------------------------------------------------
+    # ---- maintenance ---------------------------------------------------------------------
 
     async def run(self) -> None:
         """Renew, give back and close shares, until cancelled."""
         while True:
             try:
-                async with asyncio.timeout(TEND_SECONDS if self._teams else None):
-                    await self._stirred.wait()
+                async with asyncio.timeout(MAINTENANCE_SECONDS if self._teams else None):
+                    await self._wake.wait()
             except TimeoutError:
                 # Nothing has changed but the time.
                 pass
             await asyncio.sleep(GATHER_SECONDS)
-            self._stirred.clear()
+            self._wake.clear()
             for account in tuple(self._teams.values()):
                 try:
                     async with account.lock:
-                        await self._tend(account)
+                        await self._maintain(account)
                 except (PaddockError, OSError) as error:
                     log.warning(
-                        "a share of a quota was not looked after",
+                        "maintenance of a quota share failed",
                         extra=fields(team=account.team, error=repr(error)),
                     )
 
-    async def _tend(self, account: TeamAccount) -> None:
+    async def _maintain(self, account: TeamAccount) -> None:
         now = self._clock.monotonic()
-        book, lease = self._books.book(account)
-        share = book.shares.get(self._me)
+        book, lease = self._store.book(account)
+        share = book.shares.get(self._own_account)
         is_open = share is not None and not share.closed_at
         is_needed = account.waiting or self.ledger.is_pending(f"team:{account.team}")
         if now - account.used_at > USE_SECONDS and not is_needed:
@@ -240,16 +244,16 @@ class ShareManager(QuotaReservations):
             return
         if not is_open:
             return
-        needs = {name: self._as_it_is(need) for name, need in account.needs.items()}
-        views = {name: self._books.view(need) for name, need in needs.items() if need is not None}
-        wanted = share_math.kept(book, self._me, views, seen=self._books.seen)
+        needs = {name: self._with_current_limit(need) for name, need in account.needs.items()}
+        views = {name: self._store.view(need) for name, need in needs.items() if need is not None}
+        wanted = share_math.kept(book, self._own_account, views, seen=self._store.seen)
         if wanted is None and account.usable_until - now < USE_SECONDS / 2:
-            wanted = share_math.renewed(book, self._me)
-        if wanted is not None and not await self._books.write(account, lease, wanted):
-            self._stirred.set()
+            wanted = share_math.renewed(book, self._own_account)
+        if wanted is not None and not await self._store.write(account, lease, wanted):
+            self._wake.set()
 
-    def _as_it_is(self, need: Demand) -> Demand | None:
-        """Give a need with its limit as it is by now; `None` where there is none any more."""
+    def _with_current_limit(self, need: Demand) -> Demand | None:
+        """Return a demand with the current limit; `None` if the limit is gone."""
         quota = self.quotas.quota_of(need.holder)
         for limit in quota.limits if quota else ():
             if (limit.dimension, limit.scope) == (need.limit.dimension, need.limit.scope):
@@ -257,33 +261,33 @@ class ShareManager(QuotaReservations):
         return None
 
     async def _close(self, account: TeamAccount) -> None:
-        """Give back what we do not use, and let what we have count by itself."""
+        """Give back what we do not use, and close our share: it then counts by usage."""
         account.usable_until = 0.0
-        # What is under way may still be written: then it stays open, and is closed in time.
+        # A claim in flight may still be written: the share stays open, and is closed later.
         is_pending = self.ledger.is_pending(f"team:{account.team}")
-        version = "" if is_pending else await self._books.version()
+        version = "" if is_pending else await self._store.version()
         for attempt in range(1, _ATTEMPTS + 1):
-            book, lease = self._books.book(account)
-            share = book.shares.get(self._me)
+            book, lease = self._store.book(account)
+            share = book.shares.get(self._own_account)
             if share is None or share.closed_at:
                 return
             used = {
-                name: self.ledger.held_by(self._me, share_store.line(name))
+                name: self.ledger.held_by(self._own_account, share_store.parse_usage_name(name))
                 for name in share.amounts
             }
-            wanted = share_math.closed(book, self._me, at=version, amounts=used)
-            if await self._books.write(account, lease, wanted):
+            wanted = share_math.closed(book, self._own_account, at=version, amounts=used)
+            if await self._store.write(account, lease, wanted):
                 return
             await asyncio.sleep(_BACKOFF.delay(attempt))
 
     async def leave(self) -> None:
-        """Give every share back, as far as that can be done now."""
+        """Give every share back, as far as the store answers in time."""
         for account in tuple(self._teams.values()):
             try:
                 async with asyncio.timeout(LEAVE_SECONDS), account.lock:
                     await self._close(account)
             except (PaddockError, OSError) as error:
                 log.info(
-                    "a share of a quota was not given back; it is closed in time",
+                    "quota share was not given back; another process will close it",
                     extra=fields(team=account.team, error=repr(error)),
                 )

@@ -1,13 +1,13 @@
-"""How a quota is shared out among processes: the arithmetic, pure.
+"""The arithmetic of quota shares. Pure.
 
-A book says how much of each limit every process (by its account) may have; together never more
-than the limit. A process claims within its share without asking anybody, and changes the book, by
-compare-and-swap, only to take more or to give back. It takes a block at a time, a smaller one the
-less is left, in the end no more than it needs.
+`TeamShares` holds how much of each limit every process (by its account) may use; the sum never
+exceeds the limit. A process claims within its share without coordination, and changes the record,
+by compare-and-swap, only to take more or to give back. It takes a block at a time; the less is
+left, the smaller the block, in the end no more than it needs.
 
-The share of a process counts in full whether it is used or not. One that is closed (its process
-has gone, or has nothing to do) counts for what is still there of it: that can only become less.
-Who has not yet seen everything that was written before it was closed takes it as it stands.
+An open share counts in full whether it is used or not. A closed share (its process has stopped, or
+is idle) counts by its usage, which can only shrink. A process whose cache does not yet include
+everything written before a share was closed counts that share in full.
 """
 
 from collections.abc import Mapping
@@ -17,41 +17,41 @@ from msgspec import Struct
 from paddock.engine.versions import ordinal
 
 BLOCK = 64
-"""At most so many sandboxes more than are needed are taken at a time."""
+"""At most so many sandboxes beyond the need are taken at a time."""
 
 
 class Share(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one account may have, line by line."""
+    """What one account may use, by usage name."""
 
     amounts: dict[str, int] = {}
     turn: int = 0
-    """Grows with every write of its process: a share that does not change may be a dead one's."""
+    """Grows with every write of its process: an unchanged share may belong to a dead process."""
     closed_at: str = ""
-    """The store's version up to which its process may have written; empty: it is in use."""
+    """The store version up to which its process may have written; empty: the share is open."""
 
 
 class TeamShares(Struct, frozen=True):
-    """Every share of one team and its keys, by account."""
+    """All shares of one team and its keys, by account."""
 
     shares: dict[str, Share] = {}
 
 
 class LimitView(Struct, frozen=True, kw_only=True):
-    """What one process sees of one line."""
+    """The usage of one limit, as one process sees it."""
 
     limit: int
     size: int
-    """What one more sandbox takes."""
+    """What one more sandbox uses."""
     mine: int
-    """What this process has, reservations included."""
+    """Usage of this process, reservations included."""
     others: Mapping[str, int]
-    """What was written for other accounts."""
+    """Usage of the other accounts."""
     unaccounted: int
-    """What was claimed without an account."""
+    """Usage of sandboxes that were claimed without an account."""
 
 
 def free(book: TeamShares, me: str, line: str, view: LimitView, *, seen: int) -> int:
-    """Say how much of a line nobody has and nobody may take, beyond what we use."""
+    """Return how much is neither used by us nor used by or granted to others."""
     left = view.limit - view.unaccounted - view.mine
     for account in book.shares.keys() | view.others.keys():
         if account != me:
@@ -66,7 +66,7 @@ def _held(share: Share | None, line: str, used: int, seen: int) -> int:
 
 
 def room(book: TeamShares, me: str, views: Mapping[str, LimitView], *, seen: int) -> int:
-    """Say how many more sandboxes of the views' sizes would fit."""
+    """Return how many more sandboxes of the views' sizes would fit."""
     fitting = (
         free(book, me, line, view, seen=seen) // view.size
         for line, view in views.items()
@@ -76,7 +76,7 @@ def room(book: TeamShares, me: str, views: Mapping[str, LimitView], *, seen: int
 
 
 def block(book: TeamShares, spare: int) -> int:
-    """Say how many of those that are left one process may keep for itself."""
+    """Return how many of the spare sandboxes one process may hold in advance."""
     users = max(sum(not share.closed_at for share in book.shares.values()), 2)
     return min(BLOCK, max(spare, 0) // (2 * users))
 
@@ -84,7 +84,7 @@ def block(book: TeamShares, spare: int) -> int:
 def grown(
     book: TeamShares, me: str, views: Mapping[str, LimitView], *, waiting: int, seen: int
 ) -> TeamShares | None:
-    """Take what is needed and, where there is plenty, some more; `None` where it is not there."""
+    """Return the shares with ours enlarged by the need and a block; `None` if there is no room."""
     fitting = room(book, me, views, seen=seen)
     if fitting < 1:
         return None
@@ -96,7 +96,7 @@ def grown(
 def kept(
     book: TeamShares, me: str, views: Mapping[str, LimitView], *, seen: int
 ) -> TeamShares | None:
-    """Give back what one process should not keep for itself; `None` where that is nothing."""
+    """Return the shares without our excess; `None` if there is none."""
     share = book.shares.get(me)
     if share is None or share.closed_at or not views:
         return None
@@ -105,7 +105,7 @@ def kept(
     amounts = dict(share.amounts)
     for line, view in views.items():
         spare = (amounts.get(line, 0) - view.mine) // view.size if view.size else 0
-        # Somewhat more than would be taken is kept, lest it goes to and fro.
+        # Keep twice the block, so that it is not taken and given back in turns.
         if spare > 2 * allowed:
             amounts[line] = view.mine + allowed * view.size
     if amounts == share.amounts:
@@ -114,19 +114,19 @@ def kept(
 
 
 def renewed(book: TeamShares, me: str) -> TeamShares:
-    """Show that a share is in use."""
+    """Return the shares with ours marked as in use."""
     return _with(book, me, {})
 
 
 def closed(book: TeamShares, account: str, *, at: str, amounts: Mapping[str, int]) -> TeamShares:
-    """Close a share, of which so much is in use."""
+    """Return the shares with one closed; `amounts` is its usage."""
     turn = book.shares[account].turn + 1
     share = Share(amounts=dict(amounts), turn=turn, closed_at=at)
     return TeamShares({**book.shares, account: share})
 
 
 def without_ended(book: TeamShares, me: str, used: Mapping[str, int], *, seen: int) -> TeamShares:
-    """Leave out closed shares of which nothing is left; `used` is what each account still has."""
+    """Return the shares without closed ones that have no usage left; `used` is by account."""
     ended = {
         account
         for account, share in book.shares.items()

@@ -1,7 +1,7 @@
-"""The books in which processes share quotas out: where they are kept, and how they are written.
+"""Reads and writes the records of quota shares.
 
 One Lease per team that has a quota, in the system namespace; every change is a compare-and-swap.
-What a book means is in `shares`; when it is written is `apportioning`'s business.
+The arithmetic is in `share_math`; `share_manager` decides when to write.
 """
 
 import asyncio
@@ -39,102 +39,104 @@ log = logging.getLogger(__name__)
 KIND_SHARES = "quota-shares"
 ANNOTATION = "paddock.dev/quota-shares"
 USE_SECONDS = 20.0
-"""How long a share may be used after it was last written, by its own process's clock."""
+"""How long a share may be used after its last write, by the clock of its own process."""
 DEAD_SECONDS = 90.0
-"""How long nothing is heard of a share before others close it, by their clocks. What is between
-the two is more than any write takes."""
+"""How long a share must be unchanged before other processes close it, by their clocks. The
+difference to `USE_SECONDS` is longer than any write takes."""
 
 
 class Demand(Struct, frozen=True):
-    """One more sandbox, seen from one limit."""
+    """What one more sandbox needs of one limit."""
 
     holder: str
     limit: QuotaLimit
     size: int
 
     @property
-    def line(self) -> UsageKey:
-        """What it counts on."""
+    def usage_key(self) -> UsageKey:
+        """The key of the usage that the limit bounds."""
         return self.holder, self.limit.dimension, self.limit.scope
 
 
 class TeamAccount:
-    """What this process has of one team's quotas."""
+    """This process's share of one team's quotas."""
 
     def __init__(self, team: str, namespace: str) -> None:
         digest = hashlib.sha256(team.encode()).hexdigest()[:32]
         self.team = team
         self.key = Key(namespace, f"quota-{digest}")
         self.lock = asyncio.Lock()
-        """Held by whoever writes the book."""
+        """Held while the record is written."""
         self.amounts: Mapping[str, int] = {}
-        """What we may have; lowered before, raised after the book says so."""
+        """What we may use; lowered before the record is written, raised after."""
         self.usable_until = 0.0
         self.used_at = 0.0
         self.waiting = 0
         self.needs: dict[str, Demand] = {}
-        """The last need of each line."""
+        """The last demand on each usage key."""
         self.changed = asyncio.Event()
 
 
 class ShareStore:
-    """Reads and writes books, and knows how long each share has been as it is."""
+    """Reads and writes shares, and tracks how long each has been unchanged."""
 
     def __init__(self, ledger: Ledger, provider: Provider, clock: Clock, namespace: str) -> None:
         self._ledger = ledger
         self._namespace = namespace
-        self._me = ledger.account
+        self._own_account = ledger.account
         self._provider = provider
         self._clock = clock
-        self._heard: dict[Key, dict[str, tuple[Share, float]]] = {}
-        """Each share of each book as it was last seen to change, and when."""
+        self._changed_at: dict[Key, dict[str, tuple[Share, float]]] = {}
+        """Each share of each record, with the time of its last observed change."""
 
     def observe(self, lease: Lease) -> None:
-        """Take in one event of the Lease informer."""
+        """Apply one event of the Lease informer."""
         now = self._clock.monotonic()
-        before = self._heard.get(lease.key, {})
-        self._heard[lease.key] = {
+        before = self._changed_at.get(lease.key, {})
+        self._changed_at[lease.key] = {
             name: before[name] if name in before and before[name][0] == share else (share, now)
             for name, share in _read(lease).shares.items()
         }
 
     @property
     def seen(self) -> int:
-        """How far in the store's sequence our picture of sandboxes is."""
+        """The store version up to which our cache of sandboxes is complete."""
         return self._provider.informer(Sandbox).seen
 
     def book(self, account: TeamAccount) -> tuple[TeamShares, Lease | None]:
-        """Give a team's book, and what it is written in."""
+        """Return a team's shares and their Lease."""
         lease = self._provider.informer(Lease).get(account.key)
         return _read(lease), lease
 
     def view(self, need: Demand) -> LimitView:
-        """Give what we see of a line."""
-        accounts = self._ledger.accounts(need.line)
+        """Return the usage that we see for a demand."""
+        accounts = self._ledger.accounts(need.usage_key)
         return LimitView(
             limit=need.limit.limit,
             size=need.size,
-            mine=accounts.get(self._me, 0),
-            others={name: used for name, used in accounts.items() if name != self._me},
-            unaccounted=self._ledger.used(*need.line) - sum(accounts.values()),
+            mine=accounts.get(self._own_account, 0),
+            others={name: used for name, used in accounts.items() if name != self._own_account},
+            unaccounted=self._ledger.used(*need.usage_key) - sum(accounts.values()),
         )
 
     def silent_for(self, account: TeamAccount, name: str) -> float:
-        """Say how long a share has been as it is, as far as we have seen."""
+        """Return how long a share has been unchanged, in seconds, as far as we have observed."""
         now = self._clock.monotonic()
-        _, heard = self._heard.get(account.key, {}).get(name, (None, now))
+        _, heard = self._changed_at.get(account.key, {}).get(name, (None, now))
         return now - heard
 
     async def write(self, account: TeamAccount, lease: Lease | None, wanted: TeamShares) -> bool:
-        """Write a book and take our share from it; whether nobody else was first.
+        """Write the shares and use ours; return False if another process was first.
 
-        After any other error it may have been written: then the book says more than we take,
-        and no harm is done.
+        After any other error they may have been written: then the record grants more than we use,
+        which does no harm.
         """
-        wanted = share_math.without_ended(wanted, self._me, self._in_use(account), seen=self.seen)
-        mine = wanted.shares.get(self._me, Share())
+        wanted = share_math.without_ended(
+            wanted, self._own_account, self._in_use(account), seen=self.seen
+        )
+        mine = wanted.shares.get(self._own_account, Share())
         started = self._clock.monotonic()
-        # What we give back is not ours from here on, whatever becomes of the write.
+        # What we give back is not used from here on, whether or not the write succeeds.
         account.amounts = {
             name: min(amount, mine.amounts.get(name, 0)) for name, amount in account.amounts.items()
         }
@@ -144,20 +146,20 @@ class ShareStore:
             else:
                 await self._provider.write.update(_with(lease, wanted))
         except (ConflictError, AlreadyExistsError, NotFoundError):
-            await self._look(account)
+            await self._refresh(account)
             return False
         account.amounts = mine.amounts
         account.usable_until = 0.0 if mine.closed_at else started + USE_SECONDS
         return True
 
     def _in_use(self, account: TeamAccount) -> dict[str, int]:
-        """Give what each account of a team still has: sandboxes, or sandboxes that run."""
+        """Return the number of sandboxes, or of running sandboxes, by account."""
         team = f"team:{account.team}"
         everything = self._ledger.accounts((team, Dimension.COUNT, QuotaScope.ALL))
         return {**self._ledger.accounts((team, Dimension.COUNT, QuotaScope.RUNNING)), **everything}
 
-    async def _look(self, account: TeamAccount) -> None:
-        """Read the book past the cache."""
+    async def _refresh(self, account: TeamAccount) -> None:
+        """Read the record from the store into the cache."""
         try:
             found = await self._provider.live.get(Lease, account.key)
         except NotFoundError:
@@ -165,17 +167,17 @@ class ShareStore:
         self._provider.informer(Lease).observe(found)
 
     async def close_dead(self, account: TeamAccount) -> bool:
-        """Close the shares of processes that were not heard of for long; whether there were any."""
+        """Close the shares of silent processes; return whether there were any."""
         dead = [
             name
             for name, share in self.book(account)[0].shares.items()
-            if name != self._me
+            if name != self._own_account
             and not share.closed_at
             and self.silent_for(account, name) >= DEAD_SECONDS
         ]
         if not dead:
             return False
-        # What they had is read anew: our picture may lack what they wrote last.
+        # Their usage is read from the store: our cache may lack their last writes.
         owned = parse_fields(f"spec.claim.owner={account.team}")
         page = await self._provider.live.list(Sandbox, fields=owned)
         book, lease = self.book(account)
@@ -188,24 +190,24 @@ class ShareStore:
         return True
 
     async def version(self) -> str:
-        """Ask how far the store is: everything written so far is of this version or older."""
+        """Return the current store version: all writes so far have this version or an older one."""
         return (await self._provider.live.list(Lease, namespace=self._namespace, limit=1)).version
 
 
-def text(line: UsageKey) -> str:
-    """Give a line's name in a book."""
-    return " ".join(line)
+def usage_name(key: UsageKey) -> str:
+    """Return the name of a usage key in the record."""
+    return " ".join(key)
 
 
-def line(name: str) -> UsageKey:
-    """Give the line that has this name in a book."""
+def parse_usage_name(name: str) -> UsageKey:
+    """Return the usage key of a name in the record."""
     holder, dimension, scope = name.rsplit(" ", 2)
     return holder, Dimension(dimension), QuotaScope(scope)
 
 
 def _used(sandboxes: Iterable[Sandbox], account: str, name: str) -> int:
-    """Count what an account has of a line."""
-    holder, dimension, scope = line(name)
+    """Return the usage of an account."""
+    holder, dimension, scope = parse_usage_name(name)
     return sum(
         footprint(resources_of(sandbox)).of(dimension)
         for sandbox in sandboxes

@@ -1,1 +1,1 @@
-"""Declarative claims: `plan` decides, `controller` acts."""
+"""The controller of SandboxClaims: `plan` decides, `controller` acts."""

@@ -1,8 +1,7 @@
 """Performs what `plan` decides for one SandboxClaim.
 
-Each sandbox bears the claim's name and uid, so that after a crash what was got, and how far it
-is, is read from the sandboxes themselves (`standing`). Where they come from is `source`'s business,
-taking one `taking`'s.
+Each sandbox carries the claim's name and uid, so that after a crash the progress is read from the
+sandboxes themselves (`progress`). `source` resolves where they come from, `acquire` acquires one.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from paddock.controllers.claim import plan as steps
 from paddock.controllers.claim.acquire import ClaimAcquirer
 from paddock.controllers.claim.ports import EnvironmentQueue
 from paddock.controllers.claim.progress import Held, held, standing_of, why_lost
-from paddock.controllers.claim.source import Meant, Source
+from paddock.controllers.claim.source import ResolvedSource, SourceResolver
 from paddock.controllers.claim.status import completed, is_over, progress, updated
 from paddock.engine.controller import After, Done, Gone, Result
 from paddock.engine.recorder import Recorder
@@ -39,15 +38,15 @@ RETRY_SECONDS = 2.0
 
 
 class _Case(Struct, frozen=True, kw_only=True):
-    """One claim, and what one reconcile found for it."""
+    """One claim with its sandboxes and its source, as read by one reconcile."""
 
     claim: SandboxClaim
     held: Held
-    meant: Meant
+    meant: ResolvedSource
 
 
 class ClaimController:
-    """Gets each claim its sandboxes."""
+    """Reconciles SandboxClaims."""
 
     def __init__(
         self,
@@ -62,17 +61,17 @@ class ClaimController:
         self._queue = queue
         self._acquirer = acquirer
         self._overrides = overrides
-        self._source = Source(provider, overrides)
+        self._source = SourceResolver(provider, overrides)
         self.wake: Callable[[Key], None] = lambda _claim: None
-        """Called with a claim's key when it is its turn."""
+        """Called with a claim's key when the queue grants it a sandbox."""
         self._provider = provider
         self._clock = clock
         self._recorder = recorder
         self._made_anew: set[Key] = set()
-        """Claims whose size a machine has refused to a sandbox in stock."""
+        """Claims whose size a node has refused for a warm sandbox."""
 
     def concerned(self, old: Sandbox | None, new: Sandbox | None) -> tuple[Key, ...]:
-        """Name the claim that must be looked at because one of its sandboxes is further now."""
+        """Return the claim to reconcile because the progress of one of its sandboxes changed."""
         sandbox = new or old
         name = sandbox.metadata.labels.get(LABEL_CLAIM) if sandbox is not None else None
         if sandbox is None or name is None or not self._provider.is_synced:
@@ -87,7 +86,7 @@ class ClaimController:
         return () if before is after else (claim.key,)
 
     async def reconcile(self, key: Key) -> Result:
-        """Bring one claim a step nearer to what is wanted."""
+        """Perform the next step for one claim."""
         claim = self._provider.get(SandboxClaim, key)
         if claim is None or is_over(claim):
             self._made_anew.discard(key)
@@ -109,7 +108,7 @@ class ClaimController:
                 return await self._begin(claim, meant)
             case steps.Expire():
                 await self._provider.write.delete(claim)
-                return Done("its TTL is over")
+                return Done("its TTL has expired")
             case _:
                 return await self._perform(case, step)
 
@@ -124,7 +123,7 @@ class ClaimController:
             case steps.AwaitSandboxes(until):
                 return await self._wait(case, until)
             case steps.Take() if case.meant.env is not None and self._queue is not None:
-                return await self._take_in_turn(case.claim, case.meant.env, self._queue)
+                return await self._take_granted(case.claim, case.meant.env, self._queue)
             case steps.Take(count):
                 return await self._take(case, count)
             case _:
@@ -133,9 +132,9 @@ class ClaimController:
     def _held(self, claim: SandboxClaim, now: datetime) -> Held:
         return held(claim, self._provider.sandboxes_of_claim(claim.key), now=now)
 
-    # ---- taking --------------------------------------------------------------------------
+    # ---- acquiring -----------------------------------------------------------------------
 
-    async def _begin(self, claim: SandboxClaim, meant: Meant) -> Result:
+    async def _begin(self, claim: SandboxClaim, meant: ResolvedSource) -> Result:
         status = structs.replace(claim.status, claim_start_time=self._clock.now())
         if claim.spec.inplace_update is not None and meant.exists and not meant.refusal:
             status = self._updated(claim, status, meant.fit.obstacle)
@@ -145,14 +144,14 @@ class ClaimController:
     def _updated(
         self, claim: SandboxClaim, status: SandboxClaimStatus, obstacle: str
     ) -> SandboxClaimStatus:
-        """Show whether what is in stock is updated; where not, others are made so."""
+        """Record whether warm sandboxes are updated in place, or others are created instead."""
         words = f"{obstacle}: sandboxes are made anew" if obstacle else ""
         if words:
             self._recorder.normal(claim, "MadeAnew", words)
         return updated(claim, status, words, now=self._clock.now())
 
-    async def _take_in_turn(self, claim: SandboxClaim, env: Key, queue: EnvironmentQueue) -> Result:
-        """Take what members of an environment have for this claim; wait in line for the rest."""
+    async def _take_granted(self, claim: SandboxClaim, env: Key, queue: EnvironmentQueue) -> Result:
+        """Take the sandboxes granted to this claim, and queue for the rest."""
         taken, problem = 0, ""
         while (pool := queue.take_granted(claim.key, env)) is not None:
             try:
@@ -164,12 +163,12 @@ class ClaimController:
                 queue.settle(env, pool)
         holding = self._held(claim, self._clock.now())
         if problem:
-            # What it may not have is for others; it asks again when it is called again.
+            # Its grants go to other claims; it queues again with the next reconcile.
             queue.forget(claim.key)
             await self._note(claim, holding, taken, problem)
-            return After(self._patience(claim), problem)
+            return After(self._retry_seconds(claim), problem)
         got = max(len(holding.ready), claim.status.claimed_replicas) + len(holding.on_their_way)
-        # After failures one is enough to find out whether all is well again.
+        # After failures, one sandbox is enough to test whether claims succeed again.
         most = 1 if claim.status.failures else claim.spec.replicas
         queue.enqueue(
             claim.key,
@@ -181,7 +180,7 @@ class ClaimController:
         )
         if taken:
             await self._note(claim, holding, taken)
-        return After(0.001 if got >= claim.spec.replicas else self._patience(claim))
+        return After(0.001 if got >= claim.spec.replicas else self._retry_seconds(claim))
 
     async def _from_member(self, claim: SandboxClaim, member: Key) -> bool:
         meant = self._source.member(claim, member)
@@ -205,9 +204,9 @@ class ClaimController:
                 claim, "NoAvailableSandboxes", f"{words}: {problem}" if problem else words
             )
         await self._note(claim, self._held(claim, self._clock.now()), taken, problem)
-        return After(0.001 if taken == count else self._patience(claim), f"claimed {taken}")
+        return After(0.001 if taken == count else self._retry_seconds(claim), f"claimed {taken}")
 
-    def _patience(self, claim: SandboxClaim) -> float:
+    def _retry_seconds(self, claim: SandboxClaim) -> float:
         started = claim.status.claim_start_time or self._clock.now()
         end = started + timedelta(seconds=claim.spec.claim_timeout_seconds)
         return max(min(RETRY_SECONDS, (end - self._clock.now()).total_seconds()), 0.01)
@@ -217,13 +216,13 @@ class ClaimController:
     async def _wait(self, case: "_Case", until: datetime) -> Result:
         claim, ready = case.claim, len(case.held.ready)
         if self._queue is not None:
-            # Whoever wants no more for now stands in nobody's way.
+            # A claim that needs no more now must not delay others in the queue.
             self._queue.forget(claim.key)
         if ready > claim.status.claimed_replicas:
             words = f"{ready} of {claim.spec.replicas} are ready"
             await self._write(claim, structs.replace(progress(claim, case.held), message=words))
         seconds = (until - self._clock.now()).total_seconds()
-        return After(max(seconds, 0.001), "waits for its sandboxes")
+        return After(max(seconds, 0.001), "waiting for its sandboxes")
 
     async def _resize(self, case: "_Case", sandboxes: tuple[Sandbox, ...]) -> Result:
         results = await asyncio.gather(
@@ -242,21 +241,21 @@ class ClaimController:
         if not refused:
             if problem:
                 await self._note(claim, case.held, 0, problem)
-            return After(self._patience(claim) if problem else 0.001, problem)
+            return After(self._retry_seconds(claim) if problem else 0.001, problem)
         anew = case.meant.env is None and claim.spec.create_on_no_stock
         if anew and claim.key not in self._made_anew:
-            # As for clients of the API: another is made of that size, at once.
+            # As for API requests: create a sandbox of that size at once.
             self._made_anew.add(claim.key)
             told = structs.replace(claim, status=self._updated(claim, claim.status, problem))
             case = structs.replace(case, claim=told)
         return await self._give_up(case, steps.GiveUp(refused, is_failure=not anew), problem)
 
     async def _give_up(self, case: "_Case", step: steps.GiveUp, why: str = "") -> Result:
-        """Let go of what was not handed over: it ends, or is kept for people to look at."""
+        """Give up sandboxes that were not handed over: delete them, or keep them for inspection."""
         claim, now, given_up = case.claim, self._clock.now(), 0
         for sandbox in step.sandboxes:
             words = why or why_lost(sandbox, now=now)
-            if not await self._let_go(claim, sandbox):
+            if not await self._release(claim, sandbox):
                 continue
             given_up += 1
             self._recorder.warning(claim, "SandboxGivenUp", words)
@@ -269,7 +268,7 @@ class ClaimController:
         await self._write(claim, status)
         return After(0.001, f"{given_up} given up")
 
-    async def _let_go(self, claim: SandboxClaim, sandbox: Sandbox) -> bool:
+    async def _release(self, claim: SandboxClaim, sandbox: Sandbox) -> bool:
         def labelled(current: Sandbox) -> Sandbox:
             return with_meta(current, labels={**current.metadata.labels, LABEL_GIVEN_UP: "true"})
 
@@ -282,7 +281,7 @@ class ClaimController:
         except NotFoundError:
             return True
         except ConflictError:
-            # It changed meanwhile, and may be ready after all: it is looked at again.
+            # It changed meanwhile and may be ready: the next reconcile reads it again.
             return False
         return True
 
@@ -311,7 +310,7 @@ class ClaimController:
 
 
 def _problem(results: list[bool | BaseException] | list[BaseException | None]) -> str:
-    """Give what went wrong first, in words; what is none of our errors is raised."""
+    """Return the message of the first error; raise errors that are not `PaddockError`."""
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, PaddockError):
             raise result

@@ -1,9 +1,9 @@
-"""What to do next with one SandboxClaim: a pure decision.
+"""Decides the next step for one SandboxClaim. Pure.
 
-A claim is like a Job: once completed it stays so. What it got belongs to whoever applied it and
-outlives it; killing one of its sandboxes later does not make it claim another. What failed before
-it was ready is given up and replaced as long as the claim's time lasts, with growing pauses and one
-at a time: a claim that cannot be served must not use up a pool's stock.
+A claim is like a Job: once completed it stays so. Its sandboxes belong to its owner and outlive
+it; killing one later does not make the claim acquire another. A sandbox that failed before it was
+ready is given up and replaced until the claim times out, with backoff and one at a time: a claim
+that cannot be served must not use up a pool's warm sandboxes.
 """
 
 from datetime import datetime, timedelta
@@ -22,37 +22,37 @@ _BACKOFF = Backoff(base_seconds=2.0, cap_seconds=16.0, jitter=0.0)
 
 
 class Begin(Step, frozen=True):
-    """Note when the claiming began."""
+    """Record when claiming began."""
 
 
 class Take(Step, frozen=True):
-    """Try to claim so many more."""
+    """Try to claim `count` more."""
 
     count: int
 
 
 class AwaitSandboxes(Step, frozen=True):
-    """Others must act first; look again at `until` if nothing was heard."""
+    """Wait for events; reconcile again at `until` at the latest."""
 
     until: datetime
 
 
 class Resize(Step, frozen=True):
-    """Give these the size that the claim asks for."""
+    """Resize these sandboxes to the size of the claim."""
 
     sandboxes: tuple[Sandbox, ...]
 
 
 class GiveUp(Step, frozen=True):
-    """Let go of these, which were not handed over."""
+    """Give up these sandboxes, which were not handed over."""
 
     sandboxes: tuple[Sandbox, ...]
     is_failure: bool = True
-    """They failed; not so where only the claim's time is up."""
+    """Whether they failed; False if only the claim timed out."""
 
 
 class Complete(Step, frozen=True):
-    """It is over, with all or with part of what was asked for."""
+    """Complete the claim, with all or part of its replicas."""
 
     reason: str
     message: str
@@ -62,9 +62,9 @@ class Complete(Step, frozen=True):
 def plan(
     claim: SandboxClaim, held: Held, *, target_exists: bool, refusal: str = "", now: datetime
 ) -> Step:
-    """Decide the next step, given what bears this claim's name.
+    """Decide the next step, given the claim's sandboxes.
 
-    A refusal says why what is asked for can never be had.
+    `refusal` is why the claim can never be served; empty if it can.
     """
     if claim.is_deleting:
         return Wait(None)
@@ -78,7 +78,7 @@ def plan(
     end = started + timedelta(seconds=claim.spec.claim_timeout_seconds)
     ending = _ending(claim, held, target_exists=target_exists, refusal=refusal, is_late=now >= end)
     if ending is not None:
-        # Nobody is told of what is not ready by then, so it may not stay somebody's.
+        # The status will not list sandboxes that are not ready by now: they must not stay claimed.
         late = held.on_their_way
         return GiveUp(late, is_failure=False) if late else ending
     if held.unsized:
@@ -91,7 +91,7 @@ def plan(
 def _ending(
     claim: SandboxClaim, held: Held, *, target_exists: bool, refusal: str, is_late: bool
 ) -> Complete | None:
-    """Say how the claim ends, where it is to end now."""
+    """Return how the claim completes, if it completes now."""
     got, wanted = _got(claim, held), claim.spec.replicas
     if got >= wanted:
         return Complete(ALL_CLAIMED, f"{got} of {wanted} claimed")
@@ -108,7 +108,7 @@ def _ending(
 
 
 def _more(claim: SandboxClaim, held: Held, end: datetime, now: datetime) -> Step:
-    """Take more, or wait for what is on its way, or for failures to be some time ago."""
+    """Take more, or wait for pending sandboxes or for the end of the backoff."""
     got, coming = _got(claim, held), len(held.on_their_way)
     count = min(claim.spec.replicas - got - coming, max(FIRST_BATCH, got + coming), MAX_BATCH)
     until = min(end, held.until or end)
@@ -126,7 +126,7 @@ def _got(claim: SandboxClaim, held: Held) -> int:
 
 
 def pause_after(failures: int) -> timedelta:
-    """Say how long to wait after so many failures in a row."""
+    """Return the backoff after so many failures in a row."""
     return timedelta(seconds=_BACKOFF.delay(failures))
 
 

@@ -1,7 +1,7 @@
-"""How far a sandbox that a claim has taken is on its way to being handed over: pure.
+"""The progress of a claim's sandboxes towards being handed over. Pure.
 
-What was ready once is the claim's for good, whatever becomes of it later. Everything is read from
-the sandbox itself, so that whoever goes on after a crash sees the same.
+A sandbox that was ready once counts for the claim for good, whatever happens to it later.
+Everything is read from the sandbox itself, so that a restarted controller reads the same.
 """
 
 from collections.abc import Iterable
@@ -17,38 +17,38 @@ from paddock.resources.kinds.sandbox import LABEL_GIVEN_UP, Sandbox
 
 
 class Standing(StrEnum):
-    """Where one sandbox stands."""
+    """The progress of one sandbox."""
 
     READY = "ready"
-    """It was ready, with the image and size of its claim."""
+    """Was ready, with the image and size of its claim."""
     UNSIZED = "unsized"
-    """It runs, and has yet to be given its size."""
+    """Runs, and has yet to be resized."""
     COMING = "coming"
-    """It is being made, or given its image."""
+    """Is being created, or restarted with its image."""
     LOST = "lost"
-    """It failed before it was ready, or took too long."""
+    """Failed before it was ready, or took too long."""
     LEFT = "left"
-    """It is none of the claim's any more."""
+    """No longer belongs to the claim."""
 
 
 class Held(Struct, frozen=True, kw_only=True):
-    """What a claim has, by how far it is."""
+    """The sandboxes of a claim by progress."""
 
     ready: tuple[Sandbox, ...] = ()
     unsized: tuple[Sandbox, ...] = ()
     coming: tuple[Sandbox, ...] = ()
     lost: tuple[Sandbox, ...] = ()
     until: datetime | None = None
-    """When the first of those on their way takes too long."""
+    """When the first pending sandbox will have taken too long."""
 
     @property
     def on_their_way(self) -> tuple[Sandbox, ...]:
-        """Those that may be ready yet."""
+        """Sandboxes that may still become ready."""
         return self.unsized + self.coming
 
 
 def held(claim: SandboxClaim, sandboxes: Iterable[Sandbox], *, now: datetime) -> Held:
-    """Sort a claim's sandboxes by how far they are."""
+    """Group a claim's sandboxes by progress."""
     found: dict[Standing, list[Sandbox]] = {standing: [] for standing in Standing}
     for sandbox in sorted(sandboxes, key=lambda item: item.metadata.name):
         found[standing_of(claim, sandbox, now=now)].append(sandbox)
@@ -64,7 +64,7 @@ def held(claim: SandboxClaim, sandboxes: Iterable[Sandbox], *, now: datetime) ->
 
 
 def standing_of(claim: SandboxClaim, sandbox: Sandbox, *, now: datetime) -> Standing:
-    """Say how far one sandbox is."""
+    """Return the progress of one sandbox."""
     identity = sandbox.spec.claim
     if identity is None or identity.claim_uid != claim.metadata.uid:
         return Standing.LEFT
@@ -81,18 +81,18 @@ def standing_of(claim: SandboxClaim, sandbox: Sandbox, *, now: datetime) -> Stan
 
 
 def why_lost(sandbox: Sandbox, *, now: datetime) -> str:
-    """Say in words why a sandbox was not handed over."""
+    """Return why a sandbox was not handed over."""
     try:
         missing = checks.ready(sandbox, now)
     except PaddockError as error:
         return error.message
     if missing is None and not _has_size(sandbox):
-        missing = "it has not been given its size"
+        missing = "it has not been resized"
     return f"sandbox {sandbox.key} was not ready in time: {missing or 'it is only now'}"
 
 
 def _has_run(sandbox: Sandbox) -> bool:
-    """Say whether it was ready at some time with the image it is to have."""
+    """Whether it was ready at some time with the image of its claim."""
     wanted = sandbox.spec.image
     return sandbox.status.incarnation > 0 and wanted in (None, sandbox.status.image)
 

@@ -1,7 +1,7 @@
-"""What a claim means: where its sandboxes come from, and how they are to be.
+"""Resolves the source of a claim's sandboxes, and their image and size. Only reads.
 
-Its `templateName` is a pool, an environment or a template; its `inplaceUpdate` what they have
-otherwise than that says. Only reads.
+`templateName` names a pool, an environment or a template; `inplaceUpdate` overrides its image and
+size.
 """
 
 from msgspec import Struct
@@ -17,46 +17,46 @@ from paddock.resources.meta import Key, controller_of
 from paddock.resources.transitions.claim import Fit
 
 
-class Meant(Struct, frozen=True, kw_only=True):
-    """What a claim's sandboxes come from, and how they are to be."""
+class ResolvedSource(Struct, frozen=True, kw_only=True):
+    """The resolved source of a claim's sandboxes."""
 
     exists: bool
-    """Whether there is anything of that name."""
+    """Whether the name resolves to anything."""
     fit: Fit
     pool: SandboxPool | None = None
     env: Key | None = None
     refusal: str = ""
-    """Why they can never be as is asked for; empty where they can."""
+    """Why the claim can never be served; empty if it can."""
 
 
-class Source:
-    """Finds out what claims mean."""
+class SourceResolver:
+    """Resolves sources of claims."""
 
     def __init__(self, provider: Provider, overrides: ClaimOverrides) -> None:
         self._provider = provider
         self._overrides = overrides
 
-    def of(self, claim: SandboxClaim) -> Meant:
-        """Look up what a claim names."""
+    def of(self, claim: SandboxClaim) -> ResolvedSource:
+        """Resolve the `templateName` of a claim."""
         pool, template = self._named(claim)
         env = self._env(claim, pool)
         if env is None:
             fit, refusal = self._fit(claim, _made_of(pool, template))
             exists = pool is not None or template is not None
-            return Meant(exists=exists, fit=fit, pool=pool, refusal=refusal)
-        # Members have sizes of their own: what each can be given is seen when it is its turn.
+            return ResolvedSource(exists=exists, fit=fit, pool=pool, refusal=refusal)
+        # Members have sizes of their own: overrides are checked for the member that is granted.
         reference = env.spec.template_ref
         home = reference.namespace or env.metadata.namespace
         template = self._provider.template(reference.name, namespace=home)
         fit, refusal = self._fit(claim, _made_of(None, template), in_line=True, has_size=False)
-        return Meant(exists=True, fit=fit, env=env.key, refusal=refusal)
+        return ResolvedSource(exists=True, fit=fit, env=env.key, refusal=refusal)
 
-    def member(self, claim: SandboxClaim, key: Key) -> Meant:
-        """Say what one member of an environment has for a claim."""
+    def member(self, claim: SandboxClaim, key: Key) -> ResolvedSource:
+        """Resolve one member of an environment for a claim."""
         pool = self._provider.get(SandboxPool, key)
         template = self._template_of(pool) if pool is not None else None
         fit, refusal = self._fit(claim, _made_of(pool, template), in_line=True)
-        return Meant(exists=pool is not None, fit=fit, pool=pool, refusal=refusal)
+        return ResolvedSource(exists=pool is not None, fit=fit, pool=pool, refusal=refusal)
 
     def _named(self, claim: SandboxClaim) -> tuple[SandboxPool | None, SandboxTemplate | None]:
         name, namespace = claim.spec.template_name, claim.metadata.namespace
@@ -78,7 +78,7 @@ class Source:
         return self._provider.template(reference.name, namespace=pool.metadata.namespace)
 
     def _env(self, claim: SandboxClaim, pool: SandboxPool | None) -> SandboxEnv | None:
-        """Give the environment that is meant: by its name, unless a pool of its own has that."""
+        """Return the environment of that name, unless a pool that is no member has the name."""
         name, namespace = claim.spec.template_name, claim.metadata.namespace
         env = self._provider.env(name, namespace=namespace)
         owner = controller_of(pool) if pool is not None else None
@@ -94,7 +94,7 @@ class Source:
         in_line: bool = False,
         has_size: bool = True,
     ) -> tuple[Fit, str]:
-        """Say how the sandboxes are to be; and, where they can never be so, why."""
+        """Return image and size of the sandboxes, and why they are impossible, if they are."""
         plain = Fit(template=template, size=template.resources)
         update = claim.spec.inplace_update
         if update is None:

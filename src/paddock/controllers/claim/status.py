@@ -1,4 +1,4 @@
-"""What is told of a SandboxClaim: its counts and conditions, as pure functions."""
+"""The status of a SandboxClaim: counts and conditions. Pure."""
 
 from datetime import datetime
 
@@ -18,20 +18,20 @@ from paddock.resources.meta import Condition, ConditionStatus, set_condition
 CONDITION_COMPLETED = "Completed"
 CONDITION_TIMED_OUT = "TimedOut"
 CONDITION_UPDATED = "InplaceUpdate"
-"""Whether warm sandboxes are given the image and size of the claim; if not, its reason says what
-happens instead."""
+"""Whether warm sandboxes get the image and size of the claim; if not, the reason says what happens
+instead."""
 REASON_IN_PLACE = "InPlace"
 REASON_MADE_ANEW = "MadeAnew"
 REASON_REFUSED = "Refused"
 
 
 def is_over(claim: SandboxClaim) -> bool:
-    """Say whether nothing more is done for a claim."""
+    """Whether the controller has nothing more to do for a claim."""
     return claim.is_deleting or claim.status.phase is ClaimPhase.COMPLETED
 
 
 def progress(claim: SandboxClaim, holding: Held) -> SandboxClaimStatus:
-    """Count what is ready; one more ends a row of failures."""
+    """Return the status with the ready count; one more ready sandbox resets the failures."""
     status, ready = claim.status, len(holding.ready)
     if ready <= status.claimed_replicas:
         return status
@@ -41,7 +41,7 @@ def progress(claim: SandboxClaim, holding: Held) -> SandboxClaimStatus:
 def updated(
     claim: SandboxClaim, status: SandboxClaimStatus, why_not: str, *, now: datetime
 ) -> SandboxClaimStatus:
-    """Show whether what is in stock is updated in place, or why others are made instead."""
+    """Return the status with the condition of the in-place update."""
     if why_not:
         new = _condition(claim, CONDITION_UPDATED, REASON_MADE_ANEW, why_not, holds=False)
     else:
@@ -52,7 +52,7 @@ def updated(
 def completed(
     claim: SandboxClaim, holding: Held, end: Complete, *, now: datetime
 ) -> SandboxClaimStatus:
-    """Show how a claim ended, and what it got."""
+    """Return the status of a completed claim, with its sandboxes."""
     new = [_condition(claim, CONDITION_COMPLETED, end.reason, end.message)]
     if end.timed_out:
         new.append(_condition(claim, CONDITION_TIMED_OUT, "ClaimTimeoutReached", end.message))

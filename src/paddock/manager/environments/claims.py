@@ -1,4 +1,4 @@
-"""Claims addressed to an environment: from this cluster's stock, or from another cluster's."""
+"""Serves claims on an environment from this cluster, or from another one."""
 
 from typing import Protocol
 
@@ -8,18 +8,18 @@ from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import PaddockError
 from paddock.manager.environments.member_choice import MemberCandidate
 from paddock.manager.environments.queue import ClaimQueue
-from paddock.manager.environments.ticket import Ticket, wishes
+from paddock.manager.environments.ticket import Ticket, queue_preferences
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.meta import Key
 
 
 class Forward(Protocol):
-    """The way to other clusters."""
+    """Forwards claims to other clusters."""
 
     async def claim(
         self, caller: Caller, request: NewSandbox, env: Key, where: MemberCandidate
     ) -> Sandbox:
-        """Get a sandbox from another cluster; an error means that there is none from there."""
+        """Return a sandbox of another cluster; after an error there is none."""
         ...
 
 
@@ -33,10 +33,10 @@ class EnvironmentClaims:
     async def obtain(
         self, caller: Caller, request: NewSandbox, env: Key, take: Take
     ) -> tuple[Sandbox, str]:
-        """Wait for this claim's turn and give what it got, and from where."""
-        priority, group = wishes(request.metadata)
+        """Wait in the queue; return the sandbox and its source."""
+        priority, group = queue_preferences(request.metadata)
         ticket = Ticket(self._queue, env, priority=priority, group=group)
-        # What may be asked for twice is looked for here, so it must be here.
+        # A retry with the same idempotency key is looked up here, so it is served here.
         ticket.stays_here = bool(
             self._forward is None or request.is_forwarded or request.idempotency_key
         )
@@ -44,7 +44,7 @@ class EnvironmentClaims:
             while True:
                 found = await ticket.pool(may_wait=request.create_on_no_stock)
                 if isinstance(found, MemberCandidate):
-                    sandbox = await self._from_elsewhere(caller, request, env, found)
+                    sandbox = await self._from_other_cluster(caller, request, env, found)
                     if sandbox is not None:
                         return sandbox, REMOTE
                     ticket.skipped |= {found.cluster}
@@ -55,7 +55,7 @@ class EnvironmentClaims:
         finally:
             ticket.settle()
 
-    async def _from_elsewhere(
+    async def _from_other_cluster(
         self, caller: Caller, request: NewSandbox, env: Key, where: MemberCandidate
     ) -> Sandbox | None:
         if self._forward is None:
@@ -63,5 +63,5 @@ class EnvironmentClaims:
         try:
             return await self._forward.claim(caller, request, env, where)
         except PaddockError:
-            # That cluster has none after all, or does not answer: the next best is asked.
+            # That cluster has none, or does not answer: try the next best.
             return None

@@ -1,7 +1,7 @@
-"""Environments in a process that answers clients but has no controllers.
+"""Environments in a process that serves claims but runs no controllers.
 
-It learns of members from the environments' status, and writes there how many claims wait with it,
-so that the autoscaler, which runs elsewhere, counts them too.
+It reads members from the status of environments, and writes the number of its queued claims there,
+so that the autoscaler in the controllers process counts them.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 GATHER_SECONDS = 0.1
 REFRESH_SECONDS = 10.0
 FORGET_SECONDS = 60.0
-"""What a process said that has been silent for so long is taken out."""
+"""Counts of a process that has not reported for this long are removed."""
 
 
 class EnvironmentFollower:
-    """Follows environments by their status, and tells of its own line there."""
+    """Follows environments by their status, and reports its own queue there."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class EnvironmentFollower:
         self._name = name
         self._clock = clock
         self._changed: set[Key] = set()
-        self._told: dict[Key, datetime] = {}
+        self._reported: dict[Key, datetime] = {}
         self._wake = asyncio.Event()
         provider.informer(SandboxEnv).subscribe(self._observe)
         queue.on_demand(self._mark)
@@ -62,7 +62,7 @@ class EnvironmentFollower:
         self._wake.set()
 
     async def run(self) -> None:
-        """Tell how many wait, whenever that changes and now and then, until cancelled."""
+        """Report the queue length on changes and every `REFRESH_SECONDS`, until cancelled."""
         for env in self._provider.envs():
             self._observe(None, env)
         while True:
@@ -70,24 +70,24 @@ class EnvironmentFollower:
                 async with asyncio.timeout(REFRESH_SECONDS):
                     await self._wake.wait()
             except TimeoutError:
-                self._changed.update(self._told)
+                self._changed.update(self._reported)
             await asyncio.sleep(GATHER_SECONDS)
             self._wake.clear()
             changed, self._changed = self._changed, set()
             for env in changed:
                 try:
-                    await self._tell(env)
+                    await self._report(env)
                 except NotFoundError:
-                    self._told.pop(env, None)
+                    self._reported.pop(env, None)
                 except PaddockError as error:
-                    # The store is away for a moment: said again with the next change or refresh.
+                    # The store is unavailable: reported again with the next change or refresh.
                     log.warning(
-                        "waiting claims could not be told of",
+                        "queue length was not reported",
                         extra=fields(env=env, cause=str(error)),
                     )
-                    self._told.setdefault(env, self._clock.now())
+                    self._reported.setdefault(env, self._clock.now())
 
-    async def _tell(self, env: Key) -> None:
+    async def _report(self, env: Key) -> None:
         waiting, now = self._queue.waiting(env), self._clock.now()
         own: tuple[ObservedQueue, ...] = ()
         if waiting.total:
@@ -96,8 +96,8 @@ class EnvironmentFollower:
                     name=self._name, waiting=waiting.anywhere, pinned=waiting.pinned, time=now
                 ),
             )
-            self._told[env] = now
-        elif self._told.pop(env, None) is None:
+            self._reported[env] = now
+        elif self._reported.pop(env, None) is None:
             return
         limit = now - timedelta(seconds=FORGET_SECONDS)
 
@@ -114,7 +114,7 @@ class EnvironmentFollower:
 
 
 def snapshot_of(env: SandboxEnv, cluster: str, now: datetime) -> EnvSnapshot:
-    """Read what the controllers said of this cluster's members."""
+    """Return the members of this cluster as the controllers reported them."""
     found = next((item for item in env.status.clusters if item.cluster_id == cluster), None)
     members = found.observed_members if found is not None else ()
     return EnvSnapshot(

@@ -1,9 +1,8 @@
-"""Which member of an environment serves a claim: a pure choice, compared field by field.
+"""Chooses the member of an environment that serves a claim. Pure.
 
-In order: it can serve now; its priority; how many are idle; how many more it may have; how many
-wait. What is known only from an old snapshot comes last. A comparison of tuples, not a weighted
-sum: no number of idle sandboxes outweighs a priority, and no priority outweighs being able to
-serve.
+Members are compared by, in order: can serve now, priority, idle sandboxes, headroom, queue length.
+Members from a stale snapshot come last. This compares tuples, not weighted sums: no number of idle
+sandboxes outweighs a priority, and no priority outweighs being able to serve.
 """
 
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from paddock.cache.environments import MemberSnapshot
 from paddock.resources.meta import Key
 
 STALE_SECONDS = 45.0
-"""A snapshot older than this is believed only when there is nothing newer."""
+"""A snapshot older than this is used only if there is no fresher one."""
 _UNBOUNDED = 1 << 30
 
 
@@ -23,7 +22,7 @@ class MemberCandidate(Struct, frozen=True, kw_only=True):
     """One member of an environment, in this cluster or another."""
 
     cluster: str = ""
-    """Empty is this one."""
+    """Empty: this cluster."""
     name: str = ""
     pool: Key = Key("", "")
     priority: int = 0
@@ -37,22 +36,22 @@ class MemberCandidate(Struct, frozen=True, kw_only=True):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is of this cluster."""
+        """Whether it belongs to this cluster."""
         return not self.cluster
 
     @property
     def can_serve(self) -> bool:
-        """Whether a claim gets a sandbox from it at once."""
+        """Whether it has an idle sandbox."""
         return self.idle > 0
 
     @property
     def can_grow(self) -> bool:
-        """Whether it may have more."""
+        """Whether it may scale up."""
         return not self.is_saturated and (self.headroom is None or self.headroom > 0)
 
     @property
     def room(self) -> int:
-        """How many sandboxes it may give out in all before any comes back."""
+        """How many sandboxes it can hand out before any is returned."""
         more = _UNBOUNDED if self.headroom is None else self.headroom
         return self.idle + self.pending + (0 if self.is_saturated else more)
 
@@ -66,7 +65,7 @@ def candidate(
     queue: int = 0,
     cluster: str = "",
 ) -> MemberCandidate:
-    """Make a candidate of a snapshot; `idle` where it is known better."""
+    """Return the candidate of a snapshot; `idle` replaces the snapshot's count."""
     until = member.saturated_until
     return MemberCandidate(
         cluster=cluster,
@@ -84,7 +83,7 @@ def candidate(
 
 
 def rank(item: MemberCandidate) -> tuple[bool, bool, bool, int, int, int, int, str, Key]:
-    """Give what candidates are compared by; the smallest is best."""
+    """Return the sort key of a candidate; the smallest is best."""
     headroom = _UNBOUNDED if item.headroom is None else item.headroom
     return (
         item.is_stale,
@@ -100,15 +99,14 @@ def rank(item: MemberCandidate) -> tuple[bool, bool, bool, int, int, int, int, s
 
 
 def choose(candidates: Iterable[MemberCandidate]) -> MemberCandidate | None:
-    """Choose the best; `None` where there is none at all."""
+    """Return the best candidate; `None` if there are none."""
     return min(candidates, key=rank, default=None)
 
 
 def choose_federated(candidates: Iterable[MemberCandidate]) -> MemberCandidate | None:
-    """Choose over clusters: here idle, there idle, here it can grow, there it can; else `None`.
+    """Choose among clusters: idle here, idle there, can grow here, can grow there; else `None`.
 
-    `None` means to wait here. A stale word of another cluster is worth less than any fresh one,
-    and nothing is sent away on the strength of it.
+    `None` means to wait here. No claim is forwarded because of a stale snapshot.
     """
     known = tuple(item for item in candidates if item.is_local or not item.is_stale)
     steps = (

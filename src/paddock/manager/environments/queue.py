@@ -1,12 +1,12 @@
-"""Knows which member of an environment serves a claim, and keeps those that must wait in line.
+"""The queue of claims on environments, and the choice of the member that serves each.
 
-A claim that finds an idle sandbox goes to its pool at once, unless somebody stands before it. Who
-waits does so for the environment, not for a pool: whichever member has one first serves the one
-who is first, by priority and then by time. A promise is counted against a pool's stock until it is
-taken, so nobody is sent for the same sandbox twice. How one claim waits is `tickets`' business.
+A claim that finds an idle sandbox gets its pool at once, unless another claim is ahead of it.
+Claims queue for the environment, not for a pool: the first member with an idle sandbox serves the
+first claim, by priority and then by time. A grant counts against the idle sandboxes of its pool
+until it is settled, so that no sandbox is granted twice. `ticket` is the wait of one API request.
 
-Waiting loses nothing over a restart: SandboxClaims are objects and stand in line again by the time
-they were made; clients of the API come again with their idempotency key.
+A restart loses no place: SandboxClaims are objects and are queued again by creation time; clients
+of the API retry with their idempotency key.
 """
 
 import bisect
@@ -37,7 +37,7 @@ _REFUSED = metrics.counter("paddock_env_claims_refused_total", "Claims answered 
 
 
 class QueuePosition(Struct, frozen=True, order=True):
-    """A place in line: the higher priority first, then who came first."""
+    """A position in the queue: higher priority first, then earlier arrival."""
 
     rank: int
     since: datetime
@@ -45,7 +45,7 @@ class QueuePosition(Struct, frozen=True, order=True):
 
 
 class QueuedClaim:
-    """One claim in line."""
+    """One claim in the queue."""
 
     __slots__ = ("grant", "group", "order", "stays_here")
 
@@ -64,15 +64,15 @@ class QueuedClaim:
 
 
 class RemoteClusters(Protocol):
-    """What other clusters have for an environment."""
+    """Members of an environment in other clusters."""
 
     def candidates(self, env: Key) -> tuple[MemberCandidate, ...]:
-        """Give their members, as far as is known."""
+        """Return their members, as last announced."""
         ...
 
 
 class ClaimQueue:
-    """Routes claims of one control plane."""
+    """The queue of one control plane."""
 
     def __init__(
         self,
@@ -86,23 +86,23 @@ class ClaimQueue:
         self._pool_members = pool_members
         self._clock = clock
         self._elsewhere = elsewhere
-        self._lines: dict[Key, list[QueuedClaim]] = {}
-        self._promised: dict[Key, int] = {}
+        self._queues: dict[Key, list[QueuedClaim]] = {}
+        self._granted_counts: dict[Key, int] = {}
         self._numbers = itertools.count()
         self._listeners: list[Callable[[Key], None]] = []
-        self._standing: dict[tuple[Key, Key], list[QueuedClaim]] = {}
-        """What SandboxClaims wait for, by claim and environment."""
-        self._won: dict[tuple[Key, Key], list[Key]] = {}
-        env_snapshots.on_change(self._renewed)
-        pool_members.on_change(self._stocked)
+        self._queued: dict[tuple[Key, Key], list[QueuedClaim]] = {}
+        """Queued requests of SandboxClaims, by claim and environment."""
+        self._granted: dict[tuple[Key, Key], list[Key]] = {}
+        env_snapshots.on_change(self._on_snapshot)
+        pool_members.on_change(self._on_pool_change)
 
     def on_demand(self, listener: Callable[[Key], None]) -> None:
-        """Call with an environment's key whenever more or fewer claims wait for it."""
+        """Call `listener` with an environment's key whenever its queue length changes."""
         self._listeners.append(listener)
 
     def waiting(self, env: Key) -> WaitingClaims:
-        """Say how many claims wait."""
-        line = self._lines.get(env, ())
+        """Return how many claims wait, in all and by scaling group."""
+        line = self._queues.get(env, ())
         pinned: dict[str, int] = {}
         for waiter in line:
             if waiter.group:
@@ -110,28 +110,28 @@ class ClaimQueue:
         return WaitingClaims(len(line) - sum(pinned.values()), pinned)
 
     def snapshots(self) -> Mapping[Key, EnvSnapshot]:
-        """Give what is known of every environment of this cluster."""
+        """Return the snapshots of all environments of this cluster."""
         return self._env_snapshots.all()
 
     def length(self, env: Key) -> int:
-        """Say how many stand in line."""
-        return len(self._lines.get(env, ()))
+        """Return the queue length."""
+        return len(self._queues.get(env, ()))
 
     def order(self, priority: int) -> QueuePosition:
-        """Give the place in line of a claim that has just come."""
+        """Return the position of a claim that arrives now."""
         return QueuePosition(-priority, self._clock.now(), next(self._numbers))
 
     # ---- choosing ------------------------------------------------------------------------
 
     def candidates(self, env: Key, group: str = "") -> tuple[MemberCandidate, ...]:
-        """Give the members of this cluster, with what is idle this very moment."""
+        """Return the members of this cluster, with their idle sandboxes as of now."""
         snapshot = self._env_snapshots.get(env)
         if snapshot is None:
             return ()
         return self._local(snapshot, group)
 
     def _local(self, snapshot: EnvSnapshot, group: str) -> tuple[MemberCandidate, ...]:
-        now, waiting = self._clock.now(), len(self._lines.get(snapshot.env, ()))
+        now, waiting = self._clock.now(), len(self._queues.get(snapshot.env, ()))
         return tuple(
             candidate(
                 member,
@@ -145,18 +145,18 @@ class ClaimQueue:
         )
 
     def _idle(self, pool: Key) -> int:
-        return len(self._pool_members.members(pool).available) - self._promised.get(pool, 0)
+        return len(self._pool_members.members(pool).available) - self._granted_counts.get(pool, 0)
 
     def _ahead(self, env: Key, order: QueuePosition, group: str) -> Iterator[QueuedClaim]:
-        """Give those who stand before this one and want the same."""
-        for item in self._lines.get(env, ()):
+        """Yield claims ahead of this position that compete for the same members."""
+        for item in self._queues.get(env, ()):
             if item.order >= order:
                 return
             if not item.group or not group or item.group == group:
                 yield item
 
     def now(self, env: Key, order: QueuePosition, group: str) -> Key | None:
-        """Give the pool that serves at once, unless somebody stands before this one."""
+        """Return the pool that can serve at once; `None` if a competing claim is ahead."""
         if next(self._ahead(env, order, group), None) is not None:
             return None
         best = choose(item for item in self.candidates(env, group) if item.can_serve)
@@ -165,22 +165,23 @@ class ClaimQueue:
     def federated(
         self, env: Key, order: QueuePosition, group: str, skipped: frozenset[str]
     ) -> MemberCandidate | None:
-        """Give the best member of all clusters; `None` means to wait here."""
+        """Return the best member of all clusters; `None` means to wait here."""
         here = self.candidates(env, group)
         there = self._elsewhere.candidates(env) if self._elsewhere is not None else ()
         there = tuple(item for item in there if item.cluster not in skipped)
         if group:
             there = tuple(item for item in there if item.scaling_group == group)
-        # What is idle there belongs to those who stand before this one; they look again soon.
+        # Idle sandboxes there belong to the claims ahead, which will look again soon.
         ahead = sum(not item.stays_here for item in self._ahead(env, order, group))
         if ahead and sum(item.idle for item in there) <= ahead:
             there = tuple(structs.replace(item, idle=0) for item in there)
         return choose_federated((*here, *there))
 
     def pool_for(self, env: Key, wanted: int, at_once: int) -> Key | None:
-        """Give the member that a batch should be served by; `None` where there is none.
+        """Return the member that should serve a batch; `None` if there is none.
 
-        One serves all of it: best one with room for the whole, or for what it wants at once.
+        One member serves all of it: preferably one with room for the whole batch, else for the
+        part that it needs at once.
         """
         found = self.candidates(env)
         large_enough = (
@@ -190,7 +191,7 @@ class ClaimQueue:
         return best.pool if best is not None else None
 
     def refusal(self, env: Key, group: str, ahead: int) -> Exception | None:
-        """Say why waiting would be in vain, if it would."""
+        """Return the error if waiting cannot succeed, else `None`."""
         snapshot = self._env_snapshots.get(env)
         if snapshot is None:
             return None
@@ -220,71 +221,71 @@ class ClaimQueue:
         ]
         return max(min(waits, default=DEFAULT_RETRY_SECONDS), 1.0)
 
-    # ---- the line ------------------------------------------------------------------------
+    # ---- the queue -----------------------------------------------------------------------
 
     def join(self, env: Key, waiter: QueuedClaim) -> None:
-        """Put one into line."""
-        bisect.insort(self._lines.setdefault(env, []), waiter, key=lambda item: item.order)
+        """Add a claim to the queue."""
+        bisect.insort(self._queues.setdefault(env, []), waiter, key=lambda item: item.order)
         self._changed(env)
-        self._pump(env)
+        self._serve_queue(env)
 
     def leave(self, env: Key, waiter: QueuedClaim) -> None:
-        """Take one out of line."""
-        line = self._lines.get(env)
+        """Remove a claim from the queue."""
+        line = self._queues.get(env)
         if line is None or waiter not in line:
             return
         line.remove(waiter)
         if not line:
-            del self._lines[env]
+            del self._queues[env]
         self._changed(env)
 
     def settle(self, env: Key, pool: Key) -> None:
-        """Take in that a promise was kept or is void."""
-        left = self._promised.get(pool, 0) - 1
+        """End a grant: its sandbox was taken, or was not there."""
+        left = self._granted_counts.get(pool, 0) - 1
         if left > 0:
-            self._promised[pool] = left
+            self._granted_counts[pool] = left
         else:
-            self._promised.pop(pool, None)
-        self._pump(env)
+            self._granted_counts.pop(pool, None)
+        self._serve_queue(env)
 
     def _changed(self, env: Key) -> None:
-        _WAITING.labels(env.name).set(len(self._lines.get(env, ())))
+        _WAITING.labels(env.name).set(len(self._queues.get(env, ())))
         for listener in self._listeners:
             listener(env)
 
-    def _stocked(self, pool: Key) -> None:
+    def _on_pool_change(self, pool: Key) -> None:
         env = self._env_snapshots.env_of(pool)
-        if env is not None and env in self._lines:
-            self._pump(env)
+        if env is not None and env in self._queues:
+            self._serve_queue(env)
 
-    def _renewed(self, env: Key) -> None:
-        if env in self._lines:
-            self._pump(env)
-            self._turn_away(env)
+    def _on_snapshot(self, env: Key) -> None:
+        if env in self._queues:
+            self._serve_queue(env)
+            self._reject_hopeless(env)
 
-    def _pump(self, env: Key) -> None:
-        """Promise what is idle to those who are first."""
+    def _serve_queue(self, env: Key) -> None:
+        """Grant idle sandboxes to the first claims."""
         index = 0
         while index < self.length(env):
-            waiter = self._lines[env][index]
+            waiter = self._queues[env][index]
             best = choose(item for item in self.candidates(env, waiter.group) if item.can_serve)
             if best is None:
                 if not waiter.group:
                     return
                 index += 1
                 continue
-            self._promised[best.pool] = self._promised.get(best.pool, 0) + 1
+            self._granted_counts[best.pool] = self._granted_counts.get(best.pool, 0) + 1
             self.leave(env, waiter)
             waiter.grant(best.pool)
 
-    def _turn_away(self, env: Key) -> None:
-        """Refuse those for whom nothing is coming, the last in line first."""
-        for ahead, waiter in reversed(tuple(enumerate(self._lines.get(env, ())))):
+    def _reject_hopeless(self, env: Key) -> None:
+        """Reject claims that cannot be served, the last in the queue first."""
+        for ahead, waiter in reversed(tuple(enumerate(self._queues.get(env, ())))):
             error = self.refusal(env, waiter.group, ahead)
             if error is not None:
                 waiter.grant(error)
 
-    # ---- claims that are objects ---------------------------------------------------------
+    # ---- SandboxClaims -------------------------------------------------------------------
 
     def enqueue(
         self,
@@ -296,21 +297,21 @@ class ClaimQueue:
         since: datetime,
         wake: Callable[[Key], None],
     ) -> None:
-        """Let a SandboxClaim stand in line for so many; `wake` is called when some are its."""
+        """Queue a SandboxClaim for `count` sandboxes in all; `wake` is called on each grant."""
         place = (claim, env)
-        waiters = self._standing.setdefault(place, [])
+        waiters = self._queued.setdefault(place, [])
         while len(waiters) > count:
             self.leave(env, waiters.pop())
         while len(waiters) < count:
             order = QueuePosition(-priority, since, next(self._numbers))
-            waiter = QueuedClaim(order, "", partial(self._win, place, order, wake))
+            waiter = QueuedClaim(order, "", partial(self._on_grant, place, order, wake))
             waiters.append(waiter)
             self.join(env, waiter)
             count -= waiter not in waiters
         if not waiters:
-            self._standing.pop(place, None)
+            self._queued.pop(place, None)
 
-    def _win(
+    def _on_grant(
         self,
         place: tuple[Key, Key],
         order: QueuePosition,
@@ -318,28 +319,28 @@ class ClaimQueue:
         granted: Key | Exception,
     ) -> None:
         if isinstance(granted, Exception):
-            # It is an object and has its own time limit: it stays in line.
+            # A SandboxClaim has its own timeout: it stays queued.
             return
-        waiters = self._standing.get(place, [])
+        waiters = self._queued.get(place, [])
         waiters[:] = [item for item in waiters if item.order != order]
-        self._won.setdefault(place, []).append(granted)
+        self._granted.setdefault(place, []).append(granted)
         wake(place[0])
 
     def take_granted(self, claim: Key, env: Key) -> Key | None:
-        """Give a pool that was promised to a SandboxClaim; take from it at once, then `settle`."""
-        pools = self._won.get((claim, env))
+        """Return a pool that was granted to a SandboxClaim: take from it at once, then `settle`."""
+        pools = self._granted.get((claim, env))
         if not pools:
             return None
         pool = pools.pop()
         if not pools:
-            del self._won[claim, env]
+            del self._granted[claim, env]
         return pool
 
     def forget(self, claim: Key) -> None:
-        """Take everything of a SandboxClaim's out of line."""
-        for place in [item for item in self._standing if item[0] == claim]:
-            for waiter in self._standing.pop(place):
+        """Remove a SandboxClaim from all queues and return its grants."""
+        for place in [item for item in self._queued if item[0] == claim]:
+            for waiter in self._queued.pop(place):
                 self.leave(place[1], waiter)
-        for place in [item for item in self._won if item[0] == claim]:
-            for pool in self._won.pop(place):
+        for place in [item for item in self._granted if item[0] == claim]:
+            for pool in self._granted.pop(place):
                 self.settle(place[1], pool)

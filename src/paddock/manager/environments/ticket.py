@@ -1,4 +1,4 @@
-"""One claim's way through an environment's line: it looks here, elsewhere, waits, looks again."""
+"""The wait of one API request for an environment: this cluster, other clusters, the queue."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,26 +8,26 @@ from paddock.manager.environments.member_choice import MemberCandidate
 from paddock.manager.environments.queue import ClaimQueue, QueuedClaim
 from paddock.resources.meta import Key
 
-ELSEWHERE_SECONDS = 1.0
-"""How often one who waits looks whether another cluster has come to have some."""
+RECHECK_SECONDS = 1.0
+"""How often a waiting request checks other clusters again."""
 
 
 class Ticket:
-    """One claim's place in line; asked again where the promised sandbox went to somebody else."""
+    """One request's position in the queue; call `pool` again if the granted sandbox was gone."""
 
     def __init__(self, queue: ClaimQueue, env: Key, *, priority: int = 0, group: str = "") -> None:
         self._queue = queue
         self._env = env
         self._order = queue.order(priority)
         self._group = group
-        self._promise: Key | None = None
+        self._grant: Key | None = None
         self.skipped: frozenset[str] = frozenset()
-        """Clusters that have refused this claim."""
+        """Clusters that rejected this request."""
         self.stays_here = False
-        """Whether other clusters are out of the question."""
+        """Whether only this cluster may serve the request."""
 
     async def pool(self, *, may_wait: bool = True) -> Key | MemberCandidate:
-        """Give the pool of this cluster, or the member of another, that serves this claim."""
+        """Return the pool of this cluster, or the member of another, that serves this request."""
         self.settle()
         while True:
             pool = self._queue.now(self._env, self._order, self._group)
@@ -46,13 +46,13 @@ class Ticket:
             if error is not None:
                 raise error
             await self._wait()
-            if self._promise is not None:
-                return self._promise
+            if self._grant is not None:
+                return self._grant
 
     def settle(self) -> None:
-        """Say that the promise was kept or came to nothing."""
-        if self._promise is not None:
-            pool, self._promise = self._promise, None
+        """End the grant, if there is one."""
+        if self._grant is not None:
+            pool, self._grant = self._grant, None
             self._queue.settle(self._env, pool)
 
     async def _wait(self) -> None:
@@ -70,19 +70,19 @@ class Ticket:
         waiter = QueuedClaim(self._order, self._group, grant, stays_here=self.stays_here)
         self._queue.join(self._env, waiter)
         try:
-            async with asyncio.timeout(None if self.stays_here else ELSEWHERE_SECONDS):
+            async with asyncio.timeout(None if self.stays_here else RECHECK_SECONDS):
                 await turn
         except TimeoutError:
-            # Still in line, at the same place: only another look is taken.
+            # The position stays the same: only other clusters are checked again.
             return
         finally:
             self._queue.leave(self._env, waiter)
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._promise = turn.result()
+                self._grant = turn.result()
 
 
-def wishes(metadata: Mapping[str, str]) -> tuple[int, str]:
-    """Read a claim's priority and scaling group from what its client wrote on it."""
+def queue_preferences(metadata: Mapping[str, str]) -> tuple[int, str]:
+    """Return the priority and scaling group in the metadata of a request."""
     text = metadata.get("paddock.dev/priority", "0")
     try:
         priority = int(text)

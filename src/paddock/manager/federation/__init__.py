@@ -1,1 +1,1 @@
-"""Claims that other clusters serve."""
+"""Federation: claims and calls between the control planes of several clusters."""

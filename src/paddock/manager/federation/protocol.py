@@ -1,8 +1,8 @@
-"""What control planes of several clusters say to each other, and how they know each other.
+"""The protocol between control planes of a federation: messages, peers, ids, signatures. Pure.
 
-Pure: words, addresses, signatures. Who speaks when is `federation`'s business. All clusters of a
-federation have the same seed: from it follow both the signatures of their messages and the tokens
-of their sandboxes, so a sandbox made there opens to the token given out here.
+`service` decides when to send what. All clusters of a federation have the same seed. The signatures
+of their messages and the tokens of their sandboxes derive from it, so a sandbox that another
+cluster created accepts the token returned here.
 """
 
 import hashlib
@@ -21,10 +21,10 @@ from paddock.resources.tokens import TokenSeed
 PREFIX = "/_federation"
 SIGNATURE = "x-paddock-federation"
 GATEWAY = "x-paddock-remote"
-"""Tells a gateway where the gateway of a sandbox's own cluster is."""
+"""Header with the gateway address of the cluster that owns a sandbox."""
 SKEW_SECONDS = 30.0
 MAX_HOPS = 1
-"""A claim that was sent on is served where it came to, or not at all."""
+"""A forwarded claim is served by the cluster that received it, or not at all."""
 _TAG = 5
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -37,7 +37,8 @@ class PeerCluster(Struct, frozen=True):
 
 
 class Announced(Struct, frozen=True, kw_only=True):
-    """One member of one environment, as its own cluster sees it; ages, not times: clocks differ."""
+    """One member of one environment, as its own cluster sees it; ages instead of times, because
+    clocks differ."""
 
     namespace: str
     env: str
@@ -53,26 +54,26 @@ class Announced(Struct, frozen=True, kw_only=True):
 
 
 class Announcement(Struct, frozen=True, kw_only=True):
-    """What a cluster has."""
+    """The members and the gateway of one cluster."""
 
     cluster: str
     gateway: str
-    """Where its sandboxes are reached: `host:port`."""
+    """Address of its sandboxes: `host:port`."""
     members: tuple[Announced, ...] = ()
 
 
 class ForwardedClaim(Struct, frozen=True, kw_only=True):
-    """A claim on its way to another cluster."""
+    """A claim that is forwarded to another cluster."""
 
     team: str
     role: Role
     request: NewSandbox
     via: tuple[str, ...]
-    """Clusters that it has come through."""
+    """The clusters that forwarded it."""
 
 
 class ForwardedCall(Struct, frozen=True, kw_only=True):
-    """A call about a sandbox of another cluster."""
+    """An API call about a sandbox of another cluster."""
 
     team: str
     role: Role
@@ -83,7 +84,7 @@ class ForwardedCall(Struct, frozen=True, kw_only=True):
 
 
 class ForwardedReply(Struct, frozen=True, kw_only=True):
-    """What the other cluster answered a call."""
+    """The other cluster's reply to a forwarded call."""
 
     status: int
     body: bytes = b""
@@ -91,13 +92,13 @@ class ForwardedReply(Struct, frozen=True, kw_only=True):
 
 
 class Abandoned(Struct, frozen=True):
-    """A claim whose caller is gone: what it got is to be ended."""
+    """A claim whose caller is gone: its sandbox must be killed."""
 
     sandbox_id: str
 
 
 def parse_peers(text: str, own: str) -> tuple[PeerCluster, ...]:
-    """Read `cluster=url` pairs, separated by commas."""
+    """Parse comma-separated `cluster=url` pairs."""
     peers: list[PeerCluster] = []
     for part in filter(None, (item.strip() for item in text.split(","))):
         cluster, equals, url = part.partition("=")
@@ -108,13 +109,13 @@ def parse_peers(text: str, own: str) -> tuple[PeerCluster, ...]:
         peers.append(PeerCluster(cluster.strip(), url.strip().rstrip("/")))
     names = [own, *(peer.cluster for peer in peers)]
     if len(set(names)) != len(names) or len({tag_of(name) for name in names}) != len(names):
-        problem = FieldProblem("federation_peers", "every cluster needs a name of its own")
+        problem = FieldProblem("federation_peers", "every cluster needs a unique name")
         raise InvalidError(str(problem), problems=[problem])
     return tuple(peers)
 
 
 def tag_of(cluster: str) -> str:
-    """Give the few signs by which a sandbox's id tells its cluster."""
+    """Return the tag of a cluster, which is part of the ids of its sandboxes."""
     number = int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:8])
     signs = ""
     for _ in range(_TAG):
@@ -124,56 +125,56 @@ def tag_of(cluster: str) -> str:
 
 
 def remote_id(cluster: str) -> str:
-    """Make the id of a sandbox that another cluster is asked for."""
+    """Return a new id for a sandbox that another cluster will create."""
     tail = "".join(secrets.choice(_ALPHABET) for _ in range(20 - _TAG))
     return f"f{tag_of(cluster)}{tail}"
 
 
 def tag_in(sandbox_id: str) -> str:
-    """Read the tag of an id; empty where it has none."""
+    """Return the cluster tag of an id; empty if it has none."""
     return sandbox_id[1 : 1 + _TAG] if sandbox_id.startswith("f") and len(sandbox_id) == 21 else ""
 
 
 class Signer:
-    """Signs messages to peers and checks theirs: fresh, for us, and never heard before."""
+    """Signs messages to peers, and checks that theirs are fresh, for us and not replayed."""
 
     def __init__(self, seed: TokenSeed, own: str, clock: Clock) -> None:
         self._seed = seed
         self._own = own
         self._clock = clock
-        self._heard: OrderedDict[str, float] = OrderedDict()
+        self._nonces: OrderedDict[str, float] = OrderedDict()
 
     def sign(self, to: str, method: str, path: str, body: bytes) -> str:
-        """Give the header's value."""
+        """Return the value of the signature header."""
         at = f"{self._clock.now().timestamp():.3f}"
         nonce = secrets.token_hex(12)
         mark = self._mark(self._own, to, method, path, body, at, nonce)
         return f"{self._own};{at};{nonce};{mark}"
 
     def check(self, header: str, method: str, path: str, body: bytes) -> str:
-        """Give the name of the cluster that sent this; `UnauthenticatedError`."""
+        """Return the sending cluster; `UnauthenticatedError` if the signature is not valid."""
         parts = header.split(";")
         if len(parts) != 4:
-            raise UnauthenticatedError("this is for other control planes")
+            raise UnauthenticatedError("this endpoint is for other control planes")
         sender, at, nonce, mark = parts
         wanted = self._mark(sender, self._own, method, path, body, at, nonce)
         if not secrets.compare_digest(mark.encode(), wanted.encode()):
-            raise UnauthenticatedError("the signature is not of this federation")
+            raise UnauthenticatedError("the signature is not from this federation")
         now = self._clock.now().timestamp()
         if abs(now - float(at)) > SKEW_SECONDS:
-            raise UnauthenticatedError("the message is too old", hint="set the clocks")
+            raise UnauthenticatedError("the message is too old", hint="synchronize the clocks")
         self._forget(now)
-        if nonce in self._heard:
-            raise UnauthenticatedError("the message was heard before")
-        self._heard[nonce] = now
+        if nonce in self._nonces:
+            raise UnauthenticatedError("the message was received before")
+        self._nonces[nonce] = now
         return sender
 
     def _forget(self, now: float) -> None:
-        while self._heard:
-            nonce, at = next(iter(self._heard.items()))
+        while self._nonces:
+            nonce, at = next(iter(self._nonces.items()))
             if now - at <= 2 * SKEW_SECONDS:
                 return
-            del self._heard[nonce]
+            del self._nonces[nonce]
 
     def _mark(
         self, sender: str, to: str, method: str, path: str, body: bytes, at: str, nonce: str

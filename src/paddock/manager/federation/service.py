@@ -1,8 +1,8 @@
-"""Several control planes, one per cluster, that serve each other's claims.
+"""A federation of control planes, one per cluster, that serve each other's claims.
 
-Each asks the others every moment what they have, and believes an answer for a bounded time. A
-claim that finds nothing here goes to one that has: once, never further. Nothing else is shared:
-specs stay where they are, and a cluster that is cut off goes on by itself.
+Each polls the members of the others and uses an answer for a bounded time. A claim that cannot be
+served here is forwarded once, to a cluster that can serve it. Nothing else is shared: specs stay
+in their cluster, and a cluster that is cut off continues by itself.
 """
 
 import asyncio
@@ -50,17 +50,17 @@ from paddock.resources.meta import Key
 log = logging.getLogger(__name__)
 
 ASK_SECONDS = 1.0
-"""Between two questions to a peer."""
+"""Interval of polling a peer."""
 PATIENCE_SECONDS = 2.0
-"""A peer that takes longer to say what it has is not believed to have any."""
+"""Timeout of a poll."""
 FRESH_SECONDS = 5.0
-"""For so long an answer is believed."""
+"""How long an answer is used."""
 WAIT_SECONDS = 10.0
-"""A claim waits at most so long in another cluster's line."""
+"""Longest wait of a claim in another cluster's queue."""
 TAKE_SECONDS = 1.0
-"""Where something is idle there is hardly a line."""
+"""The same if the other cluster has idle sandboxes."""
 HAND_OVER_SECONDS = 5.0
-"""What is idle there must be here within so long; a cluster that hangs costs no more than this."""
+"""Longest handover of an idle sandbox: bounds the cost of a cluster that hangs."""
 _ABANDON_TRIES = 5
 _KEPT = 1024
 _FORWARDED = metrics.counter(
@@ -69,26 +69,26 @@ _FORWARDED = metrics.counter(
 
 
 class Transport(Protocol):
-    """The way to peers: signed HTTP."""
+    """Signed HTTP to peers."""
 
     async def call(
         self, peer: PeerCluster, method: str, path: str, body: bytes, *, timeout_seconds: float
     ) -> tuple[bytes, dict[str, str]]:
-        """Ask a peer; `PaddockError` is its answer, `UnavailableError` may be no answer at all."""
+        """Call a peer; `PaddockError` is its reply, `UnavailableError` may be a lost reply."""
         ...
 
 
 class _Known(Struct):
-    """What a peer said last."""
+    """The last announcement of a peer."""
 
     announcement: Announcement
-    heard_at: float
+    received_at: float
     sent: dict[str, int]
-    """Claims sent to each of its pools since: its word does not know of them."""
+    """Claims sent to each of its pools since, which the announcement does not include."""
 
 
 class Federation:
-    """The other clusters, as this one knows them."""
+    """The other clusters, and calls to them."""
 
     def __init__(
         self,
@@ -106,13 +106,13 @@ class Federation:
         self._transport = transport
         self._clock = clock
         self._known: dict[str, _Known] = {}
-        self._leavings: set[asyncio.Task[None]] = set()
+        self._abandon_tasks: set[asyncio.Task[None]] = set()
         self._abandoned: dict[str, None] = {}
 
-    # ---- what there is -------------------------------------------------------------------
+    # ---- announcements -------------------------------------------------------------------
 
     def announcement(self, queue: ClaimQueue) -> Announcement:
-        """Say what this cluster has."""
+        """Return the members of this cluster."""
         now = self._clock.now()
         members: list[Announced] = []
         for env, snapshot in queue.snapshots().items():
@@ -138,11 +138,11 @@ class Federation:
         return Announcement(cluster=self.cluster, gateway=self._gateway, members=tuple(members))
 
     def candidates(self, env: Key) -> tuple[MemberCandidate, ...]:
-        """Give other clusters' members of an environment, as far as their word is fresh."""
+        """Return other clusters' members of an environment, from fresh announcements."""
         now, moment = self._clock.now(), self._clock.monotonic()
         found: list[MemberCandidate] = []
         for cluster, known in self._known.items():
-            heard = moment - known.heard_at
+            heard = moment - known.received_at
             if heard > FRESH_SECONDS:
                 continue
             for item in known.announcement.members:
@@ -164,20 +164,20 @@ class Federation:
         return tuple(found)
 
     async def run(self) -> None:
-        """Ask all peers again and again until cancelled."""
+        """Poll all peers until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for peer in self._peers.values():
                     tasks.create_task(self._follow(peer), name=f"follow cluster {peer.cluster}")
         finally:
-            # What is abandoned and cannot be told any more is left to its timeout.
-            leavings = tuple(self._leavings)
+            # Abandoned claims that cannot be reported any more are left to their timeout.
+            leavings = tuple(self._abandon_tasks)
             for task in leavings:
                 task.cancel()
             await asyncio.gather(*leavings, return_exceptions=True)
 
     async def _follow(self, peer: PeerCluster) -> None:
-        was_heard = True
+        was_reachable = True
         while True:
             try:
                 data, _ = await self._transport.call(
@@ -187,20 +187,20 @@ class Federation:
                 if told.cluster != peer.cluster:
                     raise ConflictError(f"{peer.url} is {told.cluster}, not {peer.cluster}")
                 self._known[peer.cluster] = _Known(told, self._clock.monotonic(), {})
-                was_heard = True
+                was_reachable = True
             except (PaddockError, msgspec.DecodeError) as error:
-                if was_heard:
+                if was_reachable:
                     facts = fields(cluster=peer.cluster, error=str(error))
-                    log.warning("another cluster does not answer", extra=facts)
-                was_heard = False
+                    log.warning("peer cluster does not answer", extra=facts)
+                was_reachable = False
             await asyncio.sleep(ASK_SECONDS)
 
-    # ---- claims sent away ----------------------------------------------------------------
+    # ---- forwarding claims ---------------------------------------------------------------
 
     async def claim(
         self, caller: Caller, request: NewSandbox, env: Key, where: MemberCandidate
     ) -> Sandbox:
-        """Get a sandbox from another cluster; an error means that there is none from there."""
+        """Return a sandbox of another cluster; after an error there is none."""
         peer = self._peers[where.cluster]
         sandbox_id = remote_id(where.cluster)
         if (known := self._known.get(where.cluster)) is not None:
@@ -226,19 +226,19 @@ class Federation:
             outcome = "served"
             return codec.decode(Sandbox, data)
         except (asyncio.CancelledError, UnavailableError, DeadlineExceededError):
-            # Perhaps it was made and the reply was lost: nobody will ever use it.
+            # It may have been created and the reply lost: no client will use it.
             outcome = "lost"
-            self._leave(peer, sandbox_id)
+            self._abandon_later(peer, sandbox_id)
             raise
         finally:
             _FORWARDED.labels(where.cluster, outcome).inc()
 
-    def _leave(self, peer: PeerCluster, sandbox_id: str) -> None:
+    def _abandon_later(self, peer: PeerCluster, sandbox_id: str) -> None:
         task = asyncio.get_running_loop().create_task(
             self._abandon(peer, sandbox_id), name=f"abandon {sandbox_id}"
         )
-        self._leavings.add(task)
-        task.add_done_callback(self._leavings.discard)
+        self._abandon_tasks.add(task)
+        task.add_done_callback(self._abandon_tasks.discard)
 
     async def _abandon(self, peer: PeerCluster, sandbox_id: str) -> None:
         body = msgspec.json.encode(Abandoned(sandbox_id))
@@ -252,38 +252,38 @@ class Federation:
             else:
                 return
         facts = fields(cluster=peer.cluster, sandbox=sandbox_id)
-        log.warning("an abandoned claim is left to its timeout", extra=facts)
+        log.warning("abandoned claim could not be reported; it ends with its timeout", extra=facts)
 
-    # ---- claims taken in -----------------------------------------------------------------
+    # ---- receiving claims ----------------------------------------------------------------
 
     def admit(self, claim: ForwardedClaim) -> NewSandbox:
-        """Check a claim that another cluster sent; `ConflictError` where it has come too far."""
+        """Check a forwarded claim; `ConflictError` if it was forwarded too often."""
         if self.cluster in claim.via or len(claim.via) > MAX_HOPS:
             way = " → ".join((*claim.via, self.cluster))
-            raise ConflictError(f"the claim has come too far: {way}")
+            raise ConflictError(f"the claim was forwarded too often: {way}")
         if tag_in(claim.request.sandbox_id) != tag_of(self.cluster):
             raise ConflictError("the claim is meant for another cluster")
         return structs.replace(claim.request, is_forwarded=True)
 
     def abandon(self, sandbox_id: str) -> None:
-        """Remember that nobody waits for a claim that may still be under way."""
+        """Record that no client waits for a claim that may still be in flight."""
         self._abandoned[sandbox_id] = None
         while len(self._abandoned) > _KEPT:
             del self._abandoned[next(iter(self._abandoned))]
 
     def is_abandoned(self, sandbox_id: str) -> bool:
-        """Say whether nobody waits for a claim any more."""
+        """Whether no client waits for a claim any more."""
         return sandbox_id in self._abandoned
 
-    # ---- sandboxes elsewhere -------------------------------------------------------------
+    # ---- sandboxes of other clusters -----------------------------------------------------
 
     def home(self, sandbox_id: str) -> PeerCluster | None:
-        """Give the cluster that a sandbox's id tells of, if it is another one."""
+        """Return the other cluster that owns a sandbox, by the tag in its id."""
         tag = tag_in(sandbox_id)
         return self._by_tag.get(tag) if tag else None
 
     async def find(self, sandbox_id: str) -> tuple[Sandbox, str]:
-        """Give a sandbox of another cluster and that cluster's gateway; `NotFoundError`."""
+        """Return a sandbox of another cluster and its gateway; `NotFoundError` if there is none."""
         peer = self.home(sandbox_id)
         if peer is None:
             raise NotFoundError("the sandbox was not found")
@@ -292,13 +292,13 @@ class Federation:
         )
         gateway = headers.get(GATEWAY, "")
         if not gateway:
-            raise UnavailableError(f"cluster {peer.cluster} does not say where its gateway is")
+            raise UnavailableError(f"cluster {peer.cluster} did not return its gateway address")
         return codec.decode(Sandbox, data), gateway
 
     async def pass_on(
         self, sandbox_id: str, call: ForwardedCall, *, patience: float
     ) -> ForwardedReply:
-        """Have another cluster answer a call about a sandbox of its own."""
+        """Forward a call to the cluster that owns the sandbox."""
         peer = self.home(sandbox_id)
         if peer is None:
             raise NotFoundError("the sandbox was not found")
@@ -307,7 +307,7 @@ class Federation:
     async def pass_round(
         self, call: ForwardedCall
     ) -> tuple[dict[str, ForwardedReply], tuple[str, ...]]:
-        """Have every other cluster answer a call; gives the answers, and who gave none."""
+        """Forward a call to every other cluster; return replies, and clusters without a reply."""
         replies: dict[str, ForwardedReply] = {}
 
         async def ask(peer: PeerCluster) -> None:
@@ -315,18 +315,18 @@ class Federation:
                 replies[peer.cluster] = await self._answer(peer, call, PATIENCE_SECONDS)
             except (PaddockError, msgspec.DecodeError) as error:
                 facts = fields(cluster=peer.cluster, path=call.path, error=str(error))
-                log.info("another cluster gave no answer", extra=facts)
+                log.info("peer cluster did not reply", extra=facts)
 
         async with asyncio.TaskGroup() as tasks:
             for peer in self._peers.values():
-                # One that has been silent for a while holds nobody up.
-                if self._is_heard(peer.cluster):
+                # A cluster that has not answered recently must not delay the reply.
+                if self._is_fresh(peer.cluster):
                     tasks.create_task(ask(peer), name=f"ask cluster {peer.cluster}")
         return replies, tuple(name for name in self._peers if name not in replies)
 
-    def _is_heard(self, cluster: str) -> bool:
+    def _is_fresh(self, cluster: str) -> bool:
         known = self._known.get(cluster)
-        return known is not None and self._clock.monotonic() - known.heard_at <= FRESH_SECONDS
+        return known is not None and self._clock.monotonic() - known.received_at <= FRESH_SECONDS
 
     async def _answer(
         self, peer: PeerCluster, call: ForwardedCall, patience: float
@@ -338,5 +338,5 @@ class Federation:
 
     @property
     def gateway(self) -> str:
-        """Where this cluster's sandboxes are reached."""
+        """Address of this cluster's sandboxes: `host:port`."""
         return self._gateway

@@ -29,7 +29,7 @@ _IN_FLIGHT = 64
 
 
 class CreateResult(Struct, frozen=True):
-    """One sandbox of many: itself, or why there is none."""
+    """One of many creates: the sandbox, or the error."""
 
     index: int
     sandbox: Sandbox | None = None
@@ -37,7 +37,7 @@ class CreateResult(Struct, frozen=True):
 
 
 class Batches:
-    """Sandboxes by the dozen."""
+    """Creates many sandboxes, and makes shards of batches addressable."""
 
     def __init__(
         self, provider: Provider, claims: Claims, agent: Agent, seed: TokenSeed, clock: Clock
@@ -51,10 +51,10 @@ class Batches:
     async def create_many(
         self, caller: Caller, request: NewSandbox, count: int
     ) -> tuple[CreateResult, ...]:
-        """Give the caller many sandboxes; those that could not be had say why.
+        """Create `count` sandboxes; each result is a sandbox or an error.
 
-        With an idempotency key the same call, sent again, finds the same sandboxes and makes
-        those that are missing.
+        With an idempotency key, the same call sent again finds the same sandboxes and creates
+        those that are missing. If all fail, the first error is raised.
         """
         if not 0 < count <= MAX_AT_ONCE:
             problem = FieldProblem("count", f"between 1 and {MAX_AT_ONCE}")
@@ -79,9 +79,9 @@ class Batches:
     async def materialize_claim(
         self, sandbox_id: str, caller: Caller | None = None
     ) -> Sandbox | None:
-        """Make a shard's sandbox addressable; `None` where no shard has this id.
+        """Write the claim of a shard's sandbox and return it; `None` if no shard has this id.
 
-        With a caller, only what is theirs. Whoever is first writes; others find it written.
+        With a caller, only shards of their team. The first call writes; later ones find the claim.
         """
         found = self._shard(sandbox_id)
         if found is None:

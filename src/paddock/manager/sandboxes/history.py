@@ -1,4 +1,4 @@
-"""What became of a sandbox, as lines of its log: read off the object, written nowhere."""
+"""The history of a sandbox as log lines, derived from the object; nothing is stored."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -9,7 +9,7 @@ from paddock.resources.meta import ConditionStatus
 
 
 def of(sandbox: Sandbox, *, since: datetime | None) -> tuple[LogEntry, ...]:
-    """Tell what is known of a sandbox's life, oldest first."""
+    """Return the events that the object records, oldest first."""
     known = (
         LogEntry(at=at, level=level, message=message)
         for at, level, message in _moments(sandbox)
@@ -36,5 +36,5 @@ def _moments(sandbox: Sandbox) -> Iterator[tuple[datetime | None, str, str]]:
 def merged(
     first: Sequence[LogEntry], second: Sequence[LogEntry], *, limit: int
 ) -> tuple[LogEntry, ...]:
-    """Give the last lines of both, oldest first."""
+    """Return the last `limit` lines of both, oldest first."""
     return tuple(sorted((*first, *second), key=lambda entry: entry.at)[-limit:])

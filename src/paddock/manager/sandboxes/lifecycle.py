@@ -1,9 +1,9 @@
-"""Pausing, resuming, connecting, extending and killing: the documented outcomes of each.
+"""Pause, resume, connect, extend and kill.
 
-First writer wins; callers of the same direction join and share its outcome. Who wants to resume
-what is being paused waits for that; who wants to pause what is being resumed is told of the
-conflict. Flag and deadlines change in one write. A slot is held before the write, so that no
-event can be missed and no opposite waiter can slip in.
+The first writer wins; concurrent calls in the same direction join it and share its outcome. A
+resume during a pause waits for the pause; a pause during a resume is a conflict. The paused flag
+and the deadlines change in one write. The action lock is taken before the write, so that no event
+is missed and no opposite action can start.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ RESUME_SECONDS = 600.0
 SLOW_SECONDS = 1.0
 AGAIN_SECONDS = 0.01
 LOOK_SECONDS = 1.0
-"""How long whoever could not resume waits to hear what became of it."""
+"""Longest wait of a failed resume for the lookup of its write."""
 
 
 class Lifecycle:
-    """What can be done with a sandbox that is somebody's."""
+    """Changes the state, deadlines and network policy of claimed sandboxes."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Lifecycle:
         memory: bool = True,
         retention_seconds: int | EllipsisType | None = ...,
     ) -> Sandbox:
-        """Pause; done when this returns. A sandbox that is paused already is a conflict."""
+        """Pause, and return when it is paused; `ConflictError` if it is paused already."""
         caller.must_write()
         sandbox = self._queries.find(caller, sandbox_id)
         if states.state(sandbox, self._clock.now()) is SandboxState.PAUSED and sandbox.spec.paused:
@@ -108,7 +108,7 @@ class Lifecycle:
         timeout_seconds: int,
         auto_pause: bool | None = None,
     ) -> Sandbox:
-        """Resume; running when this returns. A sandbox that runs already is a conflict."""
+        """Resume, and return when it runs; `ConflictError` if it runs already."""
         caller.must_write()
         self._check(timeout_seconds)
         sandbox = self._queries.find(caller, sandbox_id)
@@ -124,7 +124,7 @@ class Lifecycle:
     async def connect(
         self, caller: Caller, sandbox_id: str, *, timeout_seconds: int
     ) -> tuple[Sandbox, bool]:
-        """Extend a running sandbox or resume a paused one; says whether it was resumed."""
+        """Extend a running sandbox or resume a paused one; return whether it was resumed."""
         caller.must_write()
         self._check(timeout_seconds)
         sandbox = self._queries.find(caller, sandbox_id)
@@ -140,17 +140,17 @@ class Lifecycle:
             )
             if not written.spec.paused:
                 return written, False
-            # Somebody paused it meanwhile: connecting wakes it.
+            # It was paused meanwhile: resume it.
             sandbox = written
         resumed = await self._wake(caller, sandbox, timeout_seconds)
         await self._announcer.announce(resumed)
         return resumed, True
 
     async def wake(self, sandbox: Sandbox) -> Sandbox:
-        """Resume a sandbox because traffic came for it; its deadline follows the wake rules."""
+        """Resume a sandbox on incoming traffic; its deadline follows the wake rules."""
         claim = sandbox.spec.claim
         if claim is None:
-            raise NotFoundError(f"sandbox {sandbox.key} is nobody's")
+            raise NotFoundError(f"sandbox {sandbox.key} is not claimed")
         return await self._wake(Caller(claim.owner, claim.key_id), sandbox, None)
 
     async def _wake(
@@ -161,7 +161,7 @@ class Lifecycle:
         *,
         auto_pause: bool | None = None,
     ) -> Sandbox:
-        current, task = await self._turn_to_resume(sandbox)
+        current, task = await self._lock_resume(sandbox)
         claim = current.spec.claim
 
         def running(spec: SandboxSpec) -> SandboxSpec:
@@ -186,9 +186,9 @@ class Lifecycle:
             try:
                 written = await self._write(current, running)
             except (asyncio.CancelledError, *AMBIGUOUS_ERRORS):
-                # Perhaps it was written: its place is free when the store says that it was not.
-                looked = self._cleanup.look_after_resume(current)
-                await asyncio.wait((looked,), timeout=LOOK_SECONDS)
+                # It may have been written: the quota is released when the store shows it was not.
+                lookup = self._cleanup.resolve_resume(current)
+                await asyncio.wait((lookup,), timeout=LOOK_SECONDS)
                 raise
             except Exception:
                 self._reservations.cancel_resume(claim.lock)
@@ -196,27 +196,27 @@ class Lifecycle:
             resumed = await task.wait(RESUME_SECONDS, written=written)
         if timeout_seconds is None or self._clock.monotonic() - started < SLOW_SECONDS:
             return resumed
-        # The timeout is for running: what the resuming took is not the caller's loss.
+        # The timeout counts from now: the time of the resume is not part of it.
         now = self._clock.now()
         return await self._write(
             resumed, lambda spec: deadlines.extended(spec, now=now, seconds=timeout_seconds)
         )
 
-    async def _turn_to_resume(self, sandbox: Sandbox) -> tuple[Sandbox, WaitTask[Sandbox]]:
-        """Hold the slot for resuming; where it is being paused, once that is complete."""
+    async def _lock_resume(self, sandbox: Sandbox) -> tuple[Sandbox, WaitTask[Sandbox]]:
+        """Take the lock for resuming, after a pause in progress is complete."""
         until = self._clock.monotonic() + PAUSE_SECONDS
         while True:
             current = await self._when_paused(sandbox)
             try:
                 return current, self._provider.waits.resume(current)
             except ConflictError:
-                # Whoever waited for the same pause has yet to go, or somebody pauses it again.
+                # A waiter for the same pause still holds the lock, or it is paused again.
                 if self._clock.monotonic() >= until:
                     raise
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def _when_paused(self, sandbox: Sandbox) -> Sandbox:
-        """Wait for a pause that is under way to be complete."""
+        """Wait until a pause in progress is complete."""
         current = self._provider.sandbox(sandbox.key) or sandbox
         if states.state(current, self._clock.now()) is not SandboxState.PAUSING:
             return current
@@ -231,7 +231,7 @@ class Lifecycle:
     async def set_timeout(
         self, caller: Caller, sandbox_id: str, *, timeout_seconds: int
     ) -> Sandbox:
-        """Let a running sandbox end so many seconds from now, sooner or later than before."""
+        """Set the end of a running sandbox to so many seconds from now, earlier or later."""
         caller.must_write()
         if timeout_seconds:
             self._check(timeout_seconds)
@@ -244,12 +244,12 @@ class Lifecycle:
             ),
         )
         if not timeout_seconds:
-            # It ends now, and not when gateways hear of it.
+            # It ends now: gateways must not route to it until their watch catches up.
             await self._announcer.announce(written)
         return written
 
     async def refresh(self, caller: Caller, sandbox_id: str, *, seconds: int) -> Sandbox:
-        """Let a running sandbox live at least so many seconds more."""
+        """Extend the end of a running sandbox to at least so many seconds from now."""
         caller.must_write()
         sandbox = self._running(caller, sandbox_id)
         now = self._clock.now()
@@ -269,25 +269,25 @@ class Lifecycle:
             problem = FieldProblem("timeout", f"between 1 and {self._max_timeout} seconds")
             raise InvalidError(str(problem), problems=[problem])
 
-    # ---- the rest ------------------------------------------------------------------------
+    # ---- kill and network ----------------------------------------------------------------
 
     async def kill(self, caller: Caller, sandbox_id: str) -> None:
-        """End a sandbox, running or paused; for everybody it is gone when this returns.
+        """Kill a sandbox, running or paused; it is gone for all clients when this returns.
 
-        Its pool may want it back, and then gets it back reset.
+        If its pool recycles, the sandbox is reset and returned to the pool.
         """
         caller.must_write()
         sandbox = self._queries.find_owned(caller, sandbox_id)
         if sandbox.status.phase is not Phase.FAILED or sandbox.is_deleting:
             sandbox = self._queries.find(caller, sandbox_id)
-        # One that died by itself takes a place of its owner's quota until somebody ends it.
-        ended = await recycle.give_back(self._provider, sandbox, now=self._clock.now())
+        # A failed sandbox counts against its owner's quota until it is killed.
+        ended = await recycle.return_to_pool(self._provider, sandbox, now=self._clock.now())
         if ended is None:
             ended = await self._provider.write.delete(sandbox)
         await self._announcer.announce_end(sandbox, ended.metadata.resource_version)
 
     async def set_network(self, caller: Caller, sandbox_id: str, policy: NetworkPolicy) -> Sandbox:
-        """Replace the egress policy; in force when this returns."""
+        """Replace the egress policy; it applies when this returns."""
         caller.must_write()
         sandbox = self._queries.find(caller, sandbox_id)
         if sandbox.spec.paused:
@@ -306,7 +306,7 @@ class Lifecycle:
     async def _write(
         self, sandbox: Sandbox, change: Callable[[SandboxSpec], SandboxSpec]
     ) -> Sandbox:
-        """Change the spec; on a conflict look again and decide anew."""
+        """Change the spec; on a conflict read it again and reapply the change."""
 
         def changed(current: Sandbox) -> Sandbox:
             if current.is_deleting:
@@ -319,7 +319,7 @@ class Lifecycle:
 
 
 def _unpaused(spec: SandboxSpec, sandbox_id: str) -> SandboxSpec:
-    """Refuse a spec that was paused since it was read: a paused sandbox has no timeout."""
+    """Raise if the spec was paused since it was read: a paused sandbox has no timeout."""
     if spec.paused:
         raise not_found(sandbox_id)
     return spec

@@ -1,6 +1,7 @@
-"""Pages over a list that is sorted by start time and id, stable while it changes.
+"""Pages of a list that is sorted by start time and id, stable while the list changes.
 
-The token names the last item given, so that a page begins after it however many came or went.
+The token names the last item returned: the next page begins after it, whatever was added or
+removed.
 """
 
 import base64
@@ -16,14 +17,14 @@ Position = tuple[datetime, str]
 
 
 def encode(position: Position, *, ascending: bool) -> str:
-    """Write a position as a token."""
+    """Return the token of a position."""
     moment, identifier = position
     text = f"{moment.isoformat()}__{identifier}" + ("__asc" if ascending else "")
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def decode(token: str) -> Position:
-    """Read a token; an `InvalidError` where it is none of ours."""
+    """Return the position of a token; `InvalidError` if it is malformed."""
     try:
         text = base64.b64decode(token + "=" * (-len(token) % 4), b"-_", validate=True).decode()
         moment, identifier = text.removesuffix("__asc").split("__")
@@ -40,7 +41,7 @@ def decode(token: str) -> Position:
 def page(
     items: Iterable[tuple[Position, T]], *, limit: int, token: str | None, ascending: bool
 ) -> tuple[tuple[T, ...], str | None]:
-    """Cut one page out of the items; the second value is the next page's token."""
+    """Return one page of the items, and the token of the next page if there is one."""
     ordered = sorted(items, key=lambda item: item[0], reverse=not ascending)
     if token:
         after = decode(token)

@@ -1,4 +1,4 @@
-"""Giving a killed sandbox back to its pool, where the pool recycles."""
+"""Returns a killed sandbox to its pool, if the pool recycles."""
 
 from datetime import datetime
 
@@ -10,8 +10,8 @@ from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.transitions.recycling import Return, outcome
 
 
-async def give_back(provider: Provider, sandbox: Sandbox, *, now: datetime) -> Sandbox | None:
-    """Let its pool have a sandbox again; `None` where it must be deleted instead."""
+async def return_to_pool(provider: Provider, sandbox: Sandbox, *, now: datetime) -> Sandbox | None:
+    """Return the sandbox to its pool; `None` if it must be deleted instead."""
     key = pool_of(sandbox)
     pool = provider.get(SandboxPool, key) if key is not None else None
     decision = outcome(sandbox, pool, now=now)
@@ -20,5 +20,5 @@ async def give_back(provider: Provider, sandbox: Sandbox, *, now: datetime) -> S
     try:
         return await provider.write.update(decision.sandbox)
     except ConflictError:
-        # Changed since it was read: deleting is always right, and loses only warmth.
+        # Changed since it was read: deleting is always correct, and costs only a warm sandbox.
         return None

@@ -1,4 +1,4 @@
-"""What can be asked of the manager, free of any protocol."""
+"""Parameters and results of the manager's use cases, independent of the protocol."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -19,7 +19,7 @@ class SandboxFilter(Struct, frozen=True, kw_only=True):
 
 
 class SandboxPage(Struct, frozen=True):
-    """Part of a list of sandboxes."""
+    """One page of a list of sandboxes."""
 
     items: tuple[Sandbox, ...]
     next_token: str | None
@@ -27,7 +27,7 @@ class SandboxPage(Struct, frozen=True):
 
 
 class UsageSample(Struct, frozen=True, kw_only=True):
-    """What a sandbox used at one moment."""
+    """The resource usage of a sandbox at one moment."""
 
     at: datetime
     cpu_count: float
@@ -49,7 +49,7 @@ class LogEntry(Struct, frozen=True, kw_only=True):
 
 
 class ForkResult(Struct, frozen=True):
-    """One fork: the sandbox, or why there is none."""
+    """One fork: the sandbox, or the error."""
 
     sandbox: Sandbox | None
     error: PaddockError | None = None

@@ -1,4 +1,4 @@
-"""Snapshots and forks: stored states, and sandboxes made from them."""
+"""Snapshots and forks: stored states, and sandboxes created from them."""
 
 import asyncio
 import re
@@ -29,13 +29,13 @@ from paddock.resources.transitions.pause_strategy import strategy_for
 
 SNAPSHOT_SECONDS = 120.0
 FORK_TTL_SECONDS = 60
-"""A fork's own checkpoint is kept this long after it is made, then goes by itself."""
+"""How long the checkpoint of a fork is kept after it is complete."""
 _NAME = re.compile(r"^(?:[a-z0-9][a-z0-9_-]*/)?[a-z0-9][a-z0-9_-]*(?::[a-z0-9_.-]+)?$")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Snapshots:
-    """Stores states and makes sandboxes from them."""
+    """Stores states and creates sandboxes from them."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Snapshots:
     async def create(
         self, caller: Caller, sandbox_id: str, *, name: str | None, memory: bool = True
     ) -> Checkpoint:
-        """Store a sandbox's state; stored when this returns. The sandbox goes on."""
+        """Store a sandbox's state and return when it is stored. The sandbox continues."""
         caller.must_write()
         sandbox = self._queries.find(caller, sandbox_id)
         names = self._names(caller, name)
@@ -106,19 +106,21 @@ class Snapshots:
     async def fork(
         self, caller: Caller, sandbox_id: str, *, count: int, timeout_seconds: int
     ) -> tuple[ForkResult, ...]:
-        """Make clones of a running sandbox: one stored state, so many sandboxes."""
+        """Create clones of a running sandbox from one stored state."""
         caller.must_write()
         sandbox = self._queries.find(caller, sandbox_id)
         claim = sandbox.spec.claim
         if sandbox.spec.paused or claim is None:
             raise ConflictError(f"sandbox {sandbox_id} is paused; only a running one is forked")
-        wanted = _alike(sandbox, claim, timeout_seconds)
+        wanted = _same_request(sandbox, claim, timeout_seconds)
         self._claims.check(wanted)
         stored = await self._store(caller, sandbox, ttl_seconds=FORK_TTL_SECONDS)
         request = structs.replace(wanted, template=stored.status.checkpoint_id)
-        return tuple(await asyncio.gather(*(self._child(caller, request) for _ in range(count))))
+        return tuple(
+            await asyncio.gather(*(self._create_fork(caller, request) for _ in range(count)))
+        )
 
-    async def _child(self, caller: Caller, request: NewSandbox) -> ForkResult:
+    async def _create_fork(self, caller: Caller, request: NewSandbox) -> ForkResult:
         try:
             return ForkResult(await self._claims.create(caller, request))
         except PaddockError as error:
@@ -133,7 +135,7 @@ class Snapshots:
         limit: int,
         token: str | None,
     ) -> tuple[tuple[Checkpoint, ...], str | None]:
-        """List a team's snapshots, newest first."""
+        """Return one page of a team's snapshots, newest first, and the token of the next page."""
         source = self._source(sandbox_id) if sandbox_id is not None else None
         found = (
             ((item.status.completion_time or _EPOCH, item.metadata.name), item)
@@ -147,13 +149,13 @@ class Snapshots:
         return paging.page(found, limit=limit, token=token, ascending=False)
 
     def _source(self, sandbox_id: str) -> Callable[[Checkpoint], bool]:
-        """Give what tells the snapshots of one sandbox from all others."""
+        """Return a predicate for the snapshots of one sandbox."""
         public_id = sandbox_id.partition("-")[0]
         sandbox = self._provider.claimed_sandbox(public_id)
         name = sandbox.metadata.name if sandbox is not None else None
 
         def is_of(item: Checkpoint) -> bool:
-            # One made by hand may name the object alone.
+            # A Checkpoint created by hand may name only the object.
             return item.spec.sandbox_id == public_id or (
                 not item.spec.sandbox_id and item.spec.sandbox_name == name
             )
@@ -161,8 +163,8 @@ class Snapshots:
         return is_of
 
 
-def _alike(sandbox: Sandbox, claim: ClaimIdentity, timeout_seconds: int) -> NewSandbox:
-    """Ask for a sandbox like another: all but its state and its timeout is as there."""
+def _same_request(sandbox: Sandbox, claim: ClaimIdentity, timeout_seconds: int) -> NewSandbox:
+    """Return the request for a sandbox with the same settings, except for the timeout."""
     spec = sandbox.spec
     ours = f"{GROUP}/"
     return NewSandbox(

@@ -330,7 +330,7 @@ async def test_an_in_place_update_that_the_runtime_did_not_apply_is_detected() -
             await begin(world, inplace_update=IMAGE, claim_timeout_seconds=45)
             done = await completed(world)
             assert done.status.claimed_replicas == 0, "nobody is given another image than asked for"
-            assert "image team/other is started in its place" in done.status.message
+            assert "image team/other is being started" in done.status.message
 
 
 # ---- everything at once ------------------------------------------------------------------

@@ -119,7 +119,7 @@ def test_what_a_claim_has_is_sorted_and_the_first_deadline_is_known() -> None:
     [
         pytest.param(box(phase=Phase.FAILED, message="no such image"), "no such image", id="said"),
         pytest.param(box(), "its phase is Pending", id="slow"),
-        pytest.param(running({"image": "x"}), "image x is started", id="image"),
+        pytest.param(running({"image": "x"}), "image x is being started", id="image"),
         pytest.param(running({"resources": SMALL}), "not been resized", id="size"),
     ],
 )

@@ -16,7 +16,7 @@ from typing import cast
 
 import uvloop
 
-from paddock.adapters import gateway_admin
+from paddock.adapters.gateway import admin_server
 from paddock.cache.states import SandboxState
 from paddock.gateway.activity import Activity
 from paddock.gateway.http.client import ClientConnection
@@ -100,8 +100,8 @@ async def serve(port: int, admin_port: int, upstream_port: int) -> None:
             options=options,
         )
         endpoint = PeerEndpoint(routes, MessageVerifier(SEED, clock))
-        app = gateway_admin.create_app(routes, activity, endpoint, clock)
-        async with gateway_admin.serving(app, "127.0.0.1", admin_port):
+        app = admin_server.create_app(routes, activity, endpoint, clock)
+        async with admin_server.serving(app, "127.0.0.1", admin_port):
             loop = asyncio.get_running_loop()
             server = await loop.create_server(
                 lambda: ClientConnection(gateway), "127.0.0.1", port, backlog=4096

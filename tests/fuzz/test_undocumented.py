@@ -19,7 +19,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paddock.adapters import gateway_admin
+from paddock.adapters.gateway import admin_server
 from paddock.adapters.pod_admission import pod_check
 from paddock.adapters.replicas import PATH as WRITTEN
 from paddock.adapters.replicas import Replicas
@@ -118,7 +118,7 @@ def gateway():
         now = clock.now().timestamp()
         return peers.sign(seed, method, body, now=now, nonce=f"{now}")
 
-    return served(gateway_admin.create_app(routes, Activity(), endpoint, clock), rightly)
+    return served(admin_server.create_app(routes, Activity(), endpoint, clock), rightly)
 
 
 def agent():

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 import httpx
 
-from paddock.adapters.control_client import ControlClient
+from paddock.adapters.gateway.control_client import ControlClient
 from paddock.app.roles.control_plane import ControlPlane
 from paddock.app.roles.gateway import build
 from paddock.app.wiring import default_resources

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from paddock.adapters import gateway_admin
+from paddock.adapters.gateway import admin_server
 from paddock.adapters.membership import Membership, PeerService, PeerSetting, parse_peers
 from paddock.cache.states import SandboxState
 from paddock.claims.requests import NewSandbox
@@ -59,8 +59,8 @@ class Member:
 
     async def open(self) -> None:
         desk = PeerEndpoint(self.table, MessageVerifier(SEED, self.clock))
-        app = gateway_admin.create_app(self.table, Activity(), desk, clocks.system())
-        await self._stack.enter_async_context(gateway_admin.serving(app, "127.0.0.1", self.port))
+        app = admin_server.create_app(self.table, Activity(), desk, clocks.system())
+        await self._stack.enter_async_context(admin_server.serving(app, "127.0.0.1", self.port))
 
     async def cut_off(self) -> None:
         await self._stack.aclose()
@@ -125,7 +125,7 @@ async def test_a_gateway_has_the_new_route_before_the_call_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The gateway has no watch here, only the control plane's announcements."""
-    monkeypatch.setattr("paddock.adapters.gateway_notifier.FORGET_SECONDS", 600.0)
+    monkeypatch.setattr("paddock.adapters.gateway.gateway_notifier.FORGET_SECONDS", 600.0)
     async with members(1) as (one,), paddock(clock=clocks.system(), pool_size=1) as world:
         world.plane.gateways.register(one.url)
 
@@ -157,7 +157,7 @@ async def test_a_gateway_has_the_new_route_before_the_call_returns(
 async def test_a_gateway_drops_the_route_of_a_recycled_sandbox_before_kill_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("paddock.adapters.gateway_notifier.FORGET_SECONDS", 600.0)
+    monkeypatch.setattr("paddock.adapters.gateway.gateway_notifier.FORGET_SECONDS", 600.0)
     async with members(1) as (one,), paddock(clock=clocks.system(), pool_size=1) as world:
         world.plane.gateways.register(one.url)
         strategy = RecycleStrategy(type=RecycleType.NOOP)

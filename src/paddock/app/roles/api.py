@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from paddock.adapters.gateway_notifier import GatewayNotifier
+from paddock.adapters.gateway.gateway_notifier import GatewayNotifier
 from paddock.adapters.replicas import Replicas
 from paddock.api.internal import GatewayReport
 from paddock.app.wiring import backends, default_resources, run_parts, webhook

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from paddock.adapters.activity_reports import ActivityReports
-from paddock.adapters.gateway_notifier import GatewayNotifier
+from paddock.adapters.gateway.activity_reports import ActivityReports
+from paddock.adapters.gateway.gateway_notifier import GatewayNotifier
 from paddock.adapters.runtime_agent import RuntimeAgent
 from paddock.api.dispatcher import Dispatcher
 from paddock.api.internal import GatewayReport

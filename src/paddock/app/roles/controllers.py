@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from paddock.adapters.activity_poller import ActivityPoller
+from paddock.adapters.gateway.activity_poller import ActivityPoller
 from paddock.adapters.membership import parse_peers
 from paddock.adapters.runtime_agent import RuntimeAgent
 from paddock.api.health import create_app as create_ops

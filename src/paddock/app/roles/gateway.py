@@ -11,9 +11,9 @@ import resource
 from collections.abc import Callable
 from functools import partial
 
-from paddock.adapters import gateway_admin
-from paddock.adapters.control_client import ControlClient
 from paddock.adapters.dialer import LocalDialer
+from paddock.adapters.gateway import admin_server
+from paddock.adapters.gateway.control_client import ControlClient
 from paddock.adapters.membership import Membership
 from paddock.api.internal import GatewayReport
 from paddock.api.kube.verbs.read import STORED
@@ -75,8 +75,8 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         stack.callback(peers.close)
         endpoint = PeerEndpoint(routes, MessageVerifier(seed, clock))
         url = await stack.enter_async_context(
-            gateway_admin.serving(
-                gateway_admin.create_app(routes, activity, endpoint, clock),
+            admin_server.serving(
+                admin_server.create_app(routes, activity, endpoint, clock),
                 settings.admin_host,
                 settings.admin_port,
             )

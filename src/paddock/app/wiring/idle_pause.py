@@ -1,7 +1,8 @@
 """Wires the controller that pauses idle sandboxes.
 
-It decides by traffic, which gateways report (`adapters/activity_reports.py`) or are polled for
-(`adapters/activity_poller.py`), and by processor usage, which the runtime agent samples.
+It decides by traffic and by processor usage. Gateways report traffic or are polled for it
+(`activity_reports.py` and `activity_poller.py` in `adapters/gateway`); the runtime agent samples
+processor usage.
 """
 
 from datetime import datetime

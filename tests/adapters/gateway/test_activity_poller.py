@@ -4,8 +4,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from paddock.adapters import gateway_admin
-from paddock.adapters.activity_poller import ActivityPoller
+from paddock.adapters.gateway import admin_server
+from paddock.adapters.gateway.activity_poller import ActivityPoller
 from paddock.adapters.membership import PeerSetting
 from paddock.gateway.activity import Activity
 from paddock.gateway.routing.peers import MessageVerifier, PeerEndpoint
@@ -26,9 +26,9 @@ class Gateways:
     async def start(self, port: int = 0) -> str:
         activity, routes = Activity(), RouteTable(self.clock)
         endpoint = PeerEndpoint(routes, MessageVerifier(TokenSeed(b"seed"), self.clock))
-        app = gateway_admin.create_app(routes, activity, endpoint, self.clock)
+        app = admin_server.create_app(routes, activity, endpoint, self.clock)
         stack = AsyncExitStack()
-        url = await stack.enter_async_context(gateway_admin.serving(app, "127.0.0.1", port))
+        url = await stack.enter_async_context(admin_server.serving(app, "127.0.0.1", port))
         self._stacks[url], self.activities[url] = stack, activity
         return url
 
@@ -66,7 +66,7 @@ class World:
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch):
     # The clock is manual, the gateways are real: a slow machine must not cause a timeout.
-    monkeypatch.setattr("paddock.adapters.activity_poller.POLL_TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr("paddock.adapters.gateway.activity_poller.POLL_TIMEOUT_SECONDS", 60.0)
     made = World()
     yield made
     await made.traffic.close()

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 import aiohttp
 import msgspec
 
-from paddock.adapters.gateway_admin import ActivityCounts
+from paddock.adapters.gateway.admin_server import ActivityCounts
 from paddock.adapters.membership import PeerSetting, look_up
 from paddock.kit.clock import Clock
 from paddock.kit.errors import PaddockError

@@ -1,0 +1,1 @@
+"""Between gateways and the control plane: notifications, activity, calls, the admin server."""

@@ -13,8 +13,8 @@ from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.claims import cold, warm
 from paddock.claims.caller import Caller
-from paddock.claims.limiter import FairLimiter
 from paddock.claims.ports import COLD, WARM
+from paddock.claims.quota.fair_limiter import FairLimiter
 from paddock.claims.quota.ledger import footprint
 from paddock.claims.quota.reservations import QuotaReservations
 from paddock.kit.clock import Clock

@@ -19,8 +19,8 @@ from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import KINDS, Provider
 from paddock.claims.acquirer import Acquirer
 from paddock.claims.idempotency import IdempotencyKeys
-from paddock.claims.limiter import FairLimiter
 from paddock.claims.ports import Announcer
+from paddock.claims.quota.fair_limiter import FairLimiter
 from paddock.claims.quota.ledger import Ledger
 from paddock.claims.quota.reservations import QuotaReservations
 from paddock.claims.quota.share_manager import ShareManager

@@ -8,9 +8,9 @@ from paddock.claims.cleanup import ClaimCleanup
 from paddock.claims.engine import Claims
 from paddock.claims.hand_over import HandOver
 from paddock.claims.idempotency import IdempotencyKeys
-from paddock.claims.limiter import FairLimiter
 from paddock.claims.overrides import ClaimOverrides
 from paddock.claims.ports import Announcer
+from paddock.claims.quota.fair_limiter import FairLimiter
 from paddock.claims.quota.reservations import QuotaReservations
 from paddock.claims.quota.share_store import KIND_SHARES
 from paddock.claims.template_resolver import TemplateResolver

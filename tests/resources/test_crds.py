@@ -87,7 +87,7 @@ def resolve(schema: dict[str, Any], path: str) -> dict[str, Any] | None:
 def test_descriptions_come_from_the_source():
     sandbox = schema_of_kind(next(info.cls for info in KINDS if info.kind == "Sandbox"))
     spec = sandbox["properties"]["spec"]["properties"]
-    assert "Dead from this instant" in spec["shutdownTime"]["description"]
+    assert "Time at which the sandbox shuts down" in spec["shutdownTime"]["description"]
     assert "milliseconds" in spec["pauseStrategy"]["description"]
 
 

@@ -1,8 +1,8 @@
-"""The common part of every resource: metadata with Kubernetes' semantics, conditions, references.
+"""Common parts of every resource: metadata with Kubernetes semantics, conditions, references.
 
-Structs are immutable in every part (see `frozen`): readers may keep and share them. Change one
-with `msgspec.structs.replace`. Unknown fields are ignored here (rollbacks, newer writers);
-`codec.from_builtins` can refuse them in documents that users apply.
+Structs are immutable in every part (see `frozen`): readers may keep and share them. Change one with
+`msgspec.structs.replace`. Unknown fields are ignored here, for rollbacks and newer writers.
+`codec.from_builtins` can reject them in documents that users apply.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 
 class Key(NamedTuple):
-    """Namespace (empty for cluster-wide kinds) and name of an object."""
+    """Namespace (empty for cluster-scoped kinds) and name of an object."""
 
     namespace: str
     name: str
@@ -32,55 +32,56 @@ class Key(NamedTuple):
 class ResourcePart(
     Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False, dict=False
 ):
-    """Base of everything inside a resource."""
+    """Base class of every struct inside a resource."""
 
 
 class OwnerReference(ResourcePart, frozen=True, kw_only=True):
-    """Who an object belongs to; it goes when its owners are gone."""
+    """Reference to the owner of an object. The object is deleted when all its owners are gone."""
 
     api_version: str
-    """Of the owner."""
+    """API version of the owner."""
     kind: str
-    """Of the owner."""
+    """Kind of the owner."""
     name: str
-    """Of the owner."""
+    """Name of the owner."""
     uid: str
-    """Of the owner."""
+    """UID of the owner."""
     controller: bool = False
-    """Whether this owner manages the object."""
+    """Whether this owner is the managing controller."""
     block_owner_deletion: bool = False
-    """Whether the owner, deleted in the foreground, waits for this object."""
+    """Whether a foreground deletion of the owner waits for this object."""
 
 
 class ObjectMeta(ResourcePart, frozen=True, kw_only=True):
-    """Identity and bookkeeping of an object, as Kubernetes keeps it."""
+    """Metadata of an object, as in Kubernetes."""
 
     name: str = ""
-    """Unique among objects of its kind in its namespace."""
+    """Name of the object. Unique among objects of its kind in its namespace."""
     generate_name: str = ""
-    """With an empty name: the server appends a random tail to this."""
+    """Prefix of a generated name, used if `name` is empty. The server appends a random suffix."""
     namespace: str = ""
-    """Where it is."""
+    """Namespace of the object."""
     uid: str = ""
-    """Tells it from any other object of that name, ever."""
+    """Unique id of the object. Never reused by another object of the same name."""
     resource_version: str = ""
-    """Opaque; grows with every write to the store. Writing names the version that was read."""
+    """Opaque version of the object. It changes with every write. An update must carry the version
+    that was read."""
     generation: int = 0
-    """Grows when the spec changes, and only then."""
+    """Counter of changes of the spec."""
     creation_timestamp: datetime | None = None
-    """When it was made."""
+    """Time at which the object was created."""
     deletion_timestamp: datetime | None = None
-    """Since when it is being deleted."""
+    """Time at which deletion was requested."""
     deletion_grace_period_seconds: int | None = None
     """Not used."""
     labels: Mapping[str, str] = EMPTY
-    """By which it is selected."""
+    """Labels, used by selectors."""
     annotations: Mapping[str, str] = EMPTY
-    """Anything that is not selected by."""
+    """Annotations. Selectors cannot use them."""
     finalizers: tuple[str, ...] = ()
-    """Who has yet to agree to its end."""
+    """Finalizers that must be removed before the object is deleted."""
     owner_references: tuple[OwnerReference, ...] = ()
-    """Whose it is; it goes when they are all gone."""
+    """Owners of the object. It is deleted when all of them are gone."""
 
     def __post_init__(self) -> None:
         # Written out: this runs for every object that is read or written.
@@ -99,26 +100,26 @@ class ConditionStatus(StrEnum):
 
 
 class Condition(ResourcePart, frozen=True, kw_only=True):
-    """One observed fact about an object, with since when and why."""
+    """An observed aspect of the state of an object."""
 
     type: str
-    """What is claimed."""
+    """Type of the condition."""
     status: ConditionStatus
-    """Whether it holds."""
+    """Status of the condition: True, False or Unknown."""
     reason: str
-    """One word: why."""
+    """Reason for the last transition, in CamelCase."""
     message: str = ""
-    """One sentence for people."""
+    """Human-readable details about the last transition."""
     last_transition_time: datetime | None = None
-    """Since when."""
+    """Time at which the status last changed."""
     observed_generation: int = 0
-    """The generation that it is about."""
+    """The generation that this condition reflects."""
 
 
 class Resource(
     Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=False, gc=False, dict=False
 ):
-    """Base of every kind. Subclasses add `spec` and `status`; builtins their own fields."""
+    """Base class of every kind. Subclasses add `spec` and `status`, or their own fields."""
 
     KIND: ClassVar[str] = ""
     API_VERSION: ClassVar[str] = API_VERSION
@@ -131,12 +132,12 @@ class Resource(
 
     @property
     def key(self) -> Key:
-        """Where this object is."""
+        """Namespace and name of this object."""
         return Key(self.metadata.namespace, self.metadata.name)
 
     @property
     def is_deleting(self) -> bool:
-        """Whether deletion has begun; finalizers may still hold it."""
+        """Whether deletion was requested. Finalizers may still delay it."""
         return self.metadata.deletion_timestamp is not None
 
 
@@ -149,7 +150,7 @@ def with_meta(obj: R, **changes: Any) -> R:
 
 
 def owner_reference(owner: Resource, *, controller: bool = True) -> OwnerReference:
-    """Return the reference with which a child names this owner."""
+    """Return a reference to this owner."""
     return OwnerReference(
         api_version=owner.API_VERSION,
         kind=owner.KIND,
@@ -161,12 +162,12 @@ def owner_reference(owner: Resource, *, controller: bool = True) -> OwnerReferen
 
 
 def controller_of(obj: Resource) -> OwnerReference | None:
-    """Return the owner that controls the object, or `None`."""
+    """Return the reference to the controlling owner, or `None`."""
     return next((ref for ref in obj.metadata.owner_references if ref.controller), None)
 
 
 def condition(conditions: tuple[Condition, ...], kind: str) -> Condition | None:
-    """Return a condition by type, or `None`."""
+    """Return the condition of this type, or `None`."""
     return next((item for item in conditions if item.type == kind), None)
 
 
@@ -179,7 +180,7 @@ def is_true(conditions: tuple[Condition, ...], kind: str) -> bool:
 def set_condition(
     conditions: tuple[Condition, ...], new: Condition, *, now: datetime
 ) -> tuple[Condition, ...]:
-    """Add or replace a condition; the transition time moves only when the status does."""
+    """Add or replace a condition. The transition time changes only with the status."""
     old = condition(conditions, new.type)
     since = now
     if old is not None and old.status is new.status and old.last_transition_time is not None:

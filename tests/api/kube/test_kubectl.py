@@ -167,7 +167,7 @@ def test_a_dry_run_and_a_diff_change_nothing(kubectl: Kubectl):
 
 
 def test_explain_shows_the_docstrings_of_fields(kubectl: Kubectl):
-    assert "Dead from this instant" in kubectl("explain", "sandbox.spec.shutdownTime")
+    assert "Time at which the sandbox shuts down" in kubectl("explain", "sandbox.spec.shutdownTime")
     text = kubectl("explain", "sandboxpool.spec", "--recursive")
     assert "bufferMin" in text
     assert "maxUnavailable" in text

@@ -13,7 +13,7 @@ FINALIZER_BATCH = "paddock.dev/batch"
 
 
 class BatchPhase(StrEnum):
-    """Where a batch is."""
+    """Phase of a batch."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -25,129 +25,134 @@ class BatchPhase(StrEnum):
 
 
 class TaskResourcePolicy(StrEnum):
-    """What happens to a shard whose task has ended."""
+    """What happens to the sandbox of a shard whose task has finished."""
 
     RETAIN = "Retain"
+    """The shard keeps its sandbox."""
     RELEASE = "Release"
+    """The sandbox is released."""
 
 
 class EnvVar(ResourcePart, frozen=True, kw_only=True):
-    """One variable."""
+    """An environment variable."""
 
     name: str
-    """Of the variable."""
+    """Name of the environment variable."""
     value: str = ""
-    """Of the variable."""
+    """Value of the environment variable. Defaults to the empty string."""
 
 
 class Hook(ResourcePart, frozen=True, kw_only=True):
-    """A command before or after a task."""
+    """A command that runs before or after a task."""
 
     command: tuple[str, ...]
     """Program and arguments."""
     timeout_seconds: int = 60
-    """It is ended after this."""
+    """Number of seconds after which the command is terminated. Defaults to 60."""
 
 
 class TaskLifecycle(ResourcePart, frozen=True, kw_only=True):
     """Hooks of a task."""
 
     pre_start: Hook | None = None
-    """Before the task; its failure fails the task."""
+    """Runs before the task. If it fails, the task fails."""
     post_stop: Hook | None = None
-    """After the task, however it ended."""
+    """Runs after the task, whether it succeeded or failed."""
 
 
 class Process(ResourcePart, frozen=True, kw_only=True):
-    """What a task runs."""
+    """The process that a task runs."""
 
     command: tuple[str, ...]
     """Program and first arguments."""
     args: tuple[str, ...] = ()
-    """Further arguments."""
+    """Further arguments, appended to `command`."""
     env: tuple[EnvVar, ...] = ()
-    """Variables over those of the sandbox."""
+    """Environment variables, merged over those of the sandbox."""
     working_dir: str | None = None
-    """Where it runs; the sandbox's own where absent."""
+    """Working directory. Defaults to that of the sandbox."""
     user: str | None = None
-    """Who runs it."""
+    """User that the process runs as."""
     lifecycle: TaskLifecycle = TaskLifecycle()
-    """What runs before and after."""
+    """Hooks that run before and after the process."""
 
 
 class TaskSpec(ResourcePart, frozen=True, kw_only=True):
-    """One task."""
+    """Specification of one task."""
 
     process: Process
-    """What runs."""
+    """The process to run."""
     timeout_seconds: int | None = None
-    """It is ended after this; absent means never."""
+    """Number of seconds after which the task is terminated. If unset, there is no limit."""
     max_attempts: int = 1
-    """How often it is tried."""
+    """Maximum number of attempts. Defaults to 1."""
     backoff_seconds: float = 1.0
-    """Before the second attempt; doubles with each."""
+    """Delay before the second attempt, in seconds. It doubles with each further attempt. Defaults
+    to 1."""
     grace_seconds: int = 10
-    """Between TERM and KILL."""
+    """Number of seconds between SIGTERM and SIGKILL. Defaults to 10."""
 
 
 class TaskTemplate(ResourcePart, frozen=True, kw_only=True):
-    """The task of every shard, before its patch."""
+    """The task of every shard, before its patch is applied."""
 
     spec: TaskSpec
-    """The task."""
+    """Specification of the task."""
 
 
 class BatchSandboxSpec(ResourcePart, frozen=True, kw_only=True):
-    """How many sandboxes, from where, doing what."""
+    """Desired state of a batch."""
 
     replicas: int = 1
-    """How many sandboxes."""
+    """Desired number of sandboxes. Defaults to 1."""
     pool_ref: str = ""
-    """Empty: made directly from `template`. A name: from that pool. `*`: from whichever fits."""
+    """Source of the sandboxes. Empty: created directly from `template`. A name: taken from that
+    pool. `*`: taken from any pool that matches. Immutable."""
     template: SandboxTemplateSpec | None = None
-    """With `*`, what the pool must match."""
+    """Template of the sandboxes. With `poolRef: "*"`, the template that a pool must match."""
     shard_patches: tuple[Mapping[str, Any], ...] = ()
-    """Patch i is merged into shard i's template; direct mode only."""
+    """Patches of the template. Patch i is merged into the template of shard i. Only allowed if
+    `poolRef` is empty."""
     expire_time: datetime | None = None
-    """When the batch is deleted; absent means never."""
+    """Time at which the batch is deleted. If unset, it is never deleted automatically."""
     task_template: TaskTemplate | None = None
-    """What every shard runs; absent means nothing."""
+    """The task that every shard runs. If unset, no task runs."""
     shard_task_patches: tuple[Mapping[str, Any], ...] = ()
-    """Patch i is merged into the task of shard i."""
+    """Patches of the task. Patch i is merged into the task of shard i."""
     task_resource_policy_when_completed: TaskResourcePolicy = TaskResourcePolicy.RETAIN
-    """Whether a shard whose task ended gives its sandbox back."""
+    """Whether a shard whose task has finished releases its sandbox. Defaults to Retain."""
     pause: bool | None = None
-    """On pauses every sandbox, off resumes them, absent leaves them."""
+    """True pauses every sandbox, false resumes them. If unset, they are left as they are."""
     priority: int = 0
-    """Higher is served first."""
+    """Scheduling priority. Batches with a higher value are served first."""
     min_available: int | None = None
-    """Nothing is allocated until so many can be at once."""
+    """Minimum number of sandboxes that must be available at once before any is allocated."""
     assign_profile: str = "default"
-    """How a pool is chosen for `*`."""
+    """Profile that decides which pool is chosen for `poolRef: "*"`."""
     owner: str = ""
-    """The team its sandboxes are claimed for."""
+    """Team that the sandboxes are claimed for. Defaults to the namespace of the batch."""
 
     def __post_init__(self) -> None:
         freeze_documents(self, "shard_patches", "shard_task_patches")
 
 
 class Allocation(ResourcePart, frozen=True, kw_only=True):
-    """Which sandbox serves which shard."""
+    """The sandbox assigned to a shard."""
 
     shard: int
-    """Counted from 0."""
+    """Index of the shard, starting at 0."""
     sandbox: str = ""
-    """Its name; empty while the shard waits for another one."""
+    """Name of the sandbox. Empty while the shard waits for a replacement."""
     namespace: str = ""
-    """Of the sandbox, where it is not the batch's own."""
+    """Namespace of the sandbox, if it differs from that of the batch."""
     uid: str = ""
-    """Of the sandbox."""
+    """UID of the sandbox."""
     sandbox_id: str = ""
-    """By which clients address it."""
+    """Public id of the sandbox, used by clients."""
 
 
 class TaskState(StrEnum):
-    """Where a task is."""
+    """State of a task."""
 
     WAITING = "Waiting"
     RUNNING = "Running"
@@ -157,66 +162,71 @@ class TaskState(StrEnum):
 
 
 class TaskResult(ResourcePart, frozen=True, kw_only=True):
-    """What became of one shard's task."""
+    """Result of the task of one shard."""
 
     shard: int
-    """Counted from 0."""
+    """Index of the shard, starting at 0."""
     state: TaskState
-    """Where the task is."""
+    """State of the task."""
     attempt: int = 1
-    """Counted from 1."""
+    """Number of the current or last attempt, starting at 1."""
     exit_code: int | None = None
-    """Of the process."""
+    """Exit code of the process."""
     reason: str = ""
-    """One word: why it is in this state."""
+    """Reason for the state, in CamelCase."""
     message: str = ""
-    """One sentence for people."""
+    """Human-readable details."""
     started_at: datetime | None = None
-    """Of the last attempt."""
+    """Time at which the last attempt started."""
     finished_at: datetime | None = None
-    """Of the last attempt."""
+    """Time at which the last attempt finished."""
     output_head: str = ""
-    """How its output begins."""
+    """Beginning of the output."""
     output_tail: str = ""
-    """How its output ends."""
+    """End of the output."""
 
 
 class BatchSandboxStatus(ResourcePart, frozen=True, kw_only=True):
-    """What is."""
+    """Observed state of a batch."""
 
     observed_generation: int = 0
-    """The generation that this status is about."""
+    """The generation that this status reflects."""
     phase: BatchPhase = BatchPhase.PENDING
-    """Where the batch is."""
+    """Phase of the batch."""
     message: str = ""
-    """One sentence for people."""
+    """Human-readable details about the phase."""
     replicas: int = 0
-    """Sandboxes that are there."""
+    """Number of existing sandboxes."""
     allocated: int = 0
-    """Shards that have a sandbox."""
+    """Number of shards that have a sandbox."""
     ready: int = 0
-    """Of these, running."""
+    """Number of allocated sandboxes that are running."""
     pool: str = ""
-    """The pool it was assigned to."""
+    """Name of the pool that the batch is assigned to."""
     allocations: tuple[Allocation, ...] = ()
-    """Which sandbox serves which shard."""
+    """The sandbox of each shard."""
     released: tuple[str, ...] = ()
-    """Uids given back."""
+    """UIDs of released sandboxes."""
     task_waiting: int = 0
+    """Number of tasks that have not started."""
     task_running: int = 0
+    """Number of running tasks."""
     task_succeeded: int = 0
+    """Number of tasks that succeeded."""
     task_failed: int = 0
+    """Number of tasks that failed."""
     task_unknown: int = 0
+    """Number of tasks whose state is unknown."""
     tasks: tuple[TaskResult, ...] = ()
-    """What became of each task."""
+    """Result of each task."""
     pause_observed_generation: int = 0
-    """The generation whose `pause` was carried out last."""
+    """The generation whose `pause` was last carried out."""
     conditions: tuple[Condition, ...] = ()
-    """Ready, Paused, InvalidPatch and so on."""
+    """Conditions of the batch, such as Ready, Paused and InvalidPatch."""
 
 
 class BatchSandbox(Resource, frozen=True, kw_only=True):
-    """N sandboxes as one object."""
+    """A group of sandboxes as one object, with an optional task for each."""
 
     KIND: ClassVar[str] = "BatchSandbox"
     PLURAL: ClassVar[str] = "batchsandboxes"

@@ -1,6 +1,6 @@
-"""Kubernetes' own kinds that Paddock stores too: Namespace, Event, Lease, Secret.
+"""Built-in Kubernetes kinds that Paddock stores too: Namespace, Event, Lease, Secret.
 
-On a cluster they are the cluster's; the embedded store keeps them with the same meaning.
+On a cluster, the API server keeps them. The embedded store keeps them with the same semantics.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from paddock.resources.meta import Resource, ResourcePart
 
 
 class NamespaceStatus(ResourcePart, frozen=True, kw_only=True):
-    """Where a namespace is in its life."""
+    """Observed state of a namespace."""
 
     phase: str = "Active"
 
 
 class Namespace(Resource, frozen=True, kw_only=True):
-    """A place for names; a team's."""
+    """Scope of object names. Each team has one."""
 
     KIND: ClassVar[str] = "Namespace"
     API_VERSION: ClassVar[str] = "v1"
@@ -29,7 +29,7 @@ class Namespace(Resource, frozen=True, kw_only=True):
 
 
 class ObjectReference(ResourcePart, frozen=True, kw_only=True):
-    """Names any object."""
+    """Reference to an object of any kind."""
 
     api_version: str = ""
     kind: str = ""
@@ -40,13 +40,13 @@ class ObjectReference(ResourcePart, frozen=True, kw_only=True):
 
 
 class EventSource(ResourcePart, frozen=True, kw_only=True):
-    """Who reports."""
+    """The component that reports an event."""
 
     component: str = ""
 
 
 class Event(Resource, frozen=True, kw_only=True):
-    """Something that happened to an object, for people to read."""
+    """A report of something that happened to an object."""
 
     KIND: ClassVar[str] = "Event"
     API_VERSION: ClassVar[str] = "v1"
@@ -65,7 +65,7 @@ class Event(Resource, frozen=True, kw_only=True):
 
 
 class LeaseSpec(ResourcePart, frozen=True, kw_only=True):
-    """Who holds a lease and until when."""
+    """Holder and duration of a lease."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -75,7 +75,7 @@ class LeaseSpec(ResourcePart, frozen=True, kw_only=True):
 
 
 class Lease(Resource, frozen=True, kw_only=True):
-    """A lock with an end."""
+    """A lock that expires unless it is renewed."""
 
     KIND: ClassVar[str] = "Lease"
     API_VERSION: ClassVar[str] = "coordination.k8s.io/v1"
@@ -85,7 +85,7 @@ class Lease(Resource, frozen=True, kw_only=True):
 
 
 class Secret(Resource, frozen=True, kw_only=True):
-    """Small secrets, such as hashed API keys; values are base64 as Kubernetes has them."""
+    """Small secrets, such as hashed API keys. Values are base64, as in Kubernetes."""
 
     KIND: ClassVar[str] = "Secret"
     API_VERSION: ClassVar[str] = "v1"

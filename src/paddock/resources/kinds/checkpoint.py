@@ -1,4 +1,4 @@
-"""Checkpoint: a stored state of a sandbox, from which others start."""
+"""Checkpoint: a stored state of a sandbox. New sandboxes can start from it."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -9,18 +9,18 @@ from paddock.resources.meta import Condition, Resource, ResourcePart
 
 FINALIZER_CHECKPOINT = "paddock.dev/checkpoint"
 REASON_UNSUPPORTED = "Unsupported"
-"""On the condition Ready (False): this runtime never stores such a state."""
+"""Reason of the condition Ready (False): this runtime cannot store such a state."""
 
 
 class Content(StrEnum):
-    """What a checkpoint holds."""
+    """Content of a checkpoint."""
 
     MEMORY = "memory"
     FILESYSTEM = "filesystem"
 
 
 class CheckpointPhase(StrEnum):
-    """Where a checkpoint is in its life."""
+    """Phase of a checkpoint."""
 
     PENDING = "Pending"
     CREATING = "Creating"
@@ -30,55 +30,59 @@ class CheckpointPhase(StrEnum):
 
 
 class CheckpointSpec(ResourcePart, frozen=True, kw_only=True):
-    """What to store."""
+    """Desired content and lifetime of a checkpoint."""
 
     sandbox_name: str
-    """Immutable."""
+    """Name of the sandbox to store. Immutable."""
     sandbox_uid: str = ""
-    """Fences against a namesake; filled in by who creates it through the API."""
+    """UID of the sandbox. Protects against another sandbox with the same name. Set by the API when
+    it creates the checkpoint. Immutable once set."""
     sandbox_id: str = ""
-    """The sandbox's public id: its snapshots are found by it when it is long gone."""
+    """Public id of the sandbox. Its snapshots can be listed by this id after the sandbox is
+    deleted."""
     keep_running: bool = True
-    """Off: the sandbox is paused by it."""
+    """Whether the sandbox keeps running. If false, it is paused. Defaults to true. Immutable."""
     persistent_contents: tuple[Content, ...] = (Content.MEMORY, Content.FILESYSTEM)
-    """What is stored."""
+    """What to store: memory, the filesystem, or both. Defaults to both."""
     ttl_seconds_after_finished: int | None = None
-    """When it is deleted again; absent means never."""
+    """Number of seconds after completion at which the checkpoint is deleted. If unset, it is kept.
+    """
     owner: str = ""
-    """The team."""
+    """Team that owns the checkpoint."""
     checkpoint_id: str = ""
-    """The public id (`snapshotID`); made from the uid where empty."""
+    """Public id of the checkpoint (`snapshotID`). If empty, it is derived from the UID. Immutable
+    once set."""
     names: tuple[str, ...] = ()
-    """Names by which clients may ask for it, such as `team/name:tag`."""
+    """Names by which clients can refer to the checkpoint, such as `team/name:tag`."""
 
 
 class CheckpointStatus(ResourcePart, frozen=True, kw_only=True):
-    """What is."""
+    """Observed state of a checkpoint."""
 
     observed_generation: int = 0
-    """The generation that this status is about."""
+    """The generation that this status reflects."""
     phase: CheckpointPhase = CheckpointPhase.PENDING
-    """Where it is in its life."""
+    """Phase of the checkpoint."""
     message: str = ""
-    """One sentence for people."""
+    """Human-readable details about the phase."""
     checkpoint_id: str = ""
-    """The public id."""
+    """Public id of the checkpoint."""
     has_memory: bool = False
-    """Whether processes go on where they were."""
+    """Whether memory is stored, so that processes continue where they were."""
     size_bytes: int = 0
-    """What it takes on disk."""
+    """Size on disk, in bytes."""
     completion_time: datetime | None = None
-    """When it was done."""
+    """Time at which the checkpoint was completed."""
     template: SandboxTemplateSpec | None = None
-    """What the source was made of, so that children are made alike."""
+    """Template of the source sandbox. Sandboxes started from the checkpoint use it."""
     node_name: str = ""
-    """The machine it is on."""
+    """Name of the node that stores the checkpoint."""
     conditions: tuple[Condition, ...] = ()
-    """Ready and so on."""
+    """Conditions of the checkpoint, such as Ready."""
 
 
 class Checkpoint(Resource, frozen=True, kw_only=True):
-    """A stored state of a sandbox."""
+    """A stored state of a sandbox. New sandboxes can start from it."""
 
     KIND: ClassVar[str] = "Checkpoint"
     PLURAL: ClassVar[str] = "checkpoints"

@@ -1,4 +1,4 @@
-"""SandboxClaim: give me N sandboxes, declaratively."""
+"""SandboxClaim: a declarative request for N sandboxes."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -10,103 +10,110 @@ from paddock.resources.meta import Condition, Resource, ResourcePart
 
 
 class ClaimPhase(StrEnum):
-    """Where a claim is. Completed is final, as a Job's is."""
+    """Phase of a claim. Completed is final, as for a Job."""
 
     CLAIMING = "Claiming"
     COMPLETED = "Completed"
 
 
 class UpdatedResources(ResourcePart, frozen=True, kw_only=True):
-    """What a claimed sandbox may use instead; an unset one stays its template's."""
+    """Resources of claimed sandboxes. Unset fields keep the value of the template."""
 
     cpu: str | None = None
-    """Cores, such as `500m`; at most the template's."""
+    """CPU cores, such as `500m`. At most the value of the template."""
     memory: str | None = None
-    """Bytes, such as `512Mi`; at most the template's, or what the operator lets claims have."""
+    """Memory in bytes, such as `512Mi`. At most the value of the template, or the limit that the
+    operator sets for claims."""
 
 
 class InplaceUpdate(ResourcePart, frozen=True, kw_only=True):
-    """What claimed sandboxes have otherwise than their template.
+    """Differences between claimed sandboxes and their template.
 
-    Warm ones are changed as they run where the runtime can do that; else others are made so.
+    Warm sandboxes are updated in place if the runtime supports it. Otherwise new sandboxes are
+    created.
     """
 
     image: str | None = None
-    """Instead of the template's; one that the operator lets claims choose."""
+    """Image that replaces the image of the template. The operator must allow it for claims."""
     resources: UpdatedResources | None = None
-    """Instead of the template's."""
+    """Resources that replace those of the template."""
 
 
 class SandboxClaimSpec(ResourcePart, frozen=True, kw_only=True):
-    """What is claimed, and on what terms."""
+    """Desired sandboxes of a claim."""
 
     template_name: str
-    """A pool, an environment or a template, looked up in that order."""
+    """Name of a pool, an environment or a template, looked up in this order. Immutable."""
     replicas: int = 1
-    """Immutable."""
+    """Number of sandboxes to claim. Defaults to 1. Immutable."""
     shutdown_time: datetime | None = None
-    """When the sandboxes end; absent means never."""
+    """Time at which the sandboxes shut down. If unset, they have no deadline."""
     claim_timeout_seconds: int = 60
-    """How long the claim tries; what is not ready by then is given up."""
+    """Number of seconds after which the claim completes. Sandboxes that are not ready by then are
+    abandoned. Defaults to 60."""
     wait_ready_timeout_seconds: int = 30
-    """How long each sandbox may take to be ready; then it is given up and another is tried."""
+    """Number of seconds that each sandbox may take to become ready. After that it is abandoned and
+    another one is tried. Defaults to 30."""
     inplace_update: InplaceUpdate | None = None
-    """What the sandboxes have otherwise than their template. Immutable."""
+    """Differences between the claimed sandboxes and their template. Immutable."""
     ttl_seconds_after_completed: int = 3600
-    """Negative: never deleted."""
+    """Number of seconds after completion at which the claim is deleted. A negative value means
+    never. Defaults to 3600."""
     labels: Mapping[str, str] = EMPTY
-    """Put on every sandbox."""
+    """Labels added to every sandbox."""
     annotations: Mapping[str, str] = EMPTY
-    """Put on every sandbox."""
+    """Annotations added to every sandbox."""
     env_vars: Mapping[str, str] = EMPTY
-    """Variables of every process in them."""
+    """Environment variables of every process in the sandboxes."""
     create_on_no_stock: bool = True
-    """Make new ones where the pool has none."""
+    """Whether to create sandboxes if the pool has no warm ones. Defaults to true."""
     reserve_failed_sandbox: bool = False
-    """Keep sandboxes that failed to get ready, to look at them; they bear a label that says so."""
+    """Whether to keep sandboxes that did not become ready, for debugging. They are labeled
+    `paddock.dev/given-up`."""
     priority: int = 0
-    """Higher is served first."""
+    """Scheduling priority. Claims with a higher value are served first."""
 
     def __post_init__(self) -> None:
         freeze_fields(self, "labels", "annotations", "env_vars")
 
 
 class ClaimedSandbox(ResourcePart, frozen=True, kw_only=True):
-    """One sandbox that a claim got."""
+    """A sandbox that was claimed."""
 
     name: str
-    """Of the Sandbox object."""
+    """Name of the Sandbox object."""
     sandbox_id: str
-    """By which clients address it."""
+    """Public id of the sandbox, used by clients."""
 
 
 class SandboxClaimStatus(ResourcePart, frozen=True, kw_only=True):
-    """What is."""
+    """Observed state of a claim."""
 
     observed_generation: int = 0
-    """The generation that this status is about."""
+    """The generation that this status reflects."""
     phase: ClaimPhase = ClaimPhase.CLAIMING
-    """Claiming, or Completed for good."""
+    """Phase of the claim: Claiming, then Completed."""
     message: str = ""
-    """One sentence for people."""
+    """Human-readable details about the phase."""
     claimed_replicas: int = 0
-    """How many it has got that were ready."""
+    """Number of claimed sandboxes that became ready."""
     failures: int = 0
-    """So many in a row were given up, for they failed or were not ready in time."""
+    """Number of consecutive sandboxes that were abandoned because they failed or were not ready in
+    time."""
     backoff_until: datetime | None = None
-    """After failures no other is tried before."""
+    """Time before which no other sandbox is tried, after failures."""
     sandboxes: tuple[ClaimedSandbox, ...] = ()
-    """Which ones it has got."""
+    """The claimed sandboxes."""
     claim_start_time: datetime | None = None
-    """When it began."""
+    """Time at which claiming started."""
     completion_time: datetime | None = None
-    """When it was done."""
+    """Time at which the claim was completed."""
     conditions: tuple[Condition, ...] = ()
-    """Completed and so on."""
+    """Conditions of the claim, such as Completed."""
 
 
 class SandboxClaim(Resource, frozen=True, kw_only=True):
-    """A claim of N sandboxes from a pool, environment or template."""
+    """A request for sandboxes from a pool, an environment or a template."""
 
     KIND: ClassVar[str] = "SandboxClaim"
     PLURAL: ClassVar[str] = "sandboxclaims"

@@ -1,4 +1,4 @@
-"""SandboxEnv: one environment served by several pools, perhaps in several clusters."""
+"""SandboxEnv: one environment served by several pools, in one or more clusters."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -16,7 +16,7 @@ LABEL_GROUP = "paddock.dev/scaling-group"
 
 
 class ScalePolicy(StrEnum):
-    """How boldly a pool grows and shrinks."""
+    """How fast a pool grows or shrinks."""
 
     CONSERVATIVE = "Conservative"
     DEFAULT = "Default"
@@ -30,184 +30,188 @@ class EnvMode(StrEnum):
 
 
 class EnvDefaults(ResourcePart, frozen=True, kw_only=True):
-    """The shape of members that name none."""
+    """Resources of members that specify none."""
 
     instance_type: str | None = None
-    """The name of a shape."""
+    """Name of an instance type."""
     multiplier: int = 1
-    """How many times that shape."""
+    """Multiple of the instance type. Defaults to 1."""
 
 
 class MemberConfig(ResourcePart, frozen=True, kw_only=True):
-    """How one member scales and is preferred."""
+    """Scaling and priority of one member."""
 
     labels: Mapping[str, str] = EMPTY
-    """Of the sandboxes."""
+    """Labels of the sandboxes."""
     annotations: Mapping[str, str] = EMPTY
-    """Of the sandboxes."""
+    """Annotations of the sandboxes."""
     instance_type: str | None = None
-    """The name of a shape."""
+    """Name of an instance type."""
     multiplier: int | None = None
-    """How many times that shape."""
+    """Multiple of the instance type."""
     inline_resources: Resources | None = None
-    """The shape, written in place."""
+    """Resources of the sandboxes. Mutually exclusive with `instanceType`."""
     scaling_group: str = "default"
-    """The group it scales with."""
+    """Name of the scaling group of this member. Defaults to `default`."""
     min_replicas: int = 0
-    """It never shrinks below this."""
+    """Lower limit of the number of sandboxes."""
     max_replicas: int | None = None
-    """It never grows above this; absent means without bound."""
+    """Upper limit of the number of sandboxes. If unset, there is no limit."""
     priority: int = 0
-    """Lower is tried first."""
+    """Order in which members serve claims. Lower values are tried first."""
     scale_up_priority: int = 0
-    """Lower grows first."""
+    """Order in which members grow. Lower values grow first."""
     scale_down_priority: int = 0
-    """Higher shrinks first."""
+    """Order in which members shrink. Higher values shrink first."""
     update_strategy: UpdateStrategy | None = None
-    """How it follows a changed template."""
+    """How the member follows changes of the template."""
 
     def __post_init__(self) -> None:
         freeze_fields(self, "labels", "annotations")
 
 
 class MemberMetadata(ResourcePart, frozen=True, kw_only=True):
-    """Put on the member's pool."""
+    """Metadata of the pool of a member."""
 
     labels: Mapping[str, str] = EMPTY
+    """Labels of the pool."""
     annotations: Mapping[str, str] = EMPTY
+    """Annotations of the pool."""
 
     def __post_init__(self) -> None:
         freeze_fields(self, "labels", "annotations")
 
 
 class EnvMember(ResourcePart, frozen=True, kw_only=True):
-    """One pool of one cluster."""
+    """One pool in one cluster."""
 
     metadata: MemberMetadata = MemberMetadata()
-    """Of the member's pool."""
+    """Metadata of the pool."""
     spec: SandboxPoolSpec | None = None
-    """The pool's spec as admitted; rendered from the template where absent."""
+    """Spec of the pool, as admitted. If unset, it is rendered from the template."""
     replicas: int | None = None
-    """Total sandboxes wanted; the autoscaler writes it."""
+    """Desired total number of sandboxes. Set by the autoscaler."""
     config: MemberConfig = MemberConfig()
-    """How it scales and is preferred."""
+    """Scaling and priority of the member."""
 
 
 class EnvCluster(ResourcePart, frozen=True, kw_only=True):
-    """The members of one cluster."""
+    """Members of one cluster."""
 
     members: Mapping[str, EnvMember] = EMPTY
-    """Pools by name."""
+    """Members by name."""
 
     def __post_init__(self) -> None:
         freeze_fields(self, "members")
 
 
 class ScheduledFloor(ResourcePart, frozen=True, kw_only=True):
-    """A minimum that holds in a window of time."""
+    """A minimum number of sandboxes during a time window."""
 
     cron: str
-    """When the window opens, five fields, UTC."""
+    """Start of the window, as a cron expression with five fields in UTC."""
     duration_seconds: int
-    """How long the window stays open."""
+    """Length of the window in seconds."""
     min_replicas: int
-    """At least so many while it is open."""
+    """Minimum number of sandboxes during the window."""
 
 
 class Forecast(ResourcePart, frozen=True, kw_only=True):
-    """A floor from the recent rate of claims."""
+    """A minimum number of sandboxes derived from the recent rate of claims."""
 
     enabled: bool = False
-    """Whether recent claims set a floor."""
+    """Whether the recent rate of claims sets a minimum. Defaults to false."""
     window_seconds: int = 600
-    """How far back claims are counted."""
+    """Length of the period in which claims are counted, in seconds. Defaults to 600."""
     lead_seconds: int = 30
-    """How far ahead sandboxes must be ready."""
+    """How far ahead of the expected claims sandboxes must be ready, in seconds. Defaults to 30."""
 
 
 class ScalingGroup(ResourcePart, frozen=True, kw_only=True):
     """Members that scale together."""
 
     enabled: bool = True
-    """Off: nothing in the group is scaled."""
+    """Whether members of the group are scaled. Defaults to true."""
     min_replicas: int = 0
-    """At least so many in the group."""
+    """Minimum number of sandboxes in the group."""
     max_replicas: int | None = None
-    """At most so many in the group. Needed where growing is Aggressive."""
+    """Maximum number of sandboxes in the group. Required if `scaleUpPolicy` is Aggressive."""
     scale_up_policy: ScalePolicy = ScalePolicy.DEFAULT
-    """How boldly it grows."""
+    """How fast the group grows."""
     scale_down_policy: ScalePolicy = ScalePolicy.DEFAULT
-    """How boldly it shrinks."""
+    """How fast the group shrinks."""
     cooldown_seconds: int = 30
-    """Between two changes."""
+    """Minimum number of seconds between two changes. Defaults to 30."""
     saturation_cooldown_seconds: int = 60
-    """After growing was refused."""
+    """Number of seconds to wait after scaling up was refused. Defaults to 60."""
     idle_threshold_seconds: int = 30
-    """A sandbox unused for so long is idle."""
+    """Number of seconds after which an unused sandbox counts as idle. Defaults to 30."""
     idle_zero_quiet_window_seconds: int = 300
-    """Without claims for so long, a group may shrink to its minimum."""
+    """Number of seconds without claims after which the group may shrink to its minimum. Defaults to
+    300."""
     stabilization_seconds: int = 60
-    """A lower demand must last so long to count."""
+    """Number of seconds that a lower demand must last before the group shrinks. Defaults to 60."""
     idle_timeout_seconds: int = 300
-    """Idle sandboxes beyond the buffer end after this."""
+    """Number of seconds after which idle sandboxes beyond the buffer are deleted. Defaults to 300.
+    """
     schedules: tuple[ScheduledFloor, ...] = ()
-    """Minimums that hold at certain times."""
+    """Minimum numbers of sandboxes during time windows."""
     forecast: Forecast = Forecast()
-    """A minimum from the recent rate of claims."""
+    """A minimum number of sandboxes derived from the recent rate of claims."""
 
 
 class Autoscaling(ResourcePart, frozen=True, kw_only=True):
     """Scaling groups by name."""
 
     groups: Mapping[str, ScalingGroup] = EMPTY
-    """How each group scales."""
+    """Scaling groups by name."""
 
     def __post_init__(self) -> None:
         freeze_fields(self, "groups")
 
 
 class EnvOverrides(ResourcePart, frozen=True, kw_only=True):
-    """What every member has otherwise than the template."""
+    """Differences between every member and the template."""
 
     image: str | None = None
-    """Instead of the template's."""
+    """Image that replaces the image of the template."""
     env: Mapping[str, str] = EMPTY
-    """Over the template's."""
+    """Environment variables, merged over those of the template."""
     network_policy: NetworkPolicy | None = None
-    """Instead of the template's."""
+    """Network policy that replaces the policy of the template."""
     default_startup_timeout_seconds: int | None = None
-    """How long a sandbox may take to be ready."""
+    """Number of seconds that a sandbox may take to become ready."""
     default_idle_timeout_seconds: int | None = None
-    """How long an unused one is kept."""
+    """Number of seconds that an unused sandbox is kept."""
     update_strategy: UpdateStrategy | None = None
-    """Of every member that has none."""
+    """Update strategy of members that specify none."""
 
     def __post_init__(self) -> None:
         freeze_fields(self, "env")
 
 
 class SandboxEnvSpec(ResourcePart, frozen=True, kw_only=True):
-    """Which pools in which clusters serve this environment, and how large they may be."""
+    """Desired state of an environment."""
 
     template_ref: TemplateRef
-    """What its sandboxes are made of."""
+    """Template of the sandboxes."""
     mode: EnvMode = EnvMode.WARM_POOL
     """How claims are served."""
     defaults: EnvDefaults = EnvDefaults()
-    """The shape of members that name none."""
+    """Resources of members that specify none."""
     clusters: Mapping[str, EnvCluster] = EMPTY
-    """Members by cluster; each cluster looks at its own entry only."""
+    """Members by cluster. Each cluster uses only its own entry."""
     autoscaling: Autoscaling = Autoscaling()
     """How members grow and shrink."""
     overrides: EnvOverrides = EnvOverrides()
-    """What every member has otherwise than the template."""
+    """Differences between every member and the template."""
 
     def __post_init__(self) -> None:
         freeze_fields(self, "clusters")
 
 
 class MemberState(StrEnum):
-    """How a member is."""
+    """State of a member."""
 
     ACTIVE = "Active"
     SATURATED = "Saturated"
@@ -216,104 +220,113 @@ class MemberState(StrEnum):
 
 
 class ObservedMember(ResourcePart, frozen=True, kw_only=True):
-    """What is known of one member."""
+    """Observed state of one member."""
 
     name: str
+    """Name of the member."""
     pool: str = ""
-    """The pool that serves it."""
+    """Name of the pool of the member."""
     state: MemberState = MemberState.MISSING
-    """How it is."""
+    """State of the member."""
     idle: int = 0
-    """Ready to be claimed."""
+    """Number of sandboxes that are ready to be claimed."""
     running: int = 0
-    """In use."""
+    """Number of sandboxes in use."""
     pending: int = 0
-    """In the making."""
+    """Number of sandboxes that are being created."""
     desired: int = 0
-    """Wanted in all."""
+    """Desired total number of sandboxes."""
     current: int = 0
-    """There in all."""
+    """Current total number of sandboxes."""
     saturated_until: datetime | None = None
-    """Until then it is not asked to grow."""
+    """Time until which the member is not scaled up."""
     scale_up_headroom: int | None = None
-    """How many more it may have; `None` is without bound."""
+    """Number of sandboxes that can still be added. If unset, there is no limit."""
     scaling_group: str = "default"
-    """The group it scales with."""
+    """Name of the scaling group of the member."""
     autoscaling_enabled: bool = False
-    """Whether it is scaled at all."""
+    """Whether the member is scaled automatically."""
     priority: int = 0
-    """Lower is tried first."""
+    """Order in which members serve claims. Lower values are tried first."""
     effective_resources: Resources = Resources()
-    """What each of its sandboxes may use, whoever said so."""
+    """Effective resources of each sandbox, from all sources."""
     revision: str = ""
-    """Of its template."""
+    """Revision of the template."""
     updated: int = 0
-    """Sandboxes of that revision."""
+    """Number of sandboxes of that revision."""
     message: str = ""
-    """One sentence for people."""
+    """Human-readable details about the state."""
 
 
 class ObservedCluster(ResourcePart, frozen=True, kw_only=True):
-    """What is known of one cluster's members."""
+    """Observed state of the members of one cluster."""
 
     cluster_id: str
+    """Id of the cluster."""
     is_local: bool = False
+    """Whether it is the cluster of this object."""
     last_snapshot_time: datetime | None = None
+    """Time of the last snapshot of the cluster."""
     observed_members: tuple[ObservedMember, ...] = ()
+    """Observed state of each member."""
 
 
 class ObservedGroup(ResourcePart, frozen=True, kw_only=True):
     """Totals of one scaling group."""
 
     name: str
+    """Name of the scaling group."""
     total_idle: int = 0
+    """Number of sandboxes that are ready to be claimed."""
     total_running: int = 0
+    """Number of sandboxes in use."""
     total_desired: int = 0
+    """Desired number of sandboxes."""
 
 
 class ObservedQueue(ResourcePart, frozen=True, kw_only=True):
-    """Claims that wait in one process that answers clients."""
+    """Claims that wait in one API process."""
 
     name: str
-    """Of the process."""
+    """Name of the process."""
     waiting: int = 0
-    """Content with any group."""
+    """Number of claims that any group can serve."""
     pinned: Mapping[str, int] = EMPTY
-    """By the scaling group they insist on."""
+    """Number of claims that require a certain scaling group, by group."""
     time: datetime | None = None
-    """When it said so; an old word counts for nothing."""
+    """Time of the report. Outdated reports are ignored."""
 
     def __post_init__(self) -> None:
         freeze_fields(self, "pinned")
 
 
 class SandboxEnvStatus(ResourcePart, frozen=True, kw_only=True):
-    """What is."""
+    """Observed state of an environment."""
 
     observed_generation: int = 0
-    """The generation that this status is about."""
+    """The generation that this status reflects."""
     member_count: int = 0
-    """In all clusters."""
+    """Number of members in all clusters."""
     desired: int = 0
-    """Sandboxes wanted in all."""
+    """Desired total number of sandboxes."""
     running: int = 0
-    """Sandboxes in use."""
+    """Number of sandboxes in use."""
     idle: int = 0
-    """Sandboxes ready to be claimed."""
+    """Number of sandboxes that are ready to be claimed."""
     waiting: int = 0
-    """Claims that wait for one, in this cluster."""
+    """Number of claims in this cluster that wait for a sandbox."""
     queues: tuple[ObservedQueue, ...] = ()
-    """What processes say that answer clients apart from the controllers."""
+    """Queues of API processes that run separately from the controllers."""
     clusters: tuple[ObservedCluster, ...] = ()
-    """What is known of each cluster's members."""
+    """Observed state of each cluster."""
     scaling_groups: tuple[ObservedGroup, ...] = ()
-    """Totals by group."""
+    """Totals of each scaling group."""
     conditions: tuple[Condition, ...] = ()
-    """Ready, TemplateConsistent, AutoscalingActive."""
+    """Conditions of the environment: Ready, TemplateConsistent, AutoscalingActive."""
 
 
 class SandboxEnv(Resource, frozen=True, kw_only=True):
-    """One environment served by several pools."""
+    """An environment served by several pools, in one or more clusters."""
 
     KIND: ClassVar[str] = "SandboxEnv"
     PLURAL: ClassVar[str] = "sandboxenvs"

@@ -1,8 +1,9 @@
-"""What the Kubernetes driver reads and writes of a cluster's own kinds.
+"""Kubernetes kinds that the Kubernetes runtime reads and writes: pods, volume claims, network
+policies.
 
-Two views of one kind: a manifest is written whole and never kept, a sliver is what is kept of what
-was read. Ten thousand pods are kept as slivers in about as many kilobytes. Embedded stores have
-none of these, so they are not in the registry.
+Each kind has two views. A manifest is written whole and not kept in memory. The other view holds
+only the fields that are read, so that ten thousand pods take about ten thousand kilobytes. Embedded
+stores do not hold these kinds, so they are not in the registry.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from paddock.resources.meta import Resource, ResourcePart
 
 
 class PodManifest(Resource, frozen=True, kw_only=True):
-    """A pod as it is made."""
+    """A pod as it is created."""
 
     KIND: ClassVar[str] = "Pod"
     API_VERSION: ClassVar[str] = "v1"
@@ -29,20 +30,20 @@ class PodManifest(Resource, frozen=True, kw_only=True):
 
 
 class ContainerStateRunning(ResourcePart, frozen=True, kw_only=True):
-    """A container runs."""
+    """State of a running container."""
 
     started_at: datetime | None = None
 
 
 class ContainerStateWaiting(ResourcePart, frozen=True, kw_only=True):
-    """A container does not run yet."""
+    """State of a container that does not run yet."""
 
     reason: str = ""
     message: str = ""
 
 
 class ContainerStateTerminated(ResourcePart, frozen=True, kw_only=True):
-    """A container has ended."""
+    """State of a container that has terminated."""
 
     exit_code: int = 0
     signal: int = 0
@@ -51,7 +52,7 @@ class ContainerStateTerminated(ResourcePart, frozen=True, kw_only=True):
 
 
 class ContainerState(ResourcePart, frozen=True, kw_only=True):
-    """One of the three, or none yet."""
+    """At most one of the three is set."""
 
     running: ContainerStateRunning | None = None
     waiting: ContainerStateWaiting | None = None
@@ -59,18 +60,18 @@ class ContainerState(ResourcePart, frozen=True, kw_only=True):
 
 
 class ContainerStatus(ResourcePart, frozen=True, kw_only=True):
-    """What a kubelet says of one container."""
+    """Status of one container, as the kubelet reports it."""
 
     name: str = ""
     ready: bool = False
     restart_count: int = 0
     container_id: str = field(name="containerID", default="")
-    """Another one after every restart; empty while there is none."""
+    """Changes with every restart. Empty before the first start."""
     state: ContainerState = ContainerState()
 
 
 class PodCondition(ResourcePart, frozen=True, kw_only=True):
-    """What holds for a pod."""
+    """Condition of a pod."""
 
     type: str = ""
     status: str = ""
@@ -79,7 +80,7 @@ class PodCondition(ResourcePart, frozen=True, kw_only=True):
 
 
 class PodStatus(ResourcePart, frozen=True, kw_only=True):
-    """What a kubelet says of a pod."""
+    """Status of a pod, as the kubelet reports it."""
 
     phase: str = "Pending"
     reason: str = ""
@@ -93,14 +94,14 @@ class PodStatus(ResourcePart, frozen=True, kw_only=True):
 
 
 class PodContainer(ResourcePart, frozen=True, kw_only=True):
-    """A container as it is wanted."""
+    """Specification of a container."""
 
     name: str = ""
     image: str = ""
 
 
 class PodPlacement(ResourcePart, frozen=True, kw_only=True):
-    """The part of a pod's spec that is looked at."""
+    """The part of a pod's spec that Paddock reads."""
 
     node_name: str = ""
     containers: tuple[PodContainer, ...] = ()
@@ -118,7 +119,7 @@ class Pod(Resource, frozen=True, kw_only=True):
 
 
 class VolumeClaimManifest(Resource, frozen=True, kw_only=True):
-    """A PersistentVolumeClaim as it is made."""
+    """A PersistentVolumeClaim as it is created."""
 
     KIND: ClassVar[str] = "PersistentVolumeClaim"
     API_VERSION: ClassVar[str] = "v1"
@@ -131,7 +132,7 @@ class VolumeClaimManifest(Resource, frozen=True, kw_only=True):
 
 
 class VolumeClaim(Resource, frozen=True, kw_only=True):
-    """A PersistentVolumeClaim as it is read: that it is there, and what it is marked with."""
+    """A PersistentVolumeClaim as it is read: only its metadata."""
 
     KIND: ClassVar[str] = "PersistentVolumeClaim"
     API_VERSION: ClassVar[str] = "v1"
@@ -139,7 +140,7 @@ class VolumeClaim(Resource, frozen=True, kw_only=True):
 
 
 class NetworkPolicyManifest(Resource, frozen=True, kw_only=True):
-    """A NetworkPolicy as it is made."""
+    """A NetworkPolicy as it is created."""
 
     KIND: ClassVar[str] = "NetworkPolicy"
     API_VERSION: ClassVar[str] = "networking.k8s.io/v1"

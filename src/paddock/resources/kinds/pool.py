@@ -10,161 +10,169 @@ from paddock.resources.kinds.template import SandboxTemplateSpec, TemplateRef
 from paddock.resources.meta import Condition, Resource, ResourcePart
 
 FINALIZER_POOL = "paddock.dev/pool"
-"""Until what batches hold of it is theirs alone."""
+"""Holds a deleted pool until the sandboxes that batches hold no longer depend on it."""
 
 
 class RecycleType(StrEnum):
-    """What happens to a sandbox that is given back."""
+    """What happens to a released sandbox."""
 
     DELETE = "Delete"
+    """The sandbox is deleted."""
     RESTART = "Restart"
+    """The sandbox is restarted from its image and returned to the pool."""
     NOOP = "Noop"
+    """The sandbox is returned to the pool as it is."""
 
 
 class Capacity(ResourcePart, frozen=True, kw_only=True):
-    """Bands: how many idle ones, how many in all."""
+    """Limits of the number of idle sandboxes and of all sandboxes."""
 
     buffer_min: int
-    """At least so many are kept idle."""
+    """Minimum number of idle sandboxes."""
     buffer_max: int
-    """At most so many are kept idle."""
+    """Maximum number of idle sandboxes."""
     pool_min: int = 0
-    """At least so many in all, claimed ones included."""
+    """Minimum total number of sandboxes, including claimed ones."""
     pool_max: int
-    """At most so many in all, claimed ones included."""
+    """Maximum total number of sandboxes, including claimed ones."""
 
 
 class ScaleStrategy(ResourcePart, frozen=True, kw_only=True):
     """How fast a pool grows."""
 
     max_unavailable: int | str | None = None
-    """How many may be in the making at once: a number or a percentage of what is wanted."""
+    """Maximum number of sandboxes that are created at once. A number or a percentage of the desired
+    number."""
 
 
 class UpdateStrategy(ResourcePart, frozen=True, kw_only=True):
-    """How a pool follows a changed template."""
+    """How a pool follows changes of its template."""
 
     max_unavailable: int | str = "20%"
-    """How many idle ones may be missing at once: a number or a percentage."""
+    """Maximum number of idle sandboxes that may be unavailable during an update. A number or a
+    percentage. Defaults to 20%."""
     paused: bool = False
-    """On: a changed template is not followed."""
+    """Whether updates are paused. If true, changes of the template are not rolled out."""
 
 
 class RecycleStrategy(ResourcePart, frozen=True, kw_only=True):
-    """What happens to a sandbox that is given back."""
+    """What happens to a released sandbox."""
 
     type: RecycleType = RecycleType.DELETE
-    """Delete it, restart it from its image, or give it out as it is."""
+    """How a released sandbox is recycled. Defaults to Delete."""
     max_recycles: int = 10
-    """After so many it is deleted anyway."""
+    """Number of recycles after which a sandbox is deleted. Defaults to 10."""
     timeout_seconds: int = 60
-    """A reset that takes longer has failed."""
+    """Number of seconds after which a reset has failed. Defaults to 60."""
 
 
 class SandboxPoolSpec(ResourcePart, frozen=True, kw_only=True):
-    """How many warm sandboxes, of what, and how they are kept."""
+    """Desired state of a pool."""
 
     template: SandboxTemplateSpec | None = None
-    """What its sandboxes are made of, written in place."""
+    """Template of the sandboxes. Exactly one of `template` and `templateRef` is required."""
     template_ref: TemplateRef | None = None
-    """Exactly one of `template` and `templateRef`."""
+    """Reference to the template of the sandboxes. Exactly one of `template` and `templateRef` is
+    required."""
     replicas: int | None = None
-    """Unused sandboxes to keep; short for bufferMin = bufferMax. Exclusive with `capacity`."""
+    """Number of unused sandboxes to keep. Sets both bufferMin and bufferMax. Mutually exclusive
+    with `capacity`."""
     capacity: Capacity | None = None
-    """How many idle and how many in all. Exclusive with `replicas`."""
+    """Limits of the number of idle sandboxes and of all sandboxes. Mutually exclusive with
+    `replicas`."""
     scale_strategy: ScaleStrategy = ScaleStrategy()
-    """How fast it grows."""
+    """How fast the pool grows."""
     update_strategy: UpdateStrategy = UpdateStrategy()
-    """How it follows a changed template."""
+    """How the pool follows changes of its template."""
     recycle_strategy: RecycleStrategy = RecycleStrategy()
-    """What happens to a sandbox that is given back."""
+    """What happens to a released sandbox."""
     max_idle_age_seconds: int | None = None
-    """Idle sandboxes older than this are replaced."""
+    """Number of seconds after which an idle sandbox is replaced."""
     labels: Mapping[str, str] = EMPTY
-    """Put on every sandbox of the pool."""
+    """Labels added to every sandbox of the pool."""
     annotations: Mapping[str, str] = EMPTY
-    """Put on every sandbox of the pool."""
+    """Annotations added to every sandbox of the pool."""
     algorithm: str = "packed"
-    """How batches are served: `packed` or `spread`."""
+    """How sandboxes are assigned to batches: `packed` or `spread`. Defaults to `packed`."""
     eviction_handler: str = "default"
-    """Who decides what becomes of evicted sandboxes."""
+    """Name of the handler of evicted sandboxes."""
     paused: bool = False
-    """Neither grows nor shrinks."""
+    """Whether scaling is paused. If true, the pool neither grows nor shrinks."""
 
     def __post_init__(self) -> None:
         freeze_fields(self, "labels", "annotations")
 
 
 class AutoscalingState(ResourcePart, frozen=True, kw_only=True):
-    """What the autoscaler must not forget over a restart."""
+    """State of the autoscaler that must survive a restart."""
 
     last_scale_up_time: datetime | None = None
-    """When it last grew."""
+    """Time at which the pool last grew."""
     last_scale_down_time: datetime | None = None
-    """When it last shrank."""
+    """Time at which the pool last shrank."""
     idle_zero_since: datetime | None = None
-    """Since when none is idle."""
+    """Time since which no sandbox is idle."""
     last_attempt_time: datetime | None = None
-    """When growing was last tried."""
+    """Time of the last attempt to grow."""
     last_attempt_result: str = ""
-    """What came of it."""
+    """Result of the last attempt to grow."""
     saturated_until: datetime | None = None
-    """Until then growing is not tried again."""
+    """Time until which the pool is not scaled up."""
     last_claim_time: datetime | None = None
-    """When one was last claimed."""
+    """Time at which a sandbox was last claimed."""
     claim_rate: float = 0.0
-    """Claims per second of late; older ones count less."""
+    """Recent rate of claims, in claims per second. Older claims have less weight."""
     claim_rate_time: datetime | None = None
-    """When that was reckoned."""
+    """Time at which the rate was computed."""
     drain_since: datetime | None = None
-    """Since when it is about to shrink; a claim calls that off."""
+    """Time since which the pool is about to shrink. A claim cancels it."""
     drain_target: int | None = None
-    """What it is about to shrink to."""
+    """Number of sandboxes that the pool is about to shrink to."""
     message: str = ""
-    """One sentence: what was decided last, and why."""
+    """Human-readable reason for the last decision."""
     observed_generation: int = 0
-    """The generation that this state is about."""
+    """The generation that this state reflects."""
 
 
 class SandboxPoolStatus(ResourcePart, frozen=True, kw_only=True):
-    """What is."""
+    """Observed state of a pool."""
 
     observed_generation: int = 0
-    """The generation that this status is about."""
+    """The generation that this status reflects."""
     replicas: int = 0
-    """Unused sandboxes: creating and available."""
+    """Number of unused sandboxes, both creating and available."""
     available: int = 0
-    """Idle and ready to be claimed."""
+    """Number of idle sandboxes that are ready to be claimed."""
     creating: int = 0
-    """In the making."""
+    """Number of sandboxes that are being created."""
     allocated: int = 0
-    """Sandboxes of this pool in somebody's hands."""
+    """Number of sandboxes in use."""
     total: int = 0
-    """All of its sandboxes."""
+    """Total number of sandboxes."""
     desired: int = 0
-    """How many it should have now, those in use included."""
+    """Desired number of sandboxes, including those in use."""
     pending_requests: int = 0
-    """Claims that wait for one."""
+    """Number of claims that wait for a sandbox."""
     revision: str = ""
-    """Of the template that is current."""
+    """Current revision of the template."""
     updated: int = 0
-    """Idle ones of the current revision."""
+    """Number of idle sandboxes of the current revision."""
     updated_available: int = 0
-    """Of these, ready to be claimed."""
+    """Number of idle sandboxes of the current revision that are ready to be claimed."""
     failures: int = 0
-    """Failed starts in a row; the pool backs off with them."""
+    """Number of consecutive failed starts. The backoff grows with it."""
     backoff_until: datetime | None = None
-    """No new one is tried before."""
+    """Time before which no sandbox is created, after failures."""
     selector: str = ""
-    """Labels of its sandboxes, for the scale subresource."""
+    """Label selector of the sandboxes, for the scale subresource."""
     autoscaling: AutoscalingState | None = None
-    """Present where an autoscaler looks after it."""
+    """State of the autoscaler, if the pool is scaled automatically."""
     conditions: tuple[Condition, ...] = ()
-    """Available, Degraded and so on."""
+    """Conditions of the pool, such as Available and Degraded."""
 
 
 class SandboxPool(Resource, frozen=True, kw_only=True):
-    """Warm sandboxes of one template."""
+    """A pool of warm sandboxes of one template."""
 
     KIND: ClassVar[str] = "SandboxPool"
     PLURAL: ClassVar[str] = "sandboxpools"

@@ -1,7 +1,7 @@
-"""Sandbox: one sandbox and its life.
+"""Sandbox: one sandbox and its lifecycle.
 
-Phases are what the controller records; `paddock.cache.states` computes the states that APIs
-and routes show from phase, flags and deadlines.
+Phases are what the controller records. `paddock.cache.states` computes the states that APIs and
+routes show from phase, flags and deadlines.
 """
 
 from collections.abc import Mapping
@@ -30,10 +30,10 @@ LABEL_BATCH = "paddock.dev/batch"
 LABEL_SHARD = "paddock.dev/shard"
 LABEL_EVICT = "paddock.dev/evict"
 LABEL_GIVEN_UP = "paddock.dev/given-up"
-"""On what a claim could not hand over and was told to keep: somebody wants to look at it."""
+"""On a sandbox that a claim abandoned and keeps for debugging (`reserveFailedSandbox`)."""
 LABEL_TEAM = "paddock.dev/team"
 ANNOTATION_AFTER_FAILURES = "paddock.dev/after-failures"
-"""On what a pool makes: after how many failed starts in a row it was tried, if there were any."""
+"""On a sandbox that a pool creates: the number of consecutive failed starts before it, if any."""
 FINALIZER_SANDBOX = "paddock.dev/sandbox"
 
 CONDITION_READY = "Ready"
@@ -42,7 +42,7 @@ CONDITION_HEALTHY = "Healthy"
 
 
 class Phase(StrEnum):
-    """Where a sandbox is in its life."""
+    """Phase of a sandbox."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -56,62 +56,66 @@ class Phase(StrEnum):
 
 
 class WakeOnTraffic(ResourcePart, frozen=True, kw_only=True):
-    """Whether a request to a paused sandbox wakes it."""
+    """Whether a request to a paused sandbox resumes it."""
 
     enabled: bool = False
-    """Off: requests to a paused sandbox are refused."""
+    """Whether requests resume the sandbox. If false, requests to a paused sandbox are refused.
+    Defaults to false."""
     timeout_seconds: int = 300
-    """How long it then lives until its next auto-pause."""
+    """Number of seconds that the resumed sandbox runs until its next auto-pause. Defaults to 300.
+    """
 
 
 class IdlePause(ResourcePart, frozen=True, kw_only=True):
-    """Pause when nothing happens: no request and next to no CPU for a while."""
+    """Pauses a sandbox that has no requests and almost no CPU usage for some time."""
 
     after_seconds: int
-    """So long must nothing happen."""
+    """Number of seconds that the sandbox must be idle."""
     cpu_percent_below: float = 5.0
-    """Of one core; more than this is not idle."""
+    """CPU usage, in percent of one core, below which the sandbox is idle. Defaults to 5."""
 
 
 class ClaimIdentity(ResourcePart, frozen=True, kw_only=True):
-    """Whose sandbox this is; written once, together, by the claim."""
+    """Identity and owner of a claimed sandbox. The claim sets all fields in one write."""
 
     sandbox_id: str
-    """The public id, `[a-z0-9]+`."""
+    """Public id of the sandbox. Must match `[a-z0-9]+`."""
     owner: str
-    """The team."""
+    """Team that owns the sandbox."""
     lock: str
-    """Random; tells this claim from any other. The quota ledger's key."""
+    """Random value that identifies this claim. It is the key of the quota ledger."""
     claim_time: datetime
-    """When it was claimed."""
+    """Time at which the sandbox was claimed."""
     key_id: str = ""
-    """The API key that claimed it."""
+    """Id of the API key that claimed the sandbox."""
     claim_uid: str = ""
-    """The SandboxClaim that got it: another of that name has no part in it."""
+    """UID of the SandboxClaim that claimed the sandbox. Protects against another claim with the
+    same name."""
     template_id: str = ""
-    """What the client asked for."""
+    """Template that the client requested."""
     access_token_hash: str = ""
-    """SHA-256 of envd's token; the token itself is derived, never stored."""
+    """SHA-256 of the envd access token. The token itself is derived and never stored."""
     traffic_token_hash: str = ""
     """SHA-256 of the token that requests to its ports need, if any."""
     account: str = ""
-    """The process that claimed it, where several share a quota: it counts for that one's share."""
+    """Process that claimed the sandbox, if several processes share a quota. The sandbox counts
+    against the share of this process."""
     running_account: str = ""
-    """The process for whose share it runs, where another one resumed it."""
+    """Process whose share the running sandbox counts against, if another process resumed it."""
     idempotency_key: str = ""
-    """By which the same request, sent twice, finds the same sandbox."""
+    """Idempotency key of the request. A repeated request returns the same sandbox."""
     idempotency_hash: str = ""
-    """What was asked with that key: the same key for something else is a conflict."""
+    """Hash of the request. The same key with a different request is a conflict."""
     metadata: Mapping[str, str] = EMPTY
-    """The client's own words."""
+    """Metadata set by the client."""
     env_vars: Mapping[str, str] = EMPTY
-    """Variables of every process, over those of the template."""
+    """Environment variables of every process, merged over those of the template."""
     timeout_seconds: int | None = None
-    """The timeout the client asked for; `None` is never."""
+    """Timeout that the client requested, in seconds. If unset, there is no timeout."""
     auto_pause: bool = False
-    """At its end it is paused, not killed."""
+    """Whether the sandbox is paused instead of killed when its timeout ends."""
     auto_pause_memory: bool = True
-    """Off: the auto-pause keeps files only."""
+    """Whether the auto-pause keeps memory. If false, it keeps only files. Defaults to true."""
 
     def __post_init__(self) -> None:
         # Written out, as in `ObjectMeta`.
@@ -122,89 +126,91 @@ class ClaimIdentity(ResourcePart, frozen=True, kw_only=True):
 
 
 class SandboxSpec(ResourcePart, frozen=True, kw_only=True):
-    """What is wanted of a sandbox."""
+    """Desired state of a sandbox."""
 
     template: SandboxTemplateSpec | None = None
-    """What it is made of, written in place."""
+    """Template of the sandbox. Mutually exclusive with `templateRef`."""
     template_ref: TemplateRef | None = None
-    """Exactly one of `template` and `templateRef`."""
+    """Reference to the template of the sandbox. Mutually exclusive with `template`."""
     restore_from: str | None = None
-    """A checkpoint's id: start from that state."""
+    """Id of a checkpoint. The sandbox starts from its state. Immutable once set."""
     paused: bool = False
-    """Whether it is to be paused now."""
+    """Whether the sandbox should be paused."""
     pause_strategy: PauseStrategy | None = None
-    """`None`: the template's."""
+    """How the sandbox is paused. Defaults to the strategy of the template."""
     pause_time: datetime | None = None
-    """Paused at this instant."""
+    """Time at which the sandbox is paused."""
     shutdown_time: datetime | None = None
-    """Dead from this instant; deleted soon after."""
+    """Time at which the sandbox shuts down. It is treated as dead from then on, and is deleted
+    soon after."""
     paused_retention_seconds: int | None = None
-    """How long a paused one is kept; `None` is for ever."""
+    """Number of seconds that a paused sandbox is kept. If unset, it is kept indefinitely."""
     wake_on_traffic: WakeOnTraffic | None = None
-    """Whether a request wakes it; absent means no."""
+    """Whether a request to the paused sandbox resumes it. If unset, it does not."""
     idle_pause: IdlePause | None = None
-    """Whether it is paused when nothing happens; absent means no."""
+    """When the sandbox is paused because it is idle. If unset, it is not."""
     network: NetworkPolicy | None = None
-    """`None`: the template's."""
+    """Network policy. Defaults to the policy of the template."""
     resources: Resources | None = None
-    """`None`: the template's."""
+    """Resource limits. Defaults to those of the template."""
     image: str | None = None
-    """`None`: the template's. Changed of one that runs, it is replaced in place where that can be
-    done: its processes and files start anew, its volumes and its address stay."""
+    """Image of the sandbox. Defaults to the image of the template. A change replaces the image of a
+    running sandbox in place, if the runtime supports it: processes and files start anew, volumes
+    and the address stay."""
     claim: ClaimIdentity | None = None
-    """Whose it is; absent while it waits in a pool."""
+    """Identity and owner of the sandbox. Unset while it waits in a pool."""
     recycle: bool = False
-    """Asked to go back to its pool."""
+    """Whether the sandbox should be reset and returned to its pool."""
 
 
 class SandboxAddress(ResourcePart, frozen=True, kw_only=True):
-    """How a sandbox is reached."""
+    """Network addresses of a sandbox."""
 
     ip: str | None = None
-    """Inside the network that gateways reach."""
+    """IP address in the network that gateways can reach."""
     envd: str | None = None
-    """Where its daemon listens."""
+    """Address of envd in the sandbox."""
     node: str | None = None
-    """Where the machine it runs on is reached."""
+    """Address of the node."""
 
 
 class SandboxStatus(ResourcePart, frozen=True, kw_only=True):
-    """What is."""
+    """Observed state of a sandbox."""
 
     observed_generation: int = 0
-    """The generation that this status is about."""
+    """The generation that this status reflects."""
     phase: Phase = Phase.PENDING
-    """Where it is in its life."""
+    """Phase of the sandbox."""
     message: str = ""
-    """One sentence for people: why it is in this phase."""
+    """Human-readable reason for the phase."""
     conditions: tuple[Condition, ...] = ()
-    """Ready, Paused, Healthy and so on."""
+    """Conditions of the sandbox, such as Ready, Paused and Healthy."""
     runtime: str = ""
-    """The driver that keeps it."""
+    """Name of the runtime that runs the sandbox."""
     node_name: str = ""
-    """The machine it is on."""
+    """Name of the node that runs the sandbox."""
     address: SandboxAddress = SandboxAddress()
-    """How it is reached."""
+    """Network addresses of the sandbox."""
     incarnation: int = 0
-    """Grows with every start of its processes."""
+    """Counter of process starts."""
     started_at: datetime | None = None
-    """When its processes started last."""
+    """Time at which the processes last started."""
     paused_at: datetime | None = None
-    """Since when it is paused."""
+    """Time since which the sandbox is paused."""
     checkpoint_id: str | None = None
-    """Where a hibernated sandbox's memory is."""
+    """Id of the checkpoint that holds the memory of a hibernated sandbox."""
     pause_strategy: PauseStrategy | None = None
-    """How it is paused now."""
+    """Strategy of the current pause."""
     resources: Resources = Resources()
-    """What it really has."""
+    """Resource limits in effect."""
     image: str = ""
-    """What it was really started from."""
+    """Image that the sandbox was started from."""
     recycled_count: int = 0
-    """How often it went back to its pool."""
+    """Number of times that the sandbox was recycled."""
 
 
 class Sandbox(Resource, frozen=True, kw_only=True):
-    """One sandbox."""
+    """A sandbox."""
 
     KIND: ClassVar[str] = "Sandbox"
     PLURAL: ClassVar[str] = "sandboxes"

@@ -1,4 +1,4 @@
-"""SandboxTemplate: what a sandbox is made of."""
+"""SandboxTemplate: the specification that sandboxes are created from."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -12,134 +12,144 @@ class PauseStrategy(StrEnum):
     """How a sandbox is paused."""
 
     FREEZE = "Freeze"
-    """Processes stop where they are; memory goes back to the machine. Wakes in milliseconds."""
+    """Processes are frozen and their memory is reclaimed. Resumes in milliseconds."""
     HIBERNATE = "Hibernate"
-    """Memory and files are stored, everything else is freed."""
+    """Memory and files are stored. All other resources are freed."""
     STOP = "Stop"
-    """Files are kept, processes end."""
+    """Files are kept. Processes end."""
 
 
 class Privileges(StrEnum):
-    """What root inside may do to become root inside."""
+    """Whether processes in the sandbox can become root in the sandbox."""
 
     SUDO = "sudo"
-    """Set-uid programs work, as E2B's users expect; root inside is nobody outside."""
+    """Set-uid programs work, as users of E2B expect. Root in the sandbox has no privileges outside.
+    """
     LOCKED = "locked"
-    """nosuid and no_new_privs: nobody inside becomes anybody else."""
+    """nosuid and no_new_privs: no process can change its user."""
 
 
 class Port(ResourcePart, frozen=True, kw_only=True):
-    """A port that something inside listens on."""
+    """A port that a process in the sandbox listens on."""
 
     port: int
-    """1 to 65535."""
+    """Port number, from 1 to 65535."""
     name: str = ""
-    """For people."""
+    """Name of the port, for information only."""
     protocol: str = "TCP"
-    """`TCP` or `UDP`."""
+    """`TCP` or `UDP`. Defaults to `TCP`."""
 
 
 class Resources(ResourcePart, frozen=True, kw_only=True):
-    """Limits, as quantities; an unset one is the runtime's default."""
+    """Resource limits, as quantities. Unset fields use the default of the runtime."""
 
     cpu: str | None = None
-    """Cores, such as `2` or `500m`."""
+    """CPU cores, such as `2` or `500m`."""
     memory: str | None = None
-    """Bytes, such as `512Mi`."""
+    """Memory in bytes, such as `512Mi`."""
     disk: str | None = None
-    """Bytes that the sandbox may write, such as `10Gi`."""
+    """Bytes that the sandbox can write, such as `10Gi`."""
     pids: int | None = None
-    """How many processes and threads there may be at once."""
+    """Maximum number of processes and threads."""
 
 
 class Volume(ResourcePart, frozen=True, kw_only=True):
-    """A directory from outside, seen inside."""
+    """A directory from outside that is mounted into the sandbox."""
 
     name: str
-    """Unique within the template."""
+    """Name of the volume. Must be unique within the template."""
     mount_path: str
-    """Where it is seen inside."""
+    """Path in the sandbox at which the volume is mounted."""
     host_path: str | None = None
-    """A directory of the machine; operators only."""
+    """Directory of the node. Only operators may use it."""
     claim_name: str | None = None
-    """A PersistentVolumeClaim (Kubernetes) or a named volume of Paddock's (this machine)."""
+    """Name of a PersistentVolumeClaim (Kubernetes) or of a volume of Paddock (local runtime)."""
     read_only: bool = False
-    """Whether programs inside may only read it."""
+    """Whether the volume is mounted read-only."""
 
 
 class NetworkPolicy(ResourcePart, frozen=True, kw_only=True):
-    """Where a sandbox may connect to and who may connect to it."""
+    """Allowed outgoing and incoming traffic of a sandbox."""
 
     allow_internet_access: bool = True
-    """Off: only what `allowOut` names can be reached."""
+    """Whether the internet can be reached. If false, only destinations in `allowOut` can be
+    reached. Defaults to true."""
     allow_out: tuple[str, ...] = ()
-    """Addresses, CIDRs or domains (`*.example.com` too); domains only with internet access off."""
+    """Allowed destinations: addresses, CIDRs or domains, including wildcards such as
+    `*.example.com`. Domains require that all other traffic is denied."""
     deny_out: tuple[str, ...] = ()
-    """Addresses or CIDRs. What `allowOut` names stays allowed."""
+    """Denied destinations: addresses or CIDRs. `allowOut` takes precedence."""
     dns_servers: tuple[str, ...] = ()
-    """Addresses of name servers; the runtime's own where empty."""
+    """Addresses of DNS servers. Defaults to those of the runtime."""
     allow_private_networks: bool = False
-    """Whether private address ranges can be reached; the machine itself never can."""
+    """Whether private address ranges can be reached. The node itself can never be reached."""
     allow_public_traffic: bool = True
-    """Off: requests to ports need the sandbox's traffic token."""
+    """Whether ports can be reached without a token. If false, requests need the traffic token of
+    the sandbox. Defaults to true."""
     mask_request_host: str | None = None
-    """What programs inside see as Host; `${PORT}` is replaced."""
+    """Value of the Host header that processes in the sandbox see. `${PORT}` is replaced by the
+    port."""
 
 
 class Probe(ResourcePart, frozen=True, kw_only=True):
-    """How an idle sandbox shows that it is well."""
+    """Health check of an idle sandbox."""
 
     command: str | None = None
-    """Run by `bash -l -c`; exit 0 is well. Without it, envd's own health is asked."""
+    """Command run by `bash -l -c`. Exit code 0 means healthy. If unset, the health endpoint of envd
+    is used."""
     period_seconds: int = 30
-    """Between two probes."""
+    """Number of seconds between two probes. Defaults to 30."""
     timeout_seconds: int = 5
-    """How long one may take."""
+    """Number of seconds after which a probe fails. Defaults to 5."""
     failure_threshold: int = 3
-    """So many failures in a row, and the sandbox is replaced."""
+    """Number of consecutive failures after which the sandbox is replaced. Defaults to 3."""
 
 
 class SandboxTemplateSpec(ResourcePart, frozen=True, kw_only=True):
-    """What a sandbox is made of."""
+    """Specification of sandboxes."""
 
     image: str = "base"
-    """An image of the runtime's store, or a container image on Kubernetes."""
+    """Name of an image in the image store of the runtime, or a container image on Kubernetes.
+    Defaults to `base`."""
     resources: Resources = Resources()
-    """What a sandbox may use at most."""
+    """Resource limits of a sandbox."""
     env: Mapping[str, str] = EMPTY
-    """Variables of every process, by name."""
+    """Environment variables of every process, by name."""
     user: str = "user"
-    """Who runs commands that name nobody."""
+    """User of commands that specify none. Defaults to `user`."""
     workdir: str | None = None
-    """Where commands start that name no directory; the user's home where absent."""
+    """Working directory of commands that specify none. Defaults to the home directory of the user.
+    """
     start_command: str | None = None
-    """Started with the sandbox, by `bash -l -c`, and kept running."""
+    """Command that is started with the sandbox by `bash -l -c` and keeps running."""
     ready_command: str | None = None
-    """The sandbox is ready when this first exits with 0."""
+    """The sandbox is ready once this command exits with 0."""
     ready_timeout_seconds: int = 60
-    """A sandbox that is not ready by then has failed."""
+    """Number of seconds after which a sandbox that is not ready has failed. Defaults to 60."""
     ports: tuple[Port, ...] = ()
-    """What listens inside, for people and for probes; any port can be reached."""
+    """Ports that processes in the sandbox listen on, for information and for probes. All ports can
+    be reached, including those not listed."""
     volumes: tuple[Volume, ...] = ()
-    """Directories from outside."""
+    """Directories from outside that are mounted into the sandbox."""
     network: NetworkPolicy = NetworkPolicy()
-    """Where it may connect to and who may connect to it."""
+    """Allowed outgoing and incoming traffic."""
     privileges: Privileges = Privileges.SUDO
-    """Whether programs inside may become root inside."""
+    """Whether processes in the sandbox can become root in the sandbox."""
     pause_strategy: PauseStrategy = PauseStrategy.FREEZE
-    """How its sandboxes are paused unless they say otherwise."""
+    """How sandboxes are paused, unless they specify a strategy. Defaults to Freeze."""
     probe: Probe | None = None
-    """How idle sandboxes are watched over."""
+    """Health check of idle sandboxes."""
     pod_template: Mapping[str, Any] | None = None
-    """Merged over the pod that Kubernetes runs; other runtimes ignore it."""
+    """Pod template that is merged over the pod on Kubernetes. Ignored by other runtimes."""
     volume_claim_templates: tuple[Mapping[str, Any], ...] = ()
-    """PersistentVolumeClaims made for each sandbox; other runtimes ignore them."""
+    """PersistentVolumeClaims that are created for each sandbox on Kubernetes. Ignored by other
+    runtimes."""
     aliases: tuple[str, ...] = ()
-    """Other names by which clients may ask for it."""
+    """Other names by which clients can refer to the template."""
     public: bool = True
-    """Whether other teams (namespaces) may use it."""
+    """Whether other teams (namespaces) can use the template. Defaults to true."""
     description: str = ""
-    """For people."""
+    """Human-readable description."""
 
     def __post_init__(self) -> None:
         freeze_fields(self, "env")
@@ -147,18 +157,18 @@ class SandboxTemplateSpec(ResourcePart, frozen=True, kw_only=True):
 
 
 class SandboxTemplateStatus(ResourcePart, frozen=True, kw_only=True):
-    """What is known of a template."""
+    """Observed state of a template."""
 
     observed_generation: int = 0
-    """The generation that this status is about."""
+    """The generation that this status reflects."""
     revision: str = ""
-    """Hash of what sandboxes are made of; changes when they would differ."""
+    """Hash of the specification. It changes when new sandboxes would differ."""
     conditions: tuple[Condition, ...] = ()
-    """What was found out about the template."""
+    """Conditions of the template."""
 
 
 class SandboxTemplate(Resource, frozen=True, kw_only=True):
-    """What a sandbox is made of."""
+    """The specification that sandboxes are created from."""
 
     KIND: ClassVar[str] = "SandboxTemplate"
     PLURAL: ClassVar[str] = "sandboxtemplates"
@@ -168,9 +178,9 @@ class SandboxTemplate(Resource, frozen=True, kw_only=True):
 
 
 class TemplateRef(ResourcePart, frozen=True, kw_only=True):
-    """Names a template, in the referrer's namespace or, if public, in another."""
+    """Reference to a template in the same namespace or, if it is public, in another one."""
 
     name: str
-    """Of the template."""
+    """Name of the template."""
     namespace: str | None = None
-    """Where it is; the referrer's own where absent."""
+    """Namespace of the template. Defaults to the namespace of the referring object."""

@@ -10,7 +10,7 @@ from paddock.resources.kinds.template import SandboxTemplateSpec, TemplateRef
 from paddock.resources.meta import Condition, Resource, ResourcePart
 
 FINALIZER_POOL = "paddock.dev/pool"
-"""Holds a deleted pool until the sandboxes that batches hold no longer depend on it."""
+"""Delays deletion of a pool until the sandboxes that batches hold are detached from it."""
 
 
 class RecycleType(StrEnum):

@@ -289,7 +289,7 @@ class TestOpening:
         with sqlite3.connect(path) as connection:
             connection.execute("CREATE TABLE theirs (id INTEGER)")
         connection.close()
-        with pytest.raises(UnsupportedError, match="another program"):
+        with pytest.raises(UnsupportedError, match="another application"):
             await SqliteStore.open(path)
 
     async def test_what_is_no_database_is_refused(self, path: Path):

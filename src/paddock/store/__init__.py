@@ -1,4 +1,4 @@
 """The Store port and its backends: memory, sqlite, kubernetes.
 
-Nothing here knows what a sandbox is for.
+Independent of what the kinds mean: sandboxes, pools and claims are stored alike.
 """

@@ -1,9 +1,9 @@
-"""The store port over a working set in memory: what the memory and sqlite backends share.
+"""The Store port over a working set in memory; base of the memory and sqlite backends.
 
 A write is decided at once against the newest state, then made durable by the journal, and only
-then visible and acknowledged. A response that depends on a write which is not durable yet (such
-as a conflict with it) waits for it: clients never see a write that a crash could still undo, and
-a read after a conflict returns the version that won.
+then becomes visible and is acknowledged. A response that depends on a write which is not durable
+yet (such as a conflict with it) waits for it: clients never see a write that a crash could still
+undo, and a read after a conflict returns the version that won.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class PendingCommit(Protocol):
     number: int
 
     async def settled(self) -> bool:
-        """Wait for the commit; returns whether it is durable."""
+        """Wait for the commit and return whether it is durable."""
         ...
 
 
@@ -77,14 +77,13 @@ class EmbeddedStore:
         self._clock = clock or system()
         self._enforce_namespaces = enforce_namespaces
         self._backlog: deque[str | Place] = deque()
-        self._bereft: dict[Place, None] = {}
+        self._owners_to_check: dict[Place, None] = {}
         self._collecting: asyncio.Task[None] | None = None
         self._is_closed = False
 
     # ---- reading -------------------------------------------------------------------------
 
     async def get(self, kind: type[R], key: Key) -> R:
-        """Read one."""
         return semantics.found(kind, key, self._working.table(kind).objects.get(key))
 
     async def list(
@@ -97,7 +96,6 @@ class EmbeddedStore:
         limit: int | None = None,
         continue_token: str = "",
     ) -> Page[R]:
-        """Read many, by key order."""
         at, after = decode_token(continue_token) if continue_token else (None, None)
         return self._working.table(kind).page(
             namespace=namespace,
@@ -116,7 +114,6 @@ class EmbeddedStore:
         labels: LabelSelector | None = None,
         fields: FieldSelector | None = None,
     ) -> AsyncGenerator[WatchEvent[R], None]:
-        """Stream changes."""
         version = parse_version(since) if since else 0
         return self._working.table(kind).watch(
             version or None,
@@ -127,28 +124,25 @@ class EmbeddedStore:
     # ---- writing -------------------------------------------------------------------------
 
     async def create(self, obj: R, *, with_status: bool = False, dry_run: bool = False) -> R:
-        """Store a new one."""
         kind, namespace, uid = type(obj), obj.metadata.namespace, ids.uid()
 
         def decide(tx: Transaction) -> R:
             base = obj.metadata.generate_name[: semantics.MAX_GENERATED_BASE]
             new = obj
             if base and not obj.metadata.name:
-                new = semantics.named(obj, tx.free_name(kind, namespace, base))
+                new = semantics.named(obj, tx.free_suffix(kind, namespace, base))
             new = semantics.prepare_create(new, uid=uid, now=tx.now, with_status=with_status)
             if self._enforce_namespaces:
-                namespaces.check_place(tx, new)
+                namespaces.check_namespace(tx, new)
             if tx.get(kind, new.key) is not None:
-                raise AlreadyExistsError(f"{kind.KIND} {new.key} exists")
+                raise AlreadyExistsError(f"{kind.KIND} {new.key} already exists")
             stored = tx.put(new)
-            garbage.adopt(tx, stored)
+            garbage.check_owners_later(tx, stored)
             return stored
 
         return await self._write(decide, dry_run_version="" if dry_run else None)
 
     async def update(self, obj: R, *, dry_run: bool = False) -> R:
-        """Write metadata and spec by compare-and-swap."""
-
         def decide(tx: Transaction) -> R:
             current = tx.get(type(obj), obj.key)
             new = semantics.prepare_update(current, obj)
@@ -156,14 +150,12 @@ class EmbeddedStore:
                 return new
             stored = garbage.finish_if_released(tx, new)
             if new.metadata.owner_references is not current.metadata.owner_references:
-                garbage.adopt(tx, stored)
+                garbage.check_owners_later(tx, stored)
             return stored
 
         return await self._write(decide, dry_run_version=_version_if(dry_run, obj))
 
     async def update_status(self, obj: R, *, dry_run: bool = False) -> R:
-        """Write status by compare-and-swap."""
-
         def decide(tx: Transaction) -> R:
             current = tx.get(type(obj), obj.key)
             new = semantics.prepare_status(current, obj)
@@ -181,7 +173,6 @@ class EmbeddedStore:
         propagation: Propagation = Propagation.BACKGROUND,
         dry_run: bool = False,
     ) -> R:
-        """Begin (or finish) deletion."""
         read_at = ""
 
         def decide(tx: Transaction) -> R:
@@ -190,29 +181,28 @@ class EmbeddedStore:
             semantics.check_preconditions(current, uid=uid, resource_version=resource_version)
             read_at = current.metadata.resource_version
             if self._enforce_namespaces and isinstance(current, Namespace):
-                return cast("R", namespaces.begin_end(tx, current))
+                return cast("R", namespaces.begin_delete(tx, current))
             return garbage.begin_delete(tx, current, propagation)
 
-        answer = await self._write(decide, dry_run_version=read_at if dry_run else None)
-        return with_meta(answer, resource_version=read_at) if dry_run else answer
+        result = await self._write(decide, dry_run_version=read_at if dry_run else None)
+        return with_meta(result, resource_version=read_at) if dry_run else result
 
     async def sweep(self, now: datetime | None = None) -> int:
-        """Delete Events that are too old or too many; says how many. Call it every minute."""
+        """Delete expired and excess Events; returns how many. Call it every minute."""
         table = self._working.table(Event)
         moment = now or self._clock.now()
         by_age = sorted(table.objects.values(), key=_last_seen)
         excess = len(by_age) - MAX_EVENTS
-        doomed = [
+        expired = [
             event
             for index, event in enumerate(by_age)
             if index < excess or _last_seen(event) <= moment - EVENT_TTL
         ]
-        for start in range(0, len(doomed), garbage.CHUNK):
-            await self._write(lambda tx, start=start: _remove_all(tx, doomed, start))
-        return len(doomed)
+        for start in range(0, len(expired), garbage.CHUNK):
+            await self._write(lambda tx, start=start: _remove_all(tx, expired, start))
+        return len(expired)
 
     async def close(self) -> None:
-        """Flush and release everything."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -231,65 +221,67 @@ class EmbeddedStore:
             if self._is_closed:
                 raise UnavailableError("the store is closed")
             tx = Transaction(self._working, self._clock.now())
-            refusal: PaddockError | None = None
-            answer: R | None = None
+            rejection: PaddockError | None = None
+            result: R | None = None
             try:
-                answer = decide(tx)
+                result = decide(tx)
             except PaddockError as error:
-                refusal = error
-            if answer is not None and dry_run_version is None and tx.mutations:
+                rejection = error
+            if result is not None and dry_run_version is None and tx.mutations:
                 await self._commit(tx)
-                return answer
-            if tx.rests_on is not None and not await tx.rests_on.settled():
-                continue  # what this answer rested on was taken back
-            if refusal is not None:
-                raise refusal
-            assert answer is not None  # noqa: S101 - decide answers or refuses
+                return result
+            if tx.depends_on is not None and not await tx.depends_on.settled():
+                continue  # the commit this result depends on was rolled back
+            if rejection is not None:
+                raise rejection
+            assert result is not None  # noqa: S101 - decide returns or raises
             if dry_run_version is not None and tx.mutations:
-                return with_meta(answer, resource_version=dry_run_version)
-            return answer
+                return with_meta(result, resource_version=dry_run_version)
+            return result
 
     async def _commit(self, tx: Transaction) -> None:
-        if tx.backlog or tx.bereft:
+        if tx.backlog or tx.owners_to_check:
             garbage.collect(tx)
         await self._journal.commit(tx.mutations)
-        if tx.backlog or tx.bereft or self._backlog or self._bereft:
-            self.collect_later(tx.backlog, tx.bereft)
+        if tx.backlog or tx.owners_to_check or self._backlog or self._owners_to_check:
+            self.collect_later(tx.backlog, tx.owners_to_check)
 
-    def collect_later(self, backlog: Sequence[str | Place], bereft: dict[Place, None]) -> None:
-        """Go on collecting dependents beside everything else."""
+    def collect_later(
+        self, backlog: Sequence[str | Place], owners_to_check: dict[Place, None]
+    ) -> None:
+        """Collect dependents in a background task."""
         self._backlog.extend(backlog)
-        self._bereft.update(bereft)
+        self._owners_to_check.update(owners_to_check)
         if self._collecting is None or self._collecting.done():
             self._collecting = asyncio.get_running_loop().create_task(
                 self._collect(), name="collect dependents"
             )
 
-    def collect_leftovers(self) -> None:
-        """Take up what an earlier process left half collected: every owner is looked at once."""
+    def collect_uncollected(self) -> None:
+        """Continue the garbage collection that an earlier process did not finish."""
         tx = Transaction(self._working, self._clock.now())
-        garbage.find_leftovers(tx, self._working)
-        if tx.backlog or tx.bereft:
-            self.collect_later(tx.backlog, tx.bereft)
+        garbage.find_uncollected(tx, self._working)
+        if tx.backlog or tx.owners_to_check:
+            self.collect_later(tx.backlog, tx.owners_to_check)
 
     async def _collect(self) -> None:
-        while (self._backlog or self._bereft) and not self._is_closed:
+        while (self._backlog or self._owners_to_check) and not self._is_closed:
             backlog, self._backlog = self._backlog, deque()
-            bereft, self._bereft = self._bereft, {}
+            owners_to_check, self._owners_to_check = self._owners_to_check, {}
             tx = Transaction(self._working, self._clock.now())
-            tx.backlog, tx.bereft = backlog.copy(), bereft.copy()
+            tx.backlog, tx.owners_to_check = backlog.copy(), owners_to_check.copy()
             garbage.collect(tx)
             try:
                 if tx.mutations:
                     await self._journal.commit(tx.mutations)
             except UnavailableError:
-                # The next write that succeeds comes back to it.
-                log.warning("dependents are not collected yet: the store cannot be written")
+                # Retried after the next successful write.
+                log.warning("garbage collection postponed: the store is not writable")
                 self._backlog.extend(backlog)
-                self._bereft.update(bereft)
+                self._owners_to_check.update(owners_to_check)
                 return
             self._backlog.extend(tx.backlog)
-            self._bereft.update(tx.bereft)
+            self._owners_to_check.update(tx.owners_to_check)
 
 
 def _version_if(dry_run: bool, obj: Resource) -> str | None:
@@ -300,9 +292,9 @@ def _last_seen(event: Event) -> datetime:
     return event.last_timestamp or event.metadata.creation_timestamp or _LONG_AGO
 
 
-def _remove_all(tx: Transaction, doomed: Sequence[R], start: int) -> R:
-    last = doomed[start]
-    for event in doomed[start : start + garbage.CHUNK]:
+def _remove_all(tx: Transaction, expired: Sequence[R], start: int) -> R:
+    last = expired[start]
+    for event in expired[start : start + garbage.CHUNK]:
         current = tx.get(type(event), event.key)
         if current is not None and current.metadata.uid == event.metadata.uid:
             last = garbage.begin_delete(tx, current, Propagation.BACKGROUND)

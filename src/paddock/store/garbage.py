@@ -1,11 +1,12 @@
-"""Deletion and what it does to dependents, as Kubernetes' garbage collector does it.
+"""Deletion and garbage collection of dependents, with the rules of Kubernetes.
 
-- `begin_delete` marks or removes one object. `Orphan` unties its dependents first. `Foreground`
-  lets it wait, by a finalizer, for the dependents that block it.
-- `collect` works off a transaction's backlog: a dependent whose owners are all gone goes too; one
-  that still has an owner loses only the references to those that are gone.
+- `begin_delete` marks or removes one object. `Orphan` first removes the owner references of its
+  dependents. `Foreground` adds a finalizer that holds the object until its blocking dependents are
+  gone.
+- `collect` processes the backlog of a transaction: a dependent whose owners are all gone is
+  deleted; one that still has an owner loses only the references to owners that are gone.
 
-An owner of a kind that the store does not keep counts as present: nobody here can know better.
+An owner of a kind that the store does not hold counts as present, as its state is unknown here.
 """
 
 from collections.abc import Iterable
@@ -24,19 +25,19 @@ from paddock.store.transaction import Transaction
 from paddock.store.working_set import WorkingSet
 
 CHUNK = 500
-"""Changes made by one transaction on behalf of the backlog; the rest follows in others, so that
-the end of an owner of thousands does not keep everybody waiting."""
+"""Maximum number of changes in one transaction. The rest of the backlog follows in further ones, so
+that deleting an owner of thousands of objects does not delay other writes."""
 _WAITING_FINALIZERS = (FOREGROUND_FINALIZER, NAMESPACE_FINALIZER)
 _GC_FINALIZERS = (FOREGROUND_FINALIZER, ORPHAN_FINALIZER)
 
 
 def begin_delete(tx: Transaction, obj: R, propagation: Propagation) -> R:
-    """Mark an object for deletion or, if nothing holds it, remove it."""
+    """Mark an object for deletion, or remove it if no finalizer holds it."""
     finalizers = tuple(name for name in obj.metadata.finalizers if name not in _GC_FINALIZERS)
     uid = obj.metadata.uid
     if propagation is Propagation.ORPHAN:
         for dependent in tx.dependents(uid):
-            _untie(tx, dependent, {uid})
+            _remove_owners(tx, dependent, {uid})
     elif propagation is Propagation.FOREGROUND and tx.dependents(uid):
         finalizers += (FOREGROUND_FINALIZER,)
     if not finalizers:
@@ -47,38 +48,38 @@ def begin_delete(tx: Transaction, obj: R, propagation: Propagation) -> R:
     stored = tx.put(marked)
     if FOREGROUND_FINALIZER in finalizers:
         tx.backlog.append(uid)
-        tx.bereft[type(stored), stored.key] = None
+        tx.owners_to_check[type(stored), stored.key] = None
     return stored
 
 
 def finish_if_released(tx: Transaction, obj: R) -> R:
-    """Store an object, or remove it if it is being deleted and nothing holds it any more."""
+    """Store an object, or remove it if it is being deleted and has no finalizers left."""
     if obj.is_deleting and not obj.metadata.finalizers:
         return tx.remove(obj)
     return tx.put(obj)
 
 
-def adopt(tx: Transaction, obj: Resource) -> None:
-    """Look at an object that was just given owners: they may be gone already."""
+def check_owners_later(tx: Transaction, obj: Resource) -> None:
+    """Enqueue an object with new owner references: the owners may be gone already."""
     if obj.metadata.owner_references:
         tx.backlog.append((type(obj), obj.key))
 
 
 def collect(tx: Transaction) -> None:
-    """Work off the backlog, up to a chunk of changes; what is left stays in it."""
-    while (tx.backlog or tx.bereft) and len(tx.mutations) < CHUNK:
+    """Process the backlog up to `CHUNK` changes; the rest stays in the backlog."""
+    while (tx.backlog or tx.owners_to_check) and len(tx.mutations) < CHUNK:
         while tx.backlog and len(tx.mutations) < CHUNK:
             item = tx.backlog.popleft()
             if isinstance(item, str):
                 tx.backlog.extend((type(obj), obj.key) for obj in tx.dependents(item))
             elif (obj := tx.get(*item)) is not None:
-                _judge(tx, obj)
+                _check_owners(tx, obj)
         if not tx.backlog:
             _release_waiting(tx)
 
 
-def find_leftovers(tx: Transaction, working: WorkingSet) -> None:
-    """Fill the backlog with what an earlier process may have left: looks at everything once."""
+def find_uncollected(tx: Transaction, working: WorkingSet) -> None:
+    """Fill the backlog after a restart. Checks every object once."""
     for uid in working.owners():
         for dependent in tx.dependents(uid)[:1]:
             references = dependent.metadata.owner_references
@@ -91,17 +92,17 @@ def find_leftovers(tx: Transaction, working: WorkingSet) -> None:
             if obj.metadata.deletion_timestamp is not None and _waits(obj):
                 tx.backlog.append(obj.metadata.uid)
                 tx.backlog.extend((type(item), item.key) for item in _contents(tx, obj))
-                tx.bereft[table.kind, key] = None
+                tx.owners_to_check[table.kind, key] = None
 
 
-def _judge(tx: Transaction, obj: Resource) -> None:
-    if tx.ending_namespace(obj) is not None:
+def _check_owners(tx: Transaction, obj: Resource) -> None:
+    if tx.deleting_namespace(obj) is not None:
         if not obj.is_deleting:
             begin_delete(tx, obj, Propagation.BACKGROUND)
         return
     gone: set[str] = set()
     waiting: set[str] = set()
-    solid = False
+    has_owner = False
     for reference in obj.metadata.owner_references:
         owner = tx.owner(reference, obj.metadata.namespace)
         if owner is None and tx.is_known(reference):
@@ -109,26 +110,26 @@ def _judge(tx: Transaction, obj: Resource) -> None:
         elif owner is not None and _waits(owner):
             waiting.add(reference.uid)
         else:
-            solid = True
-    if solid:
-        _untie(tx, obj, gone | waiting)
+            has_owner = True
+    if has_owner:
+        _remove_owners(tx, obj, gone | waiting)
     elif not obj.is_deleting and (gone or waiting):
-        begin_delete(tx, obj, _propagation(tx, obj, is_waited_for=bool(waiting)))
+        begin_delete(tx, obj, _propagation(tx, obj, has_waiting_owner=bool(waiting)))
 
 
-def _propagation(tx: Transaction, obj: Resource, *, is_waited_for: bool) -> Propagation:
+def _propagation(tx: Transaction, obj: Resource, *, has_waiting_owner: bool) -> Propagation:
     if ORPHAN_FINALIZER in obj.metadata.finalizers:
         return Propagation.ORPHAN
     foreground = FOREGROUND_FINALIZER in obj.metadata.finalizers
-    if foreground or (is_waited_for and tx.dependents(obj.metadata.uid)):
+    if foreground or (has_waiting_owner and tx.dependents(obj.metadata.uid)):
         return Propagation.FOREGROUND
     return Propagation.BACKGROUND
 
 
 def _release_waiting(tx: Transaction) -> None:
-    """Remove owners that waited for their last blocking dependent."""
-    bereft, tx.bereft = tx.bereft, {}
-    for place in bereft:
+    """Remove owners whose last blocking dependent is gone."""
+    owners_to_check, tx.owners_to_check = tx.owners_to_check, {}
+    for place in owners_to_check:
         owner = tx.get(*place)
         if owner is None or not _waits(owner) or _is_blocked(tx, owner):
             continue
@@ -150,7 +151,7 @@ def _is_blocked(tx: Transaction, owner: Resource) -> bool:
     )
 
 
-def _untie(tx: Transaction, obj: Resource, uids: set[str]) -> None:
+def _remove_owners(tx: Transaction, obj: Resource, uids: set[str]) -> None:
     kept = tuple(item for item in obj.metadata.owner_references if item.uid not in uids)
     if kept != obj.metadata.owner_references:
         tx.put(structs.replace(obj, metadata=structs.replace(obj.metadata, owner_references=kept)))

@@ -1,7 +1,7 @@
-"""Interning: share equal values between decoded objects, as 100,000 sandboxes repeat most values.
+"""Interning: share equal values between decoded objects; 100,000 sandboxes repeat most values.
 
-Works in place, so only on objects that are not shared yet. Each field is sampled and skipped if
-its values hardly ever repeat (uids, names, hashes).
+Modifies objects in place, so use it only on objects that are not shared yet. Each field is sampled
+and skipped if its values rarely repeat (uids, names, hashes).
 """
 
 from collections.abc import Hashable, Mapping
@@ -15,7 +15,7 @@ _MAX_DISTINCT = 8192
 
 
 class Interner:
-    """Known values by field."""
+    """Holds the values seen so far, by field."""
 
     def __init__(self) -> None:
         self._plans: dict[type[Struct], list[_Field]] = {}
@@ -36,7 +36,7 @@ class Interner:
             elif field.is_deep is not False:
                 self._share_inside(value, field)
             if field.values is None and field.is_deep is False:
-                # No gain here: later objects skip the field.
+                # No gain: skip the field in later objects.
                 self._plans[cls] = [other for other in self._plans[cls] if other is not field]
 
     def _share_inside(self, value: Any, field: "_Field") -> None:
@@ -50,7 +50,7 @@ class Interner:
         elif field.is_deep is None:
             field.is_deep = False
             if not isinstance(value, (str, datetime, tuple, Mapping)):
-                field.values = None  # numbers and the like are shared or small already
+                field.values = None  # numbers and booleans are small
 
 
 class _Field:
@@ -88,5 +88,5 @@ def _key(value: Any) -> Hashable:
         return value
     items: tuple[tuple[str, Any], ...] = tuple(value.items())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if any(type(item) is not str for _, item in items):
-        raise TypeError("1 and true are equal, and not the same")
+        raise TypeError("not interned: 1 and True are equal but not the same")
     return items

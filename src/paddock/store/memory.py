@@ -1,6 +1,6 @@
-"""The memory store: everything in memory, durable as long as the process is.
+"""The memory store: objects live as long as the process.
 
-The reference for what a store means, and the store of tests.
+The reference implementation of the embedded store, and the store of most tests.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class _NoJournal:
         for mutation in mutations:
             self._working.index(mutation.place, mutation.entry.object)
         self._working.apply(mutations)
-        # Yield at every write, as a write that takes time does.
+        # Yield at every write, as a backend with I/O does.
         await asyncio.sleep(0)
 
     async def close(self) -> None:
@@ -31,7 +31,7 @@ class _NoJournal:
 
 
 class MemoryStore(EmbeddedStore):
-    """A store in memory only."""
+    """A store without persistence."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class MemoryStore(EmbeddedStore):
     ) -> None:
         working = WorkingSet(kinds, history=history)
         if enforce_namespaces:
-            working.apply(namespaces.missing(working, (clock or system()).now()))
+            working.apply(namespaces.create_defaults(working, (clock or system()).now()))
         super().__init__(
             working, _NoJournal(working), clock=clock, enforce_namespaces=enforce_namespaces
         )

@@ -1,6 +1,6 @@
-"""Namespaces as the embedded stores keep them: some always exist, and one ends with its contents.
+"""Namespaces of the embedded stores: default namespaces, and deletion together with the contents.
 
-On Kubernetes the cluster does this.
+On Kubernetes the API server does this.
 """
 
 from datetime import datetime
@@ -15,22 +15,22 @@ from paddock.store import semantics
 from paddock.store.transaction import Transaction
 from paddock.store.working_set import Mutation, WorkingSet
 
-ALWAYS_THERE = ("default", "paddock-system")
-"""Namespaces that exist without anybody creating them."""
+DEFAULT_NAMESPACES = ("default", "paddock-system")
+"""Created when a store is opened; they cannot be deleted."""
 
 
-def missing(working: WorkingSet, now: datetime) -> list[Mutation]:
-    """Return the changes that make the namespaces that always exist."""
+def create_defaults(working: WorkingSet, now: datetime) -> list[Mutation]:
+    """Return the changes that create the default namespaces that do not exist yet."""
     tx = Transaction(working, now)
-    for name in ALWAYS_THERE:
+    for name in DEFAULT_NAMESPACES:
         if tx.get(Namespace, Key("", name)) is None:
             wanted = Namespace(metadata=ObjectMeta(name=name))
             tx.put(semantics.prepare_create(wanted, uid=ids.uid(), now=now, with_status=False))
     return tx.mutations
 
 
-def check_place(tx: Transaction, obj: Resource) -> None:
-    """Refuse an object whose namespace does not exist or is ending."""
+def check_namespace(tx: Transaction, obj: Resource) -> None:
+    """Raise if the object's namespace does not exist or is being deleted."""
     name = obj.metadata.namespace
     if not obj.NAMESPACED:
         return
@@ -40,13 +40,15 @@ def check_place(tx: Transaction, obj: Resource) -> None:
             f"there is no Namespace {name}", hint=f"kubectl create namespace {name}"
         )
     if namespace.is_deleting:
-        raise ForbiddenError(f"{obj.KIND} {obj.key} cannot be made: Namespace {name} is ending")
+        raise ForbiddenError(
+            f"cannot create {obj.KIND} {obj.key}: Namespace {name} is being deleted"
+        )
 
 
-def begin_end(tx: Transaction, namespace: Namespace) -> Namespace:
-    """Begin the end of a namespace: it goes when the last object in it has gone."""
+def begin_delete(tx: Transaction, namespace: Namespace) -> Namespace:
+    """Mark a namespace for deletion; it is removed after the last object in it."""
     name = namespace.metadata.name
-    if name in ALWAYS_THERE:
+    if name in DEFAULT_NAMESPACES:
         raise ForbiddenError(f"Namespace {name} always exists and cannot be deleted")
     finalizers = namespace.metadata.finalizers
     if semantics.NAMESPACE_FINALIZER not in finalizers:
@@ -56,5 +58,5 @@ def begin_end(tx: Transaction, namespace: Namespace) -> Namespace:
         return namespace
     stored = tx.put(structs.replace(marked, status=NamespaceStatus(phase="Terminating")))
     tx.backlog.extend((type(obj), obj.key) for obj in tx.contents(name))
-    tx.bereft[Namespace, stored.key] = None
+    tx.owners_to_check[Namespace, stored.key] = None
     return stored

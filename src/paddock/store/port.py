@@ -1,29 +1,31 @@
-"""The Store port: durable resources with Kubernetes' semantics.
+"""The Store port: durable resources with the semantics of Kubernetes.
 
 Objects are frozen and may be shared. Every write returns the object as stored.
 
 - `create` fills uid, resourceVersion, generation 1, creationTimestamp and, from `generateName`,
-  the name. `status` of what is created is kept empty (it is its own subresource) unless the
-  backend is asked to keep it by `with_status=True`.
-- `update` writes metadata and spec, and leaves status; `update_status` writes status, and leaves
-  the rest. Both name the version read in `metadata.resourceVersion`: a stale one is a
-  `ConflictError`, an empty one an `InvalidError`. Generation grows when the spec changes, and only
-  then. A write that changes nothing returns the object as it is and makes no event.
-- Identity (uid, creationTimestamp, deletionTimestamp, generation, namespace, name) is the
-  store's: what a writer puts there is ignored, except that a differing uid is a `ConflictError`.
-- What breaks a rule of its kind is an `InvalidError` that names every field; what cannot be stored
-  now is an `UnavailableError`. Either way nothing was done. `dry_run` checks everything, answers
-  as the write would, and does nothing.
-- `delete` of an object with finalizers sets deletionTimestamp; it goes when the last finalizer
-  does, and takes no new ones until then. (A cluster counts the beginning of deletion as a
-  generation, embedded stores do not.) `Background` collects dependents afterwards, `Foreground`
-  before, `Orphan` unties them. A dependent whose owners (by uid) are all gone is collected.
-- Versions are one sequence over all kinds of a store, and never go back.
-- `list` gives a consistent page and the version to watch from. `watch` replays every change after
-  `since`, in order, then goes on; `GoneError` says that `since` is no longer kept: list anew.
-  Without `since` it begins with the present objects as ADDED. To a watch with selectors, objects
-  that begin to match are ADDED and those that cease to are DELETED. DELETED shows the object as it
-  was stored last, at the version of its end. A BOOKMARK may come at any time.
+  the name. `status` of a new object is empty, as it is a subresource, unless
+  `with_status=True`.
+- `update` writes metadata and spec and keeps status; `update_status` writes status and keeps the
+  rest. Both require the version that was read in `metadata.resourceVersion`: a stale version is a
+  `ConflictError`, an empty one an `InvalidError`. Generation increases only when the spec changes.
+  A write that changes nothing returns the stored object and creates no watch event.
+- The store sets the identity (uid, creationTimestamp, deletionTimestamp, generation, namespace,
+  name). Values from the writer are ignored, except that a different uid is a `ConflictError`.
+- An object that violates a rule of its kind is an `InvalidError` that names every field; a write
+  that is not possible now is an `UnavailableError`. In both cases nothing is stored. `dry_run`
+  runs all checks, returns what the write would return, and stores nothing.
+- `delete` of an object with finalizers sets deletionTimestamp; the object is removed with its last
+  finalizer, and no finalizer can be added meanwhile. (On a cluster, the start of deletion
+  increases the generation; in embedded stores it does not.) `Background` collects dependents
+  afterwards, `Foreground` before, `Orphan` removes their owner references. A dependent whose
+  owners (by uid) are all gone is collected.
+- Versions are one increasing sequence over all kinds of a store.
+- `list` returns a consistent page and the version to watch from. `watch` replays every change
+  after `since` in order, then streams new ones; `GoneError` means that `since` is no longer in the
+  history and the caller must list again. Without `since` it starts with the existing objects as
+  ADDED. With selectors, objects that start to match are ADDED and those that stop are DELETED.
+  DELETED carries the last stored object, at the version of its deletion. A BOOKMARK may be sent at
+  any time.
 - Read your writes: after a write has returned, no read or list of this store is older.
 """
 
@@ -38,7 +40,7 @@ from paddock.resources.selectors import FieldSelector, LabelSelector
 
 
 class Propagation(StrEnum):
-    """What deletion does to dependents."""
+    """How a deletion treats dependents."""
 
     BACKGROUND = "Background"
     FOREGROUND = "Foreground"
@@ -46,17 +48,17 @@ class Propagation(StrEnum):
 
 
 class Change(StrEnum):
-    """What happened to an object."""
+    """The type of a watch event."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
     DELETED = "DELETED"
     BOOKMARK = "BOOKMARK"
-    """Nothing happened; `version` says how far the watcher has seen."""
+    """No change; `version` is the version up to which all events were sent."""
 
 
 class WatchEvent(Struct, Generic[R], frozen=True):
-    """One change, with the object as it is after it (for DELETED: as it was last)."""
+    """One change, with the object after it (for DELETED: as last stored)."""
 
     change: Change
     object: R | None
@@ -64,21 +66,21 @@ class WatchEvent(Struct, Generic[R], frozen=True):
 
 
 class Page(Struct, Generic[R], frozen=True):
-    """Part of a list."""
+    """One page of a list."""
 
     items: tuple[R, ...]
     version: str
-    """Where to watch from; the same on every page of one list."""
+    """The version to watch from; the same on every page of one list."""
     continue_token: str = ""
     """Empty on the last page."""
     remaining: int | None = None
 
 
 class Store(Protocol):
-    """Durable resources."""
+    """Stores resources durably."""
 
     async def get(self, kind: type[R], key: Key) -> R:
-        """Read one; `NotFoundError`."""
+        """Return one object; `NotFoundError`."""
         ...
 
     async def list(
@@ -91,11 +93,11 @@ class Store(Protocol):
         limit: int | None = None,
         continue_token: str = "",
     ) -> Page[R]:
-        """Read many, by key order; `GoneError` for a continue token that is too old."""
+        """Return objects in key order; `GoneError` if the continue token is too old."""
         ...
 
     async def create(self, obj: R, *, with_status: bool = False, dry_run: bool = False) -> R:
-        """Store a new one; `AlreadyExistsError`, `InvalidError`."""
+        """Store a new object; `AlreadyExistsError`, `InvalidError`."""
         ...
 
     async def update(self, obj: R, *, dry_run: bool = False) -> R:
@@ -116,7 +118,7 @@ class Store(Protocol):
         propagation: Propagation = Propagation.BACKGROUND,
         dry_run: bool = False,
     ) -> R:
-        """Begin (or finish) deletion; preconditions that fail are a `ConflictError`."""
+        """Mark or remove an object; a failed precondition is a `ConflictError`."""
         ...
 
     def watch(
@@ -132,5 +134,5 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None:
-        """Flush and release everything; no call may follow."""
+        """Flush writes and release all resources; no call may follow."""
         ...

@@ -1,6 +1,6 @@
-"""A store whose writes are announced to the other API replicas before they return.
+"""A store that notifies the other API replicas of each write before the write returns.
 
-How replicas are found and reached is in `adapters/replicas.py`.
+Discovery of replicas and the connections to them are in `adapters/replicas.py`.
 """
 
 from collections.abc import AsyncGenerator
@@ -13,7 +13,7 @@ from paddock.store.port import Page, Propagation, Store, WatchEvent
 
 
 class ReplicaNotifier(Protocol):
-    """Notifies the other replicas."""
+    """Sends changed objects to the other replicas."""
 
     async def notify(self, obj: Resource, *, is_gone: bool) -> None:
         """Return when every other replica has confirmed or timed out."""
@@ -25,14 +25,13 @@ class ReplicaNotifier(Protocol):
 
 
 class ReplicatedStore:
-    """A store that notifies the other replicas of a write before it returns."""
+    """Wraps a store; reads pass through, writes notify the other replicas."""
 
     def __init__(self, store: Store, replicas: ReplicaNotifier) -> None:
         self._store = store
         self._replicas = replicas
 
     async def get(self, kind: type[R], key: Key) -> R:
-        """Read one."""
         return await self._store.get(kind, key)
 
     async def list(
@@ -45,7 +44,6 @@ class ReplicatedStore:
         limit: int | None = None,
         continue_token: str = "",
     ) -> Page[R]:
-        """Read many."""
         return await self._store.list(
             kind,
             namespace=namespace,
@@ -56,18 +54,15 @@ class ReplicatedStore:
         )
 
     async def create(self, obj: R, *, with_status: bool = False, dry_run: bool = False) -> R:
-        """Store a new one."""
-        made = await self._store.create(obj, with_status=with_status, dry_run=dry_run)
-        return await self._told(made, dry_run=dry_run)
+        created = await self._store.create(obj, with_status=with_status, dry_run=dry_run)
+        return await self._notified(created, dry_run=dry_run)
 
     async def update(self, obj: R, *, dry_run: bool = False) -> R:
-        """Write metadata and spec."""
-        return await self._told(await self._store.update(obj, dry_run=dry_run), dry_run=dry_run)
+        return await self._notified(await self._store.update(obj, dry_run=dry_run), dry_run=dry_run)
 
     async def update_status(self, obj: R, *, dry_run: bool = False) -> R:
-        """Write status."""
         written = await self._store.update_status(obj, dry_run=dry_run)
-        return await self._told(written, dry_run=dry_run)
+        return await self._notified(written, dry_run=dry_run)
 
     async def delete(
         self,
@@ -79,8 +74,7 @@ class ReplicatedStore:
         propagation: Propagation = Propagation.BACKGROUND,
         dry_run: bool = False,
     ) -> R:
-        """Begin (or finish) deletion."""
-        gone = await self._store.delete(
+        deleted = await self._store.delete(
             kind,
             key,
             uid=uid,
@@ -89,10 +83,10 @@ class ReplicatedStore:
             dry_run=dry_run,
         )
         if not dry_run:
-            await self._replicas.notify(gone, is_gone=not gone.metadata.finalizers)
-        return gone
+            await self._replicas.notify(deleted, is_gone=not deleted.metadata.finalizers)
+        return deleted
 
-    async def _told(self, obj: R, *, dry_run: bool) -> R:
+    async def _notified(self, obj: R, *, dry_run: bool) -> R:
         if not dry_run and obj.KIND in registry.BY_KIND:
             await self._replicas.notify(obj, is_gone=False)
         return obj
@@ -106,13 +100,11 @@ class ReplicatedStore:
         labels: LabelSelector | None = None,
         fields: FieldSelector | None = None,
     ) -> AsyncGenerator[WatchEvent[R], None]:
-        """Stream changes."""
         return self._store.watch(
             kind, since=since, namespace=namespace, labels=labels, fields=fields
         )
 
     async def close(self) -> None:
-        """Release all resources."""
         await self._replicas.close()
         await self._store.close()
 

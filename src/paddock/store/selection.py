@@ -1,7 +1,7 @@
-"""Which objects a list or watch is about: namespace, labels and fields, tested on the structs.
+"""Predicates for lists and watches: namespace, labels and fields, evaluated on the structs.
 
-A field's path is the one people see (`spec.templateRef.name`). Fields that hold their default
-are seen too, although the encoding leaves them out.
+A field's path uses the JSON names (`spec.templateRef.name`). Fields that hold their default match
+too, although the encoding omits them.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ def predicate(
     labels: LabelSelector | None = None,
     fields: FieldSelector | None = None,
 ) -> Predicate | None:
-    """Return the test for an object; `None` where every object passes."""
+    """Return a predicate for objects, or `None` if every object matches."""
     tests: list[Predicate] = []
     if namespace:
         tests.append(lambda obj: obj.metadata.namespace == namespace)
@@ -46,7 +46,7 @@ def _field_test(term: FieldTerm) -> Predicate:
 
 
 def field_text(obj: Resource, path: tuple[str, ...]) -> str:
-    """Read a field by its path as text; what is absent reads as ''."""
+    """Return a field as text; an absent field is ''."""
     if path == ("kind",):
         return obj.KIND
     if path == ("apiVersion",):

@@ -1,8 +1,8 @@
-"""The semantics of a write, without effects: Kubernetes' rules for one object at a time.
+"""The rules of Kubernetes for a write of one object, as pure functions.
 
 Each function takes the stored object and the request, and returns the object to store, still with
-the version that was read. Versions and several objects at once are in `transaction`, dependents in
-`garbage`, the limits of fields in `paddock.resources.schema.validation`.
+the version that was read. Versions and multiple objects are in `transaction`, dependents in
+`garbage`, limits of fields in `paddock.resources.schema.validation`.
 """
 
 from datetime import datetime
@@ -23,20 +23,20 @@ from paddock.resources.meta import Key, ObjectMeta, R, Resource
 from paddock.resources.schema import validation
 
 MAX_OBJECT_BYTES = 1_500_000
-"""About what etcd takes, so that an object that fits here fits there too."""
+"""About the limit of etcd, so that every stored object could also be stored on a cluster."""
 MAX_GENERATED_BASE = 58
-"""A generated name is this much of `generateName` and five random characters."""
+"""Characters of `generateName` that are used; five random ones are appended."""
 FOREGROUND_FINALIZER = "foregroundDeletion"
 ORPHAN_FINALIZER = "orphan"
 NAMESPACE_FINALIZER = "kubernetes"
-"""Holds a namespace until what is in it has gone."""
+"""Holds a namespace until all objects in it are gone."""
 _NOT_CONTENT = frozenset({"api_version", "kind", "metadata", "status"})
 
 
 def canonical(obj: R) -> R:
-    """Copy an object through its encoding.
+    """Encode and decode an object.
 
-    The stored object then equals what a restart loads, and has the types that its kind declares.
+    The result equals what a restart loads, and its values have the types that the kind declares.
     """
     return codec.decode(type(obj), _encoded(obj))
 
@@ -49,7 +49,7 @@ def _encoded(obj: Resource) -> bytes:
     if len(data) > MAX_OBJECT_BYTES:
         raise TooLargeError(
             f"{obj.KIND} {obj.key} is {len(data)} bytes; the limit is {MAX_OBJECT_BYTES}",
-            hint="keep large data in files or volumes and refer to it",
+            hint="store large data in files or volumes and reference it",
         )
     return data
 
@@ -116,7 +116,7 @@ def prepare_status(current: R | None, obj: R) -> R:
     Returns `current` itself if nothing changes.
     """
     if not has_status(type(obj)):
-        raise NotFoundError(f"{obj.KIND} has no status to write")
+        raise NotFoundError(f"{obj.KIND} has no status subresource")
     current = check_version(current, obj)
     new: R = structs.replace(current, status=getattr(obj, "status"))  # noqa: B009  # pyright: ignore[reportCallIssue]
     if new == current:
@@ -127,7 +127,7 @@ def prepare_status(current: R | None, obj: R) -> R:
 
 
 def check_version(current: R | None, obj: R) -> R:
-    """Refuse a write that does not name the object and version it was made from."""
+    """Raise unless the write names the uid and the version that are stored."""
     check_names_version(obj)
     meta = obj.metadata
     current = found(type(obj), obj.key, current)
@@ -136,9 +136,11 @@ def check_version(current: R | None, obj: R) -> R:
 
 
 def check_names_version(obj: Resource) -> None:
-    """Refuse a write that names no version at all."""
+    """Raise if the write names no version."""
     if not obj.metadata.resource_version:
-        problem = FieldProblem("metadata.resourceVersion", "must name the version that was read")
+        problem = FieldProblem(
+            "metadata.resourceVersion", "is required: set it to the version that was read"
+        )
         raise InvalidError(f"{obj.KIND} {obj.key}: {problem}", problems=[problem])
 
 
@@ -152,7 +154,7 @@ def found(cls: type[R], key: Key, current: R | None) -> R:
 def check_preconditions(
     current: Resource, *, uid: str | None = None, resource_version: str | None = None
 ) -> None:
-    """Refuse a write meant for another object of that name, or for another version of it."""
+    """Raise `ConflictError` if uid or version differ from the stored object."""
     meta = current.metadata
     if uid and uid != meta.uid:
         raise ConflictError(
@@ -163,12 +165,12 @@ def check_preconditions(
         raise ConflictError(
             f"{current.KIND} {current.key} is at version {meta.resource_version}, "
             f"not {resource_version}: it was written since it was read",
-            hint="read it again and apply the change to what you get",
+            hint="read it again and repeat the change",
         )
 
 
 def marked_for_deletion(current: R, *, finalizers: tuple[str, ...], now: datetime) -> R:
-    """Begin deletion: the object stays until its finalizers are gone."""
+    """Return the object with a deletion timestamp and these finalizers."""
     meta = current.metadata
     if meta.deletion_timestamp is not None and meta.finalizers == finalizers:
         return current
@@ -184,7 +186,7 @@ def marked_for_deletion(current: R, *, finalizers: tuple[str, ...], now: datetim
 
 
 def stamped(obj: R, version: int) -> R:
-    """Return the object with the version that it is stored as."""
+    """Return the object with this version."""
     return structs.replace(
         obj, metadata=structs.replace(obj.metadata, resource_version=str(version))
     )
@@ -192,7 +194,7 @@ def stamped(obj: R, version: int) -> R:
 
 @cache
 def has_status(cls: type[Resource]) -> bool:
-    """Whether a kind has a status of its own."""
+    """Whether a kind has a status subresource."""
     return "status" in cls.__struct_fields__
 
 
@@ -205,7 +207,7 @@ def empty_status(cls: type[Resource]) -> Any:
 
 @cache
 def content_fields(cls: type[Resource]) -> tuple[str, ...]:
-    """Return the fields that users write: the spec or, in builtins, their own."""
+    """Return the fields other than metadata and status: usually `spec`."""
     return tuple(name for name in cls.__struct_fields__ if name not in _NOT_CONTENT)
 
 
@@ -215,20 +217,20 @@ def _changed_content(current: Resource, new: Resource) -> list[str]:
     ]
 
 
-def _merged(current: ObjectMeta, asked: ObjectMeta) -> ObjectMeta:
+def _merged(current: ObjectMeta, requested: ObjectMeta) -> ObjectMeta:
     return structs.replace(
         current,
-        labels=asked.labels,
-        annotations=asked.annotations,
-        finalizers=asked.finalizers,
-        owner_references=asked.owner_references,
+        labels=requested.labels,
+        annotations=requested.annotations,
+        finalizers=requested.finalizers,
+        owner_references=requested.owner_references,
     )
 
 
 def _share(current: R, new: R, changes: list[str]) -> R:
-    """Reuse the parts that stayed the same; a change of content is a new generation.
+    """Reuse unchanged parts of the stored object, and increase the generation on a change.
 
-    100,000 objects then hold one copy of each part.
+    Unchanged parts are then in memory once, also in the history.
     """
     same: dict[str, Any] = {
         name: _shared_part(getattr(current, name), getattr(new, name))
@@ -252,7 +254,7 @@ def _share(current: R, new: R, changes: list[str]) -> R:
 
 
 def _shared_part(old: Any, new: Any) -> Any:
-    """Reuse the fields of a changed part that stayed the same."""
+    """Reuse the unchanged fields of a changed part."""
     if type(old) is not type(new) or not isinstance(new, Struct):
         return new
     fields = ((name, getattr(old, name)) for name in new.__struct_fields__)
@@ -261,12 +263,12 @@ def _shared_part(old: Any, new: Any) -> Any:
 
 
 def check_scope(obj: Resource) -> None:
-    """Refuse an object without the namespace it needs, or with one it cannot have."""
+    """Raise if a namespaced object has no namespace, or a cluster-scoped one has one."""
     namespace = obj.metadata.namespace
     if obj.NAMESPACED and not namespace:
-        problem = FieldProblem("metadata.namespace", "must name a namespace")
+        problem = FieldProblem("metadata.namespace", f"is required: {obj.KIND} is namespaced")
     elif not obj.NAMESPACED and namespace:
-        problem = FieldProblem("metadata.namespace", f"{obj.KIND} belongs to no namespace")
+        problem = FieldProblem("metadata.namespace", f"must be empty: {obj.KIND} is cluster-scoped")
     else:
         return
     raise InvalidError(f"{obj.KIND} {obj.key}: {problem}", problems=[problem])

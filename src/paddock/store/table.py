@@ -1,11 +1,11 @@
-"""The visible objects of one kind, and the recent history that lists and watches look back on.
+"""The visible objects of one kind, and the recent history for continued lists and watches.
 
-The history is one bounded run of entries that every watcher reads at its own place: a slow
-watcher costs no memory, and finds out by `GoneError` that the run has moved on. Each entry holds
-the object before and after, so that a page can be taken of an earlier version, and a watch by
-selector can report objects that start or stop matching.
+The history is one bounded list of entries that every watcher reads at its own position: a slow
+watcher needs no buffer, and gets `GoneError` when its position was compacted. Each entry holds the
+object before and after, so that a page can be read at an earlier version, and a watch with
+selectors can report objects that start or stop matching.
 
-Everything here happens on the event loop's thread. What is not durable yet is not here.
+Used on the thread of the event loop only. Changes that are not durable yet are in `working_set`.
 """
 
 import asyncio
@@ -23,19 +23,19 @@ from paddock.store.semantics import stamped
 from paddock.store.tokens import encode_token
 
 DEFAULT_HISTORY = 8192
-"""Entries kept per kind, at least; twice as many before the older half goes."""
+"""Minimum number of entries per kind; at twice as many, the older half is dropped."""
 HISTORY_BYTES = 64 * 1024 * 1024
-"""What the kept entries of one kind may weigh, about; large objects are kept for fewer changes."""
+"""Approximate limit for the entries of one kind; large objects have a shorter history."""
 BOOKMARK_EVERY = 500
 """A watcher without events for this many versions gets a bookmark."""
 _FEW_KEYS = 32
-_WEIGH_EVERY = 64
+_MEASURE_EVERY = 64
 _YIELD_EVERY = 128
-"""Entries given to one watcher before others get a turn."""
+"""Entries sent to one watcher before it yields to other tasks."""
 
 
 class Horizon:
-    """How far this store has come; shared by its tables."""
+    """The newest visible version of a store; shared by its tables."""
 
     def __init__(self, visible: int) -> None:
         self.visible = visible
@@ -48,9 +48,9 @@ class Entry(NamedTuple, Generic[R]):
     version: int
     change: Change
     object: R
-    """As it is after the change; for DELETED as it was last, at the version of its deletion."""
+    """The object after the change; for DELETED as last stored, at the version of its deletion."""
     old: R | None
-    """As it was before."""
+    """The object before the change."""
 
 
 class Table(Generic[R]):
@@ -61,20 +61,20 @@ class Table(Generic[R]):
         self.objects: dict[Key, R] = {}
         self._horizon = horizon
         self._history = history
-        self._allowance = history
+        self._limit = history
         self._compacted = horizon.visible
         self._entries: list[Entry[R]] = []
         self._base = 0
         self._keys: list[Key] = []
-        self._new_keys: set[Key] = set()
-        self._old_keys: set[Key] = set()
+        self._added_keys: set[Key] = set()
+        self._removed_keys: set[Key] = set()
         self._waiting: list[asyncio.Future[None]] = []
         self._is_closed = False
 
-    # ---- filling -------------------------------------------------------------------------
+    # ---- changes -------------------------------------------------------------------------
 
     def load(self, objects: dict[Key, R], entries: list[Entry[R]], *, compacted: int) -> None:
-        """Take over what a backend kept; entries before `compacted` and at it are lost."""
+        """Load objects and history from a backend; the history starts after version `compacted`."""
         self.objects = objects
         self._keys = sorted(objects)
         self._entries = entries
@@ -84,22 +84,22 @@ class Table(Generic[R]):
         """Make one change visible."""
         if entry.change is Change.DELETED:
             del self.objects[key]
-            if key in self._new_keys:
-                self._new_keys.discard(key)
+            if key in self._added_keys:
+                self._added_keys.discard(key)
             else:
-                self._old_keys.add(key)
+                self._removed_keys.add(key)
         else:
             self.objects[key] = entry.object
             if entry.change is Change.ADDED:
-                if key in self._old_keys:
-                    self._old_keys.discard(key)
+                if key in self._removed_keys:
+                    self._removed_keys.discard(key)
                 else:
-                    self._new_keys.add(key)
+                    self._added_keys.add(key)
         self._entries.append(entry)
-        if (self._base + len(self._entries)) % _WEIGH_EVERY == 0:
-            self._allowance = history_within(self._history, len(codec.encode(entry.object)))
-        if len(self._entries) >= 2 * self._allowance:
-            surplus = len(self._entries) - self._allowance
+        if (self._base + len(self._entries)) % _MEASURE_EVERY == 0:
+            self._limit = history_within(self._history, len(codec.encode(entry.object)))
+        if len(self._entries) >= 2 * self._limit:
+            surplus = len(self._entries) - self._limit
             self._compacted = self._entries[surplus - 1].version
             del self._entries[:surplus]
             self._base += surplus
@@ -129,13 +129,13 @@ class Table(Generic[R]):
         at: int | None = None,
         after: Key | None = None,
     ) -> Page[R]:
-        """Return the objects in key order as they were at a version, beginning after a key."""
+        """Return the objects at a version in key order, starting after a key."""
         version = self._horizon.visible if at is None else at
-        undo = self._undo(version)
+        before = self._before(version)
         keys, start, end = self._range(namespace, after)
-        revived = sorted(
+        deleted_since = sorted(
             key
-            for key, old in undo.items()
+            for key, old in before.items()
             if old is not None
             and key not in self.objects
             and _is_in(key, namespace)
@@ -143,8 +143,8 @@ class Table(Generic[R]):
         )
         items: list[R] = []
         last = Key("", "")
-        for key in _merged(keys, start, end, revived):
-            obj = undo[key] if key in undo else self.objects[key]
+        for key in _merged(keys, start, end, deleted_since):
+            obj = before[key] if key in before else self.objects[key]
             if obj is None or (matches is not None and not matches(obj)):
                 continue
             if limit is not None and len(items) == limit:
@@ -152,10 +152,10 @@ class Table(Generic[R]):
                 if matches is None:
                     created_later = (
                         key
-                        for key, old in undo.items()
+                        for key, old in before.items()
                         if old is None and key in self.objects and _is_in(key, namespace)
                     )
-                    left = end - bisect_right(keys, last) + _after(revived, last)
+                    left = end - bisect_right(keys, last) + _after(deleted_since, last)
                     left -= _after(created_later, last)
                 return Page(tuple(items), str(version), encode_token(version, last), left)
             items.append(obj)
@@ -167,15 +167,15 @@ class Table(Generic[R]):
         keys, start, end = self._range(namespace, None)
         return keys[start:end]
 
-    def _undo(self, version: int) -> dict[Key, R | None]:
-        """Return what has changed since a version, as it was then."""
+    def _before(self, version: int) -> dict[Key, R | None]:
+        """Return the objects that changed after a version, as they were at that version."""
         if version == self._horizon.visible:
             return {}
         self._check_kept(version)
-        undo: dict[Key, R | None] = {}
+        before: dict[Key, R | None] = {}
         for entry in self._entries[self._index_after(version) :]:
-            undo.setdefault(entry.object.key, entry.old)
-        return undo
+            before.setdefault(entry.object.key, entry.old)
+        return before
 
     def _range(self, namespace: str | None, after: Key | None) -> tuple[list[Key], int, int]:
         keys = self._sorted_keys()
@@ -188,18 +188,18 @@ class Table(Generic[R]):
         return keys, start, end
 
     def _sorted_keys(self) -> list[Key]:
-        if len(self._new_keys) + len(self._old_keys) > _FEW_KEYS:
-            kept = [key for key in self._keys if key not in self._old_keys]
-            kept.extend(self._new_keys)
+        if len(self._added_keys) + len(self._removed_keys) > _FEW_KEYS:
+            kept = [key for key in self._keys if key not in self._removed_keys]
+            kept.extend(self._added_keys)
             kept.sort()
             self._keys = kept
         else:
-            for key in self._old_keys:
+            for key in self._removed_keys:
                 del self._keys[bisect_left(self._keys, key)]
-            for key in self._new_keys:
+            for key in self._added_keys:
                 self._keys.insert(bisect_left(self._keys, key), key)
-        self._new_keys.clear()
-        self._old_keys.clear()
+        self._added_keys.clear()
+        self._removed_keys.clear()
         return self._keys
 
     # ---- watching ------------------------------------------------------------------------
@@ -207,32 +207,31 @@ class Table(Generic[R]):
     async def watch(
         self, since: int | None, *, namespace: str | None, matches: Predicate | None
     ) -> AsyncGenerator[WatchEvent[R], None]:
-        """Return the changes after a version, or first what is there; ends when the store does."""
+        """Stream the changes after a version; without one, the existing objects first."""
         if since is None:
-            place, sent = self._base + len(self._entries), self._horizon.visible
+            position, sent = self._base + len(self._entries), self._horizon.visible
             for obj in self.page(namespace=namespace, matches=matches, limit=None).items:
                 yield WatchEvent(Change.ADDED, obj, obj.metadata.resource_version)
             yield WatchEvent(Change.BOOKMARK, None, str(sent))
         else:
             self._check_kept(since)
-            place, sent = self._base + self._index_after(since), since
-        taken = 0
+            position, sent = self._base + self._index_after(since), since
+        read = 0
         while not self._is_closed:
-            if place < self._base:
+            if position < self._base:
                 raise GoneError(
-                    f"this watch of {self.kind.PLURAL} fell more than {self._allowance} changes "
-                    "behind",
+                    f"this watch of {self.kind.PLURAL} is more than {self._limit} changes behind",
                     hint="list again and watch from the list's version",
                 )
-            if place < self._base + len(self._entries):
-                entry = self._entries[place - self._base]
-                place += 1
-                event = _seen(entry, matches)
+            if position < self._base + len(self._entries):
+                entry = self._entries[position - self._base]
+                position += 1
+                event = _event(entry, matches)
                 if event is not None:
                     sent = entry.version
                     yield event
-                taken += 1
-                if taken % _YIELD_EVERY == 0:
+                read += 1
+                if read % _YIELD_EVERY == 0:
                     await asyncio.sleep(0)
             elif self._horizon.visible - sent >= BOOKMARK_EVERY:
                 sent = self._horizon.visible
@@ -258,7 +257,7 @@ class Table(Generic[R]):
             )
         if version > self._horizon.visible:
             raise GoneError(
-                f"version {version} is not of this store, which is at {self._horizon.visible}",
+                f"version {version} is newer than this store, which is at {self._horizon.visible}",
                 hint="list again and continue from the list's version",
             )
 
@@ -267,7 +266,7 @@ class Table(Generic[R]):
 
 
 def history_within(count: int, object_bytes: int) -> int:
-    """Return how many changes of objects of this size are kept, where `count` are asked for."""
+    """Return how many changes are kept for objects of this size: at most `count`."""
     return max(1, min(count, HISTORY_BYTES // max(1, object_bytes)))
 
 
@@ -275,13 +274,13 @@ def _entry_version(entry: Entry[Any]) -> int:
     return entry.version
 
 
-def _merged(keys: list[Key], start: int, end: int, revived: list[Key]) -> Iterator[Key]:
+def _merged(keys: list[Key], start: int, end: int, deleted_since: list[Key]) -> Iterator[Key]:
     present = map(keys.__getitem__, range(start, end))
-    return merge(present, revived) if revived else present
+    return merge(present, deleted_since) if deleted_since else present
 
 
 def _end_of(keys: list[Key], namespace: str, start: int) -> int:
-    """Find where a namespace ends, looking near its beginning first: most are small."""
+    """Return the end of a namespace. Searches near its start first, as most are small."""
     near, step = start, 32
     while near < len(keys) and keys[near].namespace == namespace:
         near, step = near + step, step * 2
@@ -296,8 +295,8 @@ def _after(keys: Iterable[Key], last: Key) -> int:
     return sum(1 for key in keys if key > last)
 
 
-def _seen(entry: Entry[R], matches: Predicate | None) -> WatchEvent[R] | None:
-    """Return a change as a watcher with this selector sees it; `None` if it does not."""
+def _event(entry: Entry[R], matches: Predicate | None) -> WatchEvent[R] | None:
+    """Return the event for a watcher with this selector; `None` if it gets none."""
     obj, old = entry.object, entry.old
     if matches is None:
         return WatchEvent(entry.change, obj, str(entry.version))

@@ -1,7 +1,7 @@
-"""One decision over several objects: reads the newest state, collects numbered changes.
+"""A transaction over several objects: reads the newest state, collects changes with versions.
 
-Nothing is changed until the store takes the transaction over, so that a refusal, a dry run or a
-bug halfway leaves nothing behind.
+Nothing changes until the store commits the transaction, so that an error or a dry run leaves no
+partial change.
 """
 
 from collections import deque
@@ -19,24 +19,24 @@ from paddock.store.working_set import Mutation, Place, WorkingSet
 
 
 class Transaction:
-    """What one write reads and changes."""
+    """The reads and changes of one write."""
 
     def __init__(self, working: WorkingSet, now: datetime) -> None:
         self.now = now
         self.mutations: list[Mutation] = []
         self.backlog: deque[str | Place] = deque()
-        """Owners that are gone or going, and dependents to look at: `garbage` works it off."""
-        self.bereft: dict[Place, None] = {}
-        """Where owners are that lost a dependent here; one may have waited for that."""
-        self.rests_on: Any = None
-        """The last batch, not durable yet, that something read here belongs to."""
+        """Uids of deleted owners, and dependents to check; processed by `garbage`."""
+        self.owners_to_check: dict[Place, None] = {}
+        """Owners that lost a dependent in this transaction and may be waiting for that."""
+        self.depends_on: Any = None
+        """The last commit that this transaction has read from and that is not durable yet."""
         self._working = working
         self._version = working.decided
         self._changed: dict[Place, Resource | None] = {}
         self._dependents: dict[str, dict[Place, None]] = {}
 
     def get(self, kind: type[R], key: Key) -> R | None:
-        """Read the newest state of an object, durable or not."""
+        """Return the newest state of an object, durable or not."""
         place: Place = (kind, key)
         if place in self._changed:
             return cast("R | None", self._changed[place])
@@ -44,12 +44,12 @@ class Transaction:
         if pending is None:
             return self._working.table(kind).objects.get(key)
         batch = pending.batch
-        if self.rests_on is None or batch.number > self.rests_on.number:
-            self.rests_on = batch
+        if self.depends_on is None or batch.number > self.depends_on.number:
+            self.depends_on = batch
         return cast("R | None", pending.mutation.after)
 
     def put(self, obj: R) -> R:
-        """Write an object; returns it with its version."""
+        """Write an object and return it with its version."""
         place: Place = (type(obj), obj.key)
         old = self.get(*place)
         self._version += 1
@@ -63,9 +63,9 @@ class Transaction:
         return obj
 
     def remove(self, obj: R) -> R:
-        """Take an object away; returns it with the version of its end.
+        """Remove an object and return it with the version of its deletion.
 
-        Watchers are shown it as it was stored last, not as the write that ended it would have it.
+        Watchers get the object as it was last stored, without the changes of the deleting write.
         """
         place: Place = (type(obj), obj.key)
         old = self.get(*place)
@@ -75,12 +75,12 @@ class Transaction:
         obj = stamped(obj, self._version)
         self.backlog.append(obj.metadata.uid)
         self._note_owners(obj, keeping=())
-        if (namespace := self.ending_namespace(obj)) is not None:
-            self.bereft[Namespace, namespace.key] = None
+        if (namespace := self.deleting_namespace(obj)) is not None:
+            self.owners_to_check[Namespace, namespace.key] = None
         return obj
 
     def owner(self, reference: OwnerReference, namespace: str) -> Resource | None:
-        """Find an owner; one of another uid is not it."""
+        """Return the owner, or `None` if there is none with this uid."""
         kind = self._working.kind_of(reference)
         if kind is None:
             return None
@@ -88,11 +88,11 @@ class Transaction:
         return found if found is not None and found.metadata.uid == reference.uid else None
 
     def is_known(self, reference: OwnerReference) -> bool:
-        """Whether this store keeps the kind of an owner."""
+        """Whether this store holds the kind of an owner."""
         return self._working.kind_of(reference) is not None
 
     def dependents(self, uid: str) -> list[Resource]:
-        """Find the objects that name this owner."""
+        """Return the objects that reference this owner."""
         places = dict.fromkeys(self._working.dependents(uid))
         places.update(self._dependents.get(uid, {}))
         found = (self.get(*place) for place in places)
@@ -104,29 +104,29 @@ class Transaction:
         ]
 
     def contents(self, namespace: str) -> Iterator[Resource]:
-        """Find the objects in a namespace."""
+        """Return the objects in a namespace."""
         for table in self._working.tables():
             for key in table.keys_in(namespace) if table.kind.NAMESPACED else ():
                 if (obj := self.get(table.kind, key)) is not None:
                     yield obj
-        unseen = (*self._working.pending, *self._changed)
-        for kind, key in dict.fromkeys(unseen):
+        not_visible = (*self._working.pending, *self._changed)
+        for kind, key in dict.fromkeys(not_visible):
             if key.namespace != namespace or key in self._working.table(kind).objects:
                 continue
             if (obj := self.get(kind, key)) is not None:
                 yield obj
 
-    def ending_namespace(self, obj: Resource) -> Namespace | None:
-        """Find the namespace of an object, if it is ending."""
-        if not obj.NAMESPACED or not self._working.keeps(Namespace):
+    def deleting_namespace(self, obj: Resource) -> Namespace | None:
+        """Return the namespace of an object if it is being deleted, else `None`."""
+        if not obj.NAMESPACED or not self._working.holds(Namespace):
             return None
         namespace = self.get(Namespace, Key("", obj.metadata.namespace))
         if namespace is None or NAMESPACE_FINALIZER not in namespace.metadata.finalizers:
             return None
         return namespace if namespace.is_deleting else None
 
-    def free_name(self, kind: type[Resource], namespace: str, base: str) -> str:
-        """Draw the random tail of a generated name until the name is free."""
+    def free_suffix(self, kind: type[Resource], namespace: str, base: str) -> str:
+        """Return a random suffix for a generated name that is not in use."""
         for _ in range(8):
             suffix = ids.name_suffix()
             if self.get(kind, Key(namespace, base + suffix)) is None:
@@ -138,7 +138,7 @@ class Transaction:
             kind = self._working.kind_of(reference)
             if kind is not None and reference not in keeping:
                 namespace = obj.metadata.namespace if kind.NAMESPACED else ""
-                self.bereft[kind, Key(namespace, reference.name)] = None
+                self.owners_to_check[kind, Key(namespace, reference.name)] = None
 
     def _record(self, place: Place, entry: Entry[Any], after: Resource | None) -> None:
         self.mutations.append(Mutation(place, entry))

@@ -1,10 +1,10 @@
-"""All kinds of a store in memory: visible objects, and decided changes that are not durable yet.
+"""All objects of a store in memory: visible ones, and decided changes that are not durable yet.
 
-Readers see visible objects only. Writers decide against the newest of both, so that many writes
-can be in flight. Decided changes become visible in the order of their versions when the backend
-reports that they are durable, and are rolled back when the commit fails.
+Readers see visible objects only. Writers decide against the newest state, durable or not, so that
+many writes can be in flight. Decided changes become visible in the order of their versions when
+the backend reports that they are durable, and are rolled back when the commit fails.
 
-Everything here happens on the event loop's thread.
+Used on the thread of the event loop only.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,18 +17,18 @@ from paddock.store.table import BOOKMARK_EVERY, DEFAULT_HISTORY, Entry, Horizon,
 
 Place = tuple[type[Resource], Key]
 FIRST_VERSION = 1
-"""Of an empty store: 0 is not a version but means `from anywhere` to Kubernetes' clients."""
+"""The version of an empty store. 0 is no version: to Kubernetes clients it means `any`."""
 
 
 class Mutation(NamedTuple):
-    """One object's change: decided, numbered, perhaps not durable yet."""
+    """A change of one object with its version; possibly not durable yet."""
 
     place: Place
     entry: Entry[Resource]
 
     @property
     def after(self) -> Resource | None:
-        """Return the object as it is after the change; `None` when it is gone."""
+        """Return the object after the change; `None` if it is deleted."""
         return None if self.entry.change is Change.DELETED else self.entry.object
 
 
@@ -40,7 +40,7 @@ class Pending(NamedTuple):
 
 
 class WorkingSet:
-    """Every object of a store."""
+    """Holds every object of a store."""
 
     def __init__(
         self,
@@ -58,34 +58,35 @@ class WorkingSet:
         }
         self._by_name = {(kind.API_VERSION, kind.KIND): kind for kind in kinds}
         self._dependents: dict[str, dict[Place, None]] = {}
-        # Owner uid to those that name it, now or in something pending or rolled back; readers
-        # check the object itself. A superset costs nothing and needs no second index.
+        # Owner uid to the objects that reference it now or in a pending change. It may contain more
+        # than that, so readers check the object itself; pending changes then need no second index.
 
     def table(self, kind: type[R]) -> Table[R]:
-        """Return the objects of one kind."""
+        """Return the table of one kind; `InvalidError` for other kinds."""
         table = self._tables.get(kind)
         if table is None:
-            raise InvalidError(f"this store keeps no {kind.KIND or kind.__name__}")
+            raise InvalidError(
+                f"this store does not hold objects of kind {kind.KIND or kind.__name__}"
+            )
         return cast("Table[R]", table)
 
-    def keeps(self, kind: type[Resource]) -> bool:
-        """Whether objects of this kind are kept here."""
+    def holds(self, kind: type[Resource]) -> bool:
+        """Whether this store holds objects of this kind."""
         return kind in self._tables
 
     def tables(self) -> Iterable[Table[Any]]:
-        """Return every kind's objects."""
         return self._tables.values()
 
     def kind_of(self, reference: OwnerReference) -> type[Resource] | None:
-        """Find the kind that an owner reference names, if this store keeps it."""
+        """Return the kind of an owner reference, or `None` if this store does not hold it."""
         return self._by_name.get((reference.api_version, reference.kind))
 
     def dependents(self, uid: str) -> tuple[Place, ...]:
-        """Return the places of objects that may name this owner."""
+        """Return kind and key of the objects that may reference this owner."""
         return tuple(self._dependents.get(uid, ()))
 
     def owners(self) -> Iterator[str]:
-        """Return the uids that some object may name as its owner."""
+        """Return the owner uids that some object may reference."""
         return iter(tuple(self._dependents))
 
     def index(self, place: Place, obj: Resource) -> None:
@@ -94,7 +95,7 @@ class WorkingSet:
             self._dependents.setdefault(reference.uid, {})[place] = None
 
     def decide(self, mutations: Sequence[Mutation], batch: Any) -> None:
-        """Record the changes of a commit; later writers build on them."""
+        """Record changes that are not durable yet; later writers read them."""
         for mutation in mutations:
             self.pending[mutation.place] = Pending(mutation, batch)
             if mutation.entry.object.metadata.owner_references:
@@ -102,11 +103,11 @@ class WorkingSet:
         self.decided = mutations[-1].entry.version
 
     def apply(self, mutations: Sequence[Mutation]) -> None:
-        """Make durable changes visible, in order, and wake watchers."""
+        """Make durable changes visible in order, and wake watchers."""
         if not mutations:
             return
         before = self.horizon.visible
-        # The version first: a woken watcher sees the commit as a whole.
+        # Set the version first, so that a woken watcher sees the whole commit.
         self.horizon.visible = mutations[-1].entry.version
         self.decided = max(self.decided, self.horizon.visible)
         for mutation in mutations:
@@ -120,7 +121,7 @@ class WorkingSet:
                 table.wake()
 
     def roll_back(self, mutations: Sequence[Mutation]) -> None:
-        """Roll back changes that could not be made durable. Their versions are not reused."""
+        """Discard changes that could not be made durable. Their versions are not reused."""
         for mutation in mutations:
             self._settle(mutation)
             place, entry = mutation
@@ -136,7 +137,9 @@ class WorkingSet:
         kept = {item.uid for item in now.metadata.owner_references} if now is not None else ()
         pending = self.pending.get(place)
         for reference in old.metadata.owner_references:
-            if reference.uid in kept or (pending is not None and not _is_free(pending, reference)):
+            if reference.uid in kept or (
+                pending is not None and not _is_unreferenced(pending, reference)
+            ):
                 continue
             places = self._dependents.get(reference.uid)
             if places is not None:
@@ -145,6 +148,6 @@ class WorkingSet:
                     del self._dependents[reference.uid]
 
 
-def _is_free(pending: Pending, reference: OwnerReference) -> bool:
+def _is_unreferenced(pending: Pending, reference: OwnerReference) -> bool:
     references = pending.mutation.entry.object.metadata.owner_references
     return all(item.uid != reference.uid for item in references)

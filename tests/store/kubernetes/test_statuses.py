@@ -7,7 +7,7 @@ import pytest
 
 from paddock.kit import errors
 from paddock.kit.errors import FieldProblem, InvalidError, RateLimitedError
-from paddock.store.kubernetes.statuses import error_from, read, refuses_selector
+from paddock.store.kubernetes.statuses import error_from, read, rejects_selector
 from tests.store.kubernetes.scripted import status
 
 
@@ -56,7 +56,7 @@ def test_a_strict_decoders_sentence_becomes_field_problems() -> None:
         FieldProblem("spec.repliccas", "unknown field"),
         FieldProblem("spec.a", "duplicate field"),
     )
-    assert "CRDs are older" in str(error.hint)
+    assert "CRDs are outdated" in str(error.hint)
 
 
 def test_a_missing_object_and_a_missing_kind_are_told_apart() -> None:
@@ -103,4 +103,4 @@ def test_foreign_text_is_cut_before_it_floods_the_log() -> None:
     ],
 )
 def test_a_refused_field_selector_is_recognised(text: str, expected: bool) -> None:
-    assert refuses_selector(InvalidError(text)) is expected
+    assert rejects_selector(InvalidError(text)) is expected

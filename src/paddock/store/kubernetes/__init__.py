@@ -1,8 +1,8 @@
 """The Store on any Kubernetes API server.
 
-`access` says where the server is and who we are, `client` speaks HTTP to it, `paths`, `bodies` and
-`answers` know what is said, `watching` reads event streams, `selection` narrows by fields,
-`statuses` translates refusals, and `backend` puts them together as the Store port asks.
+`access` and `credentials` read server address and identity, `client` sends HTTP requests, `paths`,
+`bodies` and `responses` encode and decode them, `watching` reads event streams, `selection` filters
+by fields, `statuses` converts error responses, and `backend` implements the Store port.
 """
 
 from paddock.store.kubernetes.access import Access, load_access, load_in_cluster, load_kubeconfig

@@ -1,6 +1,6 @@
-"""Where the API server is and how we prove who we are: kubeconfig files and in-cluster mounts.
+"""Address and identity for the API server: kubeconfig files and in-cluster service accounts.
 
-Reads configuration only; no request is made here. Tokens that change are in `credentials`.
+Reads configuration only; sends no request. Tokens that rotate are in `credentials`.
 """
 
 import base64
@@ -34,13 +34,13 @@ class Access(Struct, frozen=True, kw_only=True):
     """One API server and one identity."""
 
     server: str
-    """Base URL, without a slash at the end."""
+    """Base URL without a trailing slash."""
     credential: Credential
     tls: ssl.SSLContext | None = None
     tls_server_name: str | None = None
-    """Checked in the server's certificate in place of the URL's host."""
+    """Name to verify in the server certificate instead of the host of the URL."""
     namespace: str = "default"
-    """Where a client works that names none."""
+    """Namespace for requests that name none."""
 
 
 class _Cluster(Struct, frozen=True, rename="kebab"):
@@ -84,11 +84,11 @@ class _Context(Struct, frozen=True):
 
 
 _Entries = dict[str, tuple[Path, Any]]
-"""By name: the directory that relative paths start from, and the entry."""
+"""By name: the directory for relative paths, and the entry."""
 
 
 def load_access(kubeconfig: Path | None = None, *, context: str | None = None) -> Access:
-    """Find the API server as kubectl does: given file, KUBECONFIG, in-cluster, ~/.kube/config."""
+    """Load the first of: the given file, KUBECONFIG, in-cluster, ~/.kube/config."""
     if kubeconfig is not None:
         return load_kubeconfig([kubeconfig], context=context)
     if listed := os.environ.get("KUBECONFIG"):
@@ -108,13 +108,13 @@ def load_access(kubeconfig: Path | None = None, *, context: str | None = None) -
 def load_in_cluster(
     directory: Path = SERVICE_ACCOUNT, environment: Mapping[str, str] = os.environ
 ) -> Access:
-    """Use what every pod is given: a token that rotates, the cluster's authority, its namespace."""
+    """Load the service account of this pod: rotating token, CA certificate, namespace."""
     host = environment.get("KUBERNETES_SERVICE_HOST", "")
     port = environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (directory / "token").exists():
         raise UnavailableError(
             "this process does not run in a pod with a service account",
-            hint="set KUBECONFIG, or let the pod mount its service-account token",
+            hint="set KUBECONFIG, or mount the service account token in the pod",
         )
     namespace_file = directory / "namespace"
     return Access(
@@ -126,11 +126,11 @@ def load_in_cluster(
 
 
 def load_kubeconfig(paths: Iterable[Path], *, context: str | None = None) -> Access:
-    """Read kubeconfig files; of entries with one name the first wins, as with kubectl."""
+    """Read kubeconfig files; of entries with the same name the first wins, as with kubectl."""
     config = _Merged(paths)
     name = context or config.current
     if not name:
-        raise InvalidError("the kubeconfig names no current-context", hint="choose a context")
+        raise InvalidError("the kubeconfig has no current-context", hint="select a context")
     _, chosen = config.find("contexts", "context", name)
     picked = _convert(chosen, _Context, f"contexts[{name}]")
     cluster_home, raw_cluster = config.find("clusters", "cluster", picked.cluster)
@@ -175,13 +175,13 @@ class _Merged:
                 known.setdefault(entry["name"], (path.parent, entry))
 
     def find(self, section: str, field: str, name: str) -> tuple[Path, Any]:
-        """Return an entry and the directory its relative paths start from."""
-        if not name:  # a context may do without a user
+        """Return an entry and the directory for its relative paths."""
+        if not name:  # the user of a context is optional
             return Path(), {}
         found = self._entries.get(section, {}).get(name)
         if found is None:
             files = ", ".join(str(path) for path in self._paths)
-            raise InvalidError(f"{files}: there is no {name!r} among {section}")
+            raise InvalidError(f"{files}: there is no {name!r} in {section}")
         directory, entry = found
         return directory, entry.get(field) or {}
 
@@ -198,7 +198,7 @@ def _credential(home: Path, user: _User) -> Credential:
         raise UnsupportedError(
             "the kubeconfig's auth-provider is not supported", hint="use an exec plugin or a token"
         )
-    # A file wins over a token beside it: the file is the one that rotates.
+    # A token file has priority over an inline token, as only the file is rotated.
     if user.token_file:
         return FileCredential(home / user.token_file)
     if user.token:
@@ -228,7 +228,7 @@ def _tls(home: Path, cluster: _Cluster, user_home: Path, user: _User) -> ssl.SSL
     certificate = _text(user_home, user.client_certificate, user.client_certificate_data)
     key = _text(user_home, user.client_key, user.client_key_data)
     if bool(certificate) != bool(key):
-        raise InvalidError("kubeconfig: a client certificate and its key go together")
+        raise InvalidError("kubeconfig: client certificate and client key must be set together")
     if certificate and key:
         _load_pair(context, certificate, key)
     return context
@@ -238,8 +238,8 @@ def _tls_from(*, authority: str | None) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cadata=authority)
     except (ssl.SSLError, ValueError) as error:
-        raise InvalidError(f"the cluster's certificate authority is unreadable: {error}") from error
-    # One connection carries one request at a time here; HTTP/2 would need another client.
+        raise InvalidError(f"the CA certificate of the cluster is not readable: {error}") from error
+    # The HTTP client sends one request at a time per connection and has no HTTP/2.
     context.set_alpn_protocols(["http/1.1"])
     return context
 
@@ -257,12 +257,14 @@ def _text(home: Path, path: str | None, data: str | None) -> str | None:
 
 
 def _load_pair(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """Hand a certificate and its key to OpenSSL, which takes them from files only."""
+    """Load a certificate and its key into OpenSSL, which reads files only."""
     handle = os.memfd_create("client-certificate", os.MFD_CLOEXEC)
     try:
         os.write(handle, f"{certificate}\n{key}\n".encode())
         context.load_cert_chain(f"/proc/self/fd/{handle}")
     except ssl.SSLError as error:
-        raise InvalidError(f"kubeconfig: the client certificate does not load: {error}") from error
+        raise InvalidError(
+            f"kubeconfig: the client certificate cannot be loaded: {error}"
+        ) from error
     finally:
         os.close(handle)

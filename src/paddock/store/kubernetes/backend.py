@@ -1,9 +1,8 @@
 """The Store port on a Kubernetes API server.
 
-Identity, versions, generations, finalizers and garbage collection are the server's own; this
-module asks for them. What the port promises beyond that is done here: lists of any length are
-read in pages and begun anew when a page comes too late, and a watch without a version starts with
-what there is.
+The server implements identity, versions, generations, finalizers and garbage collection. This
+module adds the rest of the port: long lists are read in pages and restarted when a continue token
+expires, and a watch without a version starts with the existing objects.
 """
 
 from collections.abc import AsyncGenerator
@@ -31,11 +30,11 @@ from paddock.store.kubernetes.watching import Watch
 from paddock.store.port import Change, Page, Propagation, Store, WatchEvent
 
 _PAGED_TRIES = 3
-"""Lists that ran out of their version this often are read in one piece."""
+"""After this many expired continue tokens, a list is read without paging."""
 
 
 class KubernetesStore:
-    """Resources kept by an API server."""
+    """Stores resources on an API server."""
 
     def __init__(self, client: KubernetesClient) -> None:
         self.client = client
@@ -43,13 +42,12 @@ class KubernetesStore:
 
     @classmethod
     def open(cls, access: Access, settings: ClientSettings | None = None) -> Self:
-        """Make a store with a client of its own; `close` closes that too."""
+        """Create a store with its own client, which `close` closes."""
         return cls(KubernetesClient(access, settings))
 
     # Reading
 
     async def get(self, kind: type[R], key: Key) -> R:
-        """Read one; `NotFoundError`."""
         path = paths.object_path(kind, key)
         return responses.read_object(
             kind, await self.client.request("GET", path, resource=kind.PLURAL)
@@ -65,7 +63,7 @@ class KubernetesStore:
         limit: int | None = None,
         continue_token: str = "",
     ) -> Page[R]:
-        """Read many; without a limit all of them, in pages the caller does not see."""
+        """Return objects; without a limit all of them, read in pages."""
         if limit or continue_token:
             return await self._page(kind, namespace, labels, fields, limit, continue_token)
         for _ in range(_PAGED_TRIES):
@@ -90,7 +88,7 @@ class KubernetesStore:
             page = await self._page(kind, namespace, labels, fields, size, page.continue_token)
             items += page.items
         if kind.NAMESPACED and not namespace:
-            # Servers order by the text "namespace/name", where a dash comes before the slash.
+            # Servers sort by the text "namespace/name", where a dash sorts before the slash.
             items.sort(key=lambda item: item.key)
         return Page(tuple(items), version)
 
@@ -110,8 +108,8 @@ class KubernetesStore:
             paging["continue"] = continue_token
         path = paths.collection_path(kind, namespace)
         while True:
-            theirs, ours = self._fields.split(kind, fields)
-            params = _selectors(labels, theirs) | paging
+            server_fields, client_fields = self._fields.split(kind, fields)
+            params = _selectors(labels, server_fields) | paging
             try:
                 data = await self.client.request("GET", path, resource=kind.PLURAL, params=params)
             except InvalidError as error:
@@ -119,8 +117,8 @@ class KubernetesStore:
                     continue
                 raise
             items, meta = responses.read_list(kind, data)
-            if ours is not None:
-                items = tuple(filter(matches(ours), items))
+            if client_fields is not None:
+                items = tuple(filter(matches(client_fields), items))
             return Page(
                 items, meta.resource_version, meta.continue_token, meta.remaining_item_count
             )
@@ -128,9 +126,9 @@ class KubernetesStore:
     # Writing
 
     async def create(self, obj: R, *, with_status: bool = False, dry_run: bool = False) -> R:
-        """Store a new one; a status to keep takes a second write, as it is a subresource."""
+        """Store a new object; a status needs a second write, as it is a subresource."""
         kind = type(obj)
-        # Rules that a schema cannot express are checked here, as the other backends do.
+        # As in the other backends, check rules that the CRD schema cannot express.
         semantics.check_scope(obj)
         validation.validate_create(semantics.named(obj, ids.name_suffix()))
         path = paths.collection_path(kind, obj.metadata.namespace)
@@ -141,34 +139,32 @@ class KubernetesStore:
             params=self._write_params(dry_run=dry_run),
             body=bodies.create_body(obj),
         )
-        made = responses.read_object(kind, data)
+        created = responses.read_object(kind, data)
         if not (with_status and semantics.has_status(kind)):
-            return made
-        wanted = structs.replace(obj, metadata=made.metadata)
-        if getattr(wanted, "status") == getattr(made, "status"):  # noqa: B009
-            return made
+            return created
+        wanted = structs.replace(obj, metadata=created.metadata)
+        if getattr(wanted, "status") == getattr(created, "status"):  # noqa: B009
+            return created
         return wanted if dry_run else await self.update_status(wanted)
 
     async def update(self, obj: R, *, dry_run: bool = False) -> R:
-        """Write metadata and spec by compare-and-swap."""
         kind = type(obj)
         semantics.check_names_version(obj)
-        if paths.is_written_whole(kind):
+        if paths.is_fully_modelled(kind):
             return await self._write(obj, "PUT", "", bodies.update_body(obj), JSON, dry_run)
         return await self._patch(obj, "", dry_run)
 
     async def update_status(self, obj: R, *, dry_run: bool = False) -> R:
-        """Write status by compare-and-swap."""
         kind = type(obj)
         semantics.check_names_version(obj)
         if not semantics.has_status(kind):
-            raise NotFoundError(f"{kind.KIND} has no status to write")
-        if paths.is_written_whole(kind):
+            raise NotFoundError(f"{kind.KIND} has no status subresource")
+        if paths.is_fully_modelled(kind):
             return await self._write(obj, "PUT", "/status", bodies.status_body(obj), JSON, dry_run)
         return await self._patch(obj, "/status", dry_run)
 
     async def _patch(self, obj: R, subresource: str, dry_run: bool) -> R:
-        """Write what changed of a cluster's object, of which we know a part only."""
+        """Patch the changed fields of a built-in object, of which the struct has only a part."""
         current = await self.get(type(obj), obj.key)
         meta = obj.metadata
         semantics.check_preconditions(current, uid=meta.uid, resource_version=meta.resource_version)
@@ -210,10 +206,10 @@ class KubernetesStore:
         propagation: Propagation = Propagation.BACKGROUND,
         dry_run: bool = False,
     ) -> R:
-        """Begin (or finish) deletion; preconditions that fail are a `ConflictError`.
+        """Mark or remove an object; a failed precondition is a `ConflictError`.
 
-        A server answers a deletion that is over at once without the object, so it is read before;
-        the uid read then makes sure that it is that one which goes.
+        If the object is removed at once, the response does not contain it. It is therefore read
+        before, and the deletion is bound to the uid that was read.
         """
         last = await self.get(kind, key)
         semantics.check_preconditions(last, uid=uid, resource_version=resource_version)
@@ -234,7 +230,7 @@ class KubernetesStore:
         labels: LabelSelector | None = None,
         fields: FieldSelector | None = None,
     ) -> AsyncGenerator[WatchEvent[R]]:
-        """Stream changes; broken connections are resumed, `GoneError` says that they cannot be."""
+        """Stream changes; broken connections are resumed, `GoneError` if that is not possible."""
         known: tuple[R, ...] = ()
         if not since:
             page = await self.list(kind, namespace=namespace, labels=labels, fields=fields)
@@ -243,10 +239,12 @@ class KubernetesStore:
                 yield WatchEvent(Change.ADDED, item, item.metadata.resource_version)
             yield WatchEvent(Change.BOOKMARK, None, since)
         while True:
-            theirs, ours = self._fields.split(kind, fields)
+            server_fields, client_fields = self._fields.split(kind, fields)
             path = paths.collection_path(kind, namespace)
-            stream = Watch(self.client, kind, path, _selectors(labels, theirs)).follow(since)
-            filtered: FilteredWatch[R] | None = None if ours is None else FilteredWatch(ours)
+            stream = Watch(self.client, kind, path, _selectors(labels, server_fields)).follow(since)
+            filtered: FilteredWatch[R] | None = (
+                None if client_fields is None else FilteredWatch(client_fields)
+            )
             if filtered is not None:
                 for item in known:
                     filtered.start(item)
@@ -255,7 +253,7 @@ class KubernetesStore:
                     async for event in events:
                         yield event if filtered is None else filtered.translate(event)
             except InvalidError as error:
-                # Refused before the first event, so nothing was shown twice.
+                # Rejected before the first event, so no event is sent twice.
                 if not self._fields.learn(kind, fields, error):
                     raise
 

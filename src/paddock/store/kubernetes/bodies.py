@@ -1,8 +1,8 @@
-"""Request bodies: structs to bytes.
+"""Encoding of request bodies.
 
-Our own kinds are written whole (PUT): their schema is ours, and a status write carries the status
-alone. So are leases, of which we know everything. Of the cluster's other kinds we know a part, so
-their updates say what changed within that part (merge patch) and leave the rest as it is.
+Paddock's own kinds and Leases are fully modelled and written with PUT; a status write contains only
+the status. The structs of other built-in kinds have only some of the fields, so their updates are
+merge patches that keep the others.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from paddock.resources.meta import ObjectMeta, Resource
 from paddock.store import semantics
 
 _encoder = msgspec.json.Encoder()
-_UNACCOUNTED: dict[str, Any] = {"managedFields": [{}]}
-"""Makes the server drop its field owners; an empty list would leave them as they are."""
+_NO_FIELD_OWNERS: dict[str, Any] = {"managedFields": [{}]}
+"""Makes the server drop `managedFields`; an empty list would keep them."""
 _ENVELOPE = ("api_version", "kind", "metadata", "status")
 
 
 @cache
 def _own_fields(kind: type[Resource]) -> tuple[tuple[str, str], ...]:
-    """Attribute and JSON names of what a kind has beside envelope and status."""
+    """Return attribute and JSON names of the fields other than envelope and status."""
     return tuple(
         (field.name, field.encode_name)
         for field in structs.fields(kind)
@@ -39,12 +39,12 @@ def _body(obj: Resource, metadata: ObjectMeta) -> dict[str, Any]:
         "metadata": metadata,
     }
     for attribute, name in _own_fields(type(obj)):
-        body[name] = _precise(obj) if attribute == "spec" else getattr(obj, attribute)
+        body[name] = _spec(obj) if attribute == "spec" else getattr(obj, attribute)
     return body
 
 
-def _precise(obj: Resource) -> Any:
-    """Return the spec; a Lease's times always carry six digits, as its schema demands."""
+def _spec(obj: Resource) -> Any:
+    """Return the spec; times of a Lease always have six decimals, as its schema requires."""
     spec: Any = getattr(obj, "spec")  # noqa: B009 - the base class does not declare it
     if not isinstance(obj, Lease):
         return spec
@@ -56,7 +56,7 @@ def _precise(obj: Resource) -> Any:
 
 
 def _writable(metadata: ObjectMeta) -> ObjectMeta:
-    """Drop the fields that the server sets; uid and version stay, as preconditions."""
+    """Drop the fields that the server sets; uid and version are kept as preconditions."""
     return structs.replace(
         metadata,
         generation=0,
@@ -67,7 +67,7 @@ def _writable(metadata: ObjectMeta) -> ObjectMeta:
 
 
 def create_body(obj: Resource) -> bytes:
-    """Write a new object, without status: that is a subresource."""
+    """Return the body of a new object, without status, which is a subresource."""
     metadata = structs.replace(
         _writable(obj.metadata),
         generate_name="" if obj.metadata.name else obj.metadata.generate_name,
@@ -78,19 +78,19 @@ def create_body(obj: Resource) -> bytes:
 
 
 def update_body(obj: Resource) -> bytes:
-    """Write metadata and spec of an object that we know as a whole.
+    """Return the body with metadata and spec of a fully modelled object.
 
     Objects with a generated name are not applied by users, so their field owners do not matter.
     For these the server drops `managedFields`, which is half of the object and of the work.
     """
     body = _body(obj, _writable(obj.metadata))
     if obj.metadata.generate_name:
-        body["metadata"] = msgspec.to_builtins(body["metadata"]) | _UNACCOUNTED
+        body["metadata"] = msgspec.to_builtins(body["metadata"]) | _NO_FIELD_OWNERS
     return _encoder.encode(body)
 
 
 def status_body(obj: Resource) -> bytes:
-    """Write the status of one of our objects; the server keeps everything else as it is."""
+    """Return the body of a status update; the server keeps all other fields."""
     identity = ObjectMeta(
         name=obj.metadata.name,
         namespace=obj.metadata.namespace,
@@ -103,14 +103,14 @@ def status_body(obj: Resource) -> bytes:
         "metadata": identity,
     }
     status: Any = getattr(obj, "status")  # noqa: B009
-    # To a server an empty status is not the same as none, which new objects have.
+    # To a server, an empty status differs from no status, which new objects have.
     if status != semantics.empty_status(type(obj)):
         body["status"] = status
     return _encoder.encode(body)
 
 
 def change_patch(current: Resource, new: Resource, *, status: bool) -> bytes | None:
-    """Write what differs between two states of a cluster's object; `None` where nothing does."""
+    """Return the merge patch between two states of an object; `None` if they are equal."""
     plain = _plain_status if status else _plain_content
     patch = merge_patch(plain(current), plain(new))
     if not patch:
@@ -121,7 +121,7 @@ def change_patch(current: Resource, new: Resource, *, status: bool) -> bytes | N
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON merge patch (RFC 7386) that makes the one into the other."""
+    """Return the JSON merge patch (RFC 7386) from `old` to `new`."""
     patch: dict[str, Any] = {name: None for name in old if name not in new}
     for name, value in new.items():
         before = old.get(name)
@@ -153,7 +153,7 @@ def _plain_status(obj: Resource) -> dict[str, Any]:
 def delete_body(
     propagation: str, uid: str | None, resource_version: str | None, *, dry_run: bool
 ) -> bytes:
-    """Write the options of a deletion."""
+    """Return the `DeleteOptions` of a deletion."""
     options: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "DeleteOptions",

@@ -1,10 +1,9 @@
-"""HTTP to one API server: kept connections, limits, retries of what did not happen.
+"""HTTP client for one API server: connection reuse, limits, safe retries.
 
-A request is tried again only where the server cannot have acted: it said so (429, 503 with
-Retry-After, a refused credential), or the connection never came about, or the request only reads.
-A write whose answer is lost is reported as such and never repeated here. Bytes go in and out;
-`bodies` and `answers` know what they mean. Requests go through `kit.http_client`, endless answers
-through a session of aiohttp's.
+A request is retried only if the server cannot have executed it: it said so (429, 503 with
+Retry-After, 401), or no connection was established, or the request is a read. A write whose
+response is lost is reported as such and never repeated. Bodies are bytes; `bodies` and `responses`
+encode and decode them. Requests use `kit.http_client`, watches use an aiohttp session.
 """
 
 import asyncio
@@ -40,51 +39,51 @@ MERGE_PATCH = "application/merge-patch+json"
 
 REQUESTS = metrics.counter(
     "paddock_kubernetes_requests_total",
-    "Requests to the Kubernetes API server, by verb, kind and the answer's code (0: no answer).",
+    "Requests to the Kubernetes API server, by verb, kind and response code (0: no response).",
     ("verb", "resource", "code"),
 )
 REQUEST_SECONDS = metrics.histogram(
     "paddock_kubernetes_request_seconds",
-    "Time from asking the Kubernetes API server to its answer, without waiting for our own limits.",
+    "Time from request to response of the Kubernetes API server, without client-side limits.",
     ("verb",),
 )
 THROTTLED_SECONDS = metrics.counter(
     "paddock_kubernetes_throttled_seconds_total",
-    "Time that requests waited because of our own rate limit or because the server asked us to.",
+    "Time that requests waited for the client-side rate limit or for Retry-After.",
 )
 
-_FIRST = frozenset({"leases"})
-"""Few and urgent: a leader must not lose its lease because it has much to do."""
-_BROKEN = (aiohttp.ClientError, OSError)
-"""TLS failures that aiohttp does not wrap are OS errors, as broken pipes and timeouts are."""
+_UNLIMITED = frozenset({"leases"})
+"""Few and urgent: a busy leader must not lose its lease to the client-side limits."""
+_CONNECTION_ERRORS = (aiohttp.ClientError, OSError)
+"""TLS errors that aiohttp does not wrap are OSErrors, as are broken pipes and timeouts."""
 _jitter = random.SystemRandom()
 
 
 class ClientSettings(Struct, frozen=True, kw_only=True):
-    """How hard one process may lean on the API server."""
+    """Limits and timeouts for requests of one process to the API server."""
 
     requests_per_second: float = 200.0
     burst: int = 400
     in_flight: int = 64
-    """Requests at once; watches are not counted."""
+    """Maximum number of concurrent requests, without watches."""
     accept: str = JSON
-    """The forms in which objects are taken, best first."""
+    """Value of the Accept header."""
     timeout_seconds: float = 30.0
-    """For one try of one request."""
+    """For one attempt of one request."""
     connect_timeout_seconds: float = 5.0
     tries: int = 6
-    """Of what did not happen; together with `longest_wait_seconds` this bounds a call."""
+    """Attempts per request; together with `longest_wait_seconds` this bounds a call."""
     longest_wait_seconds: float = 10.0
-    """Between two tries, whatever Retry-After says."""
+    """Maximum delay between two attempts, even if Retry-After is longer."""
     watch_silence_seconds: float = 100.0
-    """Servers send a bookmark every minute or so; a watch silent for longer is dead."""
+    """Servers send a bookmark about every minute; a watch without data for this long is dead."""
     page_size: int = 500
     field_manager: str = "paddock"
     user_agent: str = "paddock"
 
 
-class _TryAgainError(Exception):
-    """The server cannot have acted; carries what to raise if there is no next try."""
+class _RetryableError(Exception):
+    """The request may be retried; carries the error to raise if no attempt is left."""
 
     def __init__(self, error: PaddockError, after_seconds: float | None = None) -> None:
         super().__init__(error.message)
@@ -93,7 +92,7 @@ class _TryAgainError(Exception):
 
 
 class KubernetesClient:
-    """Speaks to one API server as one identity."""
+    """Sends requests to one API server with one identity."""
 
     def __init__(self, access: Access, settings: ClientSettings | None = None) -> None:
         self.access = access
@@ -128,17 +127,17 @@ class KubernetesClient:
         while True:
             tries += 1
             try:
-                if resource in _FIRST:
+                if resource in _UNLIMITED:
                     return await self._try(verb, path, resource, params, body, content_type)
                 async with self._in_flight:
-                    await self._turn()
+                    await self._wait_for_limit()
                     return await self._try(verb, path, resource, params, body, content_type)
-            except _TryAgainError as failure:
+            except _RetryableError as failure:
                 if tries >= self.settings.tries:
                     raise failure.error from failure
                 wait = self._wait_before(tries, failure.after_seconds)
                 log.info(
-                    "asking the API server again",
+                    "retrying a request to the API server",
                     extra=fields(verb=verb, path=path, tries=tries, cause=str(failure)),
                 )
                 THROTTLED_SECONDS.inc(wait)
@@ -148,8 +147,8 @@ class KubernetesClient:
     async def stream(
         self, path: str, *, resource: str = "", params: Mapping[str, str] | None = None
     ) -> AsyncGenerator[aiohttp.StreamReader]:
-        """Open an endless answer, such as a watch. One try: its reader knows how to resume."""
-        await self._turn()
+        """Open a stream, such as a watch. One attempt: the caller resumes it."""
+        await self._wait_for_limit()
         settings = self.settings
         timeout = aiohttp.ClientTimeout(
             total=None,
@@ -162,14 +161,16 @@ class KubernetesClient:
                 if response.status != 200:
                     after = response.headers.get("Retry-After", "")
                     try:
-                        self._refuse(response.status, after, await response.read(), replayable=True)
-                    except _TryAgainError as failure:
+                        self._raise_error(
+                            response.status, after, await response.read(), is_read=True
+                        )
+                    except _RetryableError as failure:
                         raise failure.error from failure
                 try:
                     yield response.content
                 finally:
-                    _abandon(response)
-        except _BROKEN as error:
+                    _abort(response)
+        except _CONNECTION_ERRORS as error:
             raise self._unreachable(error) from error
 
     async def close(self) -> None:
@@ -178,11 +179,11 @@ class KubernetesClient:
         self._http.close()
         if self._session is not None:
             await self._session.close()
-        # Transports notify their protocols in later turns of the loop.
+        # Transports close in later iterations of the event loop.
         for _ in range(3):
             await asyncio.sleep(0)
 
-    async def _turn(self) -> None:
+    async def _wait_for_limit(self) -> None:
         waited = await self._limiter.acquire()
         if waited:
             THROTTLED_SECONDS.inc(waited)
@@ -190,7 +191,7 @@ class KubernetesClient:
     def _wait_before(self, tries: int, after_seconds: float | None) -> float:
         if after_seconds is None:
             after_seconds = 0.05 * 2.0**tries
-        # The jitter keeps many clients that were refused together from coming back together.
+        # Jitter spreads the retries of clients that were rejected at the same time.
         return min(after_seconds, self.settings.longest_wait_seconds) * _jitter.uniform(1.0, 1.25)
 
     async def _try(
@@ -209,28 +210,29 @@ class KubernetesClient:
         started = loop.time()
         code = 0
         try:
-            answer = await self._http.send(request, self.settings.timeout_seconds)
-            code = answer.code
+            response = await self._http.send(request, self.settings.timeout_seconds)
+            code = response.code
         except NoConnectionError as error:
-            raise _TryAgainError(self._unreachable(error)) from error
+            raise _RetryableError(self._unreachable(error)) from error
         except TimeoutError as error:
             raise DeadlineExceededError(
-                f"the API server did not answer {verb} within {self.settings.timeout_seconds:g} s"
-                + ("" if verb == "GET" else "; whether it acted is unknown")
+                f"no response from the API server to {verb} within "
+                f"{self.settings.timeout_seconds:g} s"
+                + ("" if verb == "GET" else "; its outcome is unknown")
             ) from error
         except OSError as error:
             if verb == "GET":
-                raise _TryAgainError(self._unreachable(error)) from error
+                raise _RetryableError(self._unreachable(error)) from error
             raise UnavailableError(
-                f"the connection broke during {verb}, whether it was done is unknown: {error!r}",
-                hint="read the object before trying again",
+                f"the connection broke during {verb}; its outcome is unknown: {error!r}",
+                hint="read the object before a retry",
             ) from error
         finally:
             _requests(verb, resource, code).inc()
             _seconds(verb).observe(loop.time() - started)
         if code >= 300:
-            self._refuse(code, answer.retry_after, answer.body, replayable=verb == "GET")
-        return answer.body
+            self._raise_error(code, response.retry_after, response.body, is_read=verb == "GET")
+        return response.body
 
     async def _request(
         self,
@@ -240,18 +242,18 @@ class KubernetesClient:
         body: bytes | None,
         content_type: str,
     ) -> bytes:
-        """Write a request as it is sent."""
+        """Return the encoded request."""
         target = self._http.prefix + path
         if params:
             target = f"{target}?{urlencode(params)}"
-        if not _is_one_word(target):
-            raise InvalidError(f"{path!r} is not a path")
+        if not _is_request_target(target):
+            raise InvalidError(f"{path!r} is not a valid path")
         head = f"{verb} {target}{self._always}"
         if (authorization := await self.access.credential.header()) is not None:
             if not (authorization.isascii() and authorization.isprintable()):
                 raise UnauthenticatedError(
-                    "the API server's credential is no text that a request can carry",
-                    hint="look for line breaks within the token",
+                    "the credential for the API server contains invalid characters",
+                    hint="check the token for line breaks",
                 )
             head += f"Authorization: {authorization}\r\n"
         if body is None:
@@ -272,27 +274,27 @@ class KubernetesClient:
             url.with_query(params) if params else url,
             headers=headers,
             timeout=timeout,
-            allow_redirects=False,  # a credential is for this server only
+            allow_redirects=False,  # do not send the credential to another server
             server_hostname=self.access.tls_server_name,
         ) as response:
             yield response
 
-    def _refuse(self, code: int, retry_after: str, body: bytes, *, replayable: bool) -> None:
-        """Raise what the answer says."""
+    def _raise_error(self, code: int, retry_after: str, body: bytes, *, is_read: bool) -> None:
+        """Raise the error of a response; `_RetryableError` if the request may be retried."""
         after = float(retry_after) if retry_after.isdigit() else None
         error = statuses.error_from(statuses.read(code, body), retry_after_seconds=after)
-        nothing_done = code == 429 or (code == 503 and after is not None)
-        if nothing_done or (replayable and code in (500, 502, 503, 504)):
-            raise _TryAgainError(error, after)
-        if code == 401 and self.access.credential.refused():
-            raise _TryAgainError(error, 0.0)
+        not_executed = code == 429 or (code == 503 and after is not None)
+        if not_executed or (is_read and code in (500, 502, 503, 504)):
+            raise _RetryableError(error, after)
+        if code == 401 and self.access.credential.rejected():
+            raise _RetryableError(error, 0.0)
         raise error
 
     def _unreachable(self, error: BaseException) -> UnavailableError:
         return UnavailableError(
             f"the API server at {self.access.server} cannot be reached: {error!r}",
             retry_after_seconds=1.0,
-            hint="check that it runs and that the network lets us through",
+            hint="check that it is running and reachable from here",
         )
 
     def _connected(self) -> aiohttp.ClientSession:
@@ -301,16 +303,16 @@ class KubernetesClient:
         if self._session is None:
             connector = aiohttp.TCPConnector(
                 ssl=self.access.tls if self.access.tls is not None else False,
-                limit=0,  # watches hold theirs open
+                limit=0,  # no limit, as every watch holds a connection
                 socket_factory=open_socket,
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 headers={
-                    # Some servers print for people when they believe a person asks.
+                    # Some servers send text for humans to unknown user agents.
                     "User-Agent": self.settings.user_agent,
                     "Accept": self.settings.accept,
-                    # Compressing costs an API server far more than a cluster's network does.
+                    # Compression costs the API server more than the network of a cluster.
                     "Accept-Encoding": "identity",
                 },
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -320,14 +322,14 @@ class KubernetesClient:
         return self._session
 
 
-def _abandon(response: aiohttp.ClientResponse) -> None:
-    """Cut a stream that has not ended: its server would go on sending into a polite goodbye."""
+def _abort(response: aiohttp.ClientResponse) -> None:
+    """Abort a stream that has not ended; a graceful close would wait while the server sends."""
     connection = response.connection
     if connection is not None and connection.transport is not None:
         connection.transport.abort()
 
 
-def _is_one_word(text: str) -> bool:
+def _is_request_target(text: str) -> bool:
     return text.isascii() and text.isprintable() and " " not in text
 
 

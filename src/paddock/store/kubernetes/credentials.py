@@ -1,8 +1,8 @@
-"""Who we are to the API server, for each request anew.
+"""Credentials for the API server.
 
-A credential gives the value of the Authorization header, or nothing where a client certificate
-speaks for us. Tokens in files rotate and are read again; programs that hand out tokens (`exec`
-in a kubeconfig) are run again when theirs expires or is refused.
+A credential returns the value of the Authorization header, or `None` if a client certificate is
+used. Token files are read again, as they rotate; exec plugins of a kubeconfig run again when their
+token expires or is rejected.
 """
 
 import asyncio
@@ -20,33 +20,31 @@ from paddock.kit.clock import Clock, system
 from paddock.kit.errors import UnauthenticatedError, UnsupportedError
 
 REREAD_SECONDS = 60.0
-"""Kubelets rotate service-account tokens well before they end; client libraries look this often."""
+"""Interval for reading token files; kubelets rotate tokens well before they expire."""
 EXEC_TIMEOUT_SECONDS = 60.0
 _EARLY = timedelta(seconds=30)
 """A token is renewed this long before it expires."""
 
 
 class Credential(Protocol):
-    """Proves who we are."""
+    """Provides the Authorization header."""
 
     async def header(self) -> str | None:
-        """Return the Authorization header's value, if there is one."""
+        """Return the value of the Authorization header, or `None`."""
         ...
 
-    def refused(self) -> bool:
-        """Handle a refusal of the last value; returns whether the next may differ."""
+    def rejected(self) -> bool:
+        """Discard a value that the server rejected; returns whether the next may differ."""
         ...
 
 
 class NoCredential:
-    """Anonymous, or known by a client certificate."""
+    """Anonymous, or authenticated by a client certificate."""
 
     async def header(self) -> str | None:
-        """Return none."""
         return None
 
-    def refused(self) -> bool:
-        """Nothing will change."""
+    def rejected(self) -> bool:
         return False
 
 
@@ -58,25 +56,22 @@ class StaticCredential:
 
     @classmethod
     def bearer(cls, token: str) -> "StaticCredential":
-        """Make one from a bearer token."""
         return cls(f"Bearer {token}")
 
     @classmethod
     def basic(cls, user: str, password: str) -> "StaticCredential":
-        """Make one from a user name and a password, for proxies that want them."""
+        """Create a basic credential, for proxies that require it."""
         return cls("Basic " + base64.b64encode(f"{user}:{password}".encode()).decode())
 
     async def header(self) -> str | None:
-        """Return it."""
         return self._value
 
-    def refused(self) -> bool:
-        """Nothing will change."""
+    def rejected(self) -> bool:
         return False
 
 
 class FileCredential:
-    """A bearer token in a file that somebody rotates."""
+    """A bearer token in a file that is rotated."""
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         self._path = path
@@ -85,7 +80,7 @@ class FileCredential:
         self._read_at = 0.0
 
     async def header(self) -> str | None:
-        """Return the token, read again when it is a minute old."""
+        """Return the token; the file is read again after `REREAD_SECONDS`."""
         now = self._clock.monotonic()
         if self._value is None or now - self._read_at > REREAD_SECONDS:
             try:
@@ -98,8 +93,7 @@ class FileCredential:
             self._read_at = now
         return self._value
 
-    def refused(self) -> bool:
-        """Read the file again next time."""
+    def rejected(self) -> bool:
         had_one, self._value = self._value is not None, None
         return had_one
 
@@ -117,7 +111,7 @@ _exec_decoder = msgspec.json.Decoder(_ExecCredential)
 
 
 class ExecCredential:
-    """A bearer token that a program hands out."""
+    """A bearer token from an exec plugin."""
 
     def __init__(
         self,
@@ -135,30 +129,29 @@ class ExecCredential:
         self._running = asyncio.Lock()
 
     async def header(self) -> str | None:
-        """Return the token, running the program when there is none that still holds."""
-        async with self._running:  # however many ask, the program runs once
+        """Return the token; the plugin runs if there is none or it has expired."""
+        async with self._running:  # concurrent callers share one run
             status = self._status
-            if status is None or not self._holds(status):
+            if status is None or not self._is_valid(status):
                 self._status = status = await self._run()
             return f"Bearer {status.token}"
 
-    def refused(self) -> bool:
-        """Run the program again next time."""
+    def rejected(self) -> bool:
         had_one, self._status = self._status is not None, None
         return had_one
 
-    def _holds(self, status: _ExecStatus) -> bool:
+    def _is_valid(self, status: _ExecStatus) -> bool:
         end = status.expiration_timestamp
         return end is None or self._clock.now() < end - _EARLY
 
     async def _run(self) -> _ExecStatus:
-        question = {
+        info = {
             "apiVersion": self._api_version,
             "kind": "ExecCredential",
             "spec": {"interactive": False},
         }
         environment = os.environ | self._environment
-        environment["KUBERNETES_EXEC_INFO"] = msgspec.json.encode(question).decode()
+        environment["KUBERNETES_EXEC_INFO"] = msgspec.json.encode(info).decode()
         name = self._command[0]
         try:
             process = await asyncio.create_subprocess_exec(
@@ -170,22 +163,24 @@ class ExecCredential:
             )
         except OSError as error:
             raise UnauthenticatedError(
-                f"cannot run the credential program {name}: {error}",
-                hint="install the program that the kubeconfig's `exec` names",
+                f"cannot run the exec plugin {name}: {error}",
+                hint="install the command that `exec` in the kubeconfig names",
             ) from error
         try:
             async with asyncio.timeout(EXEC_TIMEOUT_SECONDS):
-                output, complaint = await process.communicate()
+                output, stderr = await process.communicate()
         except TimeoutError as error:
-            raise UnauthenticatedError(f"the credential program {name} did not end") from error
+            raise UnauthenticatedError(
+                f"the exec plugin {name} did not exit within {EXEC_TIMEOUT_SECONDS:g} s"
+            ) from error
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
         if process.returncode != 0:
-            text = complaint[:256].decode(errors="replace").strip()
+            text = stderr[:256].decode(errors="replace").strip()
             raise UnauthenticatedError(
-                f"the credential program {name} failed ({process.returncode}): {text}"
+                f"the exec plugin {name} failed ({process.returncode}): {text}"
             )
         return self._read(name, output)
 
@@ -195,11 +190,11 @@ class ExecCredential:
             status = _exec_decoder.decode(output).status
         except msgspec.DecodeError as error:
             raise UnauthenticatedError(
-                f"the credential program {name} did not print an ExecCredential: {error}"
+                f"the exec plugin {name} did not print an ExecCredential: {error}"
             ) from error
         if not status.token:
             raise UnsupportedError(
-                f"the credential program {name} gives no token",
-                hint="certificates from programs are not supported; configure a token",
+                f"the exec plugin {name} returned no token",
+                hint="client certificates from exec plugins are not supported; use a token",
             )
         return status

@@ -1,6 +1,6 @@
-"""How fast we may ask: a token bucket that queues callers fairly.
+"""Client-side rate limit: a token bucket that serves callers in order.
 
-Protects the API server from this process. Responses with 429 are handled in `client`.
+Limits the load on the API server. Responses with status 429 are handled in `client`.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ class RateLimiter:
         self._interval = 1.0 / rate_per_second
         self._slack = burst * self._interval
         self._next = float("-inf")
-        """When the bucket would be full again had nobody else come."""
+        """The time at which the token of the last caller becomes available."""
 
     async def acquire(self) -> float:
-        """Wait for a turn, in order of arrival; give the seconds waited."""
+        """Wait for a token, in order of arrival, and return the seconds waited."""
         now = asyncio.get_running_loop().time()
-        # Each caller takes the next slot at once, so those who come later wait behind it.
+        # Reserve the next token at once, so that later callers queue behind this one.
         self._next = max(self._next, now - self._slack) + self._interval
         wait = self._next - now
         if wait <= 0:

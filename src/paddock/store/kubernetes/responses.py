@@ -1,7 +1,6 @@
-"""Responses of the API server: bytes to structs.
+"""Decoding of API server responses.
 
-An object that does not fit its struct is left out of lists and logged; one bad object must not
-hide the others.
+An object that cannot be decoded is logged and skipped, so that it does not hide the others.
 """
 
 import logging
@@ -70,7 +69,7 @@ _raw_event_decoder = msgspec.json.Decoder(RawEvent)
 
 
 def read_object(kind: type[R], data: bytes) -> R:
-    """Read one object and set its type, which servers omit inside lists."""
+    """Decode an object and set its kind and apiVersion, which servers omit in lists."""
     return codec.typed(codec.decode(kind, data))
 
 
@@ -83,13 +82,13 @@ _typed_decoder = msgspec.json.Decoder(_Typed)
 
 
 def is_status(data: bytes) -> bool:
-    """Whether an answer is a Status and not an object."""
+    """Whether a response is a Status and not an object."""
     typed = _typed_decoder.decode(data)
     return typed.kind == "Status" and typed.api_version == "v1"
 
 
 def read_list(kind: type[R], data: bytes) -> tuple[tuple[R, ...], ListMeta]:
-    """Read a page. An object that does not fit its type is left out and logged."""
+    """Decode a page. Objects that cannot be decoded are logged and skipped."""
     try:
         found = _list_decoder(kind).decode(data)
     except msgspec.ValidationError:
@@ -117,18 +116,18 @@ _named_decoder = msgspec.json.Decoder(_Named)
 
 
 def read_meta(data: bytes | memoryview | Raw) -> ObjectMeta:
-    """Read an object's metadata alone."""
+    """Decode only the metadata of an object."""
     return _named_decoder.decode(data).metadata
 
 
 def log_unreadable(kind: type[Resource], raw: Raw, error: Exception) -> None:
-    """Log which stored object cannot be used, and why."""
+    """Log that an object cannot be decoded and is skipped."""
     try:
         metadata = read_meta(raw)
     except msgspec.DecodeError:
         metadata = ObjectMeta()
     log.error(
-        "left out an object that does not fit its kind",
+        "object cannot be decoded and is skipped",
         extra=fields(
             kind=kind.KIND,
             object=str(Key(metadata.namespace, metadata.name)),
@@ -138,11 +137,11 @@ def log_unreadable(kind: type[Resource], raw: Raw, error: Exception) -> None:
 
 
 def read_event(kind: type[R], line: bytes) -> tuple[str, R]:
-    """Read a watch event that carries an object of the kind."""
+    """Decode a watch event with an object of this kind."""
     event = _event_decoder(kind).decode(line)
     return event.type, codec.typed(event.object)
 
 
 def read_raw_event(line: bytes) -> RawEvent:
-    """Read a watch event of any sort."""
+    """Decode a watch event of any type, without its object."""
     return _raw_event_decoder.decode(line)

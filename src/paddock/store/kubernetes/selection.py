@@ -1,9 +1,9 @@
-"""Selecting by fields where the server cannot.
+"""Client-side field selection, for fields that the API server does not support.
 
 An API server selects custom objects by name, namespace and the fields their CRD declares
-(`selectableFields`), built-in ones by a few of their own. What it refuses is remembered here and
-filtered on our side, with the meaning a server would give it: an object that stops matching is
-DELETED to its watcher.
+(`selectableFields`), built-in kinds by a few fields. Fields that it rejects are recorded here and
+filtered in the client with the same semantics: an object that stops matching is DELETED for its
+watcher.
 """
 
 import re
@@ -20,42 +20,42 @@ _NAMED_FIELD = re.compile(r"field label not supported: (\S+)")
 
 
 class ServerFields:
-    """What servers were found unable to select by, per kind."""
+    """The fields that the server rejected, by kind."""
 
     def __init__(self) -> None:
-        self._refused: dict[type[Resource], set[tuple[str, ...]]] = {}
+        self._rejected: dict[type[Resource], set[tuple[str, ...]]] = {}
 
     def split(
         self, kind: type[Resource], fields: FieldSelector | None
     ) -> tuple[FieldSelector | None, FieldSelector | None]:
-        """Return the part for the server and the part for us; `None` is an empty part."""
+        """Return the selector for the server and the one for the client; `None` if empty."""
         if fields is None or not fields.terms:
             return None, None
-        refused = self._refused.get(kind, set())
-        theirs: list[FieldTerm] = []
-        ours: list[FieldTerm] = []
+        rejected = self._rejected.get(kind, set())
+        server: list[FieldTerm] = []
+        client: list[FieldTerm] = []
         for term in fields.terms:
-            hidden = term.path in refused or _is_about_default(kind, term)
-            (ours if hidden else theirs).append(term)
-        return _selector(theirs), _selector(ours)
+            by_client = term.path in rejected or _is_about_default(kind, term)
+            (client if by_client else server).append(term)
+        return _selector(server), _selector(client)
 
     def learn(
         self, kind: type[Resource], fields: FieldSelector | None, error: InvalidError
     ) -> bool:
-        """Take note of a refusal; say whether asking again makes sense."""
-        theirs, _ = self.split(kind, fields)
-        if theirs is None or not statuses.refuses_selector(error):
+        """Record a rejected selector; returns whether a retry can succeed."""
+        server, _ = self.split(kind, fields)
+        if server is None or not statuses.rejects_selector(error):
             return False
-        known = self._refused.setdefault(kind, set())
-        asked = {term.path for term in theirs.terms if term.path[0] != "metadata"}
+        known = self._rejected.setdefault(kind, set())
+        sent = {term.path for term in server.terms if term.path[0] != "metadata"}
         named = {tuple(path.split(".")) for path in _NAMED_FIELD.findall(error.message)}
-        new = (asked & named) or asked
+        new = (sent & named) or sent
         known |= new
         return bool(new)
 
 
 def _is_about_default(kind: type[Resource], term: FieldTerm) -> bool:
-    """Servers see what is written, and a field that holds its default is not."""
+    """Whether the term is about a default value, which is not stored and unknown to the server."""
     default = field_text(kind(), term.path)
     return default != "" and term.value in (default, "")
 
@@ -65,24 +65,24 @@ def _selector(terms: list[FieldTerm]) -> FieldSelector | None:
 
 
 def matches(fields: FieldSelector) -> Predicate:
-    """Return the test for our part of a selector."""
+    """Return the predicate for the client's part of a selector."""
     return predicate(fields=fields) or (lambda _: True)
 
 
 class FilteredWatch(Generic[R]):
-    """Turns the changes of all objects into the changes of those that match."""
+    """Converts events of all objects into events of the objects that match."""
 
     def __init__(self, fields: FieldSelector) -> None:
         self._matches = matches(fields)
         self._matched: dict[Key, bool] = {}
-        """What is known of objects seen; of others we cannot know whether they matched before."""
+        """Whether an object matched; objects not seen yet may have matched before."""
 
     def start(self, obj: R) -> None:
         """Record an object that matched before the watch began."""
         self._matched[obj.key] = True
 
     def translate(self, event: WatchEvent[R]) -> WatchEvent[R]:
-        """Return the event as a watcher of the selection sees it; nothing to see is a bookmark."""
+        """Return the event for a watcher of the selection; a bookmark if there is none."""
         obj = event.object
         if obj is None:
             return event

@@ -1,7 +1,7 @@
-"""What an API server refuses, in our words.
+"""Conversion of error responses of the API server to errors.
 
-Reads a Kubernetes `Status` from its bytes and gives the matching error of `kit.errors`, with the
-field paths the server names. Retries are in `client`.
+Decodes a Kubernetes `Status` and returns the matching error of `kit.errors`, with the field paths
+that the server reports. Retries are in `client`.
 """
 
 import re
@@ -28,8 +28,8 @@ from paddock.kit.errors import (
     UnsupportedError,
 )
 
-_LONGEST_TEXT = 512
-"""Foreign text in our messages is cut here, to protect logs."""
+_MAX_TEXT = 512
+"""Characters of server messages that are kept, to protect logs."""
 _STRICT = re.compile(r'(unknown|duplicate) field "([^"]+)"')
 _QUOTA = re.compile(r"exceeded quota|quota.* exceeded", re.IGNORECASE)
 _UNKNOWN_SELECTOR = re.compile(r"field label .*not supported|is not a known field selector")
@@ -39,11 +39,11 @@ _PLAIN: dict[int, Callable[[str], PaddockError]] = {
     413: TooLargeError,
     504: DeadlineExceededError,
 }
-"""Codes that mean one thing and carry no more than a sentence."""
+"""Codes with one meaning, whose response holds only a message."""
 
 
 class Cause(Struct, frozen=True, gc=False):
-    """One reason among several, usually about one field."""
+    """One cause of an error, usually about one field."""
 
     reason: str = ""
     message: str = ""
@@ -51,7 +51,7 @@ class Cause(Struct, frozen=True, gc=False):
 
 
 class Details(Struct, frozen=True, rename="camel"):
-    """Which object, and why in detail."""
+    """The object and the causes of an error."""
 
     name: str = ""
     kind: str = ""
@@ -61,7 +61,7 @@ class Details(Struct, frozen=True, rename="camel"):
 
 
 class Status(Struct, frozen=True, rename="camel"):
-    """An API server's answer that is not an object."""
+    """A Kubernetes `Status`: a response that is not an object."""
 
     kind: str = ""
     status: str = ""
@@ -75,28 +75,28 @@ _decoder = msgspec.json.Decoder(Status)
 
 
 def read(code: int, body: bytes | memoryview) -> Status:
-    """Read the answer to a failed request; a body that is no Status becomes one."""
+    """Decode an error response; a body that is not a Status becomes the message of one."""
     try:
         status = _decoder.decode(body)
     except msgspec.DecodeError:
         status = None
     if status is None or status.kind != "Status":
-        text = bytes(body[:_LONGEST_TEXT]).decode(errors="replace").strip()
+        text = bytes(body[:_MAX_TEXT]).decode(errors="replace").strip()
         return Status(message=text or f"HTTP {code}", code=code)
     if status.code == 0:
         return msgspec.structs.replace(status, code=code)
     return status
 
 
-def refuses_selector(error: InvalidError) -> bool:
-    """Whether the server refused a field selector because it cannot select by that field."""
+def rejects_selector(error: InvalidError) -> bool:
+    """Whether the server rejected a field selector because it does not support the field."""
     return _UNKNOWN_SELECTOR.search(error.message) is not None
 
 
 def error_from(status: Status, *, retry_after_seconds: float | None = None) -> PaddockError:
-    """Return the error that says the same."""
+    """Return the matching error of `kit.errors`."""
     details = status.details or Details()
-    message = status.message[:_LONGEST_TEXT]
+    message = status.message[:_MAX_TEXT]
     after = retry_after_seconds or float(details.retry_after_seconds) or None
     if (plain := _PLAIN.get(status.code)) is not None:
         return plain(message)
@@ -106,7 +106,7 @@ def error_from(status: Status, *, retry_after_seconds: float | None = None) -> P
             return InvalidError(message, problems=problems, hint=_hint(problems))
         case 401:
             return UnauthenticatedError(
-                f"the API server does not know our credential: {message}",
+                f"the API server rejected the credential: {message}",
                 hint="renew the token or certificate in the kubeconfig",
             )
         case 403:
@@ -119,13 +119,13 @@ def error_from(status: Status, *, retry_after_seconds: float | None = None) -> P
         case 429:
             return RateLimitedError(message, retry_after_seconds=after or 1.0)
         case _:
-            return _broken(status.code, message, after)
+            return _server_error(status.code, message, after)
 
 
 def _problems(message: str, details: Details) -> list[FieldProblem]:
-    """Collect field paths: from causes, or from a strict decoder's sentence."""
+    """Return field paths from the causes, or from the message of strict field validation."""
     problems = [
-        FieldProblem(cause.field, cause.message[:_LONGEST_TEXT])
+        FieldProblem(cause.field, cause.message[:_MAX_TEXT])
         for cause in details.causes
         if cause.field
     ]
@@ -136,7 +136,7 @@ def _problems(message: str, details: Details) -> list[FieldProblem]:
 
 def _hint(problems: list[FieldProblem]) -> str | None:
     if any(problem.message == "unknown field" for problem in problems):
-        return "if the field is one of Paddock's, the cluster's CRDs are older than this program"
+        return "if it is a field of Paddock, the CRDs are outdated: `paddock kube install`"
     return None
 
 
@@ -145,20 +145,22 @@ def _forbidden(message: str, details: Details) -> PaddockError:
         return QuotaExceededError(message)
     if any(cause.reason == "NamespaceTerminating" for cause in details.causes):
         return ConflictError(message)
-    return ForbiddenError(message, hint="grant the role's permissions: deploy/ has them")
+    return ForbiddenError(
+        message, hint="grant the permissions of the role; the manifests are in deploy/"
+    )
 
 
 def _not_found(status: Status, message: str) -> PaddockError:
     if status.kind == "Status" and status.details is not None and status.details.name:
         return NotFoundError(message)
-    # A path the server does not serve is answered in plain text, or without naming an object.
+    # For an unknown path, servers respond with plain text or without an object name.
     return UnsupportedError(
         f"the API server does not serve this kind: {message}",
         hint="install Paddock's CRDs: `paddock kube install`",
     )
 
 
-def _broken(code: int, message: str, after: float | None) -> PaddockError:
-    if "request is too large" in message:  # etcd's own limit arrives as an internal error
+def _server_error(code: int, message: str, after: float | None) -> PaddockError:
+    if "request is too large" in message:  # the limit of etcd is reported as an internal error
         return TooLargeError(message)
-    return UnavailableError(f"the API server answered {code}: {message}", retry_after_seconds=after)
+    return UnavailableError(f"the API server returned {code}: {message}", retry_after_seconds=after)

@@ -1,8 +1,8 @@
-"""Event streams: lines out of chunks, events out of lines, and one stream out of many connections.
+"""Watch streams: split chunks into lines, decode events, and reconnect.
 
-A watch that breaks or that the server ends is resumed from the last version seen. Only a version
-that the server has forgotten (`GoneError`) and a server that stays away end it; listing anew is
-the reader's business.
+A watch that breaks or that the server ends is resumed from the last version seen. It fails only
+if that version was compacted (`GoneError`) or the server is unreachable for too long; the reader
+then lists again.
 """
 
 import asyncio
@@ -29,48 +29,48 @@ from paddock.store.port import Change, WatchEvent
 
 log = logging.getLogger(__name__)
 
-LONGEST_LINE_BYTES = 32 << 20
-"""Far above what etcd stores; a stream that exceeds it is not a watch."""
-PATIENCE_SECONDS = 60.0
-"""How long a server may stay away before the watch gives up."""
+MAX_LINE_BYTES = 32 << 20
+"""Far above the object size limit of etcd; a longer line is not a watch event."""
+MAX_OUTAGE_SECONDS = 60.0
+"""How long the server may be unreachable before the watch fails."""
 _FIRST_DELAY_SECONDS = 0.05
 _LONGEST_DELAY_SECONDS = 5.0
 _LIFETIME_SECONDS = (300, 600)
-"""Connections are renewed at a random age, so that replicas behind a balancer share the load."""
+"""Range of the random lifetime of a connection, to spread load over API server replicas."""
 
 _jitter = random.SystemRandom()
 
 
 class LineSplitter:
-    """Cuts a stream of chunks into lines; no byte is looked at or copied twice."""
+    """Splits a stream of chunks into lines, in one pass."""
 
-    def __init__(self, longest: int = LONGEST_LINE_BYTES) -> None:
-        self._begun: list[bytes] = []
+    def __init__(self, longest: int = MAX_LINE_BYTES) -> None:
+        self._partial: list[bytes] = []
         self._size = 0
         self._longest = longest
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Take a chunk; give the lines that it ends, without their ends."""
+        """Add a chunk and return the lines that it completes, without line ends."""
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
             line = chunk[start:end]
-            if self._begun:
-                self._begun.append(line)
-                line = b"".join(self._begun)
-                self._begun.clear()
+            if self._partial:
+                self._partial.append(line)
+                line = b"".join(self._partial)
+                self._partial.clear()
                 self._size = 0
             if line:
                 yield line
             start = end + 1
         if start < len(chunk):
-            self._begun.append(chunk[start:])
+            self._partial.append(chunk[start:])
             self._size += len(chunk) - start
             if self._size > self._longest:
                 raise TooLargeError(f"a watch event is longer than {self._longest} bytes")
 
 
 class Watch(Generic[R]):
-    """One watch of one kind, over as many connections as it takes."""
+    """A watch of one kind over consecutive connections."""
 
     def __init__(
         self, client: KubernetesClient, kind: type[R], path: str, params: Mapping[str, str]
@@ -85,7 +85,7 @@ class Watch(Generic[R]):
         self._credential_refused = False
 
     async def follow(self, since: str) -> AsyncGenerator[WatchEvent[R]]:
-        """Return every change after a version, for as long as it is read."""
+        """Stream every change after a version."""
         self._version = since
         while True:
             try:
@@ -96,7 +96,7 @@ class Watch(Generic[R]):
             except (UnavailableError, RateLimitedError, DeadlineExceededError) as error:
                 self._lost(error, error)
             except UnauthenticatedError as error:
-                # A token may end at any time; its successor gets one chance.
+                # The token may have expired: try the renewed one once.
                 if self._credential_refused:
                     raise
                 self._credential_refused = True
@@ -110,15 +110,15 @@ class Watch(Generic[R]):
     def _lost(self, cause: Exception, final: Exception) -> None:
         now = asyncio.get_running_loop().time()
         self._lost_since = now if self._lost_since is None else self._lost_since
-        if now - self._lost_since > PATIENCE_SECONDS:
+        if now - self._lost_since > MAX_OUTAGE_SECONDS:
             raise final from cause
         self._delay = min(max(self._delay * 2, _FIRST_DELAY_SECONDS), _LONGEST_DELAY_SECONDS)
         if isinstance(cause, RateLimitedError):
-            # Twice what was asked, as half of a delay may be taken off again.
-            asked = min(cause.retry_after_seconds, PATIENCE_SECONDS / 2)
-            self._delay = max(self._delay, 2 * asked)
+            # Twice the requested delay, as jitter may halve it.
+            requested = min(cause.retry_after_seconds, MAX_OUTAGE_SECONDS / 2)
+            self._delay = max(self._delay, 2 * requested)
         log.info(
-            "watch broke off and is resumed",
+            "watch interrupted and resumed",
             extra=fields(kind=self._kind.KIND, since=self._version, cause=str(cause)),
         )
 
@@ -140,27 +140,27 @@ class Watch(Generic[R]):
                     self._delay = 0.0
                     if (event := read(self._kind, line)) is not None:
                         yield event
-        # Ended by the server, as it does; should it end at once, do not run in circles.
+        # Servers end watches regularly. Back off in case they do so at once every time.
         self._delay = min(max(self._delay * 2, _FIRST_DELAY_SECONDS), _LONGEST_DELAY_SECONDS)
 
 
 def read(kind: type[R], line: bytes) -> WatchEvent[R] | None:
-    """Read one line of a watch; an object that does not fit its type is logged and left out."""
+    """Decode one line of a watch; an object that cannot be decoded is logged and skipped."""
     if not line.startswith((b'{"type":"BOOKMARK"', b'{"type":"ERROR"')):
         try:
             change, obj = responses.read_event(kind, line)
             return WatchEvent(Change(change), obj, obj.metadata.resource_version)
         except (msgspec.ValidationError, ValueError):
-            # Something else than a change, or an object of another shape: look closer.
-            return _read_slowly(kind, line)
-    return _read_slowly(kind, line)
+            # Another type of event, or an object that cannot be decoded.
+            return _read_other(kind, line)
+    return _read_other(kind, line)
 
 
-def _read_slowly(kind: type[R], line: bytes) -> WatchEvent[R] | None:
+def _read_other(kind: type[R], line: bytes) -> WatchEvent[R] | None:
     try:
         event = responses.read_raw_event(line)
     except msgspec.DecodeError as error:
-        raise UnavailableError(f"a watch sent something that is no event: {error}") from error
+        raise UnavailableError(f"the API server sent an invalid watch event: {error}") from error
     if event.type == "ERROR":
         status = statuses.read(500, bytes(event.object))
         raise statuses.error_from(status)
@@ -168,7 +168,7 @@ def _read_slowly(kind: type[R], line: bytes) -> WatchEvent[R] | None:
     if event.type == Change.BOOKMARK:
         return WatchEvent(Change.BOOKMARK, None, metadata.resource_version)
     if event.type == Change.DELETED:
-        # Whatever its shape, it is deleted, and watchers need the event.
+        # Watchers need the deletion even if the object cannot be decoded.
         gone = with_meta(kind(), name=metadata.name, namespace=metadata.namespace, uid=metadata.uid)
         return WatchEvent(Change.DELETED, gone, metadata.resource_version)
     responses.log_unreadable(kind, event.object, ValueError("unexpected shape"))

@@ -1,6 +1,6 @@
-"""The embedded store: the working set in memory, every acknowledged write durable in SQLite.
+"""The sqlite store: a working set in memory; every acknowledged write is durable in SQLite.
 
-The only package that knows sqlite3.
+The only package that imports sqlite3.
 """
 
 from paddock.store.sqlite.store import SqliteStore

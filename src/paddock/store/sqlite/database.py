@@ -1,7 +1,6 @@
-"""The file: reading it at start-up, and writing batches that are durable when `write` returns.
+"""The database file: read at start-up, written in batches that are durable when `write` returns.
 
-Synchronous, and used by one thread at a time. Which batch follows which, and what becomes visible
-when, is in `journal`.
+Synchronous, and used by one thread at a time. Order and visibility of batches are in `journal`.
 """
 
 import logging
@@ -19,28 +18,28 @@ from paddock.store.table import history_within
 log = logging.getLogger(__name__)
 
 COMPACT_EVERY = 512
-"""Versions by which the history may be longer than asked for; they go in one statement."""
+"""Versions by which the history may exceed its limit; one statement then deletes them."""
 CHECKPOINT_BYTES = 48 * 1024 * 1024
-"""How much log is written before it is folded into the database in any case …"""
+"""WAL size at which a checkpoint always runs."""
 IDLE_CHECKPOINT_BYTES = 4 * 1024 * 1024
-"""… how much when there is nothing else to do …"""
+"""WAL size at which a checkpoint runs when no write is waiting."""
 TIGHT_CHECKPOINT_BYTES = 1024 * 1024
-"""… and how much at least, however little room the disk has."""
+"""WAL size below which no checkpoint runs, even if the disk is nearly full."""
 _PAGE_BYTES = 4096
 _PAGES_PER_ROW = 2
 _COLUMNS = 5
 _ROWS_PER_STATEMENT = 32_000 // _COLUMNS
-_TAIL = (
+_UPSERT = (
     " ON CONFLICT (kind, namespace, name)"
     " DO UPDATE SET version = excluded.version, body = excluded.body"
 )
 
 Row = tuple[str, str, str, int, bytes | None]
-"""Kind, namespace, name, version, body; no body: the object is removed."""
+"""Kind, namespace, name, version, body; a body of `None` deletes the object."""
 
 
 class HistoryEntry(NamedTuple):
-    """One entry of the history."""
+    """One row of the history: the object before a change."""
 
     version: int
     kind: str
@@ -50,25 +49,25 @@ class HistoryEntry(NamedTuple):
 
 
 class Database:
-    """One open file."""
+    """One open database file."""
 
     def __init__(self, path: Path, *, history: int) -> None:
         self._path = path
         self._history = history
         self._row_bytes = 0
-        self._room_when_stuck = -1
+        self._free_at_failure = -1
         try:
             self._connection = self._open()
         except sqlite3.Error as error:
             raise UnavailableError(
                 f"the store {path} cannot be opened: {error}",
-                hint="check the file and its directory, or restore a copy",
+                hint="check the file and its directory, or restore a backup",
             ) from error
-        # Those who were killed before may have left a long log, each a little of it.
-        self._unfolded_bytes = _size(path.with_name(f"{path.name}-wal"))
+        # Processes that were killed may have left a long WAL.
+        self._wal_bytes = _size(path.with_name(f"{path.name}-wal"))
         oldest = self._connection.execute("SELECT min(version) FROM history").fetchone()[0]
         self.compacted = 0 if oldest is None else int(oldest) - 1
-        """The newest version whose change is no longer kept."""
+        """The newest version that is no longer in the history."""
 
     def _open(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -76,8 +75,8 @@ class Database:
         )
         try:
             connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-            # No shared memory file: nobody else may open this database anyway, and one that is
-            # mapped on a full disk would end the process.
+            # Exclusive mode needs no shared memory file: no other process opens this database, and
+            # writing to a file mapped on a full disk would kill the process with SIGBUS.
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
@@ -94,7 +93,7 @@ class Database:
     # ---- reading -------------------------------------------------------------------------
 
     def version(self) -> int:
-        """Return the newest version ever stored; 0 in a new file."""
+        """Return the newest version ever stored; 0 for a new file."""
         newest = 0
         for table in ("history", "objects"):
             row = self._connection.execute(f"SELECT max(version) FROM {table}").fetchone()  # noqa: S608 - fixed names
@@ -113,37 +112,37 @@ class Database:
     # ---- writing -------------------------------------------------------------------------
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Make rows durable, all or none; `UnavailableError` when it cannot be done."""
-        self._note_size(rows)
+        """Make rows durable, all or none; `UnavailableError` if that fails."""
+        self._measure(rows)
         kept = history_within(self._history, self._row_bytes)
         compact_to = rows[-1][3] - kept
         compacts = compact_to - self.compacted > min(COMPACT_EVERY, kept)
         try:
-            self._put(rows, compact_to if compacts else None)
+            self._write(rows, compact_to if compacts else None)
         except sqlite3.Error as error:
-            if not (_is_full(error) and self._makes_room()):
+            if not (_is_full(error) and self._free_space()):
                 raise _unavailable(self._path, error) from error
             try:
-                self._put(rows, compact_to if compacts else None)
+                self._write(rows, compact_to if compacts else None)
             except sqlite3.Error as again:
                 raise _unavailable(self._path, again) from again
         if compacts:
             self.compacted = compact_to
-        self._unfolded_bytes += sum(
+        self._wal_bytes += sum(
             _PAGES_PER_ROW * _PAGE_BYTES + 2 * len(row[4] or b"") for row in rows
         )
 
-    def _note_size(self, rows: Sequence[Row]) -> None:
+    def _measure(self, rows: Sequence[Row]) -> None:
         average = sum(len(row[4] or b"") for row in rows) // len(rows)
-        # The mean of recent batches: one large object among many small ones does not count.
+        # A moving average, so that one large object among many small ones has little effect.
         self._row_bytes = (self._row_bytes * 15 + average) // 16
 
-    def _put(self, rows: Sequence[Row], compact_to: int | None) -> None:
+    def _write(self, rows: Sequence[Row], compact_to: int | None) -> None:
         try:
             if compact_to is not None or len(rows) > _ROWS_PER_STATEMENT:
                 self._write_in_steps(rows, compact_to)
             else:
-                # One statement is one transaction, and one hand-over of the interpreter's lock.
+                # One statement is one transaction, and releases the GIL once.
                 self._insert(rows)
         except sqlite3.Error:
             self._roll_back()
@@ -160,7 +159,7 @@ class Database:
     def _insert(self, rows: Sequence[Row]) -> None:
         values = ",".join(("(?,?,?,?,?)",) * len(rows))
         self._connection.execute(
-            f"INSERT INTO objects (kind, namespace, name, version, body) VALUES {values}{_TAIL}",  # noqa: S608 - placeholders only
+            f"INSERT INTO objects (kind, namespace, name, version, body) VALUES {values}{_UPSERT}",  # noqa: S608 - placeholders only
             [value for row in rows for value in row],
         )
 
@@ -168,39 +167,39 @@ class Database:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
-    # ---- folding the log -----------------------------------------------------------------
+    # ---- checkpoints ---------------------------------------------------------------------
 
-    def fold(self, *, is_idle: bool) -> None:
-        """Fold the log into the database when there is enough of it."""
-        if self._unfolded_bytes < TIGHT_CHECKPOINT_BYTES:
+    def checkpoint(self, *, is_idle: bool) -> None:
+        """Run a WAL checkpoint if the WAL is large enough."""
+        if self._wal_bytes < TIGHT_CHECKPOINT_BYTES:
             return
         enough = IDLE_CHECKPOINT_BYTES if is_idle else CHECKPOINT_BYTES
-        # The database may have to grow by all that is in the log: there must be room for it.
+        # A checkpoint may grow the database by the size of the WAL, which needs free space.
         tight = max(TIGHT_CHECKPOINT_BYTES, _free_bytes(self._path) // 2)
-        if self._unfolded_bytes >= min(enough, tight):
-            self._fold()
+        if self._wal_bytes >= min(enough, tight):
+            self._checkpoint()
 
-    def _fold(self) -> bool:
-        self._unfolded_bytes = 0
+    def _checkpoint(self) -> bool:
+        self._wal_bytes = 0
         try:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.Error as error:
-            # Nothing is lost: what is durable stays in the log until this succeeds.
-            self._room_when_stuck = _free_bytes(self._path)
+            # Nothing is lost: the data stays in the WAL until a checkpoint succeeds.
+            self._free_at_failure = _free_bytes(self._path)
             log.warning(
-                "the store's log could not be folded in",
+                "WAL checkpoint failed",
                 extra=fields(path=self._path, error=error),
             )
             return False
-        self._room_when_stuck = -1
+        self._free_at_failure = -1
         return True
 
-    def _makes_room(self) -> bool:
-        """Fold the log on a full disk: what is written next takes the log's old place."""
-        return _free_bytes(self._path) > self._room_when_stuck and self._fold()
+    def _free_space(self) -> bool:
+        """Run a checkpoint on a full disk: the next writes reuse the space of the WAL."""
+        return _free_bytes(self._path) > self._free_at_failure and self._checkpoint()
 
     def close(self) -> None:
-        """Fold everything in and close the file."""
+        """Run a final checkpoint and close the file."""
         try:
             self._connection.close()
         except sqlite3.Error as error:
@@ -212,12 +211,12 @@ def _unavailable(path: Path, error: sqlite3.Error) -> UnavailableError:
         return UnavailableError(
             f"the disk of {path} is full ({_free_bytes(path)} bytes free): nothing was written",
             retry_after_seconds=5.0,
-            hint="make room on that disk; writing goes on by itself then",
+            hint="free disk space; writes then resume without a restart",
         )
     return UnavailableError(
         f"the store {path} cannot be written: {error} ({error.sqlite_errorname})",
         retry_after_seconds=5.0,
-        hint="check the disk; the system's log may say more",
+        hint="check the disk and the kernel log",
     )
 
 
@@ -226,7 +225,7 @@ def _is_full(error: sqlite3.Error) -> bool:
 
 
 def _free_bytes(path: Path) -> int:
-    """Return how much room its disk has; none, if its directory was taken away from under it."""
+    """Return the free space of the disk; 0 if the directory was removed."""
     try:
         disk = os.statvfs(path.parent)
     except OSError:
@@ -242,7 +241,7 @@ def _size(path: Path) -> int:
 
 
 def _sync_directory(path: Path) -> None:
-    """Make the file's name durable, not just its content."""
+    """Make the directory entry of the file durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

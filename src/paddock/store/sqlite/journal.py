@@ -1,8 +1,8 @@
 """Group commit: many writers, one fsync.
 
-While a batch is being written by the thread, new writes gather in the next one. When the thread
-is done, the batch becomes visible at once and its writers are notified; when it failed, it and
-everything decided on top of it are rolled back, and all those writers get the error.
+While the thread writes a batch, new writes are collected in the next one. A written batch becomes
+visible and its writers are notified. If the write failed, the batch and the next one, which
+depends on it, are rolled back, and their writers get the error.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ class CommitGroup:
         self._waiting: list[asyncio.Future[bool]] = []
 
     async def settled(self) -> bool:
-        """Wait for the end; says whether it is durable now."""
-        # A future for each: one who gives up must not take the others along.
+        """Wait for the commit and return whether it is durable."""
+        # One future per waiter: cancelling one waiter must not cancel the others.
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         return await future
@@ -54,76 +54,76 @@ class CommitGroup:
 
 
 class GroupCommit:
-    """Puts batches through a database on a thread of its own."""
+    """Writes batches to the database on a dedicated thread."""
 
     def __init__(self, working: WorkingSet, database: Database) -> None:
         self._working = working
         self._database = database
         self._loop = asyncio.get_running_loop()
         self._number = 0
-        self._gathering: CommitGroup | None = None
+        self._next: CommitGroup | None = None
         self._is_writing = False
-        self._quiet: asyncio.Future[None] | None = None
-        self._handed: SimpleQueue[CommitGroup | None] = SimpleQueue()
+        self._idle: asyncio.Future[None] | None = None
+        self._batches: SimpleQueue[CommitGroup | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="paddock-store", daemon=True)
         self._thread.start()
 
     async def commit(self, mutations: Sequence[Mutation]) -> None:
-        """Return when these are durable and visible; `UnavailableError` when they never will."""
-        batch = self._gathering
+        """Return when the mutations are durable and visible; `UnavailableError` if that fails."""
+        batch = self._next
         if batch is None:
             self._number += 1
-            batch = self._gathering = CommitGroup(self._number)
+            batch = self._next = CommitGroup(self._number)
             if not self._is_writing:
-                # Not at once: others who are ready to run now may have something to add.
+                # In the next turn of the loop, so that tasks that are ready now can join the batch.
                 self._is_writing = True
-                self._loop.call_soon(self._hand_over)
+                self._loop.call_soon(self._write_next)
         batch.mutations.extend(mutations)
         self._working.decide(mutations, batch)
         if not await batch.settled():
-            raise _refusal(batch.error)
+            raise _commit_error(batch.error)
 
     async def close(self) -> None:
-        """Finish what is under way, end the thread and close the file."""
+        """Finish commits in flight, end the thread and close the file."""
         while self._is_writing:
-            self._quiet = self._loop.create_future()
-            await self._quiet
-        self._handed.put(None)
+            self._idle = self._loop.create_future()
+            await self._idle
+        self._batches.put(None)
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._database.close)
 
-    def _hand_over(self) -> None:
-        batch, self._gathering = self._gathering, None
+    def _write_next(self) -> None:
+        batch, self._next = self._next, None
         self._is_writing = batch is not None
         if batch is not None:
-            self._handed.put(batch)
-        elif self._quiet is not None and not self._quiet.done():
-            self._quiet.set_result(None)
+            self._batches.put(batch)
+        elif self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     def _written(self, batch: CommitGroup, error: Exception | None) -> None:
         if error is None:
             self._working.apply(batch.mutations)
             batch.settle(None)
         else:
-            # The next batch was decided on top of this one; it cannot stand without it.
-            fallen = [batch] if self._gathering is None else [batch, self._gathering]
-            self._gathering = None
-            for item in fallen:
+            # The next batch was decided on top of this one and depends on it.
+            failed = [batch] if self._next is None else [batch, self._next]
+            self._next = None
+            for item in failed:
                 self._working.roll_back(item.mutations)
-            for item in fallen:
+            for item in failed:
                 item.settle(error)
-        if self._gathering is not None:
-            # The next batch is written while the notified writers go on.
-            self._hand_over()
+        if self._next is not None:
+            # Write the next batch while the notified writers continue.
+            self._write_next()
         else:
-            # They get to run first, and may all be in the next batch.
-            self._loop.call_soon(self._hand_over)
+            # Run the notified writers first, so that all of them can join the next batch.
+            self._loop.call_soon(self._write_next)
 
     # ---- on the thread -------------------------------------------------------------------
 
     def _run(self) -> None:
         clock = system()
-        while (batch := self._handed.get()) is not None:
+        while (batch := self._batches.get()) is not None:
             error: Exception | None = None
             started = clock.monotonic()
             try:
@@ -138,21 +138,21 @@ class GroupCommit:
             except RuntimeError:
                 log.warning("the event loop ended before the last writers were notified")
                 return
-            self._database.fold(is_idle=self._handed.empty())
+            self._database.checkpoint(is_idle=self._batches.empty())
 
 
 def row(mutation: Mutation) -> Row:
-    """Write a change as the database takes it."""
+    """Return the database row of a change."""
     (kind, key), entry = mutation
     after = mutation.after
     body = None if after is None else codec.encode(after)
     return (kind.KIND, key.namespace, key.name, entry.version, body)
 
 
-def _refusal(error: Exception | None) -> UnavailableError:
-    # A new error for each writer: one that is shared would collect their tracebacks.
+def _commit_error(error: Exception | None) -> UnavailableError:
+    # A new error for each writer: a shared one would accumulate their tracebacks.
     if isinstance(error, UnavailableError):
         return UnavailableError(
             error.message, retry_after_seconds=error.retry_after_seconds, hint=error.hint
         )
-    return UnavailableError(f"the store could not write: {error!r}")
+    return UnavailableError(f"the write to the store failed: {error!r}")

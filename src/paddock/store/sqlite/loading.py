@@ -1,4 +1,4 @@
-"""From the file to the working set, at start-up."""
+"""Load the working set from the database file at start-up."""
 
 import gc
 import logging
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 def load(database: Database, kinds: Sequence[type[Resource]], *, history: int) -> WorkingSet:
-    """Read every object and the history that is kept."""
-    # Nothing here is garbage, and collecting would take longer than reading.
+    """Load every object and the history."""
+    # Loading creates no garbage, and the collector would take longer than the loading.
     was_collecting = gc.isenabled()
     gc.disable()
     try:
@@ -62,7 +62,7 @@ def _objects(database: Database, by_name: dict[str, type[Resource]]) -> dict[str
         interner.share(obj)
         objects[kind][obj.key] = obj
     for kind, count in unknown.items():
-        # Kept in the file for the version that knows them; a rollback must not lose objects.
+        # They stay in the file for the version that supports them: a downgrade loses nothing.
         log.warning("objects of an unknown kind", extra=fields(kind=kind, count=count))
     return objects
 
@@ -72,7 +72,7 @@ def _entries(
     by_name: dict[str, type[Resource]],
     objects: dict[str, dict[Key, Any]],
 ) -> dict[str, list[Entry[Any]]]:
-    """Reverse the undo log: the result of a change is what the next one replaced."""
+    """Rebuild the history from the undo log: the result of a change is what the next replaced."""
     entries: dict[str, list[Entry[Any]]] = {name: [] for name in by_name}
     replaced: dict[tuple[str, Key], Resource | None] = {}
     for version, kind, namespace, name, before in database.changes():
@@ -99,6 +99,6 @@ def _decoded(cls: type[Resource], body: bytes) -> Resource:
         return codec.decode(cls, body)
     except InvalidError as error:
         raise UnavailableError(
-            f"a stored {cls.KIND} cannot be read: {error.message}; it begins {body[:200]!r}",
-            hint="start the Paddock that wrote it, or restore a copy of the store",
+            f"a stored {cls.KIND} cannot be decoded: {error.message}; it begins {body[:200]!r}",
+            hint="start the version that wrote it, or restore a backup of the store",
         ) from error

@@ -1,4 +1,4 @@
-"""One process at a time: a lock file beside the database that names its holder."""
+"""The lock file beside the database, which names the process that holds it."""
 
 import fcntl
 import os
@@ -9,7 +9,7 @@ from paddock.kit.errors import UnavailableError
 
 
 class FileLock:
-    """Held from its making to `release` or the end of the process, however it ends."""
+    """An exclusive lock, held from construction until `release` or the end of the process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,15 +26,15 @@ class FileLock:
         program = " ".join(sys.argv)[:200] or sys.executable
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"process {os.getpid()} ({program})\n".encode(), 0)
-        # A child that is forked and outlives us must not go on holding the lock for us.
+        # A forked child that outlives this process must not keep the lock.
         os.register_at_fork(after_in_child=self._close)
 
     def release(self) -> None:
         """Release the lock."""
         if self._fd is not None:
             os.ftruncate(self._fd, 0)
-            # Closing is not enough: a child forked a moment ago shares this file, and the lock with
-            # it, until its own hook has run.
+            # Closing is not enough: a child forked just now shares the file and its lock until the
+            # hook above has run in it.
             fcntl.flock(self._fd, fcntl.LOCK_UN)
             self._close()
 

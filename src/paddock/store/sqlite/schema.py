@@ -1,8 +1,8 @@
-"""The tables, and how older files become newer ones.
+"""The database schema and its migrations.
 
-`objects` is the newest state. `history` is the undo log that watches and continued lists look
-back on: what each change replaced. Triggers write it, so that no change can be without its entry;
-a removal is an update whose body is NULL. With that, a whole batch is one statement.
+`objects` is the newest state. `history` is the undo log for watches and continued lists: the
+object before each change. Triggers write it, so that every change has an entry; a deletion is an
+update whose body is NULL. A batch is therefore one statement.
 
 To change the schema, append a migration; never edit one that was released.
 """
@@ -12,7 +12,7 @@ import sqlite3
 from paddock.kit.errors import UnsupportedError
 
 APPLICATION_ID = 0x7061646B
-"""Marks the file as ours: `padk`."""
+"""Marks the file as a Paddock store: `padk`."""
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -53,18 +53,18 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 
 
 def migrate(connection: sqlite3.Connection) -> int:
-    """Bring a file to the newest schema; says which version it had."""
+    """Migrate a file to the newest schema and return the version it had."""
     before: int = connection.execute("PRAGMA user_version").fetchone()[0]
     newest = len(MIGRATIONS)
     if before > newest:
         raise UnsupportedError(
             f"the store was written by a newer Paddock: its schema is {before}, "
-            f"this program knows up to {newest}",
-            hint="start the newer Paddock, or restore a copy made by this one",
+            f"this version supports up to {newest}",
+            hint="start the newer version, or restore a backup made by this one",
         )
     if before == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
         raise UnsupportedError(
-            "the file is a database of another program",
+            "the file is a database of another application",
             hint="choose another data directory",
         )
     for number in range(before, newest):

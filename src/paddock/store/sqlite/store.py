@@ -1,4 +1,4 @@
-"""The embedded store itself: opening, and what a restart owes to the one before."""
+"""The sqlite store: opening, recovery after a restart, closing."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from paddock.store.working_set import WorkingSet
 
 
 class SqliteStore(EmbeddedStore):
-    """A store in one file. Open it with `open`."""
+    """A store in one SQLite file. Create it with `open`."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class SqliteStore(EmbeddedStore):
         history: int = DEFAULT_HISTORY,
         enforce_namespaces: bool = False,
     ) -> Self:
-        """Open or create the file; one process at a time, the error names the holder."""
+        """Open or create the file; `UnavailableError` names the process that holds it."""
 
         def prepare() -> tuple[Database, WorkingSet]:
-            # Secrets are in it: made before SQLite does, for nobody else to read.
+            # The file contains secrets: create it with mode 0600 before SQLite opens it.
             path.touch(mode=0o600)
             database = Database(path, history=history)
             try:
@@ -66,7 +66,7 @@ class SqliteStore(EmbeddedStore):
             return database, working
 
         for kind in kinds:
-            codec.decoder(kind)  # not first in the thread: see docs/decisions/0080
+            codec.decoder(kind)  # build decoders here, not in the thread: see docs/decisions/0080
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = FileLock(path.with_name(path.name + ".lock"))
         try:
@@ -75,11 +75,11 @@ class SqliteStore(EmbeddedStore):
             lock.release()
             raise
         store = cls(working, database, lock, clock=clock, enforce_namespaces=enforce_namespaces)
-        store.collect_leftovers()
+        store.collect_uncollected()
         return store
 
     async def close(self) -> None:
-        """Flush, close the file and let others open it."""
+        """Flush, close the file and release the lock."""
         try:
             await super().close()
         finally:
@@ -98,7 +98,7 @@ class SqliteStore(EmbeddedStore):
 
 
 def _add_namespaces(working: WorkingSet, database: Database, clock: Clock) -> None:
-    mutations = namespaces.missing(working, clock.now())
+    mutations = namespaces.create_defaults(working, clock.now())
     if mutations:
         database.write([row(mutation) for mutation in mutations])
         working.apply(mutations)

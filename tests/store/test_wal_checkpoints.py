@@ -50,7 +50,7 @@ def until_full(database: Database, *, folds: bool) -> int:
             database.write([row(stored + 1, name=f"n{stored}")])
             stored += 1
             if folds:
-                database.fold(is_idle=False)
+                database.checkpoint(is_idle=False)
     return stored
 
 
@@ -62,7 +62,7 @@ def test_one_who_is_killed_again_and_again_does_not_leave_an_endless_log(tmp_pat
         for _ in range(60):
             version += 1
             database.write([row(version)])
-            database.fold(is_idle=True)
+            database.checkpoint(is_idle=True)
         # What kill -9 leaves: the files as they are, without the folding of a close.
         after = tmp_path / str(life)
         shutil.copytree(home, after)
@@ -82,7 +82,7 @@ def test_a_directory_that_is_taken_away_does_not_end_the_thread_that_folds(tmp_p
     for version in range(1, 100):
         database.write([row(version)])
     shutil.rmtree(home)
-    database.fold(is_idle=True)
+    database.checkpoint(is_idle=True)
     with contextlib.suppress(UnavailableError):
         database.close()
 
@@ -123,7 +123,7 @@ class TestOnASmallDisk:
         for _ in range(20):
             with pytest.raises(UnavailableError, match="full"):
                 database.write([row(stored + 1, name=f"n{stored}")])
-        assert caplog.text.count("could not be folded") == 1
+        assert caplog.text.count("WAL checkpoint failed") == 1
 
         ballast.unlink()
         database.write([row(stored + 1, name=f"n{stored}")])
@@ -138,7 +138,7 @@ class TestOnASmallDisk:
         for _ in range(400):
             version += 1
             database.write([row(version)])
-            database.fold(is_idle=True)
+            database.checkpoint(is_idle=True)
 
         fill(disk, but=0)
         for _ in range(1200):

@@ -1,18 +1,28 @@
 """The terms of a claim: identity, tokens, deadlines, overrides. Pure.
 
-One builder for API requests, one for SandboxClaims. Those of batches are in
-`resources/transitions/batch_claim.py`: they follow from the batch's status alone.
+One builder for each origin of a claim: API request, SandboxClaim, shard of a batch. All claim
+identities are built here; `resources/transitions/claim.py` applies the terms to a sandbox.
 """
 
 from datetime import datetime
 
+from msgspec import structs
+
 from paddock.claims.caller import Caller
 from paddock.claims.requests import NewSandbox
 from paddock.kit import ids
+from paddock.resources.kinds.batch import Allocation, BatchSandbox
 from paddock.resources.kinds.claim import SandboxClaim
-from paddock.resources.kinds.sandbox import LABEL_CLAIM, ClaimIdentity, WakeOnTraffic
+from paddock.resources.kinds.sandbox import (
+    LABEL_BATCH,
+    LABEL_CLAIM,
+    LABEL_SHARD,
+    ClaimIdentity,
+    Sandbox,
+    WakeOnTraffic,
+)
 from paddock.resources.tokens import TokenSeed, hashed
-from paddock.resources.transitions.claim import Fit, Terms
+from paddock.resources.transitions.claim import Fit, Terms, claimed
 
 
 def request_terms(
@@ -90,3 +100,51 @@ def sandbox_claim_terms(
         labels={**claim.spec.labels, LABEL_CLAIM: claim.metadata.name},
         annotations=claim.spec.annotations,
     )
+
+
+# ---- batches -----------------------------------------------------------------------------
+
+
+def batch_owner(batch: BatchSandbox) -> str:
+    """Return the team that a batch's sandboxes belong to."""
+    return batch.spec.owner or batch.metadata.namespace
+
+
+def shard_terms(
+    batch: BatchSandbox, allocation: Allocation, seed: TokenSeed, *, now: datetime
+) -> Terms:
+    """Return the terms of a shard; id, lock and idempotency key follow from its allocation."""
+    sandbox_id = allocation.sandbox_id
+    identity = ClaimIdentity(
+        sandbox_id=sandbox_id,
+        owner=batch_owner(batch),
+        lock=f"{batch.metadata.uid}-{allocation.shard}-{sandbox_id}",
+        claim_time=now,
+        template_id=batch.status.pool or batch.metadata.name,
+        access_token_hash=hashed(seed.access_token(sandbox_id)),
+        idempotency_key=f"batch:{batch.metadata.uid}:{allocation.shard}:{sandbox_id}",
+        metadata={"batch": batch.metadata.name, "shard": str(allocation.shard)},
+    )
+    return Terms(
+        identity=identity,
+        shutdown_time=batch.spec.expire_time,
+        labels={LABEL_BATCH: batch.metadata.name, LABEL_SHARD: str(allocation.shard)},
+    )
+
+
+def claimed_for_shard(
+    sandbox: Sandbox,
+    batch: BatchSandbox,
+    allocation: Allocation,
+    seed: TokenSeed,
+    *,
+    now: datetime,
+) -> Sandbox:
+    """Return a sandbox that the batch holds with its claim, which makes it addressable.
+
+    The batch's status records its sandboxes. Nothing is written to a sandbox until a client
+    addresses it by its public id (or at once, where other processes could claim it meanwhile).
+    """
+    new = claimed(sandbox, shard_terms(batch, allocation, seed, now=now), now=now)
+    # Becoming addressable does not resume a sandbox: a paused batch stays paused.
+    return structs.replace(new, spec=structs.replace(new.spec, paused=sandbox.spec.paused))

@@ -1,16 +1,10 @@
-"""A sandbox changes hands in one write: to a claimer, to a batch's shard."""
+"""A claim changes the spec and metadata of a sandbox in one step."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from paddock.resources.kinds.batch import (
-    Allocation,
-    BatchSandbox,
-    BatchSandboxSpec,
-    BatchSandboxStatus,
-)
 from paddock.resources.kinds.sandbox import (
     LABEL_BATCH,
     LABEL_CLAIM,
@@ -26,14 +20,11 @@ from paddock.resources.kinds.sandbox import (
 )
 from paddock.resources.kinds.template import NetworkPolicy, PauseStrategy, Resources
 from paddock.resources.meta import ObjectMeta, OwnerReference
-from paddock.resources.tokens import TokenSeed, hashed
-from paddock.resources.transitions import batch_claim
 from paddock.resources.transitions.claim import Terms, claimed, claimed_spec
 from paddock.resources.transitions.pause_strategy import strategy_for
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 END = NOW + timedelta(seconds=60)
-SEED = TokenSeed(b"0" * 32)
 POOL = OwnerReference(api_version="v", kind="SandboxPool", name="p", uid="u", controller=True)
 
 
@@ -132,49 +123,6 @@ def test_a_claim_of_our_own_controllers_writes_over_its_labels():
     stale = claimed(pooled(), terms(labels={LABEL_BATCH: "old", LABEL_SHARD: "0"}), now=NOW)
     found = claimed(stale, asked, now=NOW).metadata.labels
     assert (found[LABEL_BATCH], found[LABEL_SHARD]) == ("new", "1")
-
-
-# ---- shards ------------------------------------------------------------------------------
-
-
-def batch(*, owner: str = "", pool: str = "") -> BatchSandbox:
-    return BatchSandbox(
-        metadata=ObjectMeta(name="b", namespace="default", uid="u1"),
-        spec=BatchSandboxSpec(owner=owner, expire_time=END),
-        status=BatchSandboxStatus(pool=pool),
-    )
-
-
-SHARD = Allocation(shard=3, sandbox="box", sandbox_id="public")
-
-
-@pytest.mark.parametrize(("owner", "expected"), [("team", "team"), ("", "default")])
-def test_a_shard_belongs_to_its_batches_team(owner: str, expected: str):
-    assert batch_claim.owner_of(batch(owner=owner)) == expected
-
-
-@pytest.mark.parametrize(("pool", "template"), [("p", "p"), ("", "b")])
-def test_the_terms_of_a_shard(pool: str, template: str):
-    found = batch_claim.terms(batch(pool=pool), SHARD, SEED, now=NOW)
-    identity = found.identity
-    assert (identity.sandbox_id, identity.owner) == ("public", "default")
-    assert identity.template_id == template
-    assert identity.lock == "u1-3-public"
-    assert identity.idempotency_key == "batch:u1:3:public"
-    assert identity.access_token_hash == hashed(SEED.access_token("public"))
-    assert identity.metadata == {"batch": "b", "shard": "3"}
-    assert identity.timeout_seconds is None
-    assert found.shutdown_time == END
-    assert found.labels == {LABEL_BATCH: "b", LABEL_SHARD: "3"}
-
-
-@pytest.mark.parametrize("paused", [True, False])
-def test_becoming_addressable_does_not_resume_a_sandbox(paused: bool):
-    found = batch_claim.stamped(pooled(paused=paused), batch(), SHARD, SEED, now=NOW)
-    assert found.spec.paused is paused
-    assert found.spec.shutdown_time == END
-    assert found.spec.claim is not None
-    assert found.metadata.owner_references == ()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
+from paddock.claims.terms import claimed_for_shard
 from paddock.controllers.batch import shards, template_shards
 from paddock.controllers.batch.allocation.pool_selector import PoolSelector
 from paddock.controllers.batch.release import ShardReleaser
@@ -42,7 +43,6 @@ from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.meta import Key, is_true, with_meta
 from paddock.resources.tokens import TokenSeed
-from paddock.resources.transitions.batch_claim import stamped
 
 log = logging.getLogger(__name__)
 
@@ -329,7 +329,7 @@ class BatchController:
     async def _stamp_one(self, batch: BatchSandbox, item: Allocation, sandbox: Sandbox) -> None:
         try:
             await self._provider.write.update(
-                stamped(sandbox, batch, item, self._seed, now=self._clock.now())
+                claimed_for_shard(sandbox, batch, item, self._seed, now=self._clock.now())
             )
         except (ConflictError, NotFoundError):
             # It was claimed or changed first: the next reconcile sees the result.

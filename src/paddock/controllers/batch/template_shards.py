@@ -4,15 +4,15 @@ from datetime import datetime
 
 from msgspec import structs
 
+from paddock.claims import cold
+from paddock.claims.terms import shard_terms
 from paddock.kit import ids
 from paddock.resources.kinds.batch import Allocation, BatchSandbox
-from paddock.resources.kinds.sandbox import FINALIZER_SANDBOX, LABEL_TEMPLATE, Sandbox, SandboxSpec
+from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import SandboxTemplateSpec
-from paddock.resources.meta import ObjectMeta, owner_reference, with_meta
+from paddock.resources.meta import owner_reference, with_meta
 from paddock.resources.strategic_merge import merged
 from paddock.resources.tokens import TokenSeed
-from paddock.resources.transitions.batch_claim import terms
-from paddock.resources.transitions.claim import claimed
 
 
 def template_of(batch: BatchSandbox, shard: int) -> SandboxTemplateSpec:
@@ -34,17 +34,15 @@ def check(batch: BatchSandbox) -> None:
 def child(batch: BatchSandbox, shard: int, seed: TokenSeed, *, now: datetime) -> Sandbox:
     """Return the sandbox of one shard, claimed from its creation on."""
     allocation = Allocation(shard=shard, sandbox_id=ids.sandbox_id())
-    bare = Sandbox(
-        metadata=ObjectMeta(
-            name=f"{batch.metadata.name}-{shard}",
-            namespace=batch.metadata.namespace,
-            finalizers=(FINALIZER_SANDBOX,),
-            labels={LABEL_TEMPLATE: batch.metadata.name},
-        ),
-        spec=SandboxSpec(template=template_of(batch, shard)),
+    sandbox = cold.new_sandbox(
+        shard_terms(batch, allocation, seed, now=now),
+        template_of(batch, shard),
+        namespace=batch.metadata.namespace,
+        template_name=batch.metadata.name,
+        now=now,
+        name=f"{batch.metadata.name}-{shard}",
     )
-    made = claimed(bare, terms(batch, allocation, seed, now=now), now=now)
-    return with_meta(made, owner_references=(owner_reference(batch),))
+    return with_meta(sandbox, owner_references=(owner_reference(batch),))
 
 
 def allocation_of(shard: int, sandbox: Sandbox) -> Allocation:

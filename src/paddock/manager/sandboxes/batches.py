@@ -14,6 +14,7 @@ from paddock.cache.provider import Provider
 from paddock.claims.caller import Caller
 from paddock.claims.engine import Claims
 from paddock.claims.requests import NewSandbox
+from paddock.claims.terms import batch_owner, claimed_for_shard
 from paddock.kit.clock import Clock
 from paddock.kit.errors import FieldProblem, InvalidError, NotFoundError, PaddockError
 from paddock.manager.ports import Agent
@@ -22,7 +23,6 @@ from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import SandboxTemplateSpec
 from paddock.resources.meta import Key
 from paddock.resources.tokens import TokenSeed
-from paddock.resources.transitions.batch_claim import owner_of, stamped
 
 MAX_AT_ONCE = 1000
 _IN_FLIGHT = 64
@@ -87,7 +87,7 @@ class Batches:
         if found is None:
             return None
         batch, allocation = found
-        if caller is not None and caller.team != owner_of(batch) and not caller.is_admin:
+        if caller is not None and caller.team != batch_owner(batch) and not caller.is_admin:
             return None
         key = Key(allocation.namespace or batch.metadata.namespace, allocation.sandbox)
         sandbox = self._provider.sandbox(key)
@@ -99,7 +99,7 @@ class Batches:
         def change(newest: Sandbox) -> Sandbox | None:
             if newest.spec.claim is not None or newest.is_deleting:
                 return None
-            return stamped(newest, batch, allocation, self._seed, now=self._clock.now())
+            return claimed_for_shard(newest, batch, allocation, self._seed, now=self._clock.now())
 
         try:
             written = await self._provider.write.mutate(

@@ -8,13 +8,16 @@ them meanwhile, and put back if the write fails.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime
+from itertools import islice
 
 from msgspec import structs
 
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
+from paddock.claims import warm
+from paddock.claims.terms import batch_owner
 from paddock.controllers.batch import shards
 from paddock.controllers.batch.allocation.plan import AllocationPlan, BatchDemand, PoolStock, plan
 from paddock.controllers.batch.allocation.pool_finalizer import PoolFinalizer
@@ -29,7 +32,6 @@ from paddock.resources.kinds.batch import FINALIZER_BATCH, BatchSandbox
 from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.meta import Key, is_true
-from paddock.resources.transitions.batch_claim import owner_of
 from paddock.resources.transitions.recycling import is_overdue
 
 log = logging.getLogger(__name__)
@@ -130,7 +132,7 @@ class Allocator:
         members = self._pool_members.members(pool.key)
         held: Counter[str] = Counter()
         for batch in self._provider.batches_of_pool(pool.key):
-            held[owner_of(batch)] += batch.status.allocated
+            held[batch_owner(batch)] += batch.status.allocated
         capacity = pool.spec.capacity
         stock = PoolStock(
             ready=len(members.available),
@@ -172,10 +174,11 @@ class Allocator:
         batch = self._provider.get(BatchSandbox, key)
         if batch is None:
             return 0
-        taken = self._take(pool, min(count, len(shards.missing_shards(batch))))
+        missing = shards.missing_shards(batch)
+        stock = warm.reserve(self._pool_members, self._provider, pool.key)
+        taken = list(islice(stock, min(count, len(missing))))
         if not taken:
             return 0
-        missing = shards.missing_shards(batch)
         granted = [
             (shard, sandbox, ids.sandbox_id())
             for shard, sandbox in zip(missing, taken, strict=False)
@@ -191,7 +194,7 @@ class Allocator:
             log.debug(
                 "batch changed before it was served", extra=fields(batch=key, error=error.message)
             )
-            self._give_back(taken)
+            warm.unreserve(self._pool_members, taken)
             return 0
         except Exception:
             # It is unknown whether the write succeeded: they stay out of stock until it is known.
@@ -199,19 +202,6 @@ class Allocator:
             raise
         self._recorder.normal(batch, "Allocated", f"{len(granted)} sandboxes of {pool.key.name}")
         return len(granted)
-
-    def _take(self, pool: SandboxPool, count: int) -> list[Sandbox]:
-        taken: list[Sandbox] = []
-        while len(taken) < count:
-            sandbox = self._pool_members.reserve(pool.key, pool.status.revision or None)
-            if sandbox is None:
-                break
-            taken.append(sandbox)
-        return taken
-
-    def _give_back(self, taken: Iterable[Sandbox]) -> None:
-        for sandbox in taken:
-            self._pool_members.unreserve(sandbox.key)
 
     async def _resolve_uncertain(self) -> None:
         """Read batches whose status write had no reply."""
@@ -224,7 +214,7 @@ class Allocator:
             except NotFoundError:
                 log.debug("batch is gone", extra=fields(batch=key))
             self._uncertain.pop(0)
-            self._give_back(taken)
+            warm.unreserve(self._pool_members, taken)
 
     # ---- recycling --------------------------------------------------------------------------
 
@@ -258,7 +248,7 @@ def _waiting(batch: BatchSandbox) -> BatchDemand | None:
     floor = min(batch.spec.min_available or 0, batch.spec.replicas)
     return BatchDemand(
         key=batch.key,
-        tenant=owner_of(batch),
+        tenant=batch_owner(batch),
         since=created,
         missing=missing,
         held=held,

@@ -10,6 +10,7 @@ import logging
 
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
+from paddock.claims.terms import claimed_for_shard
 from paddock.kit.clock import Clock
 from paddock.kit.errors import NotFoundError
 from paddock.resources.kinds.batch import Allocation, BatchSandbox
@@ -17,7 +18,6 @@ from paddock.resources.kinds.pool import FINALIZER_POOL, SandboxPool
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.meta import Key, with_meta
 from paddock.resources.tokens import TokenSeed
-from paddock.resources.transitions.batch_claim import stamped
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class PoolFinalizer:
         def change(newest: Sandbox) -> Sandbox | None:
             if newest.spec.claim is not None or newest.is_deleting:
                 return None
-            return stamped(newest, batch, item, self._seed, now=self._clock.now())
+            return claimed_for_shard(newest, batch, item, self._seed, now=self._clock.now())
 
         try:
             await self._provider.write.mutate(Sandbox, key, change, uid=uid)

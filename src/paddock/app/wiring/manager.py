@@ -33,7 +33,7 @@ from paddock.settings import Settings
 
 
 def own_records(namespace: str = SYSTEM_NAMESPACE) -> dict[type[Resource], Filter]:
-    """Say which Secrets and Leases are ours: keys, teams, and shares of quotas."""
+    """Return the filters for our own Secrets and Leases: keys, teams, and shares of quotas."""
     return {
         Secret: Filter(namespace=namespace, labels=parse_labels(LABEL_KIND)),
         Lease: Filter(namespace=namespace, labels=parse_labels(f"{LABEL_KIND}={KIND_SHARES}")),

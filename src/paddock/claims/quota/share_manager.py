@@ -261,7 +261,7 @@ class ShareManager(QuotaReservations):
         return None
 
     async def _close(self, account: TeamAccount) -> None:
-        """Give back what we do not use, and close our share: it then counts by usage."""
+        """Return unused places and close our share, which then counts by usage."""
         account.usable_until = 0.0
         # A claim in flight may still be written: the share stays open, and is closed later.
         is_pending = self.ledger.is_pending(f"team:{account.team}")
@@ -281,7 +281,7 @@ class ShareManager(QuotaReservations):
             await asyncio.sleep(_BACKOFF.delay(attempt))
 
     async def leave(self) -> None:
-        """Give every share back, as far as the store answers in time."""
+        """Return every share, as far as the store responds in time."""
         for account in tuple(self._teams.values()):
             try:
                 async with asyncio.timeout(LEAVE_SECONDS), account.lock:

@@ -251,7 +251,7 @@ class ClaimController:
         return await self._give_up(case, steps.GiveUp(refused, is_failure=not anew), problem)
 
     async def _give_up(self, case: "_Case", step: steps.GiveUp, why: str = "") -> Result:
-        """Give up sandboxes that were not handed over: delete them, or keep them for inspection."""
+        """Abandon sandboxes that were not handed over: delete them, or keep them for inspection."""
         claim, now, given_up = case.claim, self._clock.now(), 0
         for sandbox in step.sandboxes:
             words = why or why_lost(sandbox, now=now)

@@ -171,7 +171,7 @@ def _limits(
     is_list: bool = False,
     is_mapping: bool = False,
 ) -> Schema:
-    """Say a limit in OpenAPI's words, as far as they concern a value of this type."""
+    """Return a limit as OpenAPI keywords, as far as they apply to a value of this type."""
     if limit is None:
         return {}
     either = is_text is None and is_number is None and not is_list and not is_mapping

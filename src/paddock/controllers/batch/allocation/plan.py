@@ -121,7 +121,7 @@ def packed(waiting: tuple[BatchDemand, ...], stock: PoolStock) -> dict[Key, int]
 
 
 def spread(waiting: tuple[BatchDemand, ...], stock: PoolStock) -> dict[Key, int]:
-    """Give every batch one, then every batch a second one, and so on."""
+    """Grant every batch one, then every batch a second one, and so on."""
     left = stock.grantable
     grants: dict[Key, int] = {}
     served: list[BatchDemand] = []

@@ -1,4 +1,4 @@
-"""Settings come from a file, then the environment; what is wrong with one is said by its name."""
+"""Sources of settings, and errors about invalid ones."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from paddock.kit.errors import InvalidError
 from paddock.settings import load
 
 
-def test_the_environment_wins_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+def test_the_environment_overrides_the_file_and_the_file_overrides_defaults(tmp_path: Path) -> None:
     file = tmp_path / "paddock.toml"
     file.write_text('port = 4000\nhost = "0.0.0.0"\n')
 
@@ -18,16 +18,16 @@ def test_the_environment_wins_over_the_file_and_the_file_over_defaults(tmp_path:
 
 
 @pytest.mark.parametrize("text", ["1", "true", "Yes", "on"])
-def test_switches_are_written_as_people_write_them(text: str) -> None:
+def test_booleans_have_several_spellings(text: str) -> None:
     assert load(environ={"PADDOCK_ACCESS_LOG": text}).access_log is True
 
 
-def test_levels_of_the_log_may_be_written_large() -> None:
+def test_log_levels_may_be_upper_case() -> None:
     assert load(environ={"PADDOCK_LOG_LEVEL": "WARNING"}).log_level == "warning"
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("PORT", "http", "port: Expected `int`"),
         ("PORT", "99999", "port: Expected `int` <= 65535"),
@@ -37,12 +37,12 @@ def test_levels_of_the_log_may_be_written_large() -> None:
         ("ACCESS_LOG", "perhaps", "neither true nor false"),
     ],
 )
-def test_a_wrong_value_is_refused_before_anything_starts(name: str, value: str, said: str) -> None:
-    with pytest.raises(InvalidError, match=said):
+def test_an_invalid_value_is_rejected(name: str, value: str, message: str) -> None:
+    with pytest.raises(InvalidError, match=message):
         load(environ={f"PADDOCK_{name}": value})
 
 
-def test_a_setting_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_an_unknown_setting_is_named_in_the_error(tmp_path: Path) -> None:
     file = tmp_path / "paddock.toml"
     file.write_text("prot = 4000\n")
 

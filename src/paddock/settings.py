@@ -1,7 +1,7 @@
-"""Settings: a TOML file, then the environment, then the command line; later ones win.
+"""Settings: a TOML file, then the environment, then the command line. The last source wins.
 
-Every field has a name, a unit and a default here; `PADDOCK_` and the upper-case name is its
-environment variable. An unknown key is an error that names it.
+Every field has a name, a unit and a default here. Its environment variable is `PADDOCK_` followed
+by the upper-case name. An unknown key in the file is an error that names the key.
 """
 
 import os
@@ -21,147 +21,156 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How Paddock runs here."""
+    """Settings of one Paddock process."""
 
     state_dir: str = "/var/lib/paddock"
-    """Everything that must outlive a restart: the store, images, sandboxes' files."""
+    """Directory of all data that must survive a restart: the store, images, files of sandboxes."""
     run_dir: str = "/run/paddock"
-    """Sockets and pid files."""
+    """Directory of sockets and pid files."""
     cache_dir: str = "/var/cache/paddock"
-    """What was built once and can be built again: CRIU, the base image."""
+    """Directory of artifacts that can be rebuilt: CRIU, the base image."""
 
     host: str = "127.0.0.1"
-    """Where gateways listen."""
+    """Listen address of the gateways."""
     port: Port = 3000
-    """The one port for clients: API and traffic to sandboxes."""
+    """Port for clients: the API and traffic to sandboxes."""
     api_host: str = "127.0.0.1"
-    """Address of `api_port`."""
+    """Listen address of `api_port`."""
     api_port: Port = 3001
-    """Where the control plane itself listens; gateways forward API calls to it."""
+    """Port of the control plane. Gateways forward API calls to it."""
     domain: str = ""
-    """The wildcard domain under which sandboxes are reached; empty: clients decide."""
+    """Wildcard domain of sandboxes. If empty, clients choose the domain."""
     gateways: int = 0
-    """Gateway processes; 0 is one per core."""
+    """Number of gateway processes. 0: one per core."""
     admin_host: str = "127.0.0.1"
-    """Address of `admin_port`."""
+    """Listen address of `admin_port`."""
     admin_port: Port = 0
-    """Where each gateway serves metrics and hears from peers; 0 is any free port. Of several on one
-    machine the first has this one, the second the next, and so on."""
+    """Port on which each gateway serves metrics and receives updates from peers. 0: any free port.
+    If one machine runs several gateways, the first uses this port, the second the next one, and so
+    on."""
     peers: str = ""
-    """Gateways: their admin URLs, separated by commas; or `dns:NAME:PORT` or
-    `kubernetes:NAMESPACE/SERVICE:PORT`, looked up anew every few seconds. Gateways tell each other
-    of routes; controllers ask them which sandboxes are idle. The control plane tells of those on
-    its own machine by itself."""
+    """Admin URLs of the gateways, separated by commas; or `dns:NAME:PORT` or
+    `kubernetes:NAMESPACE/SERVICE:PORT`, resolved again every few seconds. Gateways exchange routes
+    with each other. Controllers query them for idle sandboxes. The control plane notifies gateways
+    on its own machine without this setting."""
     access_log: bool = False
     """Log every request to a sandbox."""
     trust_forwarded: bool = False
-    """Believe a proxy in front of the gateways about who the client is."""
+    """Trust the client address that a proxy in front of the gateways reports."""
     wake_timeout_seconds: float = 60.0
-    """How long a request waits for a paused sandbox to wake."""
+    """Number of seconds that a request waits for a paused sandbox to resume."""
     tls_certificate: str = ""
-    """PEM file with the wildcard certificate; TLS and HTTP/2 are served when it is set."""
+    """PEM file with the wildcard certificate. If set, TLS and HTTP/2 are served."""
     tls_key: str = ""
     """PEM file with the key of `tls_certificate`."""
     tls_host: str = "127.0.0.1"
-    """Address of `tls_port`."""
+    """Listen address of `tls_port`."""
     tls_port: Port = 3443
-    """Where clients reach TLS and HTTP/2."""
+    """Port for TLS and HTTP/2."""
     front_port: Port = 3002
-    """Where gateways listen, on loopback, for the process that serves TLS; they believe what it
-    says of the client. Used only when a certificate is set."""
+    """Loopback port on which gateways accept connections of the process that serves TLS. They trust
+    the client address that it reports. Used only if a certificate is set."""
 
     store: Literal["sqlite", "memory", "kubernetes"] = "sqlite"
-    """`sqlite`, `memory` (forgets everything) or `kubernetes`."""
+    """`sqlite`, `memory` (not persistent) or `kubernetes`."""
     runtime: Literal["local", "simulated", "kubernetes"] = "local"
     """`local`, `simulated` or `kubernetes`."""
     kubeconfig: str = ""
-    """For the store or runtime `kubernetes`; empty: in-cluster, else the usual file."""
+    """Kubeconfig file for the store or runtime `kubernetes`. If empty, the in-cluster configuration
+    is used, else the default file."""
     namespace: str = ""
-    """Look at this namespace only; empty: all."""
+    """Namespace to watch. If empty, all namespaces."""
     system_namespace: str = "paddock-system"
-    """Where Paddock itself runs on a cluster, with its leases and keys."""
+    """Namespace on a cluster that holds Paddock itself, its leases and its keys."""
     agent_image: str = ""
-    """Image of Paddock's own, with envd: the sidecar of every sandbox's pod."""
+    """Image of Paddock with envd, for the sidecar in the pod of each sandbox."""
     pod_limits: bool = True
-    """Limit pods as a whole (Kubernetes 1.34 and newer) instead of container by container."""
+    """Set resource limits on the whole pod (Kubernetes 1.34 and newer) instead of on each
+    container."""
     pods_may_reach_host: bool = False
-    """Let templates ask for host paths, the host's network and privileged containers."""
+    """Allow templates to use host paths, the host network and privileged containers."""
     webhook_certificate: str = ""
-    """PEM file; the role `api` then serves the admission webhook, over TLS, on the API's host."""
+    """PEM file. If set, the role `api` serves the admission webhook over TLS on the address of the
+    API."""
     webhook_key: str = ""
     """PEM file with the key of `webhook_certificate`."""
     webhook_port: Port = 3003
-    """Where the cluster's API server reaches the admission webhook."""
+    """Port of the admission webhook, for the API server of the cluster."""
     api_peers: str = ""
-    """Other replicas of the API, told of every write: URLs, or `dns:NAME:PORT`, by commas."""
+    """Other replicas of the API, which are notified of every write: URLs, or `dns:NAME:PORT`,
+    separated by commas."""
     cluster_requests_per_second: float = 500.0
-    """What one process may ask of the cluster's API server at most."""
+    """Maximum rate of requests of one process to the API server of the cluster, per second."""
     cluster_id: str = "local"
-    """This cluster's segment in environments."""
+    """Name of this cluster in `spec.clusters` of environments."""
     instance_types: str = ""
-    """Named shapes of environments' sandboxes, beside the built-in ones: `name=cores/memory`,
-    separated by commas, such as `huge=32/128Gi`. A built-in name is given another meaning."""
+    """Additional instance types for environments: `name=cores/memory`, separated by commas, such as
+    `huge=32/128Gi`. A built-in name is redefined."""
     federation_peers: str = ""
     """Control planes of other clusters that serve each other's claims: `cluster=http://host:port`
     (or `https`), separated by commas. All of them need the same `seed`."""
     federation_gateway: str = ""
-    """Where other clusters' gateways reach ours: `host:port`; empty: `host` and `port`."""
+    """Address at which gateways of other clusters reach the gateways of this one: `host:port`. If
+    empty, `host` and `port` are used."""
 
     token: str = ""
-    """Bearer token of the declarative API; empty: made at first start and kept in the state dir."""
+    """Bearer token of the declarative API. If empty, it is generated at first start and kept in the
+    state directory."""
     api_key: str = ""
-    """On a cluster: the first API key, an administrator's."""
+    """The first API key on a cluster. It belongs to an administrator."""
     seed: str = ""
-    """Secret from which sandboxes' tokens follow; empty: made at first start and kept."""
+    """Secret from which the tokens of sandboxes are derived. If empty, it is generated at first
+    start and kept."""
     allow_anonymous: bool = False
-    """Serve the declarative API without a token; loopback only."""
+    """Serve the declarative API without a token, on loopback only."""
 
     pool_size: int = 4
-    """Warm sandboxes of the default template."""
+    """Number of warm sandboxes of the default template."""
     default_image: str = "base"
-    """What the default template is made of: an image's name, or `host`."""
+    """Image of the default template: the name of an image, or `host`."""
     max_timeout_seconds: int = 30 * 24 * 3600
-    """The longest timeout that a client may ask for."""
+    """Maximum timeout that a client can request, in seconds."""
     cold_creates_per_second: float = 100.0
-    """Of all teams together, when stock is out."""
+    """Maximum rate of cold starts of all teams together, per second."""
     claim_images: str = ""
-    """Images that clients may name instead of a template's: patterns such as
-    `registry.example/team/*`, separated by commas; empty: none."""
+    """Images that clients can choose instead of the image of a template: patterns such as
+    `registry.example/team/*`, separated by commas. If empty, none."""
     claim_memory: str = ""
-    """The most memory that a client may ask for, such as `8Gi`, where its template gives less;
-    empty: no more than the template's."""
+    """Maximum memory that a client can request, such as `8Gi`, if its template has less. If empty,
+    the limit is that of the template."""
     wake_on_traffic: bool = True
-    """Whether gateways wake paused sandboxes that ask for it."""
+    """Resume paused sandboxes that have `wakeOnTraffic` enabled when a request arrives."""
     capacity_cpu: str = ""
-    """Cores that all warm pools together may promise, such as `64`; empty: no limit."""
+    """CPU cores that all warm pools together can reserve, such as `64`. If empty, no limit."""
     capacity_memory: str = ""
-    """Memory that all warm pools together may promise, such as `256Gi`; empty: no limit."""
+    """Memory that all warm pools together can reserve, such as `256Gi`. If empty, no limit."""
     adopt_pools: bool = False
-    """Whether pools without an environment get one."""
+    """Create an environment for each pool that has none."""
 
     lease_seconds: float = 15.0
-    """How long the controllers of a cluster stay without a leader when theirs vanishes."""
+    """Duration of the leader lease of the controllers, in seconds. If the leader fails, another one
+    takes over after this time."""
     identity: str = ""
-    """This process's name in leases; empty: host name and a random tail."""
+    """Name of this process in leases. If empty, the host name with a random suffix."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """`debug`, `info`, `warning` or `error`."""
     log_json: bool = False
-    """Write the log as lines of JSON instead of text."""
+    """Write the log as JSON lines instead of text."""
 
     @property
     def state(self) -> Path:
-        """The state directory."""
+        """State directory as a path."""
         return Path(self.state_dir)
 
     @property
     def run(self) -> Path:
-        """The run directory."""
+        """Run directory as a path."""
         return Path(self.run_dir)
 
     @property
     def node_socket(self) -> str:
-        """Where the node answers."""
+        """Path of the socket of the node."""
         return str(self.run / "node.sock")
 
 
@@ -171,14 +180,15 @@ def load(
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Read settings from all places; a bad value is an `InvalidError` that names it."""
+    """Load the settings from all sources. Raise `InvalidError` with the name of a setting whose
+    value is invalid."""
     values: dict[str, Any] = {}
     if file is not None:
         values.update(_from_file(file))
     values.update(_from_environment(os.environ if environ is None else environ))
     values.update({key: value for key, value in (overrides or {}).items() if value is not None})
     if isinstance(level := values.get("log_level"), str):
-        values["log_level"] = level.lower()  # INFO, as other programs have it
+        values["log_level"] = level.lower()  # Accept INFO, as other programs do.
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
@@ -188,7 +198,7 @@ def load(
 
 
 def _located(error: str) -> str:
-    """Return the message with the name of the setting and, if few, its valid values."""
+    """Return the message with the name of the setting and, for an enum, its valid values."""
     match = re.fullmatch(r"(.+) - at `\$\.(\w+)`", error)
     if match is None:
         return error
@@ -203,9 +213,9 @@ def _from_file(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
     except OSError as error:
-        raise InvalidError(f"settings file {file} cannot be read: {error.strerror}") from error
+        raise InvalidError(f"cannot read settings file {file}: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
-        raise InvalidError(f"settings file {file} is not TOML: {error}") from error
+        raise InvalidError(f"settings file {file} is not valid TOML: {error}") from error
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

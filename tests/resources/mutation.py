@@ -1,4 +1,4 @@
-"""Trying to change every part of an object, and documents that have every part."""
+"""Helpers that try to change every part of an object, and that build complete documents."""
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -39,7 +39,7 @@ _LIST_CHANGES: tuple[Callable[[Any], Any], ...] = (
 
 
 def accepted_changes(value: Any, path: str = "") -> Iterator[str]:
-    """Go through an object and yield the path of everything that let itself be changed."""
+    """Yield the path of every mutable part of an object."""
     changes: tuple[Callable[[Any], Any], ...] = ()
     if isinstance(value, Struct):
         changes = tuple(
@@ -77,7 +77,7 @@ def _accepts(change: Callable[[Any], Any], value: Any) -> bool:
 
 
 def mappings(value: Any) -> int:
-    """Count the mappings inside an object that are not empty."""
+    """Return the number of non-empty mappings inside an object."""
     if isinstance(value, Struct):
         return sum(mappings(getattr(value, name)) for name in value.__struct_fields__)
     if isinstance(value, Mapping):
@@ -86,7 +86,7 @@ def mappings(value: Any) -> int:
 
 
 def document(kind: type[Resource]) -> dict[str, Any]:
-    """Make a document with something in every field of a kind; it need not be valid."""
+    """Return a document with a value in every field of a kind. It need not be valid."""
     plain = _sample(kind)
     return {**plain, "kind": kind.KIND, "apiVersion": kind.API_VERSION}
 
@@ -110,7 +110,7 @@ def _sample(hint: Any) -> Any:
 
 
 def thawed(value: Any) -> Any:
-    """Rebuild an object by its constructors, from plain dicts and lists."""
+    """Rebuild an object through its constructors, from plain dicts and lists."""
     if isinstance(value, Struct):
         return type(value)(
             **{name: thawed(getattr(value, name)) for name in value.__struct_fields__}

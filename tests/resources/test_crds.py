@@ -1,4 +1,4 @@
-"""The definitions in deploy/crds say what the structs say, in a form an API server takes."""
+"""CRDs in deploy/crds match the structs and have structural schemas."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,19 +19,19 @@ each_kind = pytest.mark.parametrize("info", KINDS, ids=lambda info: info.kind)
 
 
 @each_kind
-def test_the_definition_on_disk_is_the_one_the_structs_give(info: KindInfo):
+def test_definitions_on_disk_are_current(info: KindInfo):
     on_disk = (DIRECTORY / crds.file_name(info)).read_text()
     assert on_disk == crds.render(info), (
         "run: python -m paddock.resources.schema.crds --write deploy/crds"
     )
 
 
-def test_no_definition_is_left_over():
+def test_no_stale_definition_is_on_disk():
     listed = {path.name for path in DIRECTORY.glob("*.yaml")} - {"kustomization.yaml"}
     assert listed == {crds.file_name(info) for info in KINDS}
 
 
-def test_writing_removes_what_is_no_kind_any_more(tmp_path: Path):
+def test_writing_removes_definitions_of_unknown_kinds(tmp_path: Path):
     stale = tmp_path / "paddock.dev_dinosaurs.yaml"
     stale.touch()
     crds.main(["--write", str(tmp_path)])
@@ -39,13 +39,13 @@ def test_writing_removes_what_is_no_kind_any_more(tmp_path: Path):
     assert len(list(tmp_path.iterdir())) == len(KINDS)
 
 
-def test_a_definition_that_says_something_else_bears_another_fingerprint():
+def test_a_changed_definition_has_another_fingerprint():
     info = KINDS[0]
     other = structs.replace(info, short_names=("other",))
-    marks = {
+    fingerprints = {
         crds.crd(given)["metadata"]["annotations"][crds.FINGERPRINT] for given in (info, other)
     }
-    assert len(marks) == 2
+    assert len(fingerprints) == 2
     assert crds.crd(info) == crds.crd(info)
 
 
@@ -84,14 +84,14 @@ def resolve(schema: dict[str, Any], path: str) -> dict[str, Any] | None:
     return schema or None
 
 
-def test_descriptions_come_from_the_source():
+def test_descriptions_come_from_docstrings():
     sandbox = schema_of_kind(next(info.cls for info in KINDS if info.kind == "Sandbox"))
     spec = sandbox["properties"]["spec"]["properties"]
     assert "Time at which the sandbox shuts down" in spec["shutdownTime"]["description"]
     assert "milliseconds" in spec["pauseStrategy"]["description"]
 
 
-def test_every_limit_and_rule_names_a_field_that_exists():
+def test_limits_and_rules_refer_to_existing_fields():
     for cls, limits in LIMITS.items():
         assert set(limits) <= set(cls.__struct_fields__), cls
     for cls in {**RULES, **TRANSITIONS}:

@@ -1,4 +1,4 @@
-"""Objects that readers share cannot be changed in any part, however they came to be."""
+"""Resources are immutable in every part, whichever way they were created."""
 
 import copy
 import pickle
@@ -69,7 +69,7 @@ def test_no_part_of_an_object_can_be_changed(kind: type[Resource], way: str):
     assert codec.encode(obj) == before
 
 
-def test_the_walk_notices_what_can_be_changed():
+def test_the_mutation_helper_finds_mutable_parts():
     spec = structs.replace(SandboxTemplateSpec())
     structs.force_setattr(spec, "env", {"A": "1"})
     structs.force_setattr(spec, "pod_template", {"a": [1]})
@@ -87,7 +87,7 @@ def test_a_replaced_part_is_frozen_too(kind: type[Resource]):
             assert list(accepted_changes(new)) == []
 
 
-def test_the_caller_keeps_its_own_dicts():
+def test_later_changes_of_the_arguments_have_no_effect():
     labels, pod = {"a": "b"}, {"spec": {"containers": [{"name": "x"}]}}
     obj = SandboxTemplate(
         metadata=ObjectMeta(labels=labels), spec=SandboxTemplateSpec(pod_template=pod)
@@ -113,7 +113,7 @@ def test_a_frozen_mapping_behaves_as_a_dict():
     assert isinstance(msgspec.to_builtins(frozen), dict)
 
 
-def test_a_refusal_says_what_to_do():
+def test_errors_explain_how_to_change_a_frozen_value():
     with pytest.raises(TypeError, match=r"FrozenDict is immutable: .* build a new one"):
         FrozenDict(a="1")["a"] = "2"
     with pytest.raises(TypeError, match="FrozenList is immutable"):
@@ -121,13 +121,13 @@ def test_a_refusal_says_what_to_do():
 
 
 @pytest.mark.parametrize("plain", [{}, {"metadata": {}}, {"metadata": {"labels": {}}}])
-def test_empty_mappings_are_one_object_and_are_not_written(plain: dict[str, Any]):
+def test_empty_mappings_are_one_object_and_are_not_encoded(plain: dict[str, Any]):
     obj = codec.from_builtins(SandboxTemplate, plain)
     assert obj.metadata.labels is obj.metadata.annotations is obj.spec.env is EMPTY
     assert b"labels" not in codec.encode(obj)
 
 
-def test_freezing_keeps_what_is_frozen_already():
+def test_freezing_a_frozen_value_returns_it_unchanged():
     frozen = freeze(FREE_FORM)
     assert freeze(frozen) is frozen
     assert frozen == FREE_FORM

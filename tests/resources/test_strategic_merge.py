@@ -16,10 +16,10 @@ PORTS = [{"port": 80, "name": "a"}, {"port": 81}]
 @pytest.mark.parametrize(
     ("base", "patch", "expected"),
     [
-        pytest.param({"a": 1}, {}, {"a": 1}, id="nothing"),
+        pytest.param({"a": 1}, {}, {"a": 1}, id="empty patch"),
         pytest.param({"a": 1}, {"b": 2}, {"a": 1, "b": 2}, id="a new field"),
         pytest.param({"a": 1}, {"a": None}, {}, id="null removes"),
-        pytest.param({}, {"a": None}, {}, id="null of what is not there"),
+        pytest.param({}, {"a": None}, {}, id="null for an absent field"),
         pytest.param({"a": {"b": 1}}, {"a": {"c": 2}}, {"a": {"b": 1, "c": 2}}, id="objects"),
         pytest.param({"a": 1}, {"a": {"b": 2}}, {"a": {"b": 2}}, id="object over a number"),
         pytest.param({"a": {"b": 1}}, {"a": 2}, {"a": 2}, id="number over an object"),
@@ -41,7 +41,7 @@ PORTS = [{"port": 80, "name": "a"}, {"port": 81}]
             {"ports": []},
             {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},
             {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},
-            id="two new items of one key",
+            id="two new items with the same key",
         ),
         pytest.param(
             {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},
@@ -52,7 +52,7 @@ PORTS = [{"port": 80, "name": "a"}, {"port": 81}]
                     {"port": 53, "protocol": "TCP"},
                 ]
             },
-            id="two present items of one key: the first is meant",
+            id="two existing items with the same key: the first is patched",
         ),
         pytest.param(
             {"volumes": [{"name": "a"}, {"anonymous": 1}]},
@@ -95,7 +95,7 @@ PORTS = [{"port": 80, "name": "a"}, {"port": 81}]
             {"ports": PORTS},
             {"$setElementOrder/ports": [{"port": 81}]},
             {"ports": PORTS},
-            id="the order of items is not followed",
+            id="setElementOrder is ignored",
         ),
     ],
 )
@@ -108,7 +108,7 @@ def test_merging(base: Any, patch: dict[str, Any], expected: dict[str, Any]):
     assert (base, patch) == before
 
 
-def test_the_result_is_plain_and_shares_nothing():
+def test_the_result_is_a_plain_copy():
     result = merge(freeze({"a": {"b": [1]}}), freeze({"c": {"d": [{"e": 1}]}}))
     result["a"]["b"].append(2)
     result["c"]["d"][0]["e"] = 2
@@ -118,20 +118,22 @@ def test_the_result_is_plain_and_shares_nothing():
 @pytest.mark.parametrize(
     ("patch", "path"),
     [
-        pytest.param({"a": {"$patch": "explode"}}, "a", id="an unknown way"),
-        pytest.param({"a": {"$explode": 1}}, "a", id="an unknown directive"),
-        pytest.param({"a": {"ports": [{}]}}, "a.ports[0].port", id="an item without key"),
-        pytest.param({"env": [{"name": "a"}, {"b": 1}]}, "env[1].name", id="the second without"),
-        pytest.param({"env": [{"name": {"x": 1}}]}, "env[0].name", id="a key that is an object"),
+        pytest.param({"a": {"$patch": "explode"}}, "a", id="unknown value of $patch"),
+        pytest.param({"a": {"$explode": 1}}, "a", id="unknown directive"),
+        pytest.param({"a": {"ports": [{}]}}, "a.ports[0].port", id="item without key"),
+        pytest.param(
+            {"env": [{"name": "a"}, {"b": 1}]}, "env[1].name", id="second item without key"
+        ),
+        pytest.param({"env": [{"name": {"x": 1}}]}, "env[0].name", id="key is an object"),
     ],
 )
-def test_a_bad_patch_is_refused_with_its_path(patch: dict[str, Any], path: str):
+def test_an_invalid_patch_is_rejected_with_its_path(patch: dict[str, Any], path: str):
     with pytest.raises(InvalidError, match="the patch cannot be applied") as caught:
         merge({"a": {}}, patch)
     assert [problem.path for problem in caught.value.problems] == [path]
 
 
-def test_without_directives_a_dollar_is_part_of_a_name():
+def test_without_directives_names_may_begin_with_a_dollar():
     patch = {"spec": {"$patch": "replace", "x": 1}, "volumes": [{"name": "a", "$patch": "delete"}]}
     base = {"spec": {"y": 2}, "volumes": [{"name": "a"}]}
     assert merge(base, patch, has_directives=False) == {
@@ -140,7 +142,7 @@ def test_without_directives_a_dollar_is_part_of_a_name():
     }
 
 
-def test_a_struct_is_merged_and_checked():
+def test_a_patch_is_merged_into_a_struct():
     base = SandboxTemplateSpec(image="a", env={"A": "1"}, ports=(Port(port=80, name="x"),))
     patch = {"env": {"B": "2"}, "ports": [{"port": 80, "name": "y"}, {"port": 81}], "image": None}
     assert merged(base, patch, where="here") == SandboxTemplateSpec(
@@ -155,9 +157,9 @@ def test_a_struct_is_merged_and_checked():
         ({"image": 1}, "Expected `str"),
         ({"imaeg": "x"}, "unknown field imaeg"),
         ({"ports": [{"name": "x"}]}, r"ports\[0\].port"),
-        ({"env": {"$patch": "explode"}}, "is not a directive"),
+        ({"env": {"$patch": "explode"}}, r"is not a \$patch directive"),
     ],
 )
-def test_a_patch_that_does_not_fit_the_struct_is_refused(patch: dict[str, Any], why: str):
+def test_a_patch_that_does_not_fit_the_struct_is_rejected(patch: dict[str, Any], why: str):
     with pytest.raises(InvalidError, match=f"here cannot be merged: .*{why}"):
         merged(SandboxTemplateSpec(), patch, where="here")

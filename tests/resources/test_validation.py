@@ -1,4 +1,4 @@
-"""What may be stored, and what people are told about what may not."""
+"""Validation of objects and updates, and the paths in its errors."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def paths_of(error: InvalidError) -> list[str]:
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: f"{bad.kind}: {bad.why}")
-def test_a_bad_object_is_refused_with_the_path_of_the_field_to_blame(bad: Bad):
+def test_an_invalid_object_is_rejected_with_the_path_of_the_field(bad: Bad):
     with pytest.raises(InvalidError) as caught:
         validate_create(codec.decode_any(bad.document))
     assert bad.path in paths_of(caught.value)
@@ -36,7 +36,7 @@ def test_a_bad_object_is_refused_with_the_path_of_the_field_to_blame(bad: Bad):
 
 
 @pytest.mark.parametrize("bad", BAD_CHANGES, ids=lambda bad: f"{bad.kind}: {bad.why}")
-def test_what_is_fixed_cannot_be_changed(bad: BadChange):
+def test_immutable_fields_cannot_be_changed(bad: BadChange):
     before, after = (
         codec.decode_any({"kind": bad.kind, "metadata": {"name": "x"}, "spec": spec})
         for spec in (bad.before, bad.after)
@@ -91,13 +91,13 @@ def test_there_is_an_example_of_every_kind():
         ({"kind": "SandboxTemplate", "spec": {"ports": [{}]}}, "spec.ports[0].port"),
     ],
 )
-def test_a_wrong_type_is_told_with_its_whole_path(document: dict[str, object], path: str):
+def test_type_errors_have_the_full_path(document: dict[str, object], path: str):
     with pytest.raises(InvalidError) as caught:
         codec.decode_any(document)
     assert paths_of(caught.value) == [path]
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_at_once():
     pool = SandboxPool(
         metadata=ObjectMeta(name="Pool"),
         spec=SandboxPoolSpec(replicas=1, capacity=Capacity(buffer_min=3, buffer_max=2, pool_max=1)),
@@ -113,7 +113,7 @@ def test_all_problems_are_told_at_once():
     }
 
 
-def test_a_stored_object_that_is_invalid_by_now_can_still_lose_its_finalizer():
+def test_the_finalizer_of_an_invalid_stored_object_can_be_removed():
     stored = SandboxClaim(
         metadata=ObjectMeta(name="old", finalizers=("paddock.dev/claim",)),
         spec=SandboxClaimSpec(template_name=""),
@@ -122,8 +122,8 @@ def test_a_stored_object_that_is_invalid_by_now_can_still_lose_its_finalizer():
     validate_update(stored, with_meta(stored, finalizers=()))
 
 
-def test_no_finalizer_is_added_to_what_is_being_deleted():
-    dying = codec.decode_any(
+def test_no_finalizer_can_be_added_during_deletion():
+    deleting = codec.decode_any(
         {
             "kind": "Sandbox",
             "metadata": {"name": "a", "deletionTimestamp": "2030-01-01T00:00:00Z"},
@@ -131,10 +131,10 @@ def test_no_finalizer_is_added_to_what_is_being_deleted():
         }
     )
     with pytest.raises(InvalidError, match=r"metadata\.finalizers"):
-        validate_update(dying, with_meta(dying, finalizers=("example.com/late",)))
+        validate_update(deleting, with_meta(deleting, finalizers=("example.com/late",)))
 
 
-def test_a_claim_can_be_cleared_and_given_anew():
+def test_a_claim_can_be_removed_and_set_again():
     claim = {"sandboxId": "a", "owner": "t", "lock": "l", "claimTime": "2030-01-01T00:00:00Z"}
     held = codec.decode_any(
         {"kind": "Sandbox", "metadata": {"name": "a"}, "spec": {"restoreFrom": "c", "claim": claim}}
@@ -156,18 +156,18 @@ def test_a_claim_can_be_cleared_and_given_anew():
         ("BatchSandbox", "spec.template"),
     ],
 )
-def test_a_spec_that_is_missing_is_missed(kind: str, path: str):
+def test_a_missing_spec_is_rejected(kind: str, path: str):
     with pytest.raises(InvalidError) as caught:
         validate_create(codec.decode_any({"kind": kind, "metadata": {"name": "a"}}))
     assert path in paths_of(caught.value)
 
 
-def test_a_name_to_be_generated_is_checked_too():
+def test_generate_name_is_validated():
     spec = SandboxSpec(template_ref=TemplateRef(name="t"))
     validate_create(Sandbox(metadata=ObjectMeta(generate_name="pool-"), spec=spec))
     with pytest.raises(InvalidError, match=r"metadata\.generateName"):
         validate_create(Sandbox(metadata=ObjectMeta(generate_name="Pool-"), spec=spec))
-    with pytest.raises(InvalidError, match="name or generateName is needed"):
+    with pytest.raises(InvalidError, match="name or generateName is required"):
         validate_create(Sandbox(spec=spec))
 
 
@@ -189,17 +189,17 @@ def test_a_name_to_be_generated_is_checked_too():
         (ObjectMeta(name="a" * 64), "metadata.name"),
     ],
 )
-def test_metadata_is_checked_as_kubernetes_does(meta: ObjectMeta, path: str):
+def test_metadata_is_validated_as_in_kubernetes(meta: ObjectMeta, path: str):
     assert [problem.path for problem in problems_of(Namespace(metadata=meta))] == [path]
 
 
-def test_values_of_a_secret_are_base64():
+def test_secret_values_must_be_base64():
     secret = Secret(metadata=ObjectMeta(name="s"), data={"good": "YQ==", "bad": "a"})
     assert [problem.path for problem in problems_of(secret)] == ["data.bad"]
 
 
 @given(st.text(max_size=300))
-def test_checks_of_spelling_never_fail_themselves(text: str):
+def test_format_checks_never_raise(text: str):
     for check in (
         formats.dns_subdomain, formats.dns_label, formats.qualified_name, formats.label_value,
         formats.env_name, formats.network, formats.network_or_domain, formats.address, formats.cron,
@@ -211,7 +211,7 @@ def test_checks_of_spelling_never_fail_themselves(text: str):
 @given(
     low=st.integers(0, 9), high=st.integers(0, 9), least=st.integers(0, 9), most=st.integers(0, 9)
 )
-def test_capacity_is_accepted_exactly_when_its_bands_fit(
+def test_capacity_is_valid_exactly_if_its_limits_are_ordered(
     low: int, high: int, least: int, most: int
 ):
     pool = SandboxPool(

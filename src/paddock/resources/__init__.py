@@ -1,1 +1,1 @@
-"""The seven kinds as frozen structs, with codec, selectors, validation and schemas. No I/O."""
+"""The seven kinds of Paddock as frozen structs, with codec, validation and schemas. No I/O."""

@@ -1,7 +1,7 @@
-"""Bytes to resources and back.
+"""Encoding and decoding of resources as JSON.
 
 Tolerant decoding is for stored objects and newer clients. Strict decoding is for documents that
-users apply: an unknown field is an error that names its path.
+users apply: an unknown field is an error with the path of the field.
 """
 
 import re
@@ -23,24 +23,24 @@ _MAX_PROBLEMS = 20
 
 @cache
 def decoder(cls: type[R]) -> msgspec.json.Decoder[R]:
-    """Return the (cached) decoder of a kind."""
+    """Return the cached decoder of a kind."""
     return msgspec.json.Decoder(cls)
 
 
 def typed(obj: R) -> R:
-    """Return the object with apiVersion and kind of its class."""
+    """Return the object with the apiVersion and kind of its class."""
     if obj.kind == obj.KIND and obj.api_version == obj.API_VERSION:
         return obj
     return structs.replace(obj, kind=obj.KIND, api_version=obj.API_VERSION)
 
 
 def encode(obj: Resource) -> bytes:
-    """Write a resource as JSON."""
+    """Encode a resource as JSON."""
     return _encoder.encode(typed(obj))
 
 
 def decode(cls: type[R], data: bytes | memoryview) -> R:
-    """Read a resource; unknown fields are dropped, wrong types are an `InvalidError`."""
+    """Decode a resource. Unknown fields are dropped, wrong types raise `InvalidError`."""
     try:
         return decoder(cls).decode(data)
     except msgspec.DecodeError as error:
@@ -54,7 +54,7 @@ def _status_decoder(cls: type[Resource]) -> msgspec.json.Decoder[Any]:
 
 
 def decode_status(cls: type[Resource], data: bytes) -> Any:
-    """Read the status alone out of a whole resource."""
+    """Decode only the status of an encoded resource."""
     try:
         return _status_decoder(cls).decode(data).status
     except msgspec.DecodeError as error:
@@ -62,12 +62,12 @@ def decode_status(cls: type[Resource], data: bytes) -> Any:
 
 
 def to_builtins(value: Any) -> Any:
-    """Return plain dicts and lists, as JSON would have them; msgspec's own would keep tuples."""
+    """Return plain dicts and lists, as in JSON. Unlike `msgspec.to_builtins`, without tuples."""
     return msgspec.json.decode(_encoder.encode(value))
 
 
 def from_builtins(cls: type[R], plain: object, *, strict_fields: bool = False) -> R:
-    """Build a resource from plain dicts and lists; strict: unknown fields are refused."""
+    """Build a resource from plain dicts and lists. If strict, unknown fields are rejected."""
     if strict_fields:
         problems = unknown_fields(cls, plain)
         if problems:
@@ -82,14 +82,14 @@ def from_builtins(cls: type[R], plain: object, *, strict_fields: bool = False) -
 
 
 def decode_any(plain: Any) -> Resource:
-    """Build a resource of the kind that the document names, strictly."""
+    """Build a resource of the kind that the document names. Unknown fields are rejected."""
     if not isinstance(plain, dict):
-        raise InvalidError("a resource is a mapping with apiVersion, kind, metadata and spec")
+        raise InvalidError("a resource must be a mapping with apiVersion, kind, metadata and spec")
     kind: Any = plain.get("kind")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     info = BY_KIND.get(kind) if isinstance(kind, str) else None
     if info is None:
         known = ", ".join(sorted(BY_KIND))
-        problem = FieldProblem("kind", f"there is no kind {kind!r}; known kinds: {known}")
+        problem = FieldProblem("kind", f"unknown kind {kind!r}; known kinds: {known}")
         raise InvalidError(str(problem), problems=[problem])
     return from_builtins(info.cls, plain, strict_fields=True)  # pyright: ignore[reportUnknownArgumentType]
 
@@ -101,7 +101,7 @@ def _invalid(cls: type[Resource], error: msgspec.DecodeError, plain: Any = None)
     if _ANY_KEY in path and plain is not None:
         path = _with_keys(cls, plain, path)
     if match := _MISSING.match(message):
-        path, message = f"{path}.{match[1]}" if path else match[1], "is needed"
+        path, message = f"{path}.{match[1]}" if path else match[1], "is required"
     elif (match := _ENUM.match(message)) and (choices := _choices(cls, path)):
         message = f"{match[1]} is not one of {', '.join(choices)}"
     problem = FieldProblem(path, message)
@@ -114,7 +114,7 @@ _ANY_KEY = "[...]"
 
 
 def _with_keys(cls: Any, plain: Any, path: str) -> str:
-    """Return the path with the key of a mapping, which the decoder leaves out."""
+    """Return the path with the keys of mappings, which msgspec leaves out."""
     before, found, after = path.partition(_ANY_KEY)
     kind, value = cls, plain
     for step in before.split("."):
@@ -157,9 +157,9 @@ def _option(kind: Any) -> Any:
 
 
 def without_nulls(cls: Any, plain: Any) -> Any:
-    """Drop nulls where the type knows the field: there, null means absent.
+    """Remove nulls from fields that the type defines: there, null means absent.
 
-    Free-form parts (pod templates, patches) stay as they are.
+    Free-form parts (pod templates, patches) are left unchanged.
     """
     if isinstance(cls, type) and issubclass(cls, Struct) and isinstance(plain, dict):
         known = _fields(cls)
@@ -188,11 +188,11 @@ def _holds_structs(kind: Any) -> bool:
 
 
 _KNOWN_META = {"managedFields", "selfLink"}
-"""Kubernetes' own fields of metadata that clients echo and that we do not keep."""
+"""Metadata fields of Kubernetes that clients send back and Paddock does not store."""
 
 
 def unknown_fields(cls: Any, plain: object, path: str = "") -> list[FieldProblem]:
-    """Find fields that the type does not have, at any depth."""
+    """Return the fields that the type does not have, at any depth."""
     problems: list[FieldProblem] = []
     _walk(cls, plain, path, problems)
     return problems[:_MAX_PROBLEMS]

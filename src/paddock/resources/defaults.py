@@ -1,8 +1,8 @@
-"""Objects as people see them: with the defaults that are in force written out.
+"""Rendering of objects for readers, with defaults filled in.
 
-Storage leaves defaults out to stay small (`codec.encode`). Someone who reads an object wants to
-know what holds, and `kubectl apply` compares what it was given with what it sees. Inside lists
-defaults stay unwritten, because clients compare lists as a whole with what they once sent.
+The encoding for storage leaves defaults out to stay small (`codec.encode`). Readers want to see the
+effective values, and `kubectl apply` compares the object it sent with the object it reads. Inside
+lists defaults stay out, because clients compare whole lists with what they sent.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,12 @@ from paddock.resources.kinds.builtin import LeaseSpec
 from paddock.resources.meta import Resource
 
 _NOTHING_AT_ZERO = {"observed_generation", "pause_observed_generation"}
-"""Fields where 0 means that nobody has looked yet; `kubectl wait` would wait for more than 0."""
+"""Fields in which 0 means that no controller has observed the object. They are left out, because
+`kubectl wait` would wait for a greater value."""
 
 
 def explicit(obj: Resource) -> dict[str, Any]:
-    """Return an object as plain dicts and lists, defaults included; nothing is null or empty."""
+    """Return an object as plain dicts and lists: with defaults, without null and empty values."""
     plain: dict[str, Any] = {
         "apiVersion": obj.API_VERSION,
         "kind": obj.KIND,
@@ -44,7 +45,7 @@ def _fields(cls: type[Struct]) -> dict[str, str]:
 
 
 def _render(value: Any) -> Any:
-    """Return what is shown for a value; `None` for what is not shown at all."""
+    """Return the rendered value, or `None` if it is left out."""
     if value is None or value == "":
         return None
     if isinstance(value, Struct):
@@ -73,14 +74,14 @@ def _render_struct(value: Struct) -> dict[str, Any] | None:
 
 
 def _entry(item: Any) -> Any:
-    """Return the value of a mapping: its key stays, even where the value says nothing."""
+    """Return the rendered value of a mapping. Its key is kept even if the value is empty."""
     if isinstance(item, Struct):
         return _render_struct(item) or {}
     return to_builtins(item)
 
 
 def _micro_times(spec: LeaseSpec) -> dict[str, str]:
-    """Write a lease's moments with six digits after the point, as clients insist."""
+    """Return the timestamps of a lease with microseconds, as Kubernetes clients require."""
     moments = {"acquireTime": spec.acquire_time, "renewTime": spec.renew_time}
     return {
         name: moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

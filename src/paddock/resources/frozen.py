@@ -1,6 +1,6 @@
-"""Immutable mappings and lists: what the free-form parts of a resource are made of.
+"""Immutable mappings and lists for the free-form parts of a resource.
 
-Readers share resources with the cache and the store. A frozen struct protects its fields, not the
+Readers share resources with the cache and the store. A frozen struct protects its fields, but not a
 dict inside a field. So every struct with a mapping replaces it by a `FrozenDict` in
 `__post_init__`, which msgspec calls at construction, decoding, conversion and `structs.replace`.
 Both classes are subclasses of the builtins: msgspec encodes them natively, and they compare equal
@@ -20,7 +20,7 @@ def _refuse(self: object, *_: object, **__: object) -> NoReturn:
 
 
 class FrozenDict(dict[str, Any]):
-    """A dict that cannot be changed. `{**d}`, `d | other` and `d.copy()` give plain dicts."""
+    """An immutable dict. `{**d}`, `d | other` and `d.copy()` return plain dicts."""
 
     __slots__ = ()
     __setitem__ = __delitem__ = __ior__ = _refuse
@@ -37,7 +37,7 @@ class FrozenDict(dict[str, Any]):
 
 
 class FrozenList(list[Any]):
-    """A list that cannot be changed; for lists inside free-form documents."""
+    """An immutable list, for lists inside free-form documents."""
 
     __slots__ = ()
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
@@ -54,7 +54,7 @@ class FrozenList(list[Any]):
 
 
 EMPTY: Mapping[str, Any] = FrozenDict()
-"""The default of every mapping field. Always this object: msgspec omits a default by identity."""
+"""Default of every mapping field. Always this object: msgspec omits defaults by identity."""
 
 
 def freeze(value: Any) -> Any:
@@ -70,13 +70,13 @@ def freeze(value: Any) -> Any:
         return FrozenList(map(freeze, cast("list[Any]", value)))
     if isinstance(value, tuple):
         items = cast("tuple[Any, ...]", value)
-        # Kept where nothing is to be done, so that equal values stay shared.
+        # Return the same tuple if nothing changes, so that it stays shared.
         return items if all(map(is_frozen, items)) else tuple(map(freeze, items))
     return value
 
 
 def is_frozen(value: Any) -> bool:
-    """Whether nothing inside the value is a mutable mapping or list; frozen ones are trusted."""
+    """Whether the value contains no mutable mapping or list. Frozen ones are not inspected."""
     if isinstance(value, tuple):
         return all(map(is_frozen, cast("tuple[Any, ...]", value)))
     if isinstance(value, (FrozenDict, FrozenList)):
@@ -85,14 +85,14 @@ def is_frozen(value: Any) -> bool:
 
 
 def freeze_flat(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a mapping whose values are immutable already (strings, structs) as a `FrozenDict`."""
+    """Return a mapping of immutable values (strings, structs) as a `FrozenDict`."""
     if type(value) is FrozenDict:
         return value
     return FrozenDict(value) if value else EMPTY
 
 
 def freeze_fields(obj: Struct, *names: str) -> None:
-    """Freeze mappings of immutable values in place; for a struct's `__post_init__`."""
+    """Freeze fields that hold mappings of immutable values, for `__post_init__`."""
     for name in names:
         value = getattr(obj, name)
         if type(value) is not FrozenDict:
@@ -100,7 +100,7 @@ def freeze_fields(obj: Struct, *names: str) -> None:
 
 
 def freeze_documents(obj: Struct, *names: str) -> None:
-    """Freeze fields that hold free-form documents, at any depth; for `__post_init__`."""
+    """Freeze fields that hold free-form documents, at any depth, for `__post_init__`."""
     for name in names:
         value = getattr(obj, name)
         if (frozen := freeze(value)) is not value:

@@ -84,7 +84,7 @@ class ObjectMeta(ResourcePart, frozen=True, kw_only=True):
     """Owners of the object. It is deleted when all of them are gone."""
 
     def __post_init__(self) -> None:
-        # Written out: this runs for every object that is read or written.
+        # Not `freeze_fields`, for speed: this runs for every object that is read or written.
         if type(self.labels) is not FrozenDict:
             structs.force_setattr(self, "labels", freeze_flat(self.labels))
         if type(self.annotations) is not FrozenDict:

@@ -1,4 +1,4 @@
-"""Quantities as Kubernetes writes them: `500m` of CPU, `512Mi` of memory."""
+"""Quantities in the notation of Kubernetes: `500m` of CPU, `512Mi` of memory."""
 
 import re
 from decimal import Decimal
@@ -23,7 +23,7 @@ _FACTORS = {
 
 
 def parse(text: str, path: str = "") -> Decimal:
-    """Read a quantity; an `InvalidError` names the field."""
+    """Parse a quantity. Raise `InvalidError` with the path of the field."""
     match = _QUANTITY.match(text)
     if match is None:
         problem = FieldProblem(path, f"{text!r} is not a quantity such as 2, 500m or 512Mi")
@@ -32,13 +32,13 @@ def parse(text: str, path: str = "") -> Decimal:
 
 
 def millis(text: str, path: str = "") -> int:
-    """Read a CPU quantity as thousandths of a core, rounded up."""
+    """Parse a CPU quantity and return thousandths of a core, rounded up."""
     value = parse(text, path) * 1000
     return int(value.to_integral_value(rounding="ROUND_CEILING"))
 
 
 def whole(text: str, path: str = "") -> int:
-    """Read a size as bytes, rounded up."""
+    """Parse a size and return bytes, rounded up."""
     return int(parse(text, path).to_integral_value(rounding="ROUND_CEILING"))
 
 

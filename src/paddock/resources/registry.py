@@ -1,4 +1,4 @@
-"""Every kind there is, with what tools show of it."""
+"""Registry of all kinds, with their names, printer columns and subresources."""
 
 from paddock.kit.errors import InvalidError
 from paddock.resources.kinds.batch import BatchSandbox
@@ -13,19 +13,19 @@ from paddock.resources.meta import Resource, ResourcePart
 
 
 class Column(ResourcePart, frozen=True, kw_only=True):
-    """One printer column of `kubectl get`."""
+    """A printer column of `kubectl get`."""
 
     name: str
     path: str
     """JSONPath, as in a CRD."""
     type: str = "string"
-    """`date` is shown as an age, so it is for moments in the past only."""
+    """`date` is shown as an age, so it is only for times in the past."""
     priority: int = 0
-    """Above 0: only with `-o wide`."""
+    """Columns above 0 are shown only with `-o wide`."""
 
 
 class Scale(ResourcePart, frozen=True, kw_only=True):
-    """Where the scale subresource reads and writes."""
+    """Paths of the scale subresource."""
 
     spec_path: str = ".spec.replicas"
     status_path: str = ".status.replicas"
@@ -33,7 +33,7 @@ class Scale(ResourcePart, frozen=True, kw_only=True):
 
 
 class KindInfo(ResourcePart, frozen=True, kw_only=True):
-    """What discovery, CRDs and tables need to know of a kind."""
+    """Properties of a kind for discovery, CRDs and tables."""
 
     cls: type[Resource]
     short_names: tuple[str, ...] = ()
@@ -42,16 +42,17 @@ class KindInfo(ResourcePart, frozen=True, kw_only=True):
     has_status: bool = True
     scale: Scale | None = None
     selectable: tuple[str, ...] = ()
-    """Fields that selectors may name on a Kubernetes API server, beside name and namespace."""
+    """Fields that field selectors can use on a Kubernetes API server, in addition to name and
+    namespace."""
 
     @property
     def kind(self) -> str:
-        """Its name."""
+        """Name of the kind."""
         return self.cls.KIND
 
     @property
     def singular(self) -> str:
-        """Its name in lower case."""
+        """Name of the kind in lower case."""
         return self.cls.KIND.lower()
 
 
@@ -179,7 +180,7 @@ KINDS: tuple[KindInfo, ...] = (
         ),
     ),
 )
-"""The seven kinds of the vocabulary."""
+"""The seven kinds of Paddock."""
 
 BUILTINS: tuple[KindInfo, ...] = (
     KindInfo(
@@ -206,16 +207,16 @@ BUILTINS: tuple[KindInfo, ...] = (
     ),
     KindInfo(cls=Secret, has_status=False, columns=(_column("Type", ".type"), _AGE)),
 )
-"""Kubernetes' own kinds that the embedded store keeps."""
+"""Built-in Kubernetes kinds that the embedded store keeps."""
 
 ALL: tuple[KindInfo, ...] = KINDS + BUILTINS
 BY_KIND = {info.kind: info for info in ALL}
 
 
 def info_for(kind: str) -> KindInfo:
-    """Find a kind by its name, plural, singular or short name; an unknown one is an error."""
+    """Return a kind by name, plural, singular or short name. Raise `InvalidError` if unknown."""
     for info in ALL:
         if kind in (info.kind, info.cls.PLURAL, info.singular, *info.short_names):
             return info
     known = ", ".join(sorted(info.cls.PLURAL for info in ALL))
-    raise InvalidError(f"there is no kind {kind!r}", hint=f"known kinds: {known}")
+    raise InvalidError(f"unknown kind {kind!r}", hint=f"known kinds: {known}")

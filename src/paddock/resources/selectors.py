@@ -1,4 +1,4 @@
-"""Label and field selectors, as Kubernetes reads them.
+"""Label and field selectors, with the syntax of Kubernetes.
 
 app=web,tier!=db,env in (a,b),env notin (c),key,!key          labels
 metadata.name=x,status.phase!=Running                         fields
@@ -22,7 +22,7 @@ _SPLIT = re.compile(r",(?![^(]*\))")
 
 
 class Requirement(Struct, frozen=True):
-    """One term: the key's value is (or is not) among these; no values: it exists (or not)."""
+    """One term: the value is (not) in the set. Without values: the key exists (or not)."""
 
     key: str
     values: frozenset[str] | None
@@ -37,7 +37,7 @@ class Requirement(Struct, frozen=True):
 
 
 class LabelSelector(Struct, frozen=True):
-    """All terms must hold."""
+    """A label selector. All terms must match."""
 
     requirements: tuple[Requirement, ...] = ()
 
@@ -59,7 +59,7 @@ def _render(item: Requirement) -> str:
 
 
 def parse_labels(text: str) -> LabelSelector:
-    """Read a label selector; an `InvalidError` quotes the term it cannot read."""
+    """Parse a label selector. Raise `InvalidError` that quotes an invalid term."""
     if not text.strip():
         return LabelSelector()
     return LabelSelector(tuple(_label_term(term) for term in _SPLIT.split(text)))
@@ -74,12 +74,12 @@ def _label_term(term: str) -> Requirement:
         return Requirement(match[1], frozenset((match[3],)), match[2] == "!=")
     if match := _EXISTS.match(term):
         return Requirement(match[2], None, match[1] == "!")
-    problem = FieldProblem("labelSelector", f"cannot read the term {term.strip()!r}")
+    problem = FieldProblem("labelSelector", f"invalid term {term.strip()!r}")
     raise InvalidError(str(problem), problems=[problem])
 
 
 class FieldTerm(Struct, frozen=True):
-    """One field equals (or differs from) a value."""
+    """One term: a field equals (or differs from) a value."""
 
     path: tuple[str, ...]
     value: str
@@ -87,7 +87,7 @@ class FieldTerm(Struct, frozen=True):
 
 
 class FieldSelector(Struct, frozen=True):
-    """All terms must hold; `paddock.store.selection` tests objects by them."""
+    """A field selector. All terms must match. Objects are tested in `paddock.store.selection`."""
 
     terms: tuple[FieldTerm, ...] = ()
 
@@ -96,13 +96,13 @@ class FieldSelector(Struct, frozen=True):
 
 
 def _render_field(term: FieldTerm) -> str:
-    # A value may itself begin with the sign.
+    # `=` before a value that begins with `=` would be parsed as `==`.
     equal = "==" if term.value.startswith("=") else "="
     return f"{'.'.join(term.path)}{'!=' if term.negated else equal}{term.value}"
 
 
 def parse_fields(text: str) -> FieldSelector:
-    """Read a field selector."""
+    """Parse a field selector. Raise `InvalidError` that quotes an invalid term."""
     if not text.strip():
         return FieldSelector()
     terms: list[FieldTerm] = []
@@ -116,5 +116,5 @@ def _field_parts(term: str) -> tuple[str, str, str]:
     path, operator, value = (*_OPERATOR.split(term, 1), "", "")[:3]
     if operator and _FIELD.fullmatch(path.strip()):
         return path.strip(), operator, value.strip()
-    problem = FieldProblem("fieldSelector", f"cannot read the term {term.strip()!r}")
+    problem = FieldProblem("fieldSelector", f"invalid term {term.strip()!r}")
     raise InvalidError(str(problem), problems=[problem])

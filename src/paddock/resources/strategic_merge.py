@@ -1,8 +1,9 @@
-"""Strategic merge of plain documents: the one implementation and the one table of keys. Pure.
+"""Strategic merge of plain documents, with one table of merge keys. Pure.
 
-Objects merge, `null` removes, lists are replaced. Lists in `MERGE_KEYS` are merged item by item,
-lists in `MERGED_SETS` are extended. Directives (`$patch`, `$retainKeys`, …) work as in Kubernetes.
-Used for PATCH requests, for the patches of a batch's shards, and for a template's `podTemplate`.
+Objects are merged, `null` removes a field, lists are replaced. Lists in `MERGE_KEYS` are merged
+item by item, lists in `MERGED_SETS` are extended. Directives (`$patch`, `$retainKeys`, …) work as
+in Kubernetes. Used for PATCH requests, for shard patches of batches, and for the `podTemplate` of
+templates.
 """
 
 from collections.abc import Mapping
@@ -27,18 +28,18 @@ MERGE_KEYS: Mapping[str, tuple[str, ...]] = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-"""Fields by which items of a list are matched: the first that every item of the patch has.
+"""Keys that identify the items of a list: the first one that every item of the patch has.
 
-A container's port is named by `containerPort`, a template's by `port`.
+Ports of containers are identified by `containerPort`, ports of templates by `port`.
 """
 MERGED_SETS = frozenset({"finalizers"})
-"""Lists of plain values to which a patch adds."""
+"""Lists of scalars that a patch extends."""
 _DIRECTIVES = ("$patch", "$retainKeys", "$setElementOrder", "$deleteFromPrimitiveList")
 S = TypeVar("S", bound=Struct)
 
 
 def merged(base: S, patch: Mapping[str, Any], *, where: str) -> S:
-    """Return the struct with a patch merged in; `InvalidError` names `where` and the fault."""
+    """Return the struct with a patch merged in. `InvalidError` names `where` and the cause."""
     try:
         document = merge(msgspec.to_builtins(base), patch)
         result = msgspec.convert(document, type(base))
@@ -53,14 +54,14 @@ def merged(base: S, patch: Mapping[str, Any], *, where: str) -> S:
 def merge(base: Any, patch: Mapping[str, Any], *, has_directives: bool = True) -> dict[str, Any]:
     """Return the document with a patch merged in. Neither is changed or shared.
 
-    Without directives, a name that begins with `$` is a field as any other. `InvalidError` has the
-    path of the fault.
+    Without directives, names that begin with `$` are ordinary fields. `InvalidError` has the path
+    of the invalid field.
     """
     return _Merge(has_directives=has_directives).object(base, patch, "")
 
 
 class _Merge:
-    """One merge."""
+    """One merge operation."""
 
     def __init__(self, *, has_directives: bool) -> None:
         self._has_directives = has_directives
@@ -76,7 +77,9 @@ class _Merge:
             if how == "replace":
                 return _copied(changes)
             if how != "merge":
-                raise _refused(path, f"{how!r} is not a directive: use replace, delete or merge")
+                raise _refused(
+                    path, f"{how!r} is not a $patch directive: use replace, delete or merge"
+                )
             result = _directed(result, directives, path)
         for name, value in changes.items():
             if value is None:
@@ -114,8 +117,8 @@ class _Merge:
                 places.setdefault(_identity(item, key, f"{path}[{place}]"), place)
         for place, item in enumerate(patch):
             where = f"{path}[{place}]"
-            # Items are matched with those of the base only: two new ones may have the same key,
-            # as a port that is open for TCP and for UDP.
+            # Items are matched only with those of the base: two new items may have the same key,
+            # such as a port for both TCP and UDP.
             known = places.get(_identity(item, key, where), len(present) + place)
             if self._has_directives and item.get("$patch") == "delete":
                 result.pop(known, None)
@@ -139,17 +142,17 @@ def _directed(result: dict[str, Any], directives: dict[str, Any], path: str) -> 
 
 
 def _identity(item: Mapping[str, Any], key: str, path: str) -> tuple[bool, Any]:
-    """Return what an item is matched by; as in JSON, `true` is not 1."""
+    """Return the merge key of an item. As in JSON, `true` differs from 1."""
     if key not in item:
-        raise _refused(f"{path}.{key}", "is needed in every item, to find the one that is meant")
+        raise _refused(f"{path}.{key}", "is required in every item: it is the merge key")
     value = item[key]
     if isinstance(value, (Mapping, list, tuple)):
-        raise _refused(f"{path}.{key}", "must be a plain value, to find the item that is meant")
+        raise _refused(f"{path}.{key}", "must be a scalar: it is the merge key")
     return isinstance(value, bool), value
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of plain, mutable dicts and lists."""
+    """Return a deep copy made of plain, mutable dicts and lists."""
     if isinstance(value, Mapping):
         items = cast("Mapping[str, Any]", value).items()
         return {name: _copied(item) for name, item in items}

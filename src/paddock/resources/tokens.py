@@ -1,7 +1,7 @@
 """Tokens of sandboxes: derived from one seed, never stored, compared in constant time.
 
-A sandbox's token is the same over every pause and restart, since it follows from the seed and
-the sandbox's id. Objects and routes carry only its hash.
+The token of a sandbox is the same across every pause and restart, because it is derived from the
+seed and the id of the sandbox. Objects and routes hold only its hash.
 """
 
 import base64
@@ -10,21 +10,21 @@ import hmac
 
 
 class TokenSeed:
-    """The secret from which every sandbox's tokens follow."""
+    """The secret from which the tokens of all sandboxes are derived."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def access_token(self, sandbox_id: str) -> str:
-        """Return the token that envd asks for."""
+        """Return the token that envd requires."""
         return self._derive("envd", sandbox_id)
 
     def traffic_token(self, sandbox_id: str) -> str:
-        """Return the token that ports of a private sandbox ask for."""
+        """Return the token that requests to ports of a private sandbox require."""
         return self._derive("traffic", sandbox_id)
 
     def sign(self, purpose: str, message: bytes) -> str:
-        """Sign a message of ours, such as one to a peer."""
+        """Return the signature of an internal message, such as one to a peer."""
         key = hmac.new(self._secret, f"sign:{purpose}".encode(), hashlib.sha256).digest()
         return hmac.new(key, message, hashlib.sha256).hexdigest()
 
@@ -37,19 +37,19 @@ class TokenSeed:
 
 
 def hashed(token: str) -> str:
-    """Return what may be stored of a token."""
+    """Return the hash of a token, which may be stored."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def matches(token: str, token_hash: str) -> bool:
-    """Whether a token is the one that was hashed, in constant time."""
+    """Whether the token has this hash. Compares in constant time."""
     return hmac.compare_digest(hashed(token), token_hash)
 
 
 def file_signature(
     token: str, *, path: str, operation: str, user: str, expiration: int | None
 ) -> str:
-    """Sign a file URL as E2B's clients do."""
+    """Return the signature of a file URL, computed as in E2B's clients."""
     text = f"{path}:{operation}:{user}:{token}"
     if expiration is not None:
         text += f":{expiration}"
@@ -58,10 +58,10 @@ def file_signature(
 
 
 def control_token(seed: TokenSeed, uid: str) -> str:
-    """Return the token that orders to a sandbox's sidecar carry."""
+    """Return the token for requests to the sidecar of a sandbox."""
     return seed.sign("control", uid.encode())
 
 
 def node_token(seed: TokenSeed) -> str:
-    """Return the token that orders to node agents carry."""
+    """Return the token for requests to node agents."""
     return seed.sign("node", b"")

@@ -56,11 +56,11 @@ def pooled(**spec: Any) -> Sandbox:
 @pytest.mark.parametrize(
     ("asked", "pause_time", "shutdown_time"),
     [
-        pytest.param(terms(), None, END, id="killed at its end"),
-        pytest.param(terms(auto_pause=True), END, None, id="paused at its end"),
+        pytest.param(terms(), None, END, id="killed at the timeout"),
+        pytest.param(terms(auto_pause=True), END, None, id="paused at the timeout"),
         pytest.param(terms(timeout=None), None, None, id="without a timeout"),
         pytest.param(
-            terms(auto_pause=True, shutdown_time=NOW), None, NOW, id="a fixed end comes first"
+            terms(auto_pause=True, shutdown_time=NOW), None, NOW, id="a fixed shutdown time wins"
         ),
     ],
 )
@@ -94,14 +94,14 @@ SMALL, LARGE = Resources(cpu="1"), Resources(cpu="2")
         ("paused_retention_seconds", None, 7, 7),
     ],
 )
-def test_a_claim_brings_its_terms(field: str, before: Any, asked: Any, after: Any):
+def test_a_claim_applies_its_terms(field: str, before: Any, asked: Any, after: Any):
     wanted = terms(**({field: asked} if asked is not None else {}))
     spec = claimed_spec(SandboxSpec(**{field: before}), wanted, now=NOW)
     assert getattr(spec, field) == after
     assert spec.claim == wanted.identity
 
 
-def test_a_claimed_sandbox_is_no_longer_its_pools():
+def test_a_claimed_sandbox_no_longer_belongs_to_its_pool():
     labels = {"color": "claim's", "mine": "1", LABEL_CLAIM: "c", LABEL_POOL: "other"}
     asked = terms(labels=labels, annotations={"color": "claim's"})
     found = claimed(pooled(), asked, now=NOW)
@@ -118,7 +118,7 @@ def test_a_claimed_sandbox_is_no_longer_its_pools():
     assert found.metadata.name == "box"
 
 
-def test_a_claim_of_our_own_controllers_writes_over_its_labels():
+def test_a_claim_of_a_controller_overwrites_its_labels():
     asked = terms(labels={LABEL_BATCH: "new", LABEL_SHARD: "1"})
     stale = claimed(pooled(), terms(labels={LABEL_BATCH: "old", LABEL_SHARD: "0"}), now=NOW)
     found = claimed(stale, asked, now=NOW).metadata.labels
@@ -137,7 +137,7 @@ def test_a_claim_of_our_own_controllers_writes_over_its_labels():
         (PauseStrategy.STOP, False, PauseStrategy.STOP),
     ],
 )
-def test_a_pause_without_memory_is_for_this_once(
+def test_a_pause_without_memory_applies_once(
     own: PauseStrategy | None, memory: bool, expected: PauseStrategy | None
 ):
     assert strategy_for(SandboxSpec(pause_strategy=own), memory=memory) is expected

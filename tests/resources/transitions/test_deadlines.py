@@ -1,4 +1,4 @@
-"""What operations do to the deadlines of a sandbox."""
+"""Effects of operations on the deadlines of a sandbox."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -34,11 +34,16 @@ def instants(found: SandboxSpec) -> tuple[bool, datetime | None, datetime | None
 @pytest.mark.parametrize(
     ("before", "seconds", "expected"),
     [
-        pytest.param(spec(), 10, (False, None, at(10)), id="killed at its end"),
-        pytest.param(spec(auto_pause=True), 10, (False, at(10), None), id="paused at its end"),
-        pytest.param(spec(shutdown_time=at(99)), 10, (False, None, at(10)), id="may be sooner"),
+        pytest.param(spec(), 10, (False, None, at(10)), id="killed at the timeout"),
+        pytest.param(spec(auto_pause=True), 10, (False, at(10), None), id="paused at the timeout"),
         pytest.param(
-            spec(auto_pause=True, shutdown_time=at(99)), 10, (False, at(10), None), id="one of both"
+            spec(shutdown_time=at(99)), 10, (False, None, at(10)), id="earlier than before"
+        ),
+        pytest.param(
+            spec(auto_pause=True, shutdown_time=at(99)),
+            10,
+            (False, at(10), None),
+            id="pause time replaces shutdown time",
         ),
         pytest.param(spec(timeout=None), 10, (False, None, None), id="without a timeout"),
         pytest.param(SandboxSpec(), 10, (False, None, at(10)), id="unclaimed"),
@@ -52,12 +57,12 @@ def test_setting_a_timeout(before: SandboxSpec, seconds: float, expected: Any):
     ("before", "seconds", "expected"),
     [
         pytest.param(spec(shutdown_time=at(5)), 10, (False, None, at(10)), id="later"),
-        pytest.param(spec(shutdown_time=at(10)), 10, (False, None, at(10)), id="as it is"),
-        pytest.param(spec(shutdown_time=at(50)), 10, (False, None, at(50)), id="never sooner"),
+        pytest.param(spec(shutdown_time=at(10)), 10, (False, None, at(10)), id="unchanged"),
+        pytest.param(spec(shutdown_time=at(50)), 10, (False, None, at(50)), id="never earlier"),
         pytest.param(
-            spec(auto_pause=True, pause_time=at(5)), 10, (False, at(10), None), id="its pause"
+            spec(auto_pause=True, pause_time=at(5)), 10, (False, at(10), None), id="pause time"
         ),
-        pytest.param(spec(), 10, (False, None, None), id="no end stays no end"),
+        pytest.param(spec(), 10, (False, None, None), id="no deadline stays none"),
         pytest.param(spec(timeout=None), 10, (False, None, None), id="without a timeout"),
     ],
 )
@@ -68,11 +73,11 @@ def test_extending(before: SandboxSpec, seconds: float, expected: Any):
 @pytest.mark.parametrize(
     ("before", "expected"),
     [
-        pytest.param(spec(shutdown_time=at(5)), (True, None, None), id="kept for good"),
+        pytest.param(spec(shutdown_time=at(5)), (True, None, None), id="kept indefinitely"),
         pytest.param(
             spec(pause_time=at(5), paused_retention_seconds=30), (True, None, at(30)), id="retained"
         ),
-        pytest.param(spec(paused_retention_seconds=0), (True, None, NOW), id="not kept at all"),
+        pytest.param(spec(paused_retention_seconds=0), (True, None, NOW), id="no retention"),
     ],
 )
 def test_pausing(before: SandboxSpec, expected: Any):
@@ -85,7 +90,9 @@ def test_pausing(before: SandboxSpec, expected: Any):
         pytest.param(spec(paused=True, shutdown_time=at(5)), (False, None, at(20)), id="killed"),
         pytest.param(spec(paused=True, auto_pause=True), (False, at(20), None), id="paused again"),
         pytest.param(
-            spec(paused=True, timeout=None, shutdown_time=at(5)), (False, None, None), id="never"
+            spec(paused=True, timeout=None, shutdown_time=at(5)),
+            (False, None, None),
+            id="no timeout",
         ),
     ],
 )
@@ -112,11 +119,11 @@ def test_resuming(before: SandboxSpec, expected: Any):
         pytest.param(
             spec(paused=True, timeout=None, paused_retention_seconds=9, shutdown_time=at(9)),
             (False, None, None),
-            id="one that never ends",
+            id="no timeout",
         ),
     ],
 )
-def test_waking_by_traffic(before: SandboxSpec, expected: Any):
+def test_resuming_by_traffic(before: SandboxSpec, expected: Any):
     assert instants(deadlines.woken(before, now=NOW)) == expected
 
 
@@ -131,7 +138,7 @@ def test_waking_by_traffic(before: SandboxSpec, expected: Any):
         (spec(timeout=1000, wake_on_traffic=WakeOnTraffic(timeout_seconds=900)), 1000),
     ],
 )
-def test_how_long_traffic_keeps_a_sandbox_awake(found: SandboxSpec, seconds: int):
+def test_a_sandbox_resumed_by_traffic_runs_for_a_minimum_time(found: SandboxSpec, seconds: int):
     assert deadlines.wake_seconds(found) == seconds
 
 
@@ -139,19 +146,17 @@ def test_how_long_traffic_keeps_a_sandbox_awake(found: SandboxSpec, seconds: int
     ("found", "is_over", "is_pause_due"),
     [
         pytest.param(spec(), False, False, id="no deadline"),
-        pytest.param(spec(shutdown_time=at(1)), False, False, id="before its end"),
-        pytest.param(spec(shutdown_time=NOW), True, False, id="at its end"),
-        pytest.param(spec(pause_time=NOW), False, True, id="at its pause"),
-        pytest.param(spec(pause_time=at(1)), False, False, id="before its pause"),
+        pytest.param(spec(shutdown_time=at(1)), False, False, id="before shutdown"),
+        pytest.param(spec(shutdown_time=NOW), True, False, id="at shutdown"),
+        pytest.param(spec(pause_time=NOW), False, True, id="at pause"),
+        pytest.param(spec(pause_time=at(1)), False, False, id="before pause"),
+        pytest.param(spec(pause_time=NOW, shutdown_time=NOW), False, True, id="a due pause wins"),
         pytest.param(
-            spec(pause_time=NOW, shutdown_time=NOW), False, True, id="a due pause comes first"
-        ),
-        pytest.param(
-            spec(paused=True, pause_time=NOW, shutdown_time=NOW), True, False, id="paused already"
+            spec(paused=True, pause_time=NOW, shutdown_time=NOW), True, False, id="already paused"
         ),
     ],
 )
-def test_what_is_due(found: SandboxSpec, is_over: bool, is_pause_due: bool):
+def test_due_deadlines(found: SandboxSpec, is_over: bool, is_pause_due: bool):
     assert deadlines.is_over(found, now=NOW) is is_over
     assert deadlines.is_pause_due(found, now=NOW) is is_pause_due
 

@@ -1,4 +1,4 @@
-"""What becomes of a sandbox that is returned to its pool."""
+"""Outcomes for sandboxes that are released to their pool."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -67,24 +67,22 @@ def used(*, recycled: int = 0, phase: Phase = Phase.RUNNING, **spec: Any) -> San
 @pytest.mark.parametrize(
     ("sandbox", "home", "why"),
     [
-        pytest.param(used(), None, "its pool is gone", id="no pool"),
+        pytest.param(used(), None, "its pool was deleted", id="no pool"),
         pytest.param(
             used(),
             with_meta(pool(RecycleType.NOOP), deletion_timestamp=NOW),
-            "its pool is gone",
-            id="a pool that is being deleted",
+            "its pool was deleted",
+            id="pool is being deleted",
         ),
-        pytest.param(
-            used(phase=Phase.FAILED), pool(RecycleType.NOOP), "it is Failed", id="a failed one"
-        ),
-        pytest.param(used(paused=True), pool(RecycleType.NOOP), "it is", id="a paused one"),
+        pytest.param(used(phase=Phase.FAILED), pool(RecycleType.NOOP), "it is Failed", id="failed"),
+        pytest.param(used(paused=True), pool(RecycleType.NOOP), "it is paused", id="paused"),
         pytest.param(
             with_meta(used(), labels={**OWN, LABEL_EVICT: ""}),
             pool(RecycleType.NOOP),
             "evict",
-            id="an evicted one",
+            id="evicted",
         ),
-        pytest.param(used(), pool(RecycleType.DELETE), "deletes", id="the pool's strategy"),
+        pytest.param(used(), pool(RecycleType.DELETE), "is Delete", id="strategy Delete"),
         pytest.param(used(image="b"), pool(RecycleType.NOOP), "image", id="another image"),
         pytest.param(
             used(resources=Resources(cpu="1")), pool(RecycleType.NOOP), "size", id="another size"
@@ -94,13 +92,15 @@ def used(*, recycled: int = 0, phase: Phase = Phase.RUNNING, **spec: Any) -> San
         ),
     ],
 )
-def test_a_sandbox_is_deleted(sandbox: Sandbox, home: SandboxPool | None, why: str):
+def test_sandboxes_that_cannot_be_recycled_are_deleted(
+    sandbox: Sandbox, home: SandboxPool | None, why: str
+):
     found = recycling.outcome(sandbox, home, now=NOW)
     assert isinstance(found, Delete)
     assert why in found.why
 
 
-def test_a_sandbox_goes_back_as_it_was_made():
+def test_a_returned_sandbox_has_its_original_spec_and_labels():
     home = pool(RecycleType.NOOP)
     found = recycling.outcome(used(), home, now=NOW)
     assert isinstance(found, Return)
@@ -113,10 +113,10 @@ def test_a_sandbox_goes_back_as_it_was_made():
         restore_from="cp",
     )
     again = recycling.outcome(found.sandbox, home, now=NOW)
-    assert again == Return(found.sandbox), "nothing is left to write"
+    assert again == Return(found.sandbox), "the second time changes nothing"
 
 
-def test_a_restarted_sandbox_has_until_its_timeout():
+def test_a_reset_is_overdue_after_its_timeout():
     home = pool(RecycleType.RESTART, max_recycles=3, timeout_seconds=40)
     found = recycling.outcome(used(recycled=2), home, now=NOW)
     assert isinstance(found, Return)

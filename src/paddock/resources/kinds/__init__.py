@@ -1,1 +1,1 @@
-"""The kinds as frozen structs, one module each."""
+"""Kinds as frozen structs, one module each."""

@@ -118,7 +118,7 @@ class ClaimIdentity(ResourcePart, frozen=True, kw_only=True):
     """Whether the auto-pause keeps memory. If false, it keeps only files. Defaults to true."""
 
     def __post_init__(self) -> None:
-        # Written out, as in `ObjectMeta`.
+        # Not `freeze_fields`, for speed, as in `ObjectMeta`.
         if type(self.metadata) is not FrozenDict:
             structs.force_setattr(self, "metadata", freeze_flat(self.metadata))
         if type(self.env_vars) is not FrozenDict:

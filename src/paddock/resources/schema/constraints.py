@@ -1,8 +1,7 @@
-"""Limits of single fields: one table, read by validation and by the schemas alike.
+"""Limits of single fields, in one table that validation and schemas share.
 
-What the API server refuses and what Paddock refuses can therefore not drift apart. Rules between
-fields are in `rules`. Types stay free of limits: what is stored must decode even after a limit
-was tightened.
+So the API server and Paddock reject the same values. Rules between fields are in `rules`. Types
+have no limits: stored objects must decode even after a limit was tightened.
 """
 
 from collections.abc import Mapping
@@ -55,15 +54,15 @@ from paddock.resources.schema.formats import Check
 
 
 class FieldLimit(Struct, frozen=True, kw_only=True):
-    """What one field may hold. Everything but the checks is said to the API server too."""
+    """Limits of one field. Everything except the checks is in the OpenAPI schema too."""
 
     minimum: float | None = None
     maximum: float | None = None
     is_above: bool = False
-    """The minimum itself is not allowed."""
+    """Whether the minimum is exclusive."""
     pattern: str | None = None
     meaning: str = ""
-    """What the pattern stands for, in words, for messages."""
+    """Description of the pattern, for messages."""
     choices: tuple[str, ...] = ()
     min_length: int | None = None
     max_length: int | None = None
@@ -71,17 +70,17 @@ class FieldLimit(Struct, frozen=True, kw_only=True):
     max_items: int | None = None
     max_properties: int | None = None
     items: "FieldLimit | None" = None
-    """Of each element of a list, or of each value of a mapping."""
+    """Limits of each element of a list, or of each value of a mapping."""
     check: Check | None = None
-    """What a pattern cannot say."""
+    """Check that a pattern cannot express."""
     key_check: Check | None = None
-    """Of each key of a mapping."""
+    """Check of each key of a mapping."""
 
 
 DAY = 86_400
 YEAR = 366 * DAY
 MANY = 1_000_000
-"""More sandboxes than anything holds; guards against typing errors and overflow."""
+"""Upper limit of counts. Protects against typos and overflow."""
 
 _COUNT = FieldLimit(minimum=0, maximum=MANY)
 _SIZE = FieldLimit(minimum=1, maximum=MANY)
@@ -94,26 +93,26 @@ _QUANTITY = FieldLimit(
 )
 _SOME = FieldLimit(
     pattern=formats.POSITIVE_QUANTITY,
-    meaning="a quantity above zero, such as 2, 500m or 512Mi",
+    meaning="a quantity greater than zero, such as 2, 500m or 512Mi",
     max_length=32,
 )
 _IMAGE = FieldLimit(min_length=1, max_length=512)
 _NAME = FieldLimit(
     pattern=formats.DNS_SUBDOMAIN,
-    meaning="a name: lower case letters, digits, '-' and '.'",
+    meaning="a valid name: lower case letters, digits, '-' and '.'",
     min_length=1,
     max_length=formats.MAX_NAME,
 )
 _NAMESPACE = FieldLimit(
     pattern=formats.DNS_LABEL,
-    meaning="a namespace: lower case letters, digits and '-'",
+    meaning="a valid namespace: lower case letters, digits and '-'",
     max_length=formats.MAX_LABEL,
 )
 _PERCENT_OR_COUNT = FieldLimit(
     minimum=1,
     maximum=MANY,
     pattern=formats.PERCENTAGE,
-    meaning="a number from 1, or a percentage from 1% to 100%",
+    meaning="a number of at least 1, or a percentage from 1% to 100%",
     max_length=4,
 )
 _VARIABLES = FieldLimit(
@@ -147,7 +146,7 @@ LIMITS: Mapping[type[Struct], Mapping[str, FieldLimit]] = {
     Volume: {
         "name": FieldLimit(
             pattern=formats.DNS_LABEL,
-            meaning="a name: lower case letters, digits and '-'",
+            meaning="a valid name: lower case letters, digits and '-'",
             min_length=1,
             max_length=63,
         ),
@@ -166,7 +165,9 @@ LIMITS: Mapping[type[Struct], Mapping[str, FieldLimit]] = {
             max_items=8, items=FieldLimit(max_length=64, check=formats.address)
         ),
         "mask_request_host": FieldLimit(
-            pattern=formats.HOST_NAME, meaning="a host, where ${PORT} is replaced", max_length=253
+            pattern=formats.HOST_NAME,
+            meaning="a host name, optionally with ${PORT}",
+            max_length=253,
         ),
     },
     Probe: {
@@ -205,7 +206,9 @@ LIMITS: Mapping[type[Struct], Mapping[str, FieldLimit]] = {
     },
     ClaimIdentity: {
         "sandbox_id": FieldLimit(
-            pattern=formats.SANDBOX_ID, meaning="lower case letters and digits", max_length=63
+            pattern=formats.SANDBOX_ID,
+            meaning="a valid id: lower case letters and digits",
+            max_length=63,
         ),
         "owner": _TEXT,
         "lock": FieldLimit(min_length=1, max_length=1024),
@@ -281,7 +284,7 @@ LIMITS: Mapping[type[Struct], Mapping[str, FieldLimit]] = {
         "replicas": FieldLimit(minimum=0, maximum=100_000),
         "pool_ref": FieldLimit(
             pattern=r"^(\*|([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?)$",
-            meaning="the name of a pool, '*' or nothing",
+            meaning="the name of a pool, '*' or empty",
             max_length=formats.MAX_NAME,
         ),
         "shard_patches": FieldLimit(max_items=100_000),
@@ -343,6 +346,6 @@ LIMITS: Mapping[type[Struct], Mapping[str, FieldLimit]] = {
 
 
 def limit_of(cls: type[Any], field: str) -> FieldLimit | None:
-    """Find the limit of a struct's field, if it has one."""
+    """Return the limits of a field of a struct, or `None`."""
     found = LIMITS.get(cls)
     return found.get(field) if found else None

@@ -1,7 +1,7 @@
-"""What the source says about structs and their fields, for schemas.
+"""Docstrings of structs and their fields, for schemas.
 
-Python drops the docstrings of attributes, so they are read from the source once, when a schema is
-made. Nothing at run time depends on them but descriptions.
+Python does not keep the docstrings of attributes, so they are read from the source when a schema is
+generated. They are used only for descriptions.
 """
 
 import ast
@@ -15,13 +15,13 @@ from msgspec import Struct
 
 
 def about(cls: type[Struct] | type[Enum]) -> str:
-    """Return a class's docstring, on one line."""
+    """Return the docstring of a class, on one line."""
     return _one_line(cls.__doc__ or "")
 
 
 @cache
 def about_fields(cls: type[Struct] | type[Enum]) -> dict[str, str]:
-    """Return the docstring of every attribute that has one, those of base classes included."""
+    """Return the docstring of every attribute that has one, including those of base classes."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if base.__module__.startswith("paddock."):

@@ -1,7 +1,7 @@
-"""Spellings: what names, labels, addresses, percentages and the like look like.
+"""Formats of names, labels, addresses, percentages and other strings.
 
-Each check takes text and gives what is wrong with it, or `None`. Patterns that a Kubernetes API
-server checks too are RE2 and anchored. Which field has which spelling is `constraints`'s business.
+Each check returns what is wrong with a text, or `None`. Patterns that a Kubernetes API server
+checks too are RE2 and anchored. `constraints` assigns formats to fields.
 """
 
 import base64
@@ -44,19 +44,19 @@ def dns_subdomain(text: str) -> str | None:
         return f"must be no more than {MAX_NAME} characters"
     if not _DNS_SUBDOMAIN.fullmatch(text):
         return (
-            f"{shorten(text)} is not a name: lower case letters, digits, '-' and '.', "
+            f"{shorten(text)} is not a valid name: lower case letters, digits, '-' and '.', "
             "beginning and ending with a letter or digit"
         )
     return None
 
 
 def dns_label(text: str) -> str | None:
-    """Check a name that must fit into one label of a domain name."""
+    """Check a name that must be a single DNS label."""
     if len(text) > MAX_LABEL:
         return f"must be no more than {MAX_LABEL} characters"
     if not _DNS_LABEL.fullmatch(text):
         return (
-            f"{shorten(text)} is not a name: lower case letters, digits and '-', "
+            f"{shorten(text)} is not a valid name: lower case letters, digits and '-', "
             "beginning and ending with a letter or digit"
         )
     return None
@@ -64,13 +64,13 @@ def dns_label(text: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def qualified_name(text: str) -> str | None:
-    """Check the key of a label or annotation: an optional domain, `/`, and a name."""
+    """Check the key of a label or annotation: an optional domain with `/`, and a name."""
     prefix, slash, name = text.rpartition("/")
     if slash and (problem := dns_subdomain(prefix)):
         return f"prefix of {shorten(text)}: {problem}"
     if len(name) > MAX_LABEL or not _LABEL_NAME.fullmatch(name):
         return (
-            f"{shorten(text)} is not a key: up to 63 letters, digits, '-', '_' and '.', "
+            f"{shorten(text)} is not a valid key: up to 63 letters, digits, '-', '_' and '.', "
             "with an optional domain and '/' before them"
         )
     return None
@@ -81,8 +81,8 @@ def label_value(text: str) -> str | None:
     """Check the value of a label."""
     if text and (len(text) > MAX_LABEL or not _LABEL_NAME.fullmatch(text)):
         return (
-            f"{shorten(text)} is not a label's value: up to 63 letters, digits, '-', '_' and '.', "
-            "beginning and ending with a letter or digit"
+            f"{shorten(text)} is not a valid label value: up to 63 letters, digits, '-', '_' and "
+            "'.', beginning and ending with a letter or digit"
         )
     return None
 
@@ -92,7 +92,8 @@ def env_name(text: str) -> str | None:
     if _ENV_NAME.fullmatch(text):
         return None
     return (
-        f"{shorten(text)} is not the name of a variable: letters, digits and '_', not a digit first"
+        f"{shorten(text)} is not a valid variable name: letters, digits and '_', "
+        "not beginning with a digit"
     )
 
 
@@ -100,15 +101,15 @@ def secret_key(text: str) -> str | None:
     """Check a key of a Secret."""
     if _SECRET_KEY.fullmatch(text):
         return None
-    return f"{shorten(text)} is not a key: up to 253 letters, digits, '-', '_' and '.'"
+    return f"{shorten(text)} is not a valid key: up to 253 letters, digits, '-', '_' and '.'"
 
 
 def base64_text(text: str) -> str | None:
-    """Check that a value is base64."""
+    """Check a base64 value."""
     try:
         base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        return "is not base64"
+        return "is not valid base64"
     return None
 
 
@@ -127,7 +128,7 @@ def network_or_domain(text: str) -> str | None:
 
 
 def address(text: str) -> str | None:
-    """Check an address."""
+    """Check an IP address."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -136,14 +137,14 @@ def address(text: str) -> str | None:
 
 
 def cron(text: str) -> str | None:
-    """Check a cron expression of five fields."""
+    """Check a cron expression with five fields."""
     if len(text.split()) == 5 and croniter.is_valid(text):
         return None
-    return f"{shorten(text)} is not a cron expression of five fields such as '0 8 * * 1-5'"
+    return f"{shorten(text)} is not a cron expression with five fields such as '0 8 * * 1-5'"
 
 
 def is_network(text: str) -> bool:
-    """Whether text is an address or a CIDR."""
+    """Whether the text is an address or a CIDR."""
     try:
         ipaddress.ip_network(text, strict=False)
     except ValueError:
@@ -152,5 +153,5 @@ def is_network(text: str) -> bool:
 
 
 def shorten(text: str) -> str:
-    """Quote what somebody wrote, but not at any length."""
+    """Return the text quoted, truncated to 64 characters."""
     return repr(text if len(text) <= 64 else text[:61] + "...")

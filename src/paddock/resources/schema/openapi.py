@@ -1,8 +1,8 @@
-"""OpenAPI v3 schemas of the structs, structural as Kubernetes demands them.
+"""OpenAPI v3 schemas of the structs, structural as Kubernetes requires.
 
 One generator for CRDs and for the embedded API: types from the annotations, limits from
-`constraints`, rules between fields as CEL from `rules`, descriptions from the docstrings.
-Lists are atomic: objects stay small and writes cheap on the API server.
+`constraints`, rules between fields as CEL from `rules`, descriptions from the docstrings. Lists are
+atomic, which keeps objects small and writes cheap on the API server.
 """
 
 import types
@@ -29,9 +29,10 @@ DEFAULTED: Mapping[type[Struct], frozenset[str]] = {
     SandboxClaimSpec: frozenset({"replicas"}),
     BatchSandboxSpec: frozenset({"replicas"}),
 }
-"""Fields whose default the API server writes into objects, because columns and `scale` read them.
+"""Fields whose default the API server writes into objects, because printer columns and `scale` read
+them.
 
-The others stay unwritten: readers know the defaults, and stored objects stay small.
+Other defaults are left out, which keeps stored objects small.
 """
 
 _SCALARS: dict[Any, Schema] = {
@@ -52,14 +53,14 @@ _LIMIT_NAMES = (
 _ROOT_FIELDS: dict[str, Schema] = {
     "apiVersion": {
         "type": "string",
-        "description": "The version of the schema that this object is written in.",
+        "description": "API version of the schema of this object.",
     },
-    "kind": {"type": "string", "description": "What this object is."},
+    "kind": {"type": "string", "description": "Kind of this object."},
 }
 
 
 def schema_of_kind(cls: type[Resource]) -> Schema:
-    """Return the structural schema of a kind, as a CRD holds it."""
+    """Return the structural schema of a kind, for its CRD."""
     schema = schema_of_struct(cls)
     metadata: Schema = {"type": "object"}
     if cls in NAMES_LABEL:
@@ -71,10 +72,10 @@ def schema_of_kind(cls: type[Resource]) -> Schema:
 
 
 def schema_of_struct(cls: type[Struct], *, is_item: bool = False) -> Schema:
-    """Return the schema of one struct, and of everything inside it.
+    """Return the schema of a struct, including everything inside it.
 
-    Within an item of a list or mapping, costly rules are left out: the API server reckons their
-    cost times the largest number of items, and refuses the whole definition.
+    Within an item of a list or mapping, costly rules are left out: the API server multiplies their
+    estimated cost by the maximum number of items, and rejects the whole definition.
     """
     hints, notes = get_type_hints(cls), about_fields(cls)
     properties: dict[str, Schema] = {}
@@ -106,7 +107,7 @@ def _without_root(schema: Schema) -> dict[str, Schema]:
 
 
 def _note(field: str, kind: str) -> str:
-    """Join what is said of the field and of its type; the field's word comes first."""
+    """Join the descriptions of a field and of its type, the field first."""
     return f"{field} {kind}".strip() if field != kind else field
 
 

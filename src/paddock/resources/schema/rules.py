@@ -1,8 +1,8 @@
 """Rules between fields: each once in Python and, where the API server can check it, once in CEL.
 
-Both forms share path and message, so that people are told the same thing in both places. Limits
-of single fields are in `constraints`; what runs the rules is `validation`; what writes them into
-CRDs is `schema`. `tests/on_cluster` holds the two forms against each other on a real API server.
+Both forms share path and message, so that users read the same text in both places. Limits of single
+fields are in `constraints`. `validation` runs the rules, `openapi` writes them into schemas.
+`tests/on_cluster` compares the two forms on a real API server.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,20 +38,20 @@ from paddock.resources.schema import formats
 
 
 class Rule(Struct, frozen=True):
-    """What must hold between the fields of one struct."""
+    """A condition on the fields of one struct."""
 
     path: str
-    """Of the field to blame, from the struct."""
+    """Path of the invalid field, relative to the struct."""
     message: str
     holds: Callable[[Any], bool]
     cel: str | None = None
     is_costly: bool = False
-    """It looks at every item of a list: too dear for the API server where the struct itself is an
-    item of something."""
+    """Whether the rule checks every item of a list. The API server rejects such a rule where the
+    struct itself is an item of a list or mapping, because of its estimated cost."""
 
 
 class Transition(Struct, frozen=True):
-    """What must hold between a struct as it was and as it is to be."""
+    """A condition on the old and the new value of a struct."""
 
     path: str
     message: str
@@ -64,7 +64,7 @@ def _distinct(values: list[Any]) -> bool:
 
 
 def _fixed(field: str, name: str, *, absent: str | None = None) -> Transition:
-    """Make the rule that a field never changes; `absent` is the CEL literal of its default."""
+    """Return the rule that a field is immutable. `absent` is the CEL literal of its default."""
     if absent is None:
         cel = f"self.{field} == oldSelf.{field}"
     else:
@@ -72,17 +72,17 @@ def _fixed(field: str, name: str, *, absent: str | None = None) -> Transition:
         cel = f"{new} == {new.replace('self.', 'oldSelf.')}"
     return Transition(
         field,
-        "cannot be changed; make a new object instead",
+        "is immutable; create a new object instead",
         lambda old, new: getattr(old, name) == getattr(new, name),
         cel,
     )
 
 
 def _fixed_once_set(field: str, name: str) -> Transition:
-    """Make the rule that a field, once it says something, keeps saying it."""
+    """Return the rule that a field is immutable once it is set."""
     return Transition(
         field,
-        "cannot be changed once it is set",
+        "is immutable once set",
         lambda old, new: not getattr(old, name) or getattr(old, name) == getattr(new, name),
         f"!has(oldSelf.{field}) || oldSelf.{field} == '' "
         f"|| (has(self.{field}) && self.{field} == oldSelf.{field})",
@@ -122,13 +122,13 @@ def _at_most(low: int | None, high: int | None) -> bool:
 
 _ONE_TEMPLATE = Rule(
     "templateRef",
-    "only one of template and templateRef can be given",
+    "only one of template and templateRef may be set",
     lambda spec: spec.template is None or spec.template_ref is None,
     "!(has(self.template) && has(self.templateRef))",
 )
 _NAME_IS_A_LABEL = Rule(
     "metadata.name",
-    "must be no more than 63 characters, for it labels what is made from it",
+    "must be no more than 63 characters, because it is used as a label value",
     lambda obj: len(obj.metadata.name) <= formats.MAX_LABEL,
 )
 _PORT = "(has({0}.protocol) ? {0}.protocol : 'TCP')"
@@ -138,7 +138,7 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
     SandboxTemplateSpec: (
         Rule(
             "ports",
-            "the same port and protocol is given twice",
+            "the combination of port and protocol must be unique",
             lambda spec: _distinct([(port.port, port.protocol) for port in spec.ports]),
             "!has(self.ports) || self.ports.all(p, self.ports.exists_one(q, q.port == p.port && "
             f"{_PORT.format('q')} == {_PORT.format('p')}))",
@@ -146,7 +146,7 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
         ),
         Rule(
             "volumes",
-            "the same name is given to two volumes",
+            "names of volumes must be unique",
             lambda spec: _distinct([volume.name for volume in spec.volumes]),
             "!has(self.volumes) || self.volumes.all(v, self.volumes.exists_one(w, "
             "w.name == v.name))",
@@ -154,24 +154,24 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
         ),
         Rule(
             "volumes",
-            "two volumes are mounted at the same path",
+            "mount paths of volumes must be unique",
             lambda spec: _distinct([volume.mount_path for volume in spec.volumes]),
         ),
         Rule(
             "volumes",
-            "every volume needs hostPath, claimName or a volumeClaimTemplate of its name",
+            "every volume needs hostPath, claimName or a volumeClaimTemplate with the same name",
             _volumes_have_sources,
         ),
         Rule(
             "aliases",
-            "the same alias is given twice",
+            "aliases must be unique",
             lambda spec: _distinct(list(spec.aliases)),
         ),
     ),
     Volume: (
         Rule(
             "claimName",
-            "only one of hostPath and claimName can be given",
+            "only one of hostPath and claimName may be set",
             lambda volume: volume.host_path is None or volume.claim_name is None,
             "!(has(self.hostPath) && has(self.claimName))",
         ),
@@ -179,7 +179,7 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
     NetworkPolicy: (
         Rule(
             "allowOut",
-            "domains can be allowed only where everything else is denied: "
+            "domains are only allowed if all other traffic is denied: "
             "set allowInternetAccess to false, or deny 0.0.0.0/0",
             _domains_need_closed_internet,
             "!has(self.allowOut) "
@@ -202,7 +202,7 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
         _ONE_TEMPLATE,
         Rule(
             "template",
-            "one of template, templateRef and restoreFrom is needed",
+            "one of template, templateRef and restoreFrom is required",
             lambda spec: bool(spec.template or spec.template_ref or spec.restore_from),
             "has(self.template) || has(self.templateRef) || has(self.restoreFrom)",
         ),
@@ -231,7 +231,7 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
         _ONE_TEMPLATE,
         Rule(
             "replicas",
-            "only one of replicas and capacity can be given",
+            "only one of replicas and capacity may be set",
             lambda spec: spec.replicas is None or spec.capacity is None,
             "!(has(self.replicas) && has(self.capacity))",
         ),
@@ -240,13 +240,13 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
         _NAME_IS_A_LABEL,
         Rule(
             "spec.template",
-            "one of template and templateRef is needed",
+            "one of template and templateRef is required",
             lambda pool: bool(pool.spec.template or pool.spec.template_ref),
             "has(self.spec.template) || has(self.spec.templateRef)",
         ),
         Rule(
             "spec.replicas",
-            "one of replicas and capacity is needed",
+            "one of replicas and capacity is required",
             lambda pool: pool.spec.replicas is not None or pool.spec.capacity is not None,
             "has(self.spec.replicas) || has(self.spec.capacity)",
         ),
@@ -255,7 +255,7 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
     InplaceUpdate: (
         Rule(
             "image",
-            "one of image and resources is needed",
+            "one of image and resources is required",
             lambda update: update.image is not None or update.resources is not None,
             "has(self.image) || has(self.resources)",
         ),
@@ -263,7 +263,7 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
     UpdatedResources: (
         Rule(
             "cpu",
-            "one of cpu and memory is needed",
+            "one of cpu and memory is required",
             lambda size: size.cpu is not None or size.memory is not None,
             "has(self.cpu) || has(self.memory)",
         ),
@@ -271,7 +271,7 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
     CheckpointSpec: (
         Rule(
             "persistentContents",
-            "the same content is named twice",
+            "contents must be unique",
             lambda spec: _distinct(list(spec.persistent_contents)),
             "!has(self.persistentContents) || self.persistentContents.size() < 2 "
             "|| self.persistentContents[0] != self.persistentContents[1]",
@@ -281,27 +281,27 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
     BatchSandboxSpec: (
         Rule(
             "template",
-            "is needed where poolRef is empty",
+            "is required if poolRef is empty",
             lambda spec: bool(spec.pool_ref) or spec.template is not None,
             "(has(self.poolRef) && self.poolRef != '') || has(self.template)",
         ),
         Rule(
             "template",
-            "cannot be given together with the name of a pool; use poolRef '*' to match pools",
+            "must not be set if poolRef is the name of a pool; use poolRef '*' to match pools",
             lambda spec: spec.pool_ref in ("", "*") or spec.template is None,
             "!has(self.poolRef) || self.poolRef == '' || self.poolRef == '*' "
             "|| !has(self.template)",
         ),
         Rule(
             "shardPatches",
-            "can be given only where poolRef is empty: sandboxes of a pool are made already",
+            "may only be set if poolRef is empty: sandboxes of a pool already exist",
             lambda spec: not spec.pool_ref or not spec.shard_patches,
             "!has(self.shardPatches) || self.shardPatches.size() == 0 "
             "|| !has(self.poolRef) || self.poolRef == ''",
         ),
         Rule(
             "shardTaskPatches",
-            "needs taskTemplate",
+            "requires taskTemplate",
             lambda spec: not spec.shard_task_patches or spec.task_template is not None,
             "!has(self.shardTaskPatches) || self.shardTaskPatches.size() == 0 "
             "|| has(self.taskTemplate)",
@@ -324,7 +324,7 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
         ),
         Rule(
             "inlineResources",
-            "only one of inlineResources and instanceType can be given",
+            "only one of inlineResources and instanceType may be set",
             lambda config: config.inline_resources is None or config.instance_type is None,
             "!(has(self.inlineResources) && has(self.instanceType))",
         ),
@@ -339,7 +339,7 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
         ),
         Rule(
             "maxReplicas",
-            "is needed where scaleUpPolicy is Aggressive",
+            "is required if scaleUpPolicy is Aggressive",
             lambda group: (
                 group.scale_up_policy is not ScalePolicy.AGGRESSIVE
                 or group.max_replicas is not None
@@ -352,7 +352,7 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
     SandboxEnvSpec: (
         Rule(
             "autoscaling.groups",
-            "a member names a scaling group that is not among them",
+            "a member refers to a scaling group that does not exist",
             _groups_exist,
         ),
     ),
@@ -361,14 +361,14 @@ RULES: Mapping[type[Struct], tuple[Rule, ...]] = {
 NAMES_LABEL: frozenset[type[Struct]] = frozenset(
     kind for kind, rules in RULES.items() if _NAME_IS_A_LABEL in rules
 )
-"""Kinds whose name must fit into a label; schemas limit it by length, not by CEL."""
+"""Kinds whose name is used as a label value. Schemas limit its length without CEL."""
 
 TRANSITIONS: Mapping[type[Struct], tuple[Transition, ...]] = {
     SandboxSpec: (
         _fixed_once_set("restoreFrom", "restore_from"),
         Transition(
             "claim.sandboxId",
-            "cannot be changed while the sandbox is claimed",
+            "is immutable while the sandbox is claimed",
             lambda old, new: (
                 old.claim is None
                 or new.claim is None
@@ -383,7 +383,7 @@ TRANSITIONS: Mapping[type[Struct], tuple[Transition, ...]] = {
         _fixed("replicas", "replicas", absent="1"),
         Transition(
             "inplaceUpdate",
-            "cannot be changed; make a new object instead",
+            "is immutable; create a new object instead",
             lambda old, new: old.inplace_update == new.inplace_update,
             "has(self.inplaceUpdate) ? has(oldSelf.inplaceUpdate) "
             "&& self.inplaceUpdate == oldSelf.inplaceUpdate : !has(oldSelf.inplaceUpdate)",

@@ -1,8 +1,8 @@
-"""Whether an object may be stored: every problem at once, each with its field's path.
+"""Validation of objects: all problems at once, each with the path of its field.
 
-Pure. Limits come from `constraints`, rules between fields from `rules`; metadata is checked here.
-What is stored already is never refused for a part of its spec that stays as it is, so that a
-tightened limit cannot trap an object with a finalizer, and a small change is quickly checked.
+Pure. Limits are in `constraints`, rules between fields in `rules`. Metadata is checked here. An
+update is never rejected because of a part of the spec that it does not change. So a tightened limit
+cannot trap an object with a finalizer, and small changes are cheap to check.
 """
 
 import re
@@ -26,17 +26,17 @@ _SKIPPED = frozenset({"metadata", "status", "api_version", "kind"})
 
 
 def validate_create(obj: Resource) -> None:
-    """Refuse an object that may not be created; `InvalidError` with every problem."""
+    """Raise `InvalidError` with all problems if the object is invalid."""
     _refuse(obj, problems_of(obj))
 
 
 def validate_update(old: Resource, new: Resource) -> None:
-    """Refuse a change that may not be made; `InvalidError` with every problem."""
+    """Raise `InvalidError` with all problems if the update is invalid."""
     problems = [] if _is_same_meta(old.metadata, new.metadata) else _meta_problems(new)
     if new.is_deleting and (added := set(new.metadata.finalizers) - set(old.metadata.finalizers)):
         names = ", ".join(sorted(added))
         problems.append(
-            FieldProblem("metadata.finalizers", f"no finalizer ({names}) can be added any more")
+            FieldProblem("metadata.finalizers", f"cannot be added during deletion: {names}")
         )
     if _content(old) != _content(new):
         _struct(new, None, problems, skip=_SKIPPED, old=old)
@@ -44,7 +44,7 @@ def validate_update(old: Resource, new: Resource) -> None:
 
 
 def problems_of(obj: Resource) -> list[FieldProblem]:
-    """Find everything that is wrong with an object."""
+    """Return all problems of an object."""
     return [*_meta_problems(obj), *_content_problems(obj)]
 
 
@@ -57,7 +57,7 @@ def _refuse(obj: Resource, problems: list[FieldProblem]) -> None:
     raise InvalidError(
         f"{obj.KIND} {formats.shorten(name)} is invalid: {text}",
         problems=shown,
-        hint=f"kubectl explain {obj.PLURAL} describes every field",
+        hint=f"run `kubectl explain {obj.PLURAL}` for a description of every field",
     )
 
 
@@ -77,7 +77,7 @@ def _names(cls: type[Struct]) -> dict[str, str]:
 
 
 class _Trail(NamedTuple):
-    """Where we are in an object; written out only when something is wrong there."""
+    """Path within an object, rendered only if there is a problem."""
 
     above: "_Trail | None"
     step: str
@@ -90,7 +90,7 @@ class _Trail(NamedTuple):
 
 
 class _Visit(NamedTuple):
-    """A field that can be wrong in itself or inside."""
+    """A field that can be invalid itself or contain invalid fields."""
 
     name: str
     step: str
@@ -100,7 +100,7 @@ class _Visit(NamedTuple):
 
 @cache
 def _visits(cls: type[Struct]) -> tuple[_Visit, ...]:
-    """List the fields worth a look: most have neither a limit nor anything inside."""
+    """Return the fields to check: those with a limit or with nested values."""
     hints = get_type_hints(cls)
     found: list[_Visit] = []
     for field in structs.fields(cls):
@@ -128,8 +128,8 @@ def _struct(
     known = type(old) is cls
     for name, step, limit, default in _visits(cls):
         now = getattr(value, name)
-        # A default is known to be good, and by far the most common value; but a whole spec that
-        # is missing stands in for one whose needed fields were left empty.
+        # Defaults are valid, and by far the most common values. A missing spec is the exception:
+        # its default has empty required fields.
         if now is None or name in skip or (now is default and trail is not None):
             continue
         before = getattr(old, name) if known else None
@@ -163,7 +163,7 @@ def _value(
     elif isinstance(value, Mapping):
         _mapping(value, limit, trail, problems)  # pyright: ignore[reportUnknownArgumentType]
     elif isinstance(value, datetime) and value.tzinfo is None:
-        message = "needs a time zone, such as 2030-01-01T00:00:00Z"
+        message = "must have a time zone, such as 2030-01-01T00:00:00Z"
         problems.append(FieldProblem(str(trail), message))
 
 
@@ -208,7 +208,7 @@ def _text_problem(value: str, limit: FieldLimit) -> str | None:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    # `$` means the very end in RE2, but also "before a last newline" in Python.
+    # `$` matches only at the end in RE2, but also before a final newline in Python.
     return re.compile(re.sub(r"\$$", r"\\Z", pattern))
 
 
@@ -216,7 +216,7 @@ def _size_problem(value: Any, limit: FieldLimit) -> str | None:
     if isinstance(value, tuple):
         size = len(value)  # pyright: ignore[reportUnknownArgumentType]
         if limit.min_items is not None and size < limit.min_items:
-            return f"needs at least {limit.min_items} item{'s'[: limit.min_items - 1]}"
+            return f"must have at least {limit.min_items} item{'s'[: limit.min_items - 1]}"
         if limit.max_items is not None and size > limit.max_items:
             return f"has {size} items; must have at most {limit.max_items}"
     if isinstance(value, Mapping):
@@ -227,7 +227,7 @@ def _size_problem(value: Any, limit: FieldLimit) -> str | None:
 
 
 def _is_same_meta(old: ObjectMeta, new: ObjectMeta) -> bool:
-    """Whether everything in metadata that people write stayed as it is."""
+    """Whether the metadata fields that users set are unchanged."""
     return (
         old.labels == new.labels
         and old.annotations == new.annotations
@@ -272,7 +272,7 @@ def _name_problems(obj: Resource) -> list[FieldProblem]:
         message = check(meta.name)
         return [FieldProblem("metadata.name", message)] if message else []
     if not meta.generate_name:
-        return [FieldProblem("metadata.name", "name or generateName is needed")]
+        return [FieldProblem("metadata.name", "name or generateName is required")]
     message = check(meta.generate_name.rstrip("-.") or "-")
     return [FieldProblem("metadata.generateName", message)] if message else []
 
@@ -288,7 +288,7 @@ def _annotation_problems(meta: ObjectMeta) -> list[FieldProblem]:
         problems.append(
             FieldProblem(
                 "metadata.annotations",
-                f"hold {size} bytes; must hold at most {MAX_ANNOTATION_BYTES}",
+                f"are {size} bytes; must be at most {MAX_ANNOTATION_BYTES}",
             )
         )
     return problems

@@ -1,7 +1,7 @@
 """Returning a sandbox to its pool: one handler per `recycleStrategy.type`, pure.
 
 A handler returns the outcome; the caller writes it, in one write. A sandbox that is unhealthy, was
-recycled too often, or has no pool any more is always deleted.
+recycled too often, or whose pool was deleted is always deleted.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from paddock.resources.kinds.sandbox import (
 from paddock.resources.meta import owner_reference, with_meta
 
 ANNOTATION_RESET_BY = "paddock.dev/reset-by"
-"""The deadline of a reset."""
+"""Deadline of a reset."""
 
 
 class Delete(Struct, frozen=True):
@@ -43,19 +43,19 @@ Handler = Callable[[Sandbox, SandboxPool, datetime], Outcome]
 
 
 def _delete(_sandbox: Sandbox, _pool: SandboxPool, _now: datetime) -> Outcome:
-    return Delete("the pool deletes what was used")
+    return Delete("the recycle strategy of its pool is Delete")
 
 
 def _noop(sandbox: Sandbox, pool: SandboxPool, _now: datetime) -> Outcome:
     if sandbox.spec.image is not None or sandbox.spec.resources is not None:
-        return Delete("its claim gave it another image or size than its pool's")
+        return Delete("its claim changed its image or size")
     return Return(unclaimed(sandbox, pool))
 
 
 def _restart(sandbox: Sandbox, pool: SandboxPool, now: datetime) -> Outcome:
     strategy = pool.spec.recycle_strategy
     if sandbox.status.recycled_count >= strategy.max_recycles:
-        return Delete(f"it was reset {sandbox.status.recycled_count} times already")
+        return Delete(f"it was already reset {sandbox.status.recycled_count} times")
     by = now + timedelta(seconds=strategy.timeout_seconds)
     back = unclaimed(sandbox, pool)
     annotations = {**back.metadata.annotations, ANNOTATION_RESET_BY: by.isoformat()}
@@ -73,11 +73,12 @@ HANDLERS: dict[RecycleType, Handler] = {
 def outcome(sandbox: Sandbox, pool: SandboxPool | None, *, now: datetime) -> Outcome:
     """Return the outcome for a released sandbox."""
     if pool is None or pool.is_deleting:
-        return Delete("its pool is gone")
+        return Delete("its pool was deleted")
     if sandbox.status.phase is not Phase.RUNNING or sandbox.spec.paused:
-        return Delete(f"it is {sandbox.status.phase}")
+        state = "paused" if sandbox.spec.paused else sandbox.status.phase
+        return Delete(f"it is {state}")
     if LABEL_EVICT in sandbox.metadata.labels:
-        return Delete("it was to be evicted")
+        return Delete("it is marked for eviction")
     return HANDLERS[pool.spec.recycle_strategy.type](sandbox, pool, now)
 
 

@@ -180,8 +180,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Load the settings from all sources. Raise `InvalidError` with the name of a setting whose
-    value is invalid."""
+    """Load the settings from all sources. `InvalidError` names a setting with an invalid value."""
     values: dict[str, Any] = {}
     if file is not None:
         values.update(_from_file(file))

@@ -1,5 +1,4 @@
-"""Kubernetes kinds that the Kubernetes runtime reads and writes: pods, volume claims, network
-policies.
+"""Kinds that the Kubernetes runtime reads and writes: pods, volume claims, network policies.
 
 Each kind has two views. A manifest is written whole and not kept in memory. The other view holds
 only the fields that are read, so that ten thousand pods take about ten thousand kilobytes. Embedded

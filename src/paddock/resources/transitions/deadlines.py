@@ -26,7 +26,7 @@ def never_ends(spec: SandboxSpec) -> bool:
 
 
 def with_timeout(spec: SandboxSpec, *, now: datetime, seconds: float) -> SandboxSpec:
-    """Set the timeout to so many seconds from now, sooner or later than before."""
+    """Set the timeout to this many seconds from now. It may be earlier or later than before."""
     if never_ends(spec):
         return spec
     end = now + timedelta(seconds=seconds)
@@ -36,7 +36,7 @@ def with_timeout(spec: SandboxSpec, *, now: datetime, seconds: float) -> Sandbox
 
 
 def extended(spec: SandboxSpec, *, now: datetime, seconds: float) -> SandboxSpec:
-    """Extend the timeout to at least so many seconds from now; never shorten it."""
+    """Extend the timeout to at least this many seconds from now. Never shorten it."""
     end = end_of(spec)
     if end is None or end >= now + timedelta(seconds=seconds):
         return spec
@@ -84,8 +84,8 @@ def wake_seconds(spec: SandboxSpec) -> int:
 def is_over(spec: SandboxSpec, *, now: datetime) -> bool:
     """Whether its shutdown deadline has passed.
 
-    A due pause wins over a due shutdown: after a downtime in which both instants passed, a
-    sandbox with auto-pause is paused, and loses nothing.
+    A due pause takes precedence over a due shutdown: if both passed during a downtime, a sandbox
+    with auto-pause is paused and loses no data.
     """
     if spec.shutdown_time is None or spec.shutdown_time > now:
         return False

@@ -7,8 +7,8 @@ from paddock.resources.kinds.template import PauseStrategy
 def strategy_for(spec: SandboxSpec, *, memory: bool) -> PauseStrategy | None:
     """Return `spec.pauseStrategy` for a pause with or without memory.
 
-    A pause without memory is for this once: the next one with memory keeps it again, in the way
-    that the sandbox or its template (`None`) asks for.
+    A pause without memory applies once. The next pause with memory uses the strategy of the sandbox
+    or of its template (`None`) again.
     """
     if not memory:
         return PauseStrategy.STOP

@@ -1,4 +1,4 @@
-"""What goes on beside requests ends with its process."""
+"""Background cleanup of failed claims ends with its control plane."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tests.scenario.paddock import CALLER, paddock
 pytestmark = pytest.mark.looptime
 
 
-async def test_a_control_plane_that_stops_leaves_no_task_that_follows_a_failed_claim() -> None:
+async def test_cleanup_tasks_of_failed_claims_end_with_the_control_plane() -> None:
     store = MemoryStore(clock=LoopClock())
     async with paddock(pool_size=1, store=store) as world:
         update, create = store.update, store.create

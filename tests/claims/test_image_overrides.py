@@ -1,4 +1,4 @@
-"""A client that names an image: made so where the operator lets it, refused in words elsewhere."""
+"""Claims that name an image: allowed by settings, otherwise refused with a reason."""
 
 import pytest
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.looptime
 KEY = "e2b.agents.kruise.io/image"
 
 
-async def test_an_image_that_may_be_chosen_is_what_the_sandbox_is_made_of() -> None:
+async def test_a_sandbox_is_created_from_an_allowed_image() -> None:
     async with paddock(pool_size=2, claim_images="other/*, team/tool:*") as world:
         await world.stocked(2)
         stock = {sandbox.metadata.uid for sandbox in world.provider.all(Sandbox)}
@@ -29,7 +29,7 @@ async def test_an_image_that_may_be_chosen_is_what_the_sandbox_is_made_of() -> N
 
 
 @pytest.mark.parametrize("allowed", ["", "team/tool", "team/*-slim"])
-async def test_any_other_is_refused_and_nothing_is_taken(allowed: str) -> None:
+async def test_other_images_are_refused_and_nothing_is_claimed(allowed: str) -> None:
     async with paddock(pool_size=1, claim_images=allowed) as world:
         await world.stocked(1)
         with pytest.raises(ForbiddenError, match="clients may not choose"):
@@ -39,7 +39,7 @@ async def test_any_other_is_refused_and_nothing_is_taken(allowed: str) -> None:
         assert not world.provider.sandboxes(CALLER.team)
 
 
-async def test_no_image_at_all_is_a_bad_request() -> None:
+async def test_an_empty_image_is_a_bad_request() -> None:
     async with paddock(claim_images="*") as world:
         body = {"templateID": "base", "metadata": {KEY: " "}}
         assert (await world.http.post("/v2/sandboxes", json=body)).status_code == 400

@@ -1,4 +1,4 @@
-"""A claim of another image: a warm sandbox is given it in place where that can be done."""
+"""Claims with another image: a warm sandbox changes its image in place if possible."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ OTHER = NewSandbox(template="base", image="team/other")
 
 
 async def claimed(world: World, wanted: NewSandbox = OTHER) -> tuple[set[str], Sandbox]:
-    """Claim one of another image; give the uids of what was in stock, and the sandbox."""
+    """Claim a sandbox with another image; return the uids of the stock, and the sandbox."""
     await world.stocked(2)
     stock = {sandbox.metadata.uid for sandbox in world.provider.all(Sandbox)}
     return stock, await world.manager.claims.create(CALLER, wanted)
@@ -33,7 +33,7 @@ def _in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_in_place")
-async def test_stock_is_given_the_image_and_handed_out_when_it_runs() -> None:
+async def test_a_warm_sandbox_changes_its_image_before_it_is_returned() -> None:
     async with paddock(pool_size=2, claim_images="team/*") as world:
         stock, sandbox = await claimed(world)
         assert sandbox.metadata.uid in stock
@@ -49,7 +49,7 @@ async def test_stock_is_given_the_image_and_handed_out_when_it_runs() -> None:
         assert world.runtime.calls[Operation.UPDATE_IMAGE] == 1
 
 
-async def test_one_is_made_anew_where_it_cannot_be_given_another() -> None:
+async def test_a_sandbox_is_created_if_the_runtime_cannot_change_images() -> None:
     async with paddock(pool_size=2, claim_images="team/*") as world:
         stock, sandbox = await claimed(world)
         assert sandbox.metadata.uid not in stock
@@ -58,7 +58,7 @@ async def test_one_is_made_anew_where_it_cannot_be_given_another() -> None:
 
 
 @pytest.mark.usefixtures("_in_place")
-async def test_an_image_that_cannot_be_started_fails_the_claim_and_is_cleaned_up() -> None:
+async def test_an_image_that_cannot_start_fails_the_claim_and_is_cleaned_up() -> None:
     async with paddock(pool_size=2, claim_images="team/*") as world:
         await world.stocked(2)
         world.runtime.fail_next(Operation.UPDATE_IMAGE, InvalidError("no such image"))
@@ -68,7 +68,7 @@ async def test_an_image_that_cannot_be_started_fails_the_claim_and_is_cleaned_up
 
 
 @pytest.mark.usefixtures("_in_place")
-async def test_a_node_that_is_away_for_a_moment_is_waited_for() -> None:
+async def test_an_image_change_waits_for_a_node_that_is_briefly_unavailable() -> None:
     async with paddock(pool_size=2, claim_images="team/*") as world:
         await world.stocked(2)
         world.runtime.fail_next(Operation.UPDATE_IMAGE)
@@ -76,7 +76,7 @@ async def test_a_node_that_is_away_for_a_moment_is_waited_for() -> None:
         stock, sandbox = await claimed(world)
         assert sandbox.metadata.uid in stock
         assert sandbox.status.image == "team/other"
-        assert sandbox.status.incarnation == 2, "one new life, however often it was asked for"
+        assert sandbox.status.incarnation == 2, "restarted once, however often it was requested"
 
 
 @pytest.mark.usefixtures("_in_place")
@@ -92,7 +92,7 @@ async def reasons(world: World) -> set[str]:
     return {event.reason for event in (await world.store.list(Event)).items}
 
 
-async def test_a_runtime_that_cannot_says_so_and_the_sandbox_runs_on() -> None:
+async def test_an_unsupported_image_change_is_reported_and_the_sandbox_keeps_running() -> None:
     none = structs.replace(ALL_CAPABILITIES, can_update_image=False)
     runtime = SimulatedRuntime(clock=(clock := LoopClock()), capabilities=none)
     async with paddock(pool_size=2, runtime=runtime, clock=clock) as world:

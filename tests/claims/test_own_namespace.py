@@ -1,4 +1,4 @@
-"""Where Paddock keeps its own records on a cluster: in the namespace it is installed in."""
+"""Records of Paddock are in the namespace it is installed in."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from paddock.store.memory import MemoryStore
 pytestmark = pytest.mark.looptime
 
 
-async def test_keys_shares_and_idempotency_keys_are_kept_where_it_is_installed() -> None:
+async def test_keys_shares_and_idempotency_keys_are_in_the_namespace_of_the_installation() -> None:
     clock = LoopClock()
     store = MemoryStore(clock=clock)
     provider = Provider(

@@ -1,4 +1,4 @@
-"""The hash of a request tells two requests with one idempotency key apart."""
+"""The hash that distinguishes requests with the same idempotency key."""
 
 from collections.abc import Mapping
 
@@ -28,7 +28,7 @@ BASE = NewSandbox(template="base", idempotency_key="k", metadata={"a": "1", "b":
         {"image": "other"},
     ],
 )
-def test_another_request_has_another_hash(change: Mapping[str, object]) -> None:
+def test_different_requests_have_different_hashes(change: Mapping[str, object]) -> None:
     assert request_hash(structs.replace(BASE, **change)) != request_hash(BASE)
 
 

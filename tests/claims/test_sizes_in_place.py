@@ -1,4 +1,4 @@
-"""A claim of another size: what is in stock is resized where that can be done, else made anew."""
+"""Claims with another size: a warm sandbox is resized if possible, else one is created."""
 
 import pytest
 from msgspec import structs
@@ -16,7 +16,7 @@ SMALLER = NewSandbox(template="base", resources=Resources(cpu="500m"))
 
 
 async def claimed(world: World) -> tuple[set[str], Sandbox]:
-    """Claim a smaller sandbox; give the uids of what was in stock, and the sandbox."""
+    """Claim a smaller sandbox; return the uids of the stock, and the sandbox."""
     await world.stocked(2)
     stock = {sandbox.metadata.uid for sandbox in world.provider.all(Sandbox)}
     return stock, await world.manager.claims.create(CALLER, SMALLER)
@@ -27,7 +27,7 @@ def resized(monkeypatch: pytest.MonkeyPatch) -> list[Resources]:
     return resizing(monkeypatch)
 
 
-async def test_stock_is_resized_where_the_runtime_can(resized: list[Resources]) -> None:
+async def test_a_warm_sandbox_is_resized_if_the_runtime_can(resized: list[Resources]) -> None:
     async with paddock(pool_size=2) as world:
         stock, sandbox = await claimed(world)
         assert sandbox.metadata.uid in stock
@@ -35,7 +35,7 @@ async def test_stock_is_resized_where_the_runtime_can(resized: list[Resources]) 
         assert sandbox.spec.resources == resized[0]
 
 
-async def test_a_sandbox_is_made_anew_where_it_cannot() -> None:
+async def test_a_sandbox_is_created_if_the_runtime_cannot_resize() -> None:
     async with paddock(pool_size=2) as world:
         stock, sandbox = await claimed(world)
         assert sandbox.metadata.uid not in stock
@@ -43,7 +43,7 @@ async def test_a_sandbox_is_made_anew_where_it_cannot() -> None:
         assert sandbox.spec.resources.cpu == "500m"
 
 
-async def test_a_machine_that_refuses_costs_one_of_the_stock_and_not_the_claim(
+async def test_a_refused_resize_costs_a_warm_sandbox_but_not_the_claim(
     resized: list[Resources], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(_self, sandbox, _template):

@@ -23,7 +23,7 @@ AWAY = UnavailableError("the store is away")
 
 
 class Script:
-    """Pool members, cache and store in one: replies to writes as the test says."""
+    """Pool members, cache and store in one, with scripted replies to writes."""
 
     def __init__(self, warm_ones: int, replies: list[Exception | None], found: Any) -> None:
         self._names = [f"s{number}" for number in range(warm_ones)]
@@ -111,15 +111,15 @@ async def test_the_first_write_that_succeeds_takes_the_sandbox(
 @pytest.mark.parametrize(
     ("replies", "found", "error", "written", "unresolved"),
     [
-        # Rejected: not written, and as good for the next claim.
+        # Rejected: not written, and available for the next claim.
         ([InvalidError("no")], GONE, InvalidError, ["s0"], []),
-        # The store is away: no more sandboxes are tried.
+        # The store is unavailable: no more sandboxes are tried.
         ([AWAY] * 5, GONE, UnavailableError, ["s0", "s1", "s2"], []),
         # Neither the write nor the lookup has a reply: it may have been written.
         ([AWAY], AWAY, UnavailableError, ["s0"], ["s0"]),
     ],
 )
-async def test_an_error_leaves_what_may_have_been_written(
+async def test_after_an_error_possible_writes_stay_unresolved(
     replies: list[Exception | None],
     found: Any,
     error: type[PaddockError],
@@ -132,5 +132,5 @@ async def test_an_error_leaves_what_may_have_been_written(
         await warm.take(script, script, POOL, claimed, unresolved=left)
     assert script.written == written
     assert [item.metadata.name for item in left] == unresolved
-    # All that is certainly not written is warm again.
+    # Sandboxes that are certainly not written are available again.
     assert script.returned == [name for name in written if name not in unresolved]

@@ -1,4 +1,4 @@
-"""What the store is asked to write for one claim."""
+"""The number of store writes per claim."""
 
 from collections import Counter
 from typing import Any
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.looptime
 
 
 class CountingStore(MemoryStore):
-    """Counts writes by verb and by the name of what is written."""
+    """Counts writes by verb and by the name of the object."""
 
     def __init__(self) -> None:
         super().__init__()

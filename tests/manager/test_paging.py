@@ -27,7 +27,7 @@ ITEMS = [at(2, "c"), at(0, "a"), at(1, "b"), at(2, "d")]
         (False, 9, [("d", "c", "b", "a")]),
     ],
 )
-def test_pages_follow_each_other(ascending: bool, limit: int, pages: list[tuple[str, ...]]) -> None:
+def test_pages_are_consecutive(ascending: bool, limit: int, pages: list[tuple[str, ...]]) -> None:
     token: str | None = None
     for number, wanted in enumerate(pages):
         found, token = paging.page(ITEMS, limit=limit, token=token, ascending=ascending)
@@ -55,7 +55,7 @@ def test_a_page_begins_after_its_token_whatever_changed(
 
 
 @pytest.mark.parametrize("ascending", [True, False])
-def test_a_token_is_read_as_it_was_written(ascending: bool) -> None:
+def test_a_token_decodes_to_its_position(ascending: bool) -> None:
     position = (START, "abc")
     assert paging.decode(paging.encode(position, ascending=ascending)) == position
 

@@ -1,1 +1,1 @@
-"""Claims: the one way to acquire a sandbox, for the API, SandboxClaim and batches."""
+"""Claims: how sandboxes are acquired, for the API, SandboxClaims and batches alike."""

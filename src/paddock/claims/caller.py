@@ -24,7 +24,7 @@ class Role(StrEnum):
 
 
 class Caller(Struct, frozen=True):
-    """Whom a use case is performed for."""
+    """The team and key that a use case runs for."""
 
     team: str
     key_id: str = ""

@@ -1,7 +1,7 @@
-"""Claims of API clients: from a request to a sandbox that is the caller's and answers.
+"""Claims of API clients: from a request to a running sandbox that the caller owns.
 
-The sequence that acquires a sandbox exactly once is in `acquirer`, shared with SandboxClaims. Here
-are what is particular to requests: idempotency keys, environments, and the handover.
+The sequence that acquires a sandbox exactly once is in `acquirer`, shared with SandboxClaims. This
+module adds what only requests have: idempotency keys, environments, and the handover.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class Claims:
         """Claims in flight by team and idempotency key, each with the hash of its request."""
 
     async def create(self, caller: Caller, request: NewSandbox) -> Sandbox:
-        """Return a sandbox that is the caller's and answers."""
+        """Return a sandbox that the caller owns and that accepts requests."""
         caller.must_write()
         self.check(request)
         target = self._resolver.resolve(caller, request.template)

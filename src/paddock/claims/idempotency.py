@@ -1,6 +1,6 @@
-"""Idempotency keys where several processes serve: one process makes the sandbox of a key.
+"""Idempotency keys where several processes serve: one process creates the sandbox of a key.
 
-The process that creates the record of a key makes the sandbox; the others wait until they see it.
+The process that creates the record of a key creates the sandbox; the others wait until they see it.
 The record is a Lease named by a hash of team and key. It is needed until the claim is written:
 from then on the sandbox itself carries the key. The record is deleted if its claim failed or its
 sandbox ends, so that the key can be used again; it is taken over after its time if its process
@@ -101,11 +101,11 @@ class IdempotencyKeys:
             await self._wait_until_seen(team, key)
 
     async def leave(self, first: KeyLease) -> None:
-        """Let others try: nothing was made, and nothing will be."""
+        """Remove the record, so that others can use the key: nothing was or will be created."""
         await self._remove(first.record)
 
     def _observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
-        """Let a key be used anew when the sandbox that we made with it goes."""
+        """Remove the record of a key when the sandbox that this process created for it ends."""
         claim = old.spec.claim if old is not None else None
         if claim is None or claim.account != self._account or not claim.idempotency_key:
             return
@@ -129,7 +129,7 @@ class IdempotencyKeys:
     async def _take_over(
         self, wanted: Lease, team: str, key: str, until: float
     ) -> KeyLease | Sandbox | None:
-        """Read who holds the key; take it over if its holder's time is up."""
+        """Read the record of the key; take it over if it has expired."""
         try:
             record = await self._store.get(Lease, wanted.key)
         except NotFoundError:

@@ -1,4 +1,4 @@
-"""The arithmetic of shares: who may have how much of a quota, case by case."""
+"""The arithmetic of quota shares, case by case."""
 
 import pytest
 
@@ -35,16 +35,14 @@ def shares(**amounts: int) -> TeamShares:
         (shares(other=10), view(10, mine=1), -1),
     ],
 )
-def test_free_is_what_nobody_has_or_may_take(
+def test_free_is_neither_used_nor_granted(
     book: TeamShares, seen_by_me: LimitView, free: int
 ) -> None:
     assert share_math.free(book, "me", LINE, seen_by_me, seen=0) == free
 
 
 @pytest.mark.parametrize(("seen", "free"), [(4, 2), (5, 7), (6, 7)])
-def test_a_closed_share_counts_for_its_use_once_its_last_write_is_seen(
-    seen: int, free: int
-) -> None:
+def test_a_closed_share_counts_by_usage_once_its_last_write_is_seen(seen: int, free: int) -> None:
     book = share_math.closed(shares(other=8), "other", at="5", amounts={LINE: 8})
     assert share_math.free(book, "me", LINE, view(10, others=3), seen=seen) == free
 
@@ -59,7 +57,7 @@ def test_a_closed_share_counts_for_its_use_once_its_last_write_is_seen(
         (0, 1, None),
     ],
 )
-def test_a_block_is_smaller_the_less_is_left(limit: int, waiting: int, amount: int | None) -> None:
+def test_blocks_shrink_as_the_quota_runs_out(limit: int, waiting: int, amount: int | None) -> None:
     grown = share_math.grown(shares(), "me", {LINE: view(limit)}, waiting=waiting, seen=0)
     assert (None if grown is None else grown.shares["me"].amounts[LINE]) == amount
 
@@ -78,7 +76,7 @@ def test_a_share_grows_by_the_size_of_a_sandbox() -> None:
         (0, 60, 25),
     ],
 )
-def test_what_is_not_used_is_given_back(mine: int, share: int, kept: int | None) -> None:
+def test_the_unused_part_of_a_share_is_returned(mine: int, share: int, kept: int | None) -> None:
     found = share_math.kept(shares(me=share), "me", {LINE: view(100, mine=mine)}, seen=0)
     assert (None if found is None else found.shares["me"].amounts[LINE]) == kept
 
@@ -93,7 +91,7 @@ def test_every_write_of_a_share_raises_its_turn() -> None:
     ("used", "seen", "is_kept"),
     [({}, 5, False), ({}, 4, True), ({"other": 1}, 5, True)],
 )
-def test_a_closed_share_is_dropped_when_nothing_of_it_is_left(
+def test_a_closed_share_is_removed_when_its_usage_is_zero(
     used: dict[str, int], seen: int, is_kept: bool
 ) -> None:
     book = share_math.closed(shares(me=1, other=1), "other", at="5", amounts={})

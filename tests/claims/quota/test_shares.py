@@ -1,7 +1,6 @@
-"""Several control planes on one store: no quota is exceeded, all of it can be had, one key is one
-sandbox.
+"""Quotas and idempotency keys with several control planes on one store.
 
-Virtual time, one store in memory with delays, each control plane with a picture of its own.
+Virtual time, one store in memory with delays, and one cache per control plane.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ WANTED = NewSandbox(template="base", timeout_seconds=None)
 
 
 class SlowStore(MemoryStore):
-    """A store that takes its time, before and after the write, and tells watchers late."""
+    """A store with delays before and after each write, and late watch events."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(clock=LoopClock())
@@ -69,7 +68,7 @@ class SlowStore(MemoryStore):
 
 
 class Plane:
-    """One control plane, which can be killed: it does nothing more, and says nothing."""
+    """One control plane, which can be killed without a shutdown."""
 
     def __init__(self, store: MemoryStore, runtime: SimulatedRuntime, *, leads: bool) -> None:
         clock = LoopClock()
@@ -107,7 +106,7 @@ class Plane:
 
 
 class Planes:
-    """A few control planes on one store, and what was seen of a team's sandboxes."""
+    """Several control planes on one store, and the observed number of a team's sandboxes."""
 
     def __init__(self, seed: int) -> None:
         self.store = SlowStore(seed)
@@ -125,7 +124,7 @@ class Planes:
         return plane
 
     async def follow(self) -> None:
-        """Count what is claimed at every version of the store."""
+        """Count the claimed sandboxes at every version of the store."""
         async with aclosing(MemoryStore.watch(self.store, Sandbox)) as events:
             async for event in events:
                 obj = event.object
@@ -145,7 +144,7 @@ class Planes:
                 await asyncio.sleep(0.01)
 
     async def reaches(self, count: int, *, seconds: float = 30) -> None:
-        """Ask everybody until so many are claimed."""
+        """Claim on all control planes until so many sandboxes are claimed."""
         async with asyncio.timeout(seconds):
             while self.now < count:
                 for plane in self.all:
@@ -177,7 +176,7 @@ def id_of(sandbox: Sandbox) -> str:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_a_storm_on_several_control_planes_never_exceeds_a_quota_and_can_use_all_of_it(
+async def test_concurrent_claims_on_several_control_planes_use_a_quota_fully_and_never_exceed_it(
     seed: int,
 ) -> None:
     dice = random.Random(seed)
@@ -202,7 +201,7 @@ async def test_a_storm_on_several_control_planes_never_exceeds_a_quota_and_can_u
                     else:
                         mine.append(id_of(await manager.claims.create(CALLER, WANTED)))
                 except (QuotaExceededError, ConflictError, NotFoundError):
-                    # Full, or another replica's picture is a moment behind.
+                    # The quota is used up, or another replica's cache is behind.
                     continue
 
         await asyncio.gather(*(client(number) for number in range(25)))
@@ -214,7 +213,7 @@ async def test_a_storm_on_several_control_planes_never_exceeds_a_quota_and_can_u
         assert world.most == limit
 
 
-async def test_a_quota_far_away_costs_next_to_nothing_and_none_costs_nothing() -> None:
+async def test_a_distant_quota_costs_few_writes_and_no_quota_costs_none() -> None:
     async with planes(2) as world:
         store, (one, other) = world.store, world.all
         before = store.written.get("Lease", 0)
@@ -231,7 +230,7 @@ async def test_a_quota_far_away_costs_next_to_nothing_and_none_costs_nothing() -
         assert store.written["Lease"] - before <= 20
 
 
-async def test_what_one_control_plane_does_not_use_another_can_have() -> None:
+async def test_one_control_plane_can_use_the_unused_share_of_another() -> None:
     async with planes(2) as world:
         one, other = world.all
         await world.quota(count(8))
@@ -243,7 +242,7 @@ async def test_what_one_control_plane_does_not_use_another_can_have() -> None:
         async with asyncio.timeout(10):
             while world.now > 5:
                 await asyncio.sleep(0.01)
-        # Each at the first attempt: a claim waits for what is being given back.
+        # Each at the first attempt: a claim waits for shares that are being returned.
         await asyncio.gather(*(other.manager.claims.create(CALLER, WANTED) for _ in range(3)))
         assert world.now == world.most == 8
 
@@ -256,7 +255,7 @@ async def test_the_share_of_a_control_plane_that_stops_is_free_at_once() -> None
         await third.stop()
         world.all.remove(third)
         await world.reaches(100, seconds=60)
-        # What it had claimed is counted as long as it is there, and no longer.
+        # Its sandboxes count as long as they exist, and no longer.
         with pytest.raises(QuotaExceededError):
             await one.manager.claims.create(CALLER, WANTED)
         await one.manager.lifecycle.kill(CALLER, id_of(sandbox))
@@ -267,7 +266,7 @@ async def test_the_share_of_a_control_plane_that_stops_is_free_at_once() -> None
         assert world.most == 100
 
 
-async def test_the_share_of_a_control_plane_that_dies_is_free_in_time_and_not_before() -> None:
+async def test_the_share_of_a_dead_control_plane_is_free_after_its_timeout_and_not_before() -> None:
     async with planes(2) as world:
         one, other = world.all
         await world.quota(count(8))
@@ -284,13 +283,13 @@ async def test_the_share_of_a_control_plane_that_dies_is_free_in_time_and_not_be
         assert world.most == 8
 
 
-async def test_a_control_plane_that_was_held_up_writes_nothing_on_an_old_share() -> None:
+async def test_a_delayed_control_plane_writes_nothing_on_an_expired_share() -> None:
     async with planes(2) as world:
         other = world.all[1]
         await world.quota(count(2))
         await other.manager.claims.create(CALLER, WANTED)
         assert other.control.shares is not None
-        # Nobody looks after its share: as if its process had not run for a while.
+        # Its share is not renewed: as if its process had not run for a while.
         await other.kill()
         world.all.remove(other)
         await asyncio.sleep(share_store.USE_SECONDS + 1)
@@ -299,7 +298,7 @@ async def test_a_control_plane_that_was_held_up_writes_nothing_on_an_old_share()
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_one_idempotency_key_at_several_control_planes_is_one_sandbox(seed: int) -> None:
+async def test_one_idempotency_key_on_several_control_planes_creates_one_sandbox(seed: int) -> None:
     async with planes(3, seed) as world:
         world.store.is_slow = True
         for number in range(5):
@@ -336,7 +335,7 @@ async def test_a_key_whose_claim_failed_or_whose_sandbox_was_killed_can_be_used_
         assert second.metadata.uid != first.metadata.uid
 
 
-async def test_the_record_of_a_key_whose_process_died_is_taken_over_and_old_ones_go() -> None:
+async def test_the_key_record_of_a_dead_process_is_taken_over_and_old_records_are_swept() -> None:
     wanted = NewSandbox(
         template="base", timeout_seconds=None, idempotency_key="late", claim_timeout_seconds=5
     )

@@ -1,4 +1,4 @@
-"""How many sandboxes each batch gets: examples. `test_allocation_properties` has the invariants."""
+"""The sandboxes granted to each batch: examples. Invariants are in `test_allocation_properties`."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -61,7 +61,7 @@ def test_grants(
     assert decision.unmet == sum(item.missing for item in waiting) - sum(grants.values())
 
 
-def test_of_equal_priority_the_tenant_that_holds_least_is_first() -> None:
+def test_with_equal_priority_the_tenant_that_holds_least_is_first() -> None:
     waiting = (demand("a", 2, tenant="rich", age=9), demand("b", 2, tenant="poor"))
     ordered = in_order(waiting, {"rich": 5}, now=NOW)
     assert [item.key.name for item in ordered] == ["b", "a"]
@@ -71,7 +71,7 @@ def test_of_equal_priority_the_tenant_that_holds_least_is_first() -> None:
     ("ceiling", "limit", "is_unsatisfiable"),
     [(4, None, True), (4, 5, False), (5, None, False), (6, 2, False)],
 )
-def test_what_no_pool_size_can_serve_is_reported(
+def test_a_batch_that_no_pool_size_can_serve_is_reported(
     ceiling: int, limit: int | None, is_unsatisfiable: bool
 ) -> None:
     stock = PoolStock(ready=0, ceiling=ceiling, limit=limit)

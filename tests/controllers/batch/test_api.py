@@ -16,7 +16,7 @@ pytestmark = pytest.mark.looptime
 ROUTE = "/v2/sandboxes:batch"
 
 
-async def test_many_sandboxes_come_with_one_call() -> None:
+async def test_one_call_creates_many_sandboxes() -> None:
     async with paddock(pool_size=5) as world:
         await world.stocked(5)
         answer = await world.http.post(ROUTE, json={"templateID": "base", "count": 8})

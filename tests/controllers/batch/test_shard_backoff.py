@@ -1,4 +1,4 @@
-"""How long a template shard waits after failures."""
+"""The backoff of a template shard after failures."""
 
 from datetime import UTC, datetime, timedelta
 

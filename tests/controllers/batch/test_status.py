@@ -1,4 +1,4 @@
-"""What a batch's status reports: why it waits, problems, and the state of its shards."""
+"""The status of a batch: reasons for waiting, problems, and the state of its shards."""
 
 import pytest
 

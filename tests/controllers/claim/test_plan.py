@@ -1,4 +1,4 @@
-"""What is done next with one SandboxClaim, and with one Checkpoint."""
+"""The next step of a SandboxClaim, and of a Checkpoint."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -189,13 +189,13 @@ OVER = SandboxClaimStatus(claim_start_time=NOW - timedelta(seconds=60))
         ),
     ],
 )
-def test_a_claim_is_complete_when_what_it_got_is_ready(
+def test_a_claim_is_complete_when_its_sandboxes_are_ready(
     given: SandboxClaim, has: Held, expected: claiming.Step
 ) -> None:
     assert claiming.plan(given, has, target_exists=True, now=NOW) == expected
 
 
-def test_what_can_never_be_had_ends_the_claim_once_nothing_is_on_its_way() -> None:
+def test_an_unsatisfiable_claim_fails_once_nothing_is_in_flight() -> None:
     def step(has: Held) -> claiming.Step:
         return claiming.plan(
             claim(inplace_update=IN_PLACE), has, target_exists=True, refusal="no", now=NOW
@@ -208,11 +208,11 @@ def test_what_can_never_be_had_ends_the_claim_once_nothing_is_on_its_way() -> No
 @pytest.mark.parametrize(
     ("failures", "seconds"), [(1, 2), (2, 4), (3, 8), (4, 16), (5, 16), (10**9, 16)]
 )
-def test_pauses_after_failures_grow_to_a_limit(failures: int, seconds: int) -> None:
+def test_backoff_after_failures_grows_to_a_limit(failures: int, seconds: int) -> None:
     assert claiming.pause_after(failures) == timedelta(seconds=seconds)
 
 
-def test_a_claim_on_nothing_is_over_at_once() -> None:
+def test_a_claim_on_a_missing_template_ends_at_once() -> None:
     step = claiming.plan(claim(), having(), target_exists=False, now=NOW)
     assert isinstance(step, claiming.Complete)
     assert step.reason == "TemplateNotFound"
@@ -314,7 +314,7 @@ def test_the_next_step_of_a_checkpoint(
     assert storing.plan(given, source, now=NOW) == expected
 
 
-def test_a_checkpoint_is_protected_first_and_forgotten_last() -> None:
+def test_a_checkpoint_gets_its_finalizer_first_and_deletes_its_data_last() -> None:
     bare = structs.replace(checkpoint(), metadata=META)
     assert storing.plan(bare, sandbox(Phase.RUNNING), now=NOW) == storing.AddFinalizer()
     going = structs.replace(checkpoint(DONE).metadata, deletion_timestamp=NOW)

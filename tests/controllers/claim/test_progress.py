@@ -1,4 +1,4 @@
-"""How far a sandbox is that a claim has taken, read from the sandbox alone."""
+"""The progress of a claimed sandbox, derived from the sandbox alone."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -100,11 +100,11 @@ def with_meta(sandbox: Sandbox, **changes: Any) -> Sandbox:
         ),
     ],
 )
-def test_how_far_a_sandbox_is(sandbox: Sandbox, now: datetime, expected: Standing) -> None:
+def test_the_progress_of_a_sandbox(sandbox: Sandbox, now: datetime, expected: Standing) -> None:
     assert standing_of(CLAIM, sandbox, now=now) is expected
 
 
-def test_what_a_claim_has_is_sorted_and_the_first_deadline_is_known() -> None:
+def test_sandboxes_of_a_claim_are_grouped_and_the_first_deadline_is_returned() -> None:
     older = structs.replace(IDENTITY, claim_time=NOW - timedelta(seconds=10))
     boxes = [box(), box({"claim": older}), running(), running({"resources": SMALL})]
     found = held(CLAIM, boxes, now=NOW)
@@ -123,5 +123,5 @@ def test_what_a_claim_has_is_sorted_and_the_first_deadline_is_known() -> None:
         pytest.param(running({"resources": SMALL}), "not been resized", id="size"),
     ],
 )
-def test_people_are_told_why_a_sandbox_was_given_up(sandbox: Sandbox, words: str) -> None:
+def test_the_reason_for_a_failed_sandbox_is_reported(sandbox: Sandbox, words: str) -> None:
     assert words in why_lost(sandbox, now=LATE)

@@ -1,4 +1,4 @@
-"""A SandboxClaim of another size on one machine: sandboxes are made so, and really have it."""
+"""A SandboxClaim with another size on one machine: its sandboxes have that size."""
 
 import os
 from typing import Any
@@ -33,7 +33,7 @@ async def completed(place: Installation, name: str) -> dict[str, Any]:
     return (await place.kube("GET", f"{CLAIMS}/{name}"))["status"]
 
 
-async def test_sandboxes_of_a_claim_have_the_size_it_asks_for() -> None:
+async def test_sandboxes_of_a_claim_have_the_requested_size() -> None:
     if os.geteuid() != 0:
         pytest.skip("real sandboxes need root")
     small = {"resources": {"cpu": "500m", "memory": "128Mi"}}

@@ -1,4 +1,4 @@
-"""Environments where claims are answered in another process than pools are kept."""
+"""Environments in a process that serves claims but runs no controllers."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ def another(world: World) -> tuple[Provider, Environments]:
     return provider, Environments(settings, provider, pool_members, keyring, world.plane.clock)
 
 
-async def test_a_claim_that_waits_in_another_process_makes_the_pool_grow() -> None:
+async def test_a_claim_queued_in_another_process_makes_the_pool_grow() -> None:
     async with paddock(pool_size=0) as world:
         await world.provider.write.create(environment({"one": member()}, group=ScalingGroup()))
         await asyncio.sleep(2)
@@ -49,7 +49,7 @@ async def test_a_claim_that_waits_in_another_process_makes_the_pool_grow() -> No
         assert "1 claim" in made.status.autoscaling.message
 
 
-async def test_another_process_knows_when_all_are_saturated() -> None:
+async def test_another_process_refuses_claims_when_all_members_are_saturated() -> None:
     async with paddock(pool_size=0) as world:
         await world.provider.write.create(environment({"one": member(0)}))
         await world.provider.write.create(environment({"one": member(1)}, name="other"))

@@ -1,4 +1,4 @@
-"""Which member serves a claim: for any members, and in a control plane."""
+"""The choice of the member that serves a claim: as a property, and in a control plane."""
 
 import asyncio
 import random
@@ -50,7 +50,7 @@ many = st.lists(candidates, min_size=1, max_size=8)
 
 @settings(max_examples=200)
 @given(many)
-def test_no_claim_goes_to_one_that_cannot_serve_while_another_can(found) -> None:
+def test_no_member_that_cannot_serve_is_chosen_while_another_can(found) -> None:
     best = choose(found)
     assert best is not None
     fresh = [item for item in found if not item.is_stale]
@@ -67,7 +67,9 @@ def test_no_claim_goes_to_one_that_cannot_serve_while_another_can(found) -> None
 
 @settings(max_examples=200)
 @given(many)
-def test_over_clusters_the_order_is_idle_here_idle_there_grow_here_grow_there(found) -> None:
+def test_the_order_over_clusters_is_local_idle_remote_idle_local_growth_remote_growth(
+    found,
+) -> None:
     best = choose_federated(found)
     known = [item for item in found if item.is_local or not item.is_stale]
     here = [item for item in known if item.is_local]
@@ -90,7 +92,7 @@ def test_over_clusters_the_order_is_idle_here_idle_there_grow_here_grow_there(fo
         assert best is None
 
 
-def test_no_number_of_idle_ones_outweighs_a_priority() -> None:
+def test_no_number_of_idle_sandboxes_outweighs_a_priority() -> None:
     near = MemberCandidate(name="near", priority=0, idle=1)
     far = MemberCandidate(name="far", priority=1, idle=1_000_000)
     assert choose([far, near]) is near
@@ -107,7 +109,7 @@ async def started(world: World, members, **env) -> None:
 
 
 @pytest.mark.looptime
-async def test_claims_go_by_priority_and_spill_over() -> None:
+async def test_claims_fill_members_by_priority_and_spill_over() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"first": member(1, priority=1), "second": member(5, priority=2)})
         await idle(world, "agents-second", 5)
@@ -116,7 +118,7 @@ async def test_claims_go_by_priority_and_spill_over() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_claim_that_waits_makes_the_pool_grow_and_is_served() -> None:
+async def test_a_queued_claim_makes_the_pool_grow_and_is_served() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member()}, group=ScalingGroup())
         begun = world.plane.clock.now()
@@ -137,7 +139,7 @@ async def test_a_claim_that_waits_makes_the_pool_grow_and_is_served() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_storm_is_served_and_the_pool_goes_back_when_it_is_over() -> None:
+async def test_a_burst_of_claims_is_served_and_the_pool_shrinks_afterwards() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member()}, group=ScalingGroup(idle_timeout_seconds=60))
         made = await asyncio.gather(
@@ -157,7 +159,7 @@ async def test_a_storm_is_served_and_the_pool_goes_back_when_it_is_over() -> Non
 
 
 @pytest.mark.looptime
-async def test_when_all_are_saturated_the_answer_is_429_and_says_when_to_come_again() -> None:
+async def test_when_all_members_are_saturated_the_reply_is_429_with_retry_after() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member(1, max_replicas=1)}, group=ScalingGroup())
         await idle(world, "agents-one", 1)
@@ -172,7 +174,7 @@ async def test_when_all_are_saturated_the_answer_is_429_and_says_when_to_come_ag
 
 
 @pytest.mark.looptime
-async def test_those_who_wait_are_served_by_priority_then_by_time() -> None:
+async def test_queued_claims_are_served_by_priority_then_by_time() -> None:
     slow = SimulatedRuntime(clock=LoopClock(), latencies={Operation.CREATE: 5.0})
     async with paddock(pool_size=0, runtime=slow) as world:
         await started(world, {"one": member()}, group=ScalingGroup())
@@ -195,7 +197,7 @@ async def test_those_who_wait_are_served_by_priority_then_by_time() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
+async def test_a_new_claim_does_not_overtake_queued_ones() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member(max_replicas=3)}, group=ScalingGroup())
         made = await asyncio.gather(
@@ -206,7 +208,7 @@ async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_newcomer_does_not_overtake_those_who_wait_to_another_cluster_either() -> None:
+async def test_a_new_claim_does_not_overtake_queued_ones_to_another_cluster() -> None:
     class Neighbour:
         idle = 0
 
@@ -243,7 +245,7 @@ async def test_a_newcomer_does_not_overtake_those_who_wait_to_another_cluster_ei
 
 
 @pytest.mark.looptime
-async def test_a_claim_that_insists_on_a_group_gets_that_or_an_answer() -> None:
+async def test_a_claim_for_one_scaling_group_is_served_by_it_or_refused() -> None:
     async with paddock(pool_size=0) as world:
         env = environment(
             {"a": member(2, scaling_group="gpu"), "b": member(2)}, group=ScalingGroup()
@@ -261,7 +263,7 @@ async def test_a_claim_that_insists_on_a_group_gets_that_or_an_answer() -> None:
 
 
 @pytest.mark.looptime
-async def test_an_environment_that_is_gone_is_not_found() -> None:
+async def test_a_deleted_environment_is_not_found() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member(1)})
         await idle(world, "agents-one", 1)
@@ -273,7 +275,7 @@ async def test_an_environment_that_is_gone_is_not_found() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_sandbox_claim_on_an_environment_stands_in_line_and_is_served() -> None:
+async def test_a_sandbox_claim_on_an_environment_is_queued_and_served() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"a": member(2), "b": member(max_replicas=4)}, group=ScalingGroup())
         wanted = SandboxClaim(
@@ -299,7 +301,7 @@ async def test_a_sandbox_claim_on_an_environment_stands_in_line_and_is_served() 
 
 
 @pytest.mark.looptime
-async def test_waiting_claims_survive_a_new_control_plane() -> None:
+async def test_queued_claims_survive_a_restart_of_the_control_plane() -> None:
     async with paddock(pool_size=0) as world:
         store = world.store
         await started(world, {"one": member(0)})
@@ -353,7 +355,7 @@ async def test_a_batch_on_an_environment_makes_its_member_grow() -> None:
 
 
 @pytest.mark.looptime
-async def test_members_at_rest_are_active() -> None:
+async def test_idle_members_are_active() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member(1)})
         await idle(world, "agents-one", 1)
@@ -364,7 +366,7 @@ async def test_members_at_rest_are_active() -> None:
 
 
 @pytest.mark.looptime
-async def test_claims_that_give_up_leave_nothing_behind() -> None:
+async def test_cancelled_claims_leave_nothing_in_the_queue() -> None:
     draw = random.Random(7)
     slow = SimulatedRuntime(clock=LoopClock(), latencies={Operation.CREATE: 0.5}, jitter=0.9)
     async with paddock(pool_size=0, runtime=slow) as world:
@@ -391,7 +393,7 @@ async def test_claims_that_give_up_leave_nothing_behind() -> None:
 
 
 @pytest.mark.looptime
-async def test_the_autoscaler_remembers_over_a_restart() -> None:
+async def test_the_autoscaler_keeps_its_state_over_a_restart() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member()}, group=ScalingGroup(idle_timeout_seconds=30))
         await world.manager.claims.create(CALLER, WANTED)
@@ -411,12 +413,12 @@ async def test_the_autoscaler_remembers_over_a_restart() -> None:
         assert after.status.autoscaling is not None
         assert after.status.autoscaling.last_scale_up_time == state.last_scale_up_time
         assert after.status.autoscaling.claim_rate > 0
-        # Within the stabilisation time of what the first one did, the second does not shrink.
+        # The second one does not scale down within the stabilization time of the first.
         assert after.spec.capacity == before.spec.capacity
 
 
 @pytest.mark.looptime
-async def test_every_decision_leaves_a_sentence() -> None:
+async def test_every_scaling_decision_is_recorded_with_its_reason() -> None:
     async with paddock(pool_size=0) as world:
         group = ScalingGroup(
             idle_timeout_seconds=20, stabilization_seconds=20, idle_zero_quiet_window_seconds=20
@@ -437,7 +439,7 @@ async def test_every_decision_leaves_a_sentence() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_request_with_a_key_gets_the_same_sandbox_again() -> None:
+async def test_a_retry_with_the_same_idempotency_key_gets_the_same_sandbox() -> None:
     async with paddock(pool_size=0) as world:
         await started(world, {"one": member()}, group=ScalingGroup())
         keyed = structs.replace(WANTED, idempotency_key="once")

@@ -1,4 +1,4 @@
-"""How members of environments are compared: pure, case by case."""
+"""The order of the members of an environment, case by case."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -36,7 +36,7 @@ def member(name: str = "a", **given: Any) -> MemberCandidate:
     ],
 )
 def test_the_better_member_is_chosen(best: dict[str, object], other: dict[str, object]) -> None:
-    # The names are against it: what is compared before them decides.
+    # By name the other one would be first: the criteria before the name decide.
     good, bad = member("z", **best), member("a", **other)
     assert choose((bad, good)) is good
     assert choose((good, bad)) is good

@@ -1,4 +1,4 @@
-"""Three control planes that serve each other's claims over HTTP, one of them cut off meanwhile."""
+"""Control planes that serve each other's claims over HTTP, also when one is cut off."""
 
 import asyncio
 
@@ -38,7 +38,7 @@ FRESH_SECONDS = service.FRESH_SECONDS
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them live in this process: one that stands still for seconds has not fallen silent."""
+    """Raise the timeouts: all clusters run in this process, which may be slow."""
     for name in ("PATIENCE_SECONDS", "FRESH_SECONDS", "TAKE_SECONDS", "HAND_OVER_SECONDS"):
         monkeypatch.setattr(service, name, 60.0)
 
@@ -51,7 +51,9 @@ def where(three: tuple[Cluster, ...], sandbox_id: str) -> list[str]:
     return [item.name for item in three if item.sandbox(sandbox_id) is not None]
 
 
-async def test_local_idle_comes_first_then_remote_idle_and_all_of_it_opens_to_its_token() -> None:
+async def test_local_idle_sandboxes_come_first_then_remote_ones_and_all_accept_their_token() -> (
+    None
+):
     async with clusters("a", "b", "c") as three:
         a, b, c = three
         await a.give({"near": member(1, priority=9)})
@@ -61,7 +63,7 @@ async def test_local_idle_comes_first_then_remote_idle_and_all_of_it_opens_to_it
         made = [(await a.create()).json() for _ in range(3)]
         places = [where(three, item["sandboxID"]) for item in made]
         assert places == [["a"], ["b"], ["b"]]
-        # Its own control plane answers for it, whichever is asked.
+        # Its own control plane answers, whichever one receives the call.
         far = made[1]["sandboxID"]
         seen = await a.api.get(f"/sandboxes/{far}")
         assert seen.status_code == 200
@@ -76,7 +78,7 @@ async def test_local_idle_comes_first_then_remote_idle_and_all_of_it_opens_to_it
         assert refused.status_code == 401
 
 
-async def test_a_sandbox_elsewhere_is_reached_through_the_local_gateway() -> None:
+async def test_a_sandbox_of_another_cluster_is_reached_through_the_local_gateway() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         line = head.split(b"\r\n")[0]
@@ -138,14 +140,14 @@ async def test_a_list_shows_the_sandboxes_of_all_clusters_page_by_page() -> None
         assert (await c.api.get("/v2/sandboxes", params={"limit": "0"})).status_code == 400
         stranger = httpx.Headers({"X-API-Key": "e2b_" + "0" * 40})
         assert (await c.api.get("/v2/sandboxes", headers=stranger)).status_code == 401
-        # Who is cut off is named: nobody takes a part for the whole.
+        # The reply names the cluster that is cut off, so the list is known to be incomplete.
         await b.cut_off()
         rest = await c.api.get("/v2/sandboxes")
         assert [item["sandboxID"] for item in rest.json()] == made[:1]
         assert rest.headers["x-paddock-missing-clusters"] == "b"
 
 
-async def test_an_api_that_runs_apart_from_its_controllers_takes_part(
+async def test_an_api_without_controllers_takes_part_in_the_federation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ports = {name: (free_port(), free_port()) for name in "ab"}
@@ -187,7 +189,7 @@ async def test_an_api_that_runs_apart_from_its_controllers_takes_part(
             assert seen.json()["sandboxID"] == sandbox_id
             listed = await api.get("/v2/sandboxes")
             assert [item["sandboxID"] for item in listed.json()] == [sandbox_id]
-        # The other one hears of this one's segment, too.
+        # The other one receives this one's segment, too.
         parts = b.plane.federation
         assert parts is not None
         await until(lambda: "a" in parts.federation._known)
@@ -195,7 +197,7 @@ async def test_an_api_that_runs_apart_from_its_controllers_takes_part(
         await running
 
 
-async def test_a_cluster_that_is_cut_off_in_the_middle_stops_nobody_and_comes_back(
+async def test_a_cluster_that_is_cut_off_delays_no_other_and_rejoins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with clusters("a", "b", "c") as three:
@@ -207,17 +209,17 @@ async def test_a_cluster_that_is_cut_off_in_the_middle_stops_nobody_and_comes_ba
         first = await a.create()
         assert where(three, first.json()["sandboxID"]) == ["b"]
         await b.cut_off()
-        # Its word is still fresh, so it is asked, in vain; the claim goes on to the next.
+        # Its announcement is still fresh, so it is called without success; the next one serves.
         answers = await asyncio.gather(*(a.create() for _ in range(10)))
         assert [answer.status_code for answer in answers] == [201] * 10
         got = [answer.json()["sandboxID"] for answer in answers]
         assert {tuple(where(three, item)) for item in got} == {("c",)}
-        # The one that is cut off goes on by itself.
+        # The one that is cut off continues by itself.
         own = await b.plane.manager.claims.create(
             b.plane.keyring.authenticate("e2b_" + "b" * 40), NewSandbox(template="agents")
         )
         assert own.spec.claim is not None
-        # Nobody believes for long what it said last.
+        # Its last announcement expires soon.
         monkeypatch.setattr(service, "FRESH_SECONDS", FRESH_SECONDS)
         await until(lambda: not a.knows("b"))
         await b.connect()
@@ -226,7 +228,7 @@ async def test_a_cluster_that_is_cut_off_in_the_middle_stops_nobody_and_comes_ba
         assert where(three, again.json()["sandboxID"]) == ["b"]
 
 
-async def test_growing_here_comes_before_growing_there_and_there_before_a_refusal() -> None:
+async def test_the_local_pool_grows_first_then_a_remote_one_then_the_claim_is_refused() -> None:
     async with clusters("a", "b") as two:
         a, b = two
         await a.give({"near": member(0, max_replicas=1)}, group=ScalingGroup())
@@ -241,7 +243,7 @@ async def test_growing_here_comes_before_growing_there_and_there_before_a_refusa
         assert int(third.headers["retry-after"]) >= 1
 
 
-async def test_a_claim_that_was_sent_on_is_never_sent_on_again() -> None:
+async def test_a_forwarded_claim_is_never_forwarded_again() -> None:
     async with clusters("a", "b", "c") as three:
         a, b, c = three
         await a.give({})
@@ -264,7 +266,7 @@ async def test_a_claim_that_was_sent_on_is_never_sent_on_again() -> None:
                 parts.federation.admit(far)
 
 
-async def test_only_peers_with_the_seed_are_heard_and_only_once() -> None:
+async def test_only_messages_of_peers_with_the_seed_are_accepted_and_only_once() -> None:
     async with clusters("a", "b") as (a, _b):
         path = "/_federation/snapshot"
         assert (await a.api.get(path)).status_code == 401
@@ -277,7 +279,7 @@ async def test_only_peers_with_the_seed_are_heard_and_only_once() -> None:
         assert (await a.api.get(path, headers=headers)).status_code == 401
 
 
-async def test_of_what_strangers_send_no_more_is_read_than_a_message_may_be_long() -> None:
+async def test_an_unsigned_body_is_not_read_beyond_the_message_limit() -> None:
     async with clusters("a", "b") as (a, _b):
         body = b"x" * (3 << 20)
         refused = await a.api.post("/_federation/claims", content=body)
@@ -285,7 +287,7 @@ async def test_of_what_strangers_send_no_more_is_read_than_a_message_may_be_long
         assert "is larger than" in refused.json()["message"]
 
 
-async def test_what_nobody_waits_for_any_more_is_ended() -> None:
+async def test_an_abandoned_claim_is_ended() -> None:
     async with clusters("a", "b") as two:
         a, b = two
         await a.give({})
@@ -300,7 +302,7 @@ async def test_what_nobody_waits_for_any_more_is_ended() -> None:
         await until(lambda: b.sandbox(made) is None)
 
 
-def test_a_signature_is_for_one_receiver_one_body_and_a_short_time() -> None:
+def test_a_signature_is_valid_for_one_receiver_one_body_and_a_short_time() -> None:
     clock, seed = ManualClock(), TokenSeed(b"s")
     a, b, c = (Signer(seed, name, clock) for name in "abc")
     for attempt in (
@@ -317,7 +319,7 @@ def test_a_signature_is_for_one_receiver_one_body_and_a_short_time() -> None:
         b.check(old, "POST", "/x", b"1")
 
 
-def test_ids_tell_their_cluster_and_names_must_differ() -> None:
+def test_ids_contain_their_cluster_and_cluster_names_must_differ() -> None:
     assert tag_in(remote_id("east")) == tag_of("east")
     assert tag_in("i" + "a" * 20) == ""
     assert [peer.cluster for peer in parse_peers("b=http://x:1, c=https://y/", "a")] == ["b", "c"]

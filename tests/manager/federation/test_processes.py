@@ -1,4 +1,4 @@
-"""Three control planes as processes of their own; one is stopped in the middle, then goes on."""
+"""Three control planes in separate processes; one is stopped meanwhile, then continues."""
 
 import asyncio
 import contextlib
@@ -88,7 +88,7 @@ class Process:
         assert answer.status_code == 201, answer.text
 
     async def create(self) -> tuple[int, str]:
-        """Claim through this one; gives the status and the sandbox."""
+        """Claim through this one; return the status and the sandbox."""
         secrets = (self.place / "secrets.json").read_text()
         key = secrets.partition('"api_key":')[2].partition('"')[2].partition('"')[0]
         answer = await self.kube.post(
@@ -97,7 +97,7 @@ class Process:
         return answer.status_code, answer.json().get("sandboxID", "")
 
     async def sent_to(self, other: str) -> int:
-        """How many claims it has sent to another, whatever became of them."""
+        """Return how many claims it has forwarded to another, successful or not."""
         told = (await self.kube.get("/metrics")).text
         counted = rf'^paddock_federation_claims_total{{cluster="{other}",.*}} (\d+)'
         return sum(map(int, re.findall(counted, told, re.MULTILINE)))
@@ -108,7 +108,7 @@ class Process:
 
 
 class Pulse:
-    """Notes when the machine stood still: then no control plane's word is fresh any more."""
+    """Detects pauses of the machine, after which no announcement is fresh."""
 
     def __init__(self) -> None:
         self.stood_still_at = -math.inf
@@ -121,7 +121,7 @@ class Pulse:
                 self.stood_still_at = time.monotonic()
 
     async def claimed(self, by: Process, of: Process) -> None:
-        """Claim once, and be served by a certain cluster."""
+        """Claim once; a certain cluster must serve it."""
         while True:
             status, made = await by.create()
             if status == 201:
@@ -132,7 +132,7 @@ class Pulse:
 
 
 async def served(by: Process, of: Process, *, seconds: float = 60) -> None:
-    """Claim until one is served by a certain cluster."""
+    """Claim until a certain cluster serves one."""
     async with asyncio.timeout(seconds):
         while True:
             status, made = await by.create()
@@ -141,7 +141,7 @@ async def served(by: Process, of: Process, *, seconds: float = 60) -> None:
             await asyncio.sleep(0.3)
 
 
-async def test_a_control_plane_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
+async def test_a_control_plane_that_hangs_delays_no_other(tmp_path: Path) -> None:
     ports = {name: free_port() for name in ("east", "west", "north")}
     east, west, north = (Process(name, ports, tmp_path / name) for name in ports)
     pulse = Pulse()
@@ -154,11 +154,11 @@ async def test_a_control_plane_that_hangs_holds_nobody_up(tmp_path: Path) -> Non
         await north.give(40)
         await served(east, north, seconds=60)
         os.kill(west.pid, signal.SIGSTOP)
-        # It takes connections and says nothing; its last word is fresh for a moment.
+        # It accepts connections and does not reply; its announcement is still fresh for a moment.
         for _ in range(5):
             await pulse.claimed(east, north)
         await asyncio.sleep(FRESH_SECONDS)
-        # By then nobody asks it any more, nor waits for it.
+        # By then no other cluster calls it or waits for it.
         asked = await east.sent_to("west")
         await pulse.claimed(east, north)
         assert await east.sent_to("west") == asked > 0

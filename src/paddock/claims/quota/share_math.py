@@ -21,7 +21,7 @@ BLOCK = 64
 
 
 class Share(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one account may use, by usage name."""
+    """The amounts that one account may use, by usage name."""
 
     amounts: dict[str, int] = {}
     turn: int = 0
@@ -41,7 +41,7 @@ class LimitView(Struct, frozen=True, kw_only=True):
 
     limit: int
     size: int
-    """What one more sandbox uses."""
+    """Usage of one more sandbox."""
     mine: int
     """Usage of this process, reservations included."""
     others: Mapping[str, int]

@@ -46,7 +46,7 @@ difference to `USE_SECONDS` is longer than any write takes."""
 
 
 class Demand(Struct, frozen=True):
-    """What one more sandbox needs of one limit."""
+    """The amount of one limit that one more sandbox needs."""
 
     holder: str
     limit: QuotaLimit
@@ -68,7 +68,7 @@ class TeamAccount:
         self.lock = asyncio.Lock()
         """Held while the record is written."""
         self.amounts: Mapping[str, int] = {}
-        """What we may use; lowered before the record is written, raised after."""
+        """The amounts we may use; lowered before the record is written, raised after."""
         self.usable_until = 0.0
         self.used_at = 0.0
         self.waiting = 0

@@ -121,7 +121,7 @@ class BatchController:
         current, pause = await self._create_template_shards(current)
         current = await self._release_finished(current)
         if not self._is_sole_writer:
-            await self._stamp(current)
+            await self._write_claims(current)
         self._watch_tasks(current)
         wanted = frozenset(shards.wanted_shards(current))
         results = plan.with_reports(current, self._task_watcher.reports(batch.key), wanted)
@@ -313,7 +313,7 @@ class BatchController:
                     batch, "NameTaken", f"sandbox {wanted.key} exists and belongs to another owner"
                 )
 
-    async def _stamp(self, batch: BatchSandbox) -> None:
+    async def _write_claims(self, batch: BatchSandbox) -> None:
         """Write claims at once: other processes could claim these sandboxes otherwise."""
         bare = [
             (item, sandbox)
@@ -323,10 +323,10 @@ class BatchController:
             and sandbox.spec.claim is None
         ]
         await self._run_all(
-            partial(self._stamp_one, batch, item, sandbox) for item, sandbox in bare
+            partial(self._write_claim, batch, item, sandbox) for item, sandbox in bare
         )
 
-    async def _stamp_one(self, batch: BatchSandbox, item: Allocation, sandbox: Sandbox) -> None:
+    async def _write_claim(self, batch: BatchSandbox, item: Allocation, sandbox: Sandbox) -> None:
         try:
             await self._provider.write.update(
                 claimed_for_shard(sandbox, batch, item, self._seed, now=self._clock.now())

@@ -1,4 +1,4 @@
-"""Who wants to resume what is being paused waits for that, however many do."""
+"""Pause and resume of one sandbox by concurrent requests."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ async def a_sandbox(world: World) -> str:
     return made.spec.claim.sandbox_id
 
 
-async def test_all_who_connect_while_it_is_being_paused_find_it_running() -> None:
+async def test_every_connect_during_a_pause_resumes_the_sandbox() -> None:
     async with paddock(runtime=slow_runtime()) as world:
         sandbox_id = await a_sandbox(world)
         pauses = [
@@ -44,7 +44,7 @@ async def test_all_who_connect_while_it_is_being_paused_find_it_running() -> Non
         assert (await world.manager.queries.get(CALLER, sandbox_id)).status.phase is Phase.RUNNING
 
 
-async def test_a_pause_of_what_is_being_resumed_is_a_conflict() -> None:
+async def test_a_pause_during_a_resume_is_a_conflict() -> None:
     async with paddock(runtime=slow_runtime()) as world:
         sandbox_id = await a_sandbox(world)
         await world.manager.lifecycle.pause(CALLER, sandbox_id)

@@ -1,4 +1,4 @@
-"""Sandboxes and their kin in whatever condition a test needs."""
+"""Sandboxes in the states that tests need."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -37,7 +37,7 @@ def sandbox(
     message: str = "",
     **spec: Any,
 ) -> Sandbox:
-    """Make one as it would be found; it is ready when it runs unless said otherwise."""
+    """Return a sandbox in a phase; `ready` defaults to whether it is running."""
     labels = dict(labels or {})
     if pool is not None:
         labels[LABEL_POOL] = pool
@@ -50,7 +50,7 @@ def sandbox(
 
 
 def in_phase(obj: Sandbox, phase: Phase, *, ready: bool | None = None) -> Sandbox:
-    """Let a controller have recorded this phase."""
+    """Return the sandbox with the status that a controller records in this phase."""
     is_ready = phase is Phase.RUNNING if ready is None else ready
     conditions = obj.status.conditions
     for kind, holds in ((CONDITION_READY, is_ready), (CONDITION_PAUSED, phase is Phase.PAUSED)):

@@ -1,4 +1,4 @@
-"""What a sandbox is for those outside, and what may be asked of it."""
+"""The public state of a sandbox, and the actions it allows."""
 
 from datetime import timedelta
 from typing import Any
@@ -25,7 +25,7 @@ CLAIM = identity()
         ({"pool": "p", "ready": False}, SandboxState.CREATING, "PooledButNotReady"),
         ({"pool": "p", "phase": Phase.RECYCLING}, SandboxState.CREATING, "Recycling"),
         ({"pool": "p", "phase": Phase.FAILED}, SandboxState.DEAD, "Failed"),
-        # somebody's
+        # claimed
         ({"claim": CLAIM, "phase": Phase.PENDING}, SandboxState.CREATING, "Pending"),
         ({"claim": CLAIM}, SandboxState.RUNNING, "Ready"),
         ({"claim": CLAIM, "pool": "p"}, SandboxState.RUNNING, "Ready"),
@@ -45,7 +45,7 @@ CLAIM = identity()
         ({"claim": CLAIM, "phase": Phase.SUCCEEDED}, SandboxState.DEAD, "Succeeded"),
         ({"claim": CLAIM, "phase": Phase.FAILED}, SandboxState.DEAD, "Failed"),
         ({"claim": CLAIM, "phase": Phase.TERMINATING}, SandboxState.DEAD, "Terminating"),
-        # made by hand: neither pooled nor claimed
+        # created directly: neither pooled nor claimed
         ({}, SandboxState.RUNNING, "Ready"),
         # deadlines
         ({"claim": CLAIM, "shutdown_time": NOW}, SandboxState.DEAD, "ShutdownTimeReached"),
@@ -64,13 +64,13 @@ def test_the_state_of_a_sandbox(given: dict[str, Any], state: SandboxState, reas
     assert (report.state, report.reason) == (state, reason)
 
 
-def test_deletion_means_dead_whatever_else_it_is() -> None:
+def test_a_deleting_sandbox_is_dead() -> None:
     for phase in Phase:
         dying = with_meta(sandbox(claim=CLAIM, phase=phase), deletion_timestamp=NOW)
         assert states.report(dying, NOW) == states.StateReport(SandboxState.DEAD, "Deleted")
 
 
-def test_only_what_runs_and_answers_is_ready_for_requests() -> None:
+def test_only_a_running_and_ready_sandbox_accepts_requests() -> None:
     ready = {
         (phase, paused)
         for phase in Phase
@@ -111,7 +111,7 @@ def test_every_phase_and_flag_has_a_state_and_a_reason() -> None:
         ({"pool": "p", "phase": Phase.PENDING}, "SandboxStateNotAllowed"),
     ],
 )
-def test_what_may_be_paused(given: dict[str, Any], reason: str) -> None:
+def test_which_sandboxes_can_be_paused(given: dict[str, Any], reason: str) -> None:
     verdict = states.pausable(sandbox(**given), NOW)
     assert (bool(verdict), verdict.reason) == (not reason, reason)
 
@@ -136,12 +136,12 @@ def test_what_may_be_paused(given: dict[str, Any], reason: str) -> None:
         ({"pool": "p"}, "SandboxStateNotAllowed"),
     ],
 )
-def test_what_may_be_resumed(given: dict[str, Any], reason: str) -> None:
+def test_which_sandboxes_can_be_resumed(given: dict[str, Any], reason: str) -> None:
     verdict = states.resumable(sandbox(**given), NOW)
     assert (bool(verdict), verdict.reason) == (not reason, reason)
 
 
-def test_a_pause_that_is_recorded_but_not_complete_is_not_paused() -> None:
+def test_an_incomplete_pause_is_not_paused() -> None:
     box = in_phase(sandbox(claim=CLAIM, paused=True), Phase.PAUSED)
     from msgspec import structs
 

@@ -1,4 +1,4 @@
-"""Waiting for what a controller will do: joined, fenced, never missed, never leaked."""
+"""Wait tasks: shared, locked against opposite actions, no missed wake-ups, no leaks."""
 
 import asyncio
 import gc
@@ -61,7 +61,7 @@ async def running(cache: Provider, store: FaultyStore) -> Sandbox:
 
 
 async def record(store: FaultyStore, key: Key, phase: Phase, *, after: float = 0.0) -> Sandbox:
-    """Be the controller: record a phase after a while."""
+    """Record a phase after a delay, as the controller does."""
     await asyncio.sleep(after)
     return await store.update_status(in_phase(await store.get(Sandbox, key), phase))
 
@@ -71,14 +71,14 @@ async def ask(cache: Provider, box: Sandbox, **spec: Any) -> Sandbox:
 
 
 async def begin_pause(cache: Provider, box: Sandbox) -> tuple[WaitTask[Sandbox], Sandbox]:
-    """Hold the slot, then write: as everybody does who pauses."""
+    """Acquire the lock, then write, as every pause does."""
     return cache.waits.pause(box), await ask(cache, box, paused=True)
 
 
 # ---- the four waits ----------------------------------------------------------------------
 
 
-async def test_a_pause_waits_until_the_controller_has_paused_it(
+async def test_pause_waits_for_the_controller(
     cache: Provider, store: FaultyStore, running: Sandbox, looptime: Any
 ) -> None:
     with cache.waits.pause(running) as task:
@@ -91,7 +91,7 @@ async def test_a_pause_waits_until_the_controller_has_paused_it(
     assert cache.waits.is_idle
 
 
-async def test_a_resume_waits_until_it_runs_and_answers(
+async def test_resume_waits_until_the_sandbox_is_running_and_ready(
     cache: Provider, store: FaultyStore, looptime: Any
 ) -> None:
     box = await make(store, sandbox(claim=identity(), paused=True, phase=Phase.PAUSED))
@@ -122,7 +122,7 @@ async def test_ready_waits_for_a_new_sandbox(
     await controller
 
 
-async def test_a_checkpoint_is_waited_for_until_it_is_stored_with_its_id(
+async def test_checkpoint_waits_until_it_is_stored_with_its_id(
     cache: Provider, store: FaultyStore
 ) -> None:
     spec = CheckpointSpec(sandbox_name="box")
@@ -159,7 +159,7 @@ async def test_a_failed_checkpoint_ends_the_wait_with_its_reason(
         await cache.waits.checkpoint(made).wait(60)
 
 
-async def test_deleted_waits_until_the_last_finalizer_is_gone(
+async def test_deleted_waits_for_the_last_finalizer(
     cache: Provider, store: FaultyStore, looptime: Any
 ) -> None:
     box = await cache.write.create(with_meta(sandbox(), finalizers=("paddock.dev/sandbox",)))
@@ -176,7 +176,9 @@ async def test_deleted_waits_until_the_last_finalizer_is_gone(
     await working
 
 
-async def test_waiting_for_the_deletion_of_what_is_gone_ends_at_once(cache: Provider) -> None:
+async def test_waiting_for_the_deletion_of_a_deleted_object_returns_at_once(
+    cache: Provider,
+) -> None:
     box = await cache.write.create(sandbox())
     await cache.write.delete(box)
     assert await cache.waits.deleted(box).wait(60) is box
@@ -185,7 +187,7 @@ async def test_waiting_for_the_deletion_of_what_is_gone_ends_at_once(cache: Prov
 # ---- joining and conflicts ---------------------------------------------------------------
 
 
-async def test_the_same_action_joins_and_all_are_told(
+async def test_tasks_of_the_same_action_share_the_lock_and_the_result(
     cache: Provider, store: FaultyStore, running: Sandbox
 ) -> None:
     tasks = [cache.waits.pause(running) for _ in range(5)]
@@ -210,7 +212,7 @@ async def test_the_opposite_action_is_a_conflict_that_names_the_holder(
     assert cache.waits.is_idle
 
 
-async def test_the_slot_is_held_from_before_the_write_and_until_the_last_has_left(
+async def test_the_lock_is_held_from_before_the_write_until_the_last_release(
     cache: Provider, running: Sandbox
 ) -> None:
     first, second = cache.waits.pause(running), cache.waits.pause(running)
@@ -221,7 +223,9 @@ async def test_the_slot_is_held_from_before_the_write_and_until_the_last_has_lef
     cache.waits.resume(running).release()
 
 
-async def test_releasing_twice_takes_nothing_from_others(cache: Provider, running: Sandbox) -> None:
+async def test_a_second_release_does_not_affect_other_holders(
+    cache: Provider, running: Sandbox
+) -> None:
     first, second = cache.waits.pause(running), cache.waits.pause(running)
     for _ in range(3):
         first.release()
@@ -231,12 +235,12 @@ async def test_releasing_twice_takes_nothing_from_others(cache: Provider, runnin
     assert cache.waits.is_idle
 
 
-async def test_ready_and_resume_go_together(cache: Provider, running: Sandbox) -> None:
+async def test_ready_and_resume_are_compatible(cache: Provider, running: Sandbox) -> None:
     with cache.waits.resume(running):
         assert (await cache.waits.ready(running).wait(1)).metadata.uid == running.metadata.uid
 
 
-async def test_ready_and_checkpoint_hold_nothing_until_they_wait(
+async def test_ready_and_checkpoint_hold_no_lock_before_they_wait(
     cache: Provider, running: Sandbox
 ) -> None:
     cache.waits.ready(running)
@@ -244,21 +248,21 @@ async def test_ready_and_checkpoint_hold_nothing_until_they_wait(
     cache.waits.pause(running).release()
 
 
-async def test_a_namesake_has_slots_of_its_own(cache: Provider, running: Sandbox) -> None:
+async def test_a_recreated_object_has_its_own_locks(cache: Provider, running: Sandbox) -> None:
     with cache.waits.pause(running):
         await cache.write.delete(running)
         namesake = await cache.write.create(sandbox(claim=identity()))
         cache.waits.resume(namesake).release()
 
 
-async def test_a_task_is_used_once(cache: Provider, running: Sandbox) -> None:
+async def test_a_task_can_be_used_once(cache: Provider, running: Sandbox) -> None:
     task = cache.waits.ready(running)
     await task.wait(1)
     with pytest.raises(RuntimeError, match="used once"):
         await task.wait(1)
 
 
-async def test_a_slot_that_nobody_released_does_not_block_for_ever(
+async def test_an_unreleased_lock_expires(
     cache: Provider, running: Sandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.waits.pause(running, holder="one that crashed")
@@ -271,7 +275,7 @@ async def test_a_slot_that_nobody_released_does_not_block_for_ever(
     assert cache.waits.is_idle
 
 
-async def test_waiting_long_keeps_the_slot(cache: Provider, running: Sandbox) -> None:
+async def test_a_long_wait_keeps_the_lock(cache: Provider, running: Sandbox) -> None:
     task, written = await begin_pause(cache, running)
     waiting = asyncio.create_task(task.wait(3 * LEASE_SECONDS, written=written))
     await asyncio.sleep(2 * LEASE_SECONDS)
@@ -283,10 +287,10 @@ async def test_waiting_long_keeps_the_slot(cache: Provider, running: Sandbox) ->
     assert cache.waits.is_idle
 
 
-# ---- giving up ---------------------------------------------------------------------------
+# ---- timeouts ----------------------------------------------------------------------------
 
 
-async def test_a_timeout_says_what_was_still_missing_and_frees_the_slot(
+async def test_a_timeout_names_what_is_missing_and_releases_the_lock(
     cache: Provider, running: Sandbox, looptime: Any
 ) -> None:
     task, written = await begin_pause(cache, running)
@@ -299,7 +303,7 @@ async def test_a_timeout_says_what_was_still_missing_and_frees_the_slot(
     assert cache.waits.is_idle
 
 
-async def test_before_giving_up_it_looks_once_more_and_live(
+async def test_a_live_read_is_made_before_the_timeout(
     cache: Provider, store: FaultyStore, running: Sandbox
 ) -> None:
     store.delay = lambda: 1000.0
@@ -309,7 +313,7 @@ async def test_before_giving_up_it_looks_once_more_and_live(
     assert (await task.wait(5, written=written)).status.phase is Phase.PAUSED
 
 
-async def test_who_wants_no_live_call_at_the_end_gets_none(
+async def test_the_live_read_before_the_timeout_can_be_disabled(
     cache: Provider, store: FaultyStore, running: Sandbox
 ) -> None:
     store.delay = lambda: 1000.0
@@ -319,7 +323,7 @@ async def test_who_wants_no_live_call_at_the_end_gets_none(
         await task.wait(5, written=written, is_live_at_end=False)
 
 
-async def test_while_the_watch_is_broken_the_tick_looks_live(
+async def test_live_reads_are_made_while_the_watch_is_broken(
     cache: Provider, store: FaultyStore, running: Sandbox, looptime: Any
 ) -> None:
     store.watch_errors = [UnavailableError("cut off") for _ in range(1000)]
@@ -331,7 +335,7 @@ async def test_while_the_watch_is_broken_the_tick_looks_live(
     await controller
 
 
-async def test_a_live_look_that_fails_at_the_end_still_tells_what_was_missing(
+async def test_a_failed_live_read_does_not_hide_what_is_missing(
     cache: Provider, store: FaultyStore, running: Sandbox
 ) -> None:
     async def broken(kind: Any, key: Key) -> Any:
@@ -343,14 +347,14 @@ async def test_a_live_look_that_fails_at_the_end_still_tells_what_was_missing(
         await task.wait(5, written=written)
 
 
-async def test_no_time_at_all_is_still_one_look(cache: Provider, running: Sandbox) -> None:
+async def test_a_timeout_of_zero_checks_once(cache: Provider, running: Sandbox) -> None:
     assert await cache.waits.ready(running).wait(0) == running
 
 
-# ---- what makes waiting pointless --------------------------------------------------------
+# ---- conditions that can never hold ------------------------------------------------------
 
 
-async def test_deletion_ends_the_wait_with_not_found(
+async def test_a_deletion_ends_the_wait_with_not_found(
     cache: Provider, store: FaultyStore, running: Sandbox, looptime: Any
 ) -> None:
     task, written = await begin_pause(cache, running)
@@ -367,7 +371,7 @@ async def test_deletion_ends_the_wait_with_not_found(
     assert cache.waits.is_idle
 
 
-async def test_a_namesake_does_not_answer_for_the_one_that_was_deleted(
+async def test_a_recreated_object_does_not_satisfy_the_wait(
     cache: Provider, store: FaultyStore, running: Sandbox
 ) -> None:
     task = cache.waits.resume(running)
@@ -382,7 +386,7 @@ async def test_a_namesake_does_not_answer_for_the_one_that_was_deleted(
         await task.wait(60)
 
 
-async def test_a_sandbox_that_was_deleted_long_before_is_not_found_at_once(
+async def test_a_sandbox_deleted_earlier_is_not_found_at_once(
     cache: Provider, store: FaultyStore, running: Sandbox, looptime: Any
 ) -> None:
     await store.delete(Sandbox, running.key)
@@ -392,7 +396,7 @@ async def test_a_sandbox_that_was_deleted_long_before_is_not_found_at_once(
     assert looptime < 2
 
 
-async def test_what_the_caller_has_in_hand_is_known_though_the_cache_is_behind(
+async def test_the_object_of_the_caller_counts_if_the_cache_is_behind(
     cache: Provider, store: FaultyStore
 ) -> None:
     store.delay = lambda: 1000.0
@@ -405,7 +409,7 @@ async def test_what_the_caller_has_in_hand_is_known_though_the_cache_is_behind(
     assert await cache.waits.ready(box).wait(1) is box
 
 
-async def test_what_is_outside_the_filter_is_waited_for_live(store: FaultyStore) -> None:
+async def test_an_object_outside_the_filter_is_read_live(store: FaultyStore) -> None:
     filters = {Sandbox: Filter(namespace="elsewhere")}
     async with Provider(store, filters=filters, clock=LoopClock(), tick_seconds=1).run() as cache:
         box = await make(store, sandbox(phase=Phase.PENDING))
@@ -414,7 +418,7 @@ async def test_what_is_outside_the_filter_is_waited_for_live(store: FaultyStore)
         await controller
 
 
-async def test_a_pause_that_somebody_else_undoes_is_a_conflict(
+async def test_a_pause_that_is_reverted_is_a_conflict(
     cache: Provider, store: FaultyStore, running: Sandbox
 ) -> None:
     task, written = await begin_pause(cache, running)
@@ -430,7 +434,7 @@ async def test_a_pause_that_somebody_else_undoes_is_a_conflict(
     await working
 
 
-async def test_what_the_caller_wrote_counts_though_the_cache_is_behind(
+async def test_the_write_of_the_caller_counts_if_the_cache_is_behind(
     cache: Provider, store: FaultyStore, running: Sandbox
 ) -> None:
     store.delay = lambda: 2.0
@@ -462,7 +466,7 @@ async def test_a_sandbox_that_fails_ends_the_wait_with_its_reason(
         await cache.waits.ready(box).wait(60)
 
 
-async def test_a_pause_that_the_runtime_refuses_is_told_and_an_old_refusal_is_not(
+async def test_a_failed_pause_is_reported_and_an_older_failure_is_not(
     cache: Provider, store: FaultyStore, running: Sandbox
 ) -> None:
     async def refuse(box: Sandbox) -> Sandbox:
@@ -491,10 +495,10 @@ async def test_a_pause_that_the_runtime_refuses_is_told_and_an_old_refusal_is_no
         await waiting
 
 
-# ---- no leaks, nothing lost --------------------------------------------------------------
+# ---- leaks and lost wake-ups -------------------------------------------------------------
 
 
-async def test_ten_thousand_waits_of_every_fate_leave_nothing_behind(
+async def test_ten_thousand_waits_with_any_result_leave_nothing_behind(
     cache: Provider, store: FaultyStore
 ) -> None:
     boxes = [await make(store, sandbox(f"box{number}")) for number in range(4)]
@@ -526,7 +530,7 @@ async def test_ten_thousand_waits_of_every_fate_leave_nothing_behind(
 
     def count() -> int:
         gc.collect()
-        # By their type: of a proxy, its class is that of something which may be gone.
+        # By type(): `__class__` of a weak proxy is that of its referent, which may be gone.
         return sum(issubclass(type(obj), WaitTask | asyncio.Event) for obj in gc.get_objects())
 
     for number in range(100):
@@ -549,10 +553,10 @@ async def test_ten_thousand_waits_of_every_fate_leave_nothing_behind(
     breaks=st.lists(st.floats(0, 4), max_size=3),
     controller_seconds=st.floats(0, 2),
 )
-async def test_however_events_arrive_every_waiter_is_woken_and_directions_never_mix(
+async def test_every_waiter_is_woken_and_opposite_actions_never_overlap(
     starts: list[tuple[bool, float]], lag: float, breaks: list[float], controller_seconds: float
 ) -> None:
-    """Callers pause and resume at random; the watch lags and breaks; nobody hangs."""
+    """Callers pause and resume at random while the watch lags and breaks; no caller hangs."""
     inner = MemoryStore(clock=LoopClock())
     store = FaultyStore(inner)
     box = await make(store, sandbox(claim=identity()))

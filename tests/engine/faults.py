@@ -1,4 +1,4 @@
-"""A store whose lists and watches fail as networks do."""
+"""A store with injectable faults of lists and watches."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from paddock.store.port import Store
 
 
 class FaultyStore:
-    """Passes everything on, except what a test wants broken."""
+    """Forwards all calls; a test can delay, repeat or fail lists and watches."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
@@ -62,12 +62,12 @@ class FaultyStore:
                     yield event
 
     def break_watches(self, error: Exception | None = None) -> None:
-        """End every open watch, with an error or just so."""
+        """End every open watch, with an error or without."""
         for broken in self.breaks:
             if not broken.done():
                 if error is None:
                     broken.set_result(None)
                 else:
                     broken.set_exception(error)
-                    broken.exception()  # Retrieved: nobody may be listening any more.
+                    broken.exception()  # retrieved, as there may be no reader left
         self.breaks.clear()

@@ -1,4 +1,4 @@
-"""What a controller does with results, errors and changes."""
+"""How controllers handle results, errors and changes."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.looptime
 
 
 class Diary:
-    """A reconcile that follows a script and notes when it was called for what."""
+    """A scripted reconcile function that records its calls with their times."""
 
     def __init__(self, *script: Any) -> None:
         self.script = list(script)
@@ -57,7 +57,7 @@ async def running(
         yield controller
 
 
-async def test_done_is_not_called_again() -> None:
+async def test_done_is_not_requeued() -> None:
     diary = Diary(Done("made it"))
     async with running(diary) as controller:
         controller.queue.add("a")
@@ -65,7 +65,7 @@ async def test_done_is_not_called_again() -> None:
     assert diary.calls == [(0, "a")]
 
 
-async def test_after_is_called_again_after_that_time() -> None:
+async def test_after_is_requeued_with_its_delay() -> None:
     diary = Diary(After(30, "waiting"), After(5, "still"))
     async with running(diary) as controller:
         controller.queue.add("a")
@@ -73,7 +73,7 @@ async def test_after_is_called_again_after_that_time() -> None:
     assert [at for at, _ in diary.calls] == [0, 30, 35]
 
 
-async def test_errors_are_retried_with_growing_delay_and_success_resets_it() -> None:
+async def test_errors_are_retried_with_backoff_and_success_resets_it() -> None:
     diary = Diary(ValueError("x"), UnavailableError("y"), ConflictError("z"), Done(), KeyError("k"))
     async with running(diary) as controller:
         controller.queue.add("a")
@@ -83,7 +83,7 @@ async def test_errors_are_retried_with_growing_delay_and_success_resets_it() -> 
     assert [at for at, _ in diary.calls] == [0, 1, 3, 7, 100, 101]
 
 
-async def test_a_terminal_error_is_told_and_not_retried(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_terminal_error_is_logged_and_not_retried(caplog: pytest.LogCaptureFixture) -> None:
     diary = Diary(TerminalError("the image does not exist"))
     async with running(diary) as controller:
         controller.queue.add("a")
@@ -95,7 +95,7 @@ async def test_a_terminal_error_is_told_and_not_retried(caplog: pytest.LogCaptur
     assert "reconcile failed terminally" in caplog.text
 
 
-async def test_a_reconcile_that_returns_nonsense_is_an_error_like_any_other(
+async def test_an_invalid_result_of_a_reconcile_is_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     diary = Diary("nonsense")
@@ -106,7 +106,7 @@ async def test_a_reconcile_that_returns_nonsense_is_an_error_like_any_other(
     assert "a reconcile returns Done or After, not 'nonsense'" in caplog.text
 
 
-async def test_a_reconcile_whose_own_helper_was_cancelled_is_retried_and_costs_no_worker() -> None:
+async def test_a_cancelled_inner_task_is_retried_and_does_not_end_the_worker() -> None:
     diary = Diary(asyncio.CancelledError(), asyncio.CancelledError(), Done())
     async with running(diary, workers=1) as controller:
         controller.queue.add("a")
@@ -114,9 +114,7 @@ async def test_a_reconcile_whose_own_helper_was_cancelled_is_retried_and_costs_n
     assert diary.calls == [(0, "a"), (1, "a"), (3, "a")]
 
 
-async def test_one_reconcile_is_cut_off_when_it_takes_too_long(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_reconcile_has_a_timeout() -> None:
     calls: list[float] = []
 
     async def reconcile(key: str) -> Done:
@@ -131,7 +129,7 @@ async def test_one_reconcile_is_cut_off_when_it_takes_too_long(
     assert calls == [0, 21]
 
 
-async def test_reconciles_that_hang_hold_up_nobody_else_and_end() -> None:
+async def test_hanging_reconciles_do_not_block_others_and_time_out() -> None:
     hung, done = asyncio.Event(), []
 
     async def reconcile(key: str) -> Done:
@@ -155,7 +153,7 @@ async def test_reconciles_that_hang_hold_up_nobody_else_and_end() -> None:
         assert len(workers) == 2, "those who were relieved have gone"
 
 
-async def test_workers_run_side_by_side_but_never_on_the_same_key() -> None:
+async def test_workers_run_concurrently_but_never_on_the_same_key() -> None:
     busy: set[str] = set()
     most = 0
 
@@ -176,7 +174,7 @@ async def test_workers_run_side_by_side_but_never_on_the_same_key() -> None:
     assert most == 3
 
 
-async def test_what_a_cancelled_reconcile_left_half_done_is_taken_up_by_the_next_run() -> None:
+async def test_a_cancelled_reconcile_is_repeated_by_the_next_run() -> None:
     done: list[str] = []
 
     async def reconcile(key: str) -> Done:
@@ -194,7 +192,7 @@ async def test_what_a_cancelled_reconcile_left_half_done_is_taken_up_by_the_next
     assert done == ["a"]
 
 
-async def test_every_line_written_within_carries_controller_key_and_reconcile_id(
+async def test_log_lines_of_a_reconcile_have_controller_key_and_reconcile_id(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def reconcile(key: str) -> Done:
@@ -215,7 +213,7 @@ async def test_every_line_written_within_carries_controller_key_and_reconcile_id
     assert lines[0]["reconcile"] == ends[0]["reconcile"] != lines[1]["reconcile"]
 
 
-async def test_outcomes_are_counted() -> None:
+async def test_results_are_counted() -> None:
     def count(result: str) -> float:
         labels = {"controller": "test", "result": result}
         return REGISTRY.get_sample_value("paddock_reconcile_seconds_count", labels) or 0
@@ -234,7 +232,7 @@ async def test_outcomes_are_counted() -> None:
     }
 
 
-async def test_a_change_of_a_child_wakes_its_controller_before_and_after_a_change_of_hands(
+async def test_a_change_of_a_child_enqueues_its_old_and_new_controller(
     store: FaultyStore,
 ) -> None:
     seen: list[Key] = []
@@ -274,11 +272,11 @@ async def test_a_change_of_a_child_wakes_its_controller_before_and_after_a_chang
         assert sorted(seen[1:]) == [Key("default", "one"), Key("default", "two")]
 
 
-async def test_an_objects_own_key_is_its_key_even_when_it_is_gone() -> None:
+async def test_a_deleted_object_is_mapped_to_its_own_key() -> None:
     obj = Secret(metadata=ObjectMeta(name="a", namespace="n"))
     assert list(own_key(obj, None)) == list(own_key(None, obj)) == [Key("n", "a")]
 
 
-def test_a_controller_without_workers_is_refused() -> None:
+def test_a_controller_without_workers_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least one worker"):
         Controller("none", Diary(), workers=0)

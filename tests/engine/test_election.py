@@ -1,4 +1,4 @@
-"""At most one leader, always; and soon a new one."""
+"""Leader election: at most one leader at any time, and a fast takeover."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ KEY = Key("paddock-system", "controllers")
 
 
 class Link:
-    """One candidate's way to the store, which a test may cut or slow down."""
+    """The connection of one candidate to the store, which a test can cut or delay."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
@@ -45,7 +45,7 @@ class Link:
 
 
 class Candidate:
-    """An elector with its own link and clock, and what it did as leader."""
+    """An elector with its own link and clock, and a record of its leadership."""
 
     def __init__(self, store: MemoryStore, name: str, year: int = 2030, **timing: float) -> None:
         self.link = Link(store)
@@ -73,7 +73,7 @@ async def lease_store() -> AsyncIterator[MemoryStore]:
     await store.close()
 
 
-async def test_one_of_many_leads_and_the_others_wait(lease_store: MemoryStore) -> None:
+async def test_one_candidate_leads_and_the_others_wait(lease_store: MemoryStore) -> None:
     crowd = [Candidate(lease_store, f"c{number}") for number in range(5)]
     tasks = [asyncio.create_task(candidate.run()) for candidate in crowd]
     await asyncio.sleep(120)
@@ -84,7 +84,7 @@ async def test_one_of_many_leads_and_the_others_wait(lease_store: MemoryStore) -
     await cancel_and_wait(*tasks)
 
 
-async def test_a_leader_renews_by_one_write_and_reads_only_what_somebody_else_wrote(
+async def test_a_leader_renews_with_one_write_and_reads_only_after_a_conflict(
     lease_store: MemoryStore,
 ) -> None:
     only = Candidate(lease_store, "only")
@@ -102,7 +102,7 @@ async def test_a_leader_renews_by_one_write_and_reads_only_what_somebody_else_wr
     assert only.reigns == 1
 
 
-async def test_a_leader_that_stops_gives_the_lease_up_and_the_next_leads_soon(
+async def test_a_leader_that_stops_releases_the_lease(
     lease_store: MemoryStore,
 ) -> None:
     first, second = Candidate(lease_store, "first"), Candidate(lease_store, "second")
@@ -119,7 +119,7 @@ async def test_a_leader_that_stops_gives_the_lease_up_and_the_next_leads_soon(
     await cancel_and_wait(following)
 
 
-async def test_a_lease_is_given_up_to_a_store_that_is_slow(lease_store: MemoryStore) -> None:
+async def test_a_lease_is_released_on_a_slow_store(lease_store: MemoryStore) -> None:
     first = Candidate(lease_store, "first")
     async with background(first.run(), name="first"):
         await asyncio.sleep(10)
@@ -127,20 +127,20 @@ async def test_a_lease_is_given_up_to_a_store_that_is_slow(lease_store: MemorySt
     assert not (await lease_store.get(Lease, KEY)).spec.holder_identity
 
 
-async def test_a_lease_is_given_up_in_the_middle_of_a_renewal(lease_store: MemoryStore) -> None:
+async def test_a_lease_is_released_during_a_renewal(lease_store: MemoryStore) -> None:
     first = Candidate(lease_store, "first")
     async with background(first.run(), name="first"):
         await asyncio.sleep(10)
         first.link.seconds = 0.5
         before = await lease_store.get(Lease, KEY)
-        # It is done, and not yet answered.
+        # The write is done, but its response is pending.
         while await lease_store.get(Lease, KEY) == before:
             await asyncio.sleep(0.1)
     assert not (await lease_store.get(Lease, KEY)).spec.holder_identity
 
 
 @pytest.mark.parametrize("lived", [10.0, 11.3, 12.9, 14.2])
-async def test_a_leader_that_vanishes_is_followed_when_its_lease_runs_out(
+async def test_a_leader_that_crashes_is_replaced_when_its_lease_expires(
     lease_store: MemoryStore, lived: float
 ) -> None:
     timing = Timing(lease_seconds=15, renew_seconds=10, retry_seconds=2)
@@ -156,12 +156,12 @@ async def test_a_leader_that_vanishes_is_followed_when_its_lease_runs_out(
     next_one = (await lease_store.get(Lease, KEY)).spec
     assert next_one.holder_identity == "second"
     waited = (next_one.acquire_time - last.renew_time).total_seconds()
-    # Not before it has run out; and after that no later than its last renewal was noticed.
+    # Not before the lease expired, measured from the moment its last renewal was seen.
     assert timing.lease_seconds <= waited <= timing.lease_seconds + 1.2 * timing.retry_seconds + 0.1
     await cancel_and_wait(one, two)
 
 
-async def test_a_leader_that_is_cut_off_stops_before_another_begins(
+async def test_a_partitioned_leader_stops_before_another_starts(
     lease_store: MemoryStore,
 ) -> None:
     first, second = Candidate(lease_store, "first"), Candidate(lease_store, "second")
@@ -187,7 +187,7 @@ async def test_a_leader_that_is_cut_off_stops_before_another_begins(
     await cancel_and_wait(one, two)
 
 
-async def test_clocks_that_differ_by_years_do_no_harm(lease_store: MemoryStore) -> None:
+async def test_clock_skew_of_years_is_harmless(lease_store: MemoryStore) -> None:
     ahead = Candidate(lease_store, "ahead", year=2040)
     behind = Candidate(lease_store, "behind", year=2020)
     for first, second in ((ahead, behind), (behind, ahead)):
@@ -200,7 +200,7 @@ async def test_clocks_that_differ_by_years_do_no_harm(lease_store: MemoryStore) 
         await cancel_and_wait(following, leading)
 
 
-async def test_a_lease_whose_holder_died_is_taken_after_its_duration_and_not_before(
+async def test_an_abandoned_lease_is_acquired_after_its_duration_and_not_before(
     lease_store: MemoryStore,
 ) -> None:
     dead, heir = Candidate(lease_store, "dead"), Candidate(lease_store, "heir")
@@ -218,7 +218,7 @@ async def test_a_lease_whose_holder_died_is_taken_after_its_duration_and_not_bef
     await cancel_and_wait(following)
 
 
-async def test_work_that_ends_or_fails_ends_the_reign_and_frees_the_lease(
+async def test_work_that_returns_or_fails_releases_the_lease(
     lease_store: MemoryStore,
 ) -> None:
     async def fails() -> None:
@@ -235,7 +235,7 @@ async def test_work_that_ends_or_fails_ends_the_reign_and_frees_the_lease(
     assert not elector.is_leader
 
 
-async def test_every_change_of_leader_has_a_new_term_also_a_restart_under_the_same_name(
+async def test_every_change_of_leader_has_a_new_term_even_after_a_restart(
     lease_store: MemoryStore,
 ) -> None:
     terms: list[int] = []
@@ -247,7 +247,7 @@ async def test_every_change_of_leader_has_a_new_term_also_a_restart_under_the_sa
     assert terms == sorted(set(terms)), "each greater than the one before"
 
 
-async def test_a_slow_store_does_not_let_a_leader_outlive_its_lease(
+async def test_a_leader_on_a_slow_store_does_not_outlive_its_lease(
     lease_store: MemoryStore,
 ) -> None:
     first = Candidate(lease_store, "first")
@@ -262,7 +262,7 @@ async def test_a_slow_store_does_not_let_a_leader_outlive_its_lease(
     await cancel_and_wait(task)
 
 
-async def test_a_reign_counts_from_before_the_write_that_began_it(
+async def test_a_term_counts_from_before_the_write_that_acquired_the_lease(
     lease_store: MemoryStore, looptime: Any
 ) -> None:
     slow = Candidate(lease_store, "slow")
@@ -279,13 +279,13 @@ async def test_a_reign_counts_from_before_the_write_that_began_it(
     await cancel_and_wait(task)
 
 
-def test_timing_that_cannot_be_safe_is_refused() -> None:
+def test_unsafe_timing_is_rejected() -> None:
     with pytest.raises(ValueError, match="retry < renew < lease"):
         Timing(lease_seconds=10, renew_seconds=10)
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_under_random_cuts_and_delays_there_are_never_two_leaders(
+async def test_there_are_never_two_leaders_under_random_partitions_and_delays(
     lease_store: MemoryStore, seed: int
 ) -> None:
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What an informer promises: fresh, never going back, missing no deletion."""
+"""Informers: up to date, never reverting, missing no deletion."""
 
 import asyncio
 import random
@@ -41,7 +41,7 @@ def by_type(obj: Secret) -> tuple[str, ...]:
 
 
 class Ear:
-    """Hears everything an informer says, and checks that it makes sense."""
+    """Records all changes that an informer reports, and checks that they are consistent."""
 
     def __init__(self, informer: Informer[Secret]) -> None:
         self.heard: list[tuple[Secret | None, Secret | None]] = []
@@ -78,7 +78,7 @@ async def settle() -> None:
     await asyncio.sleep(0.001)
 
 
-async def test_it_is_synced_when_every_page_is_in(store: FaultyStore) -> None:
+async def test_it_is_synced_when_all_pages_are_read(store: FaultyStore) -> None:
     for number in range(25):
         await store.create(secret(f"s{number}"))
     async with running(store, page_size=10) as informer:
@@ -87,7 +87,7 @@ async def test_it_is_synced_when_every_page_is_in(store: FaultyStore) -> None:
         assert informer.is_synced
 
 
-async def test_it_follows_creations_changes_and_deletions(store: FaultyStore) -> None:
+async def test_it_applies_creations_changes_and_deletions(store: FaultyStore) -> None:
     async with running(store) as informer:
         ear = Ear(informer)
         created = await store.create(secret("a", type="x"))
@@ -102,7 +102,7 @@ async def test_it_follows_creations_changes_and_deletions(store: FaultyStore) ->
         assert ear.names == [(None, "a"), ("a", "a"), ("a", None)]
 
 
-async def test_objects_are_found_by_index_and_only_there(store: FaultyStore) -> None:
+async def test_indexes_follow_changes(store: FaultyStore) -> None:
     one = await store.create(secret("a", type="x"))
     async with running(store) as informer:
         await store.create(secret("b", type="x"))
@@ -111,7 +111,7 @@ async def test_objects_are_found_by_index_and_only_there(store: FaultyStore) -> 
         await store.update(structs.replace(one, type="y"))
         await settle()
         assert [o.metadata.name for o in informer.by_index("type", "x")] == ["b"]
-        assert informer.count("type", "y") == 1
+        assert len(informer.view("type", "y")) == 1
         await store.delete(Secret, key("b"))
         await settle()
         assert informer.by_index("type", "x") == ()
@@ -124,14 +124,14 @@ async def test_an_unknown_index_is_an_error_that_names_the_known_ones(store: Fau
             informer.by_index("nope", 1)
 
 
-async def test_a_late_subscriber_hears_first_what_is_there(store: FaultyStore) -> None:
+async def test_a_late_subscriber_first_gets_the_existing_objects(store: FaultyStore) -> None:
     await store.create(secret("a"))
     async with running(store) as informer:
         ear = Ear(informer)
         assert ear.names == [(None, "a")]
 
 
-async def test_unsubscribing_ends_hearing(store: FaultyStore) -> None:
+async def test_an_unsubscribed_handler_is_not_called(store: FaultyStore) -> None:
     async with running(store) as informer:
         heard: list[Any] = []
         leave = informer.subscribe(lambda old, new: heard.append(new))
@@ -141,7 +141,7 @@ async def test_unsubscribing_ends_hearing(store: FaultyStore) -> None:
         assert heard == []
 
 
-async def test_a_handler_that_raises_harms_nobody_else(
+async def test_a_handler_that_raises_does_not_affect_others(
     store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     def bad(old: Secret | None, new: Secret | None) -> None:
@@ -156,7 +156,7 @@ async def test_a_handler_that_raises_harms_nobody_else(
         assert "informer handler failed" in caplog.text
 
 
-async def test_a_watch_that_ends_is_opened_again_where_it_was(store: FaultyStore) -> None:
+async def test_a_watch_that_ends_is_resumed(store: FaultyStore) -> None:
     async with running(store) as informer:
         ear = Ear(informer)
         await store.create(secret("a"))
@@ -188,9 +188,7 @@ async def test_a_watch_that_replays_old_events_changes_nothing(store: FaultyStor
         assert set(ear.world) == {key("kept"), key("new")}
 
 
-async def test_watch_errors_are_waited_out_with_growing_delay(
-    store: FaultyStore, looptime: Any
-) -> None:
+async def test_watch_errors_are_retried_with_backoff(store: FaultyStore, looptime: Any) -> None:
     async with running(store) as informer:
         ear = Ear(informer)
         await settle()
@@ -232,10 +230,10 @@ async def test_deletions_in_a_gap_are_delivered_after_gone(store: FaultyStore) -
             ("replaced", None),
             (None, "replaced"),
         ]
-        assert informer.count("type", "new") == 2
+        assert len(informer.view("type", "new")) == 2
 
 
-async def test_a_list_older_than_what_was_seen_is_refused_and_asked_for_again(
+async def test_a_list_older_than_the_cache_is_rejected_and_repeated(
     store: FaultyStore,
 ) -> None:
     await store.create(secret("kept"))
@@ -266,7 +264,7 @@ async def test_a_list_older_than_what_was_seen_is_refused_and_asked_for_again(
         assert informer.get(key("new")) is not None
 
 
-async def test_a_store_that_is_always_behind_is_not_listed_in_a_tight_loop(
+async def test_a_store_that_is_always_behind_is_listed_with_backoff(
     store: FaultyStore,
 ) -> None:
     async with running(store):
@@ -277,7 +275,7 @@ async def test_a_store_that_is_always_behind_is_not_listed_in_a_tight_loop(
         assert store.lists < 15
 
 
-async def test_a_watch_that_ends_at_once_every_time_is_not_opened_in_a_tight_loop(
+async def test_a_watch_that_always_ends_at_once_is_opened_with_backoff(
     store: FaultyStore,
 ) -> None:
     async with running(store):
@@ -288,14 +286,14 @@ async def test_a_watch_that_ends_at_once_every_time_is_not_opened_in_a_tight_loo
         assert store.watches < 20
 
 
-async def test_a_forbidden_first_list_ends_it_with_that_error(store: FaultyStore) -> None:
+async def test_a_forbidden_first_list_is_fatal(store: FaultyStore) -> None:
     store.list_errors = [ForbiddenError("may not list secrets")]
     informer = Informer(store, Secret, clock=LoopClock())
     with pytest.raises(ForbiddenError, match="may not list secrets"):
         await informer.run()
 
 
-async def test_an_unavailable_store_is_waited_for(store: FaultyStore) -> None:
+async def test_an_unavailable_store_is_retried(store: FaultyStore) -> None:
     await store.create(secret("a"))
     store.list_errors = [UnavailableError("starting") for _ in range(5)]
     async with running(store) as informer:
@@ -303,7 +301,7 @@ async def test_an_unavailable_store_is_waited_for(store: FaultyStore) -> None:
         assert not informer.is_healthy(), "it went wrong a moment ago"
 
 
-async def test_once_synced_even_forbidden_is_survived(store: FaultyStore) -> None:
+async def test_after_the_first_sync_forbidden_is_not_fatal(store: FaultyStore) -> None:
     async with running(store) as informer:
         await settle()
         store.watch_errors = [ForbiddenError("rights are being rotated")]
@@ -313,7 +311,7 @@ async def test_once_synced_even_forbidden_is_survived(store: FaultyStore) -> Non
         assert len(informer) == 1
 
 
-async def test_a_filter_shows_its_part_only_and_what_leaves_it_is_gone(store: FaultyStore) -> None:
+async def test_an_object_that_leaves_the_filter_is_deleted(store: FaultyStore) -> None:
     only = Filter(namespace="default", labels=parse_labels("app=web"))
     web = await store.create(secret("web", labels={"app": "web"}))
     await store.create(secret("db", labels={"app": "db"}))
@@ -325,7 +323,7 @@ async def test_a_filter_shows_its_part_only_and_what_leaves_it_is_gone(store: Fa
         assert informer.all() == ()
 
 
-async def test_a_transform_decides_what_is_kept(store: FaultyStore) -> None:
+async def test_objects_are_cached_transformed(store: FaultyStore) -> None:
     def slim(obj: Secret) -> Secret:
         return structs.replace(obj, data={})
 
@@ -340,7 +338,7 @@ async def test_a_transform_decides_what_is_kept(store: FaultyStore) -> None:
 # ---- read your writes --------------------------------------------------------------------
 
 
-async def test_what_a_writer_observes_is_read_at_once_and_heard_once(store: FaultyStore) -> None:
+async def test_an_observed_write_is_visible_at_once_and_notified_once(store: FaultyStore) -> None:
     store.delay = lambda: 5.0
     async with running(store) as informer:
         ear = Ear(informer)
@@ -351,7 +349,7 @@ async def test_what_a_writer_observes_is_read_at_once_and_heard_once(store: Faul
         assert ear.names == [(None, "a")]
 
 
-async def test_a_late_event_never_brings_back_what_a_writer_has_overwritten(
+async def test_a_late_event_does_not_revert_an_observed_write(
     store: FaultyStore,
 ) -> None:
     store.delay = lambda: 5.0
@@ -366,7 +364,7 @@ async def test_a_late_event_never_brings_back_what_a_writer_has_overwritten(
         assert ear.names == [(None, "a")]
 
 
-async def test_what_a_writer_deleted_stays_deleted_though_its_events_are_late(
+async def test_late_events_do_not_restore_a_deleted_object(
     store: FaultyStore,
 ) -> None:
     store.delay = lambda: 5.0
@@ -381,7 +379,7 @@ async def test_what_a_writer_deleted_stays_deleted_though_its_events_are_late(
         assert len(informer._tombstones) == 0
 
 
-async def test_a_namesake_made_after_a_deletion_is_seen(store: FaultyStore) -> None:
+async def test_an_object_recreated_after_a_deletion_is_cached(store: FaultyStore) -> None:
     store.delay = lambda: 1.0
     async with running(store) as informer:
         Ear(informer)
@@ -395,7 +393,7 @@ async def test_a_namesake_made_after_a_deletion_is_seen(store: FaultyStore) -> N
             await asyncio.sleep(1)
 
 
-async def test_removing_the_last_finalizer_of_a_dying_object_is_its_deletion(
+async def test_removing_the_last_finalizer_of_a_deleting_object_deletes_it(
     store: FaultyStore,
 ) -> None:
     store.delay = lambda: 5.0
@@ -412,10 +410,10 @@ async def test_removing_the_last_finalizer_of_a_dying_object_is_its_deletion(
             await asyncio.sleep(1)
 
 
-async def test_an_end_that_is_answered_with_the_version_before_it_is_seen_at_once(
+async def test_a_deletion_returned_with_an_older_version_is_applied_at_once(
     store: FaultyStore,
 ) -> None:
-    """As API servers do, while the watch has told of newer objects already."""
+    """API servers do this; the watch may have delivered newer objects already."""
     async with running(store) as informer:
         Ear(informer)
         await store.create(secret("a", finalizers=("x/y",)))
@@ -431,7 +429,7 @@ async def test_an_end_that_is_answered_with_the_version_before_it_is_seen_at_onc
         assert len(informer._tombstones) == 0
 
 
-async def test_observing_after_the_watch_saw_the_deletion_makes_no_ghost(
+async def test_observing_a_write_after_the_deletion_event_does_not_restore_the_object(
     store: FaultyStore,
 ) -> None:
     async with running(store) as informer:
@@ -442,7 +440,7 @@ async def test_observing_after_the_watch_saw_the_deletion_makes_no_ghost(
         assert informer.get(key("a")) is None
 
 
-async def test_a_write_that_takes_an_object_out_of_the_filter_takes_it_out_at_once(
+async def test_a_write_that_removes_an_object_from_the_filter_is_applied_at_once(
     store: FaultyStore,
 ) -> None:
     store.delay = lambda: 2.0
@@ -460,7 +458,7 @@ async def test_a_write_that_takes_an_object_out_of_the_filter_takes_it_out_at_on
         assert informer.get(key("a")) is back
 
 
-async def test_a_list_under_way_does_not_undo_a_write(store: FaultyStore) -> None:
+async def test_a_list_in_flight_does_not_revert_a_write(store: FaultyStore) -> None:
     for number in range(30):
         await store.create(secret(f"s{number:02}"))
     async with running(store, page_size=1) as informer:
@@ -481,13 +479,11 @@ async def test_a_list_under_way_does_not_undo_a_write(store: FaultyStore) -> Non
         assert ("a-new-one", None) not in ear.names, "not even for a moment was it gone"
 
 
-# ---- all of it together ------------------------------------------------------------------
+# ---- random faults -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_under_random_faults_it_always_ends_up_with_the_world_as_it_is(
-    store: FaultyStore, seed: int
-) -> None:
+async def test_under_random_faults_it_converges_to_the_store(store: FaultyStore, seed: int) -> None:
     chance = random.Random(seed)
     store.delay = lambda: chance.choice((0.0, 0.0, 0.05, 0.5))
     store.copies = lambda: chance.choice((1, 1, 1, 2, 3))
@@ -512,7 +508,7 @@ async def test_under_random_faults_it_always_ends_up_with_the_world_as_it_is(
 async def write_something(
     store: FaultyStore, informer: Informer[Secret], chance: random.Random, step: int
 ) -> None:
-    """Create, change or delete; half of the time as a writer that reads its writes."""
+    """Create, change or delete an object; half of the writes are observed."""
     name, is_own = key(f"s{chance.randrange(8)}"), chance.random() < 0.5
     try:
         current = await store.get(Secret, name)

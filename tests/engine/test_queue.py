@@ -1,4 +1,4 @@
-"""What the work queue promises: once at a time, nothing lost, earliest first, fair."""
+"""The work queue: one worker per key, no lost keys, earliest first, fair."""
 
 import asyncio
 from typing import Any
@@ -18,20 +18,20 @@ async def queue() -> WorkQueue[str]:
     return WorkQueue("test", backoff=Backoff(base_seconds=1, cap_seconds=10, jitter=0))
 
 
-async def test_a_key_added_many_times_is_handed_out_once(queue: WorkQueue[str]) -> None:
+async def test_a_key_added_many_times_is_returned_once(queue: WorkQueue[str]) -> None:
     for _ in range(5):
         queue.add("a")
     assert await queue.get() == "a"
     assert len(queue) == 0
 
 
-async def test_keys_come_in_the_order_in_which_they_were_added(queue: WorkQueue[str]) -> None:
+async def test_keys_are_returned_in_the_order_of_addition(queue: WorkQueue[str]) -> None:
     for key in "bca":
         queue.add(key)
     assert [await queue.get() for _ in range(3)] == ["b", "c", "a"]
 
 
-async def test_a_key_added_while_worked_on_comes_again_after_done_and_not_before(
+async def test_a_key_added_while_in_process_is_due_after_done(
     queue: WorkQueue[str],
 ) -> None:
     queue.add("a")
@@ -45,7 +45,7 @@ async def test_a_key_added_while_worked_on_comes_again_after_done_and_not_before
     assert queue.is_idle
 
 
-async def test_a_key_that_is_added_again_and_again_does_not_starve_others(
+async def test_a_key_that_is_added_repeatedly_does_not_starve_others(
     queue: WorkQueue[str],
 ) -> None:
     queue.add("busy")
@@ -56,7 +56,7 @@ async def test_a_key_that_is_added_again_and_again_does_not_starve_others(
     assert await queue.get() == "quiet"
 
 
-async def test_a_delay_that_is_taken_back_leaves_nothing(queue: WorkQueue[str]) -> None:
+async def test_a_cancelled_delay_leaves_no_key(queue: WorkQueue[str]) -> None:
     for number in range(1000):
         queue.add_after(str(number), 3600)
         queue.cancel(str(number))
@@ -65,22 +65,24 @@ async def test_a_delay_that_is_taken_back_leaves_nothing(queue: WorkQueue[str]) 
     assert await queue.get() == "a"
 
 
-async def test_a_delay_too_short_for_the_clock_does_pass() -> None:
+async def test_a_delay_below_the_clock_resolution_passes() -> None:
     queue: WorkQueue[str] = WorkQueue("test")
     began = asyncio.get_running_loop().time()
-    for _ in range(3):  # as a deadline that rounding leaves a trace of
+    for _ in range(3):  # as if rounding left a rest of the deadline
         queue.add_after("a", 7e-15)
         queue.done(await queue.get())
     assert asyncio.get_running_loop().time() > began
 
 
-async def test_a_delayed_key_comes_when_it_is_due(queue: WorkQueue[str], looptime: Any) -> None:
+async def test_a_delayed_key_is_returned_when_it_is_due(
+    queue: WorkQueue[str], looptime: Any
+) -> None:
     queue.add_after("a", 5)
     assert await queue.get() == "a"
     assert looptime == 5
 
 
-async def test_of_two_delays_the_earlier_counts(queue: WorkQueue[str], looptime: Any) -> None:
+async def test_the_earlier_of_two_delays_counts(queue: WorkQueue[str], looptime: Any) -> None:
     queue.add_after("a", 50)
     queue.add_after("a", 5)
     queue.add_after("a", 500)
@@ -91,9 +93,7 @@ async def test_of_two_delays_the_earlier_counts(queue: WorkQueue[str], looptime:
     assert queue.is_idle, "the later ones are forgotten"
 
 
-async def test_a_key_due_now_keeps_its_later_appointment(
-    queue: WorkQueue[str], looptime: Any
-) -> None:
+async def test_a_key_due_now_keeps_its_later_deadline(queue: WorkQueue[str], looptime: Any) -> None:
     queue.add_after("a", 5)
     queue.add("a")
     assert await queue.get() == "a"
@@ -103,7 +103,7 @@ async def test_a_key_due_now_keeps_its_later_appointment(
     assert looptime == 5
 
 
-async def test_failures_wait_longer_each_time_up_to_a_cap_until_forgotten(
+async def test_the_backoff_grows_up_to_a_limit_until_reset(
     queue: WorkQueue[str],
 ) -> None:
     assert [queue.retry("a") for _ in range(6)] == [1, 2, 4, 8, 10, 10]
@@ -116,7 +116,7 @@ async def test_a_key_that_failed_ten_thousand_times_can_still_be_retried() -> No
     assert Backoff(base_seconds=1, cap_seconds=60, jitter=0).delay(10_000) == 60
 
 
-async def test_jitter_only_ever_adds() -> None:
+async def test_jitter_never_shortens_the_delay() -> None:
     delays = [Backoff(base_seconds=1, jitter=0.5).delay(1) for _ in range(200)]
     assert 1.0 <= min(delays) < max(delays) <= 1.5
 
@@ -132,7 +132,7 @@ async def test_a_cancelled_worker_loses_no_key(queue: WorkQueue[str]) -> None:
         await first
 
 
-async def test_closing_wakes_every_worker_and_forgets_everything(queue: WorkQueue[str]) -> None:
+async def test_close_wakes_all_workers_and_drops_all_keys(queue: WorkQueue[str]) -> None:
     waiting = [asyncio.create_task(queue.get()) for _ in range(3)]
     await asyncio.sleep(0)
     queue.add_after("a", 10)
@@ -152,7 +152,7 @@ async def test_finishing_a_key_that_is_not_in_process_is_an_error(
         queue.done("a")
 
 
-async def test_moving_an_appointment_forward_for_ever_does_not_grow_the_queue(
+async def test_moving_a_deadline_repeatedly_does_not_grow_the_queue(
     queue: WorkQueue[str],
 ) -> None:
     for number in range(10_000, 0, -1):
@@ -161,7 +161,7 @@ async def test_moving_an_appointment_forward_for_ever_does_not_grow_the_queue(
     assert queue.delayed == 1
 
 
-async def test_many_keys_with_many_deadlines_come_sorted(queue: WorkQueue[str]) -> None:
+async def test_delayed_keys_are_returned_in_order_of_their_deadlines(queue: WorkQueue[str]) -> None:
     loop = asyncio.get_running_loop()
     for number in range(1000):
         queue.add_after(str(number), (number * 7919) % 1000 + 1)
@@ -186,10 +186,10 @@ STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS, work_seconds=st.floats(0, 2), workers=st.integers(1, 3))
-async def test_never_twice_at_once_and_no_addition_is_ever_lost(
+async def test_no_key_is_processed_twice_at_once_and_no_addition_is_lost(
     steps: list[tuple[str, str, float]], work_seconds: float, workers: int
 ) -> None:
-    """Every addition is followed by a look at the key that began at or after its due time."""
+    """Every addition is followed by processing that starts at or after its due time."""
     loop = asyncio.get_running_loop()
     queue: WorkQueue[str] = WorkQueue("property")
     busy: set[str] = set()

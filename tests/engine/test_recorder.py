@@ -1,4 +1,4 @@
-"""Events are counted, bounded, and never in anybody's way."""
+"""Events are counted, bounded and written in the background."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -46,7 +46,7 @@ async def test_an_event_is_attached_to_its_object(store: FaultyStore) -> None:
     assert event.first_timestamp is not None
 
 
-async def test_the_same_said_again_is_counted_and_gathered_into_few_writes(
+async def test_repeated_events_are_counted_and_written_in_batches(
     store: FaultyStore,
 ) -> None:
     before = await store.create(SUBJECT)
@@ -62,7 +62,7 @@ async def test_the_same_said_again_is_counted_and_gathered_into_few_writes(
     assert event.last_timestamp > event.first_timestamp
 
 
-async def test_a_restarted_component_goes_on_counting(store: FaultyStore) -> None:
+async def test_the_count_continues_after_a_restart(store: FaultyStore) -> None:
     for _ in range(3):
         async with recording(store) as recorder:
             recorder.normal(SUBJECT, "Started", "here we go")
@@ -71,7 +71,7 @@ async def test_a_restarted_component_goes_on_counting(store: FaultyStore) -> Non
     assert event.count == 3
 
 
-async def test_an_event_that_was_swept_meanwhile_begins_anew(store: FaultyStore) -> None:
+async def test_the_count_restarts_if_the_event_was_deleted(store: FaultyStore) -> None:
     async with recording(store) as recorder:
         recorder.normal(SUBJECT, "Scaled", "one more")
         await asyncio.sleep(10)
@@ -83,7 +83,7 @@ async def test_an_event_that_was_swept_meanwhile_begins_anew(store: FaultyStore)
     assert event.count == 1
 
 
-async def test_an_object_that_talks_too_much_is_cut_off_and_later_heard_again(
+async def test_events_of_one_object_are_rate_limited(
     store: FaultyStore,
 ) -> None:
     async with recording(store, burst=5, refill_seconds=60) as recorder:
@@ -97,7 +97,7 @@ async def test_an_object_that_talks_too_much_is_cut_off_and_later_heard_again(
         assert len(await events(store)) == 6
 
 
-async def test_memory_is_bounded_while_nothing_can_be_written(store: FaultyStore) -> None:
+async def test_memory_is_bounded_while_the_store_is_unavailable(store: FaultyStore) -> None:
     recorder = Recorder(store, "tester", clock=LoopClock(), capacity=10)
     for number in range(1000):
         subject = Secret(
@@ -108,7 +108,7 @@ async def test_memory_is_bounded_while_nothing_can_be_written(store: FaultyStore
     assert len(recorder._buckets) <= 10
 
 
-async def test_a_store_that_fails_is_tried_again_then_given_up_with_a_word(
+async def test_a_failed_write_is_retried_and_then_logged(
     store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def refuse(obj: Any, **kwargs: Any) -> Any:
@@ -144,7 +144,7 @@ async def test_a_short_outage_loses_nothing(store: FaultyStore) -> None:
     assert [event.count for event in await events(store)] == [1]
 
 
-async def test_events_of_cluster_wide_objects_are_kept_in_the_default_namespace(
+async def test_events_of_cluster_scoped_objects_are_in_the_default_namespace(
     store: FaultyStore,
 ) -> None:
     async with recording(store) as recorder:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.looptime
 
 
 class Story:
-    """Parts that write down what happens to them."""
+    """Creates parts that record their calls."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -74,7 +74,9 @@ async def run_for(supervisor: Supervisor, seconds: float) -> None:
         supervisor.stop()
 
 
-async def test_groups_start_when_the_one_before_is_ready_and_stop_in_reverse(story: Story) -> None:
+async def test_a_group_starts_when_the_previous_is_ready_and_groups_stop_in_reverse(
+    story: Story,
+) -> None:
     supervisor = Supervisor()
     for name, group, seconds in (
         ("controllers", StartGroup.LEADERS, None),
@@ -90,7 +92,7 @@ async def test_groups_start_when_the_one_before_is_ready_and_stop_in_reverse(sto
     ]
 
 
-async def test_it_is_started_only_between_the_last_ready_and_the_first_stop(story: Story) -> None:
+async def test_it_is_started_from_the_last_ready_to_the_first_stop(story: Story) -> None:
     supervisor = Supervisor()
     supervisor.add(story.part("cache", StartGroup.CACHES, ready_after=5))
     supervisor.add(story.part("slow", StartGroup.OTHERS, stops_after=5))
@@ -115,7 +117,7 @@ async def test_the_first_failure_stops_all_and_is_raised(story: Story, looptime:
     assert story.lines[-2:] == ["-good", "-http"]
 
 
-async def test_a_part_that_fails_while_another_gets_ready_stops_the_start(story: Story) -> None:
+async def test_a_part_that_fails_during_start_aborts_the_start(story: Story) -> None:
     supervisor = Supervisor()
     supervisor.add(story.part("http", StartGroup.HTTP, fails_after=2))
     supervisor.add(story.part("cache", StartGroup.CACHES, ready_after=1000))
@@ -126,7 +128,7 @@ async def test_a_part_that_fails_while_another_gets_ready_stops_the_start(story:
     assert "-cache" in story.lines
 
 
-async def test_readiness_that_fails_stops_the_start_with_its_reason(story: Story) -> None:
+async def test_failed_readiness_aborts_the_start_with_its_error(story: Story) -> None:
     async def never() -> None:
         raise UnavailableError("the cache did not sync")
 
@@ -141,7 +143,7 @@ async def test_readiness_that_fails_stops_the_start_with_its_reason(story: Story
     assert story.lines == []
 
 
-async def test_a_part_that_ends_by_itself_is_a_failure_unless_it_is_meant_to(story: Story) -> None:
+async def test_a_part_that_returns_is_a_failure_unless_it_is_finite(story: Story) -> None:
     supervisor = Supervisor()
     supervisor.add(story.part("migration", StartGroup.OTHERS, ends_after=1, is_finite=True))
     supervisor.add(story.part("server", StartGroup.OTHERS, ends_after=5))
@@ -149,7 +151,7 @@ async def test_a_part_that_ends_by_itself_is_a_failure_unless_it_is_meant_to(sto
         await supervisor.run()
 
 
-async def test_start_up_has_a_deadline(story: Story, looptime: Any) -> None:
+async def test_start_has_a_deadline(story: Story, looptime: Any) -> None:
     supervisor = Supervisor(start_seconds=20)
     supervisor.add(story.part("cache", StartGroup.CACHES, ready_after=1000))
     with pytest.raises(DeadlineExceededError, match="start-up took longer than 20 s"):
@@ -158,7 +160,7 @@ async def test_start_up_has_a_deadline(story: Story, looptime: Any) -> None:
     assert story.lines == ["+cache", "-cache"]
 
 
-async def test_a_stop_during_start_up_starts_nothing_more(story: Story) -> None:
+async def test_a_stop_during_start_starts_no_more_parts(story: Story) -> None:
     supervisor = Supervisor()
     supervisor.add(story.part("cache", StartGroup.CACHES, ready_after=1000))
     supervisor.add(story.part("later", StartGroup.OTHERS))
@@ -166,7 +168,7 @@ async def test_a_stop_during_start_up_starts_nothing_more(story: Story) -> None:
     assert story.lines == ["+cache", "-cache"]
 
 
-async def test_stopping_has_one_deadline_for_all_and_names_who_missed_it(
+async def test_stop_has_one_deadline_and_names_the_parts_that_missed_it(
     story: Story, looptime: Any
 ) -> None:
     supervisor = Supervisor(stop_seconds=10)
@@ -183,7 +185,7 @@ async def test_stopping_has_one_deadline_for_all_and_names_who_missed_it(
     await asyncio.sleep(60)
 
 
-async def test_a_second_request_to_stop_ends_the_waiting(story: Story, looptime: Any) -> None:
+async def test_a_second_stop_request_does_not_wait(story: Story, looptime: Any) -> None:
     supervisor = Supervisor(stop_seconds=1000)
     supervisor.add(story.part("stubborn", StartGroup.OTHERS, stops_after=500))
     task = asyncio.create_task(supervisor.run())
@@ -197,7 +199,7 @@ async def test_a_second_request_to_stop_ends_the_waiting(story: Story, looptime:
     await asyncio.sleep(1000)
 
 
-async def test_a_failure_is_raised_even_when_others_do_not_stop(story: Story) -> None:
+async def test_a_failure_is_raised_even_if_other_parts_do_not_stop(story: Story) -> None:
     supervisor = Supervisor(stop_seconds=5)
     supervisor.add(story.part("stubborn", StartGroup.OTHERS, stops_after=50))
     supervisor.add(story.part("bad", StartGroup.OTHERS, fails_after=3))
@@ -206,7 +208,7 @@ async def test_a_failure_is_raised_even_when_others_do_not_stop(story: Story) ->
     await asyncio.sleep(60)
 
 
-async def test_cancelling_the_supervisor_stops_everything_in_order(story: Story) -> None:
+async def test_cancelling_the_supervisor_stops_all_parts_in_order(story: Story) -> None:
     supervisor = Supervisor()
     supervisor.add(story.part("http", StartGroup.HTTP))
     supervisor.add(story.part("work", StartGroup.OTHERS, stops_after=2))
@@ -227,7 +229,7 @@ async def test_no_task_is_left_behind(story: Story) -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_signals_ask_for_the_end_and_are_given_back_afterwards(story: Story) -> None:
+async def test_signals_request_a_stop_and_handlers_are_restored(story: Story) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     supervisor = Supervisor()
     supervisor.add(story.part("work", StartGroup.OTHERS))

@@ -1,6 +1,6 @@
 """The backends that the contract runs on.
 
-A backend is an async context manager that gives a `Harness`. To add one, append a line to
+A backend is an async context manager that returns a `Harness`. To add one, append a line to
 `BACKENDS`; the suite runs on it unchanged.
 """
 
@@ -21,7 +21,7 @@ _numbers = itertools.count(1)
 
 
 class Harness(Struct):
-    """A store and a place in it that no other test uses."""
+    """A store and two namespaces in it that no other test uses."""
 
     store: Store
     namespace: str
@@ -32,7 +32,7 @@ Backend = Callable[[Path], AbstractAsyncContextManager[Harness]]
 
 
 def fresh_namespaces() -> tuple[str, str]:
-    """Give names of namespaces that nobody has used, in this process or another."""
+    """Return unused names of namespaces, unique over all processes."""
     number = f"{os.getpid()}-{next(_numbers)}"
     return f"t{number}", f"u{number}"
 

@@ -1,4 +1,4 @@
-"""Fixtures of the store's tests: one `harness` per backend, and what the suite takes from it."""
+"""Fixtures of the store tests: one `harness` per backend, its store and its namespace."""
 
 from collections.abc import AsyncGenerator
 from pathlib import Path

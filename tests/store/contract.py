@@ -1,4 +1,4 @@
-"""What every store promises, sentence by sentence of the port. Runs unchanged on each backend."""
+"""The contract of the Store port. Runs unchanged on each backend."""
 
 import asyncio
 from contextlib import aclosing
@@ -36,7 +36,7 @@ from tests.store.objects import (
 
 
 class Creating:
-    async def test_a_created_object_is_given_its_identity(self, store: Store, ns: str):
+    async def test_create_sets_the_identity(self, store: Store, ns: str):
         before = datetime.now(UTC).replace(microsecond=0)
         made = await store.create(template(ns, "a", labels={"app": "x"}))
 
@@ -51,11 +51,11 @@ class Creating:
         assert made.metadata.labels == {"app": "x"}
         assert made.spec.image == "base"
 
-    async def test_what_was_created_is_what_is_read(self, store: Store, ns: str):
+    async def test_get_returns_the_created_object(self, store: Store, ns: str):
         made = await store.create(template(ns, "a", annotations={"note": "héllo ☃"}))
         assert await store.get(SandboxTemplate, Key(ns, "a")) == made
 
-    async def test_what_readers_share_cannot_be_changed(self, store: Store, ns: str):
+    async def test_shared_objects_are_immutable(self, store: Store, ns: str):
         pod = {"spec": {"tolerations": [{"key": "x"}], "nodeSelector": {"a": "b"}}}
         draft = template(ns, "a", labels={"app": "x"}, annotations={"note": "y"})
         spec = structs.replace(draft.spec, env={"A": "1"}, pod_template=pod)
@@ -72,12 +72,12 @@ class Creating:
             assert mappings(obj) == 7
             assert list(accepted_changes(obj)) == []
 
-    async def test_two_objects_never_share_a_uid(self, store: Store, ns: str):
+    async def test_uids_are_unique(self, store: Store, ns: str):
         first = await store.create(template(ns, "a"))
         second = await store.create(template(ns, "b"))
         assert first.metadata.uid != second.metadata.uid
 
-    async def test_a_writer_cannot_choose_the_identity(self, store: Store, ns: str):
+    async def test_identity_from_the_writer_is_ignored_on_create(self, store: Store, ns: str):
         long_ago = datetime(1999, 1, 1, tzinfo=UTC)
         wanted = template(
             ns,
@@ -102,31 +102,31 @@ class Creating:
         assert len(names) == 5
         assert all(name.startswith("pool-") and len(name) == 10 for name in names)
 
-    async def test_a_long_generate_name_still_gives_a_short_name(self, store: Store, ns: str):
+    async def test_a_long_generate_name_is_truncated(self, store: Store, ns: str):
         made = await store.create(template(ns, generate_name="p" * 100))
         assert len(made.metadata.name) <= 63
 
-    async def test_a_name_wins_over_generate_name(self, store: Store, ns: str):
+    async def test_name_has_priority_over_generate_name(self, store: Store, ns: str):
         made = await store.create(template(ns, "a", generate_name="pool-"))
         assert made.metadata.name == "a"
 
-    async def test_status_is_kept_empty(self, store: Store, ns: str):
+    async def test_create_ignores_status(self, store: Store, ns: str):
         made = await store.create(with_revision(template(ns, "a"), "r1"))
         assert made.status == SandboxTemplateStatus()
         assert (await store.get(SandboxTemplate, made.key)).status == SandboxTemplateStatus()
 
-    async def test_status_is_kept_where_asked_for(self, store: Store, ns: str):
+    async def test_create_with_status_keeps_status(self, store: Store, ns: str):
         made = await store.create(with_revision(template(ns, "a"), "r1"), with_status=True)
         assert made.status.revision == "r1"
         assert (await store.get(SandboxTemplate, made.key)).status.revision == "r1"
 
-    async def test_a_name_is_taken_once(self, store: Store, ns: str):
+    async def test_creating_an_existing_name_fails(self, store: Store, ns: str):
         first = await store.create(template(ns, "a", labels={"n": "1"}))
         with pytest.raises(AlreadyExistsError):
             await store.create(template(ns, "a", labels={"n": "2"}))
         assert await store.get(SandboxTemplate, first.key) == first
 
-    async def test_of_many_who_create_one_name_one_succeeds(self, store: Store, ns: str):
+    async def test_of_concurrent_creates_of_one_name_one_succeeds(self, store: Store, ns: str):
         tries = [store.create(template(ns, "a")) for _ in range(16)]
         results = await asyncio.gather(*tries, return_exceptions=True)
         assert sum(isinstance(item, SandboxTemplate) for item in results) == 1
@@ -153,7 +153,7 @@ class Creating:
             ({"name": "a", "annotations": {"a//b": "v"}}, "metadata.annotations"),
         ],
     )
-    async def test_bad_metadata_is_refused_with_its_path(
+    async def test_invalid_metadata_is_rejected_with_its_path(
         self, store: Store, ns: str, meta: dict[str, object], path: str
     ):
         with pytest.raises(InvalidError) as caught:
@@ -161,29 +161,29 @@ class Creating:
         assert any(problem.path.startswith(path) for problem in caught.value.problems)
         assert (await store.list(SandboxTemplate, namespace=ns)).items == ()
 
-    async def test_what_is_too_large_is_refused(self, store: Store, ns: str):
+    async def test_an_object_that_is_too_large_is_rejected(self, store: Store, ns: str):
         huge = template(ns, "a", image="x" * 10_000_000)
         with pytest.raises((TooLargeError, InvalidError)):
             await store.create(huge)
         assert not await exists(store, SandboxTemplate, Key(ns, "a"))
 
-    async def test_a_dry_run_leaves_nothing_behind(self, store: Store, ns: str):
+    async def test_a_dry_run_of_create_stores_nothing(self, store: Store, ns: str):
         made = await store.create(template(ns, "a"), dry_run=True)
         assert made.metadata.uid
         assert not await exists(store, SandboxTemplate, Key(ns, "a"))
 
-    async def test_a_dry_run_refuses_what_a_create_would(self, store: Store, ns: str):
+    async def test_a_dry_run_fails_where_a_create_fails(self, store: Store, ns: str):
         await store.create(template(ns, "a"))
         with pytest.raises(AlreadyExistsError):
             await store.create(template(ns, "a"), dry_run=True)
 
 
 class Reading:
-    async def test_what_is_not_there_is_not_found(self, store: Store, ns: str):
+    async def test_a_missing_object_is_not_found(self, store: Store, ns: str):
         with pytest.raises(NotFoundError):
             await store.get(SandboxTemplate, Key(ns, "a"))
 
-    async def test_a_write_is_read_at_once(self, store: Store, ns: str):
+    async def test_a_write_is_visible_at_once(self, store: Store, ns: str):
         obj = await store.create(template(ns, "a"))
         for number in range(10):
             obj = await store.update(with_image(obj, f"i{number}"))
@@ -202,13 +202,13 @@ class Updating:
         assert int(stored.metadata.resource_version) > int(made.metadata.resource_version)
         assert await store.get(SandboxTemplate, made.key) == stored
 
-    async def test_an_update_leaves_status(self, store: Store, ns: str):
+    async def test_an_update_keeps_status(self, store: Store, ns: str):
         made = await store.create(template(ns, "a"))
         made = await store.update_status(with_revision(made, "r1"))
         stored = await store.update(with_revision(with_image(made, "new"), "mine"))
         assert stored.status.revision == "r1"
 
-    async def test_a_status_update_leaves_the_rest(self, store: Store, ns: str):
+    async def test_a_status_update_keeps_the_rest(self, store: Store, ns: str):
         made = await store.create(template(ns, "a"))
         changed = with_meta(with_image(with_revision(made, "r1"), "new"), labels={"l": "1"})
         stored = await store.update_status(changed)
@@ -217,7 +217,7 @@ class Updating:
         assert stored.metadata.labels == {}
         assert await store.get(SandboxTemplate, made.key) == stored
 
-    async def test_generation_grows_with_the_spec_alone(self, store: Store, ns: str):
+    async def test_generation_increases_only_when_the_spec_changes(self, store: Store, ns: str):
         obj = await store.create(template(ns, "a"))
         obj = await store.update(with_meta(obj, labels={"l": "1"}))
         obj = await store.update_status(with_revision(obj, "r1"))
@@ -236,7 +236,7 @@ class Updating:
             await store.update_status(with_revision(old, "late"))
         assert await store.get(SandboxTemplate, old.key) == new
 
-    async def test_even_a_stale_write_of_the_same_is_a_conflict(self, store: Store, ns: str):
+    async def test_a_stale_write_without_changes_is_a_conflict(self, store: Store, ns: str):
         old = await store.create(template(ns, "a"))
         new = await store.update(with_image(old, "new"))
         stale = with_meta(new, resource_version=old.metadata.resource_version)
@@ -251,7 +251,7 @@ class Updating:
                 await write(unversioned)
             assert caught.value.problems[0].path == "metadata.resourceVersion"
 
-    async def test_a_write_to_what_is_gone_is_not_found(self, store: Store, ns: str):
+    async def test_a_write_to_a_deleted_object_is_not_found(self, store: Store, ns: str):
         made = await store.create(template(ns, "a"))
         await store.delete(SandboxTemplate, made.key)
         with pytest.raises(NotFoundError):
@@ -259,7 +259,7 @@ class Updating:
         with pytest.raises(NotFoundError):
             await store.update_status(with_revision(made, "new"))
 
-    async def test_a_write_to_a_namesake_is_a_conflict(self, store: Store, ns: str):
+    async def test_a_write_to_a_recreated_object_is_a_conflict(self, store: Store, ns: str):
         first = await store.create(template(ns, "a"))
         await store.delete(SandboxTemplate, first.key)
         second = await store.create(template(ns, "a"))
@@ -270,7 +270,7 @@ class Updating:
             await store.update(mixed)
         assert await store.get(SandboxTemplate, second.key) == second
 
-    async def test_identity_stays_whatever_a_writer_says(self, store: Store, ns: str):
+    async def test_an_update_cannot_change_the_identity(self, store: Store, ns: str):
         made = await store.create(template(ns, "a"))
         long_ago = datetime(1999, 1, 1, tzinfo=UTC)
         changed = with_meta(
@@ -285,7 +285,7 @@ class Updating:
         assert stored.metadata.uid == made.metadata.uid
         assert not stored.is_deleting
 
-    async def test_a_write_that_changes_nothing_makes_no_version_and_no_event(
+    async def test_a_write_without_changes_creates_no_version_and_no_event(
         self, store: Store, ns: str
     ):
         made = await store.create(template(ns, "a"))
@@ -298,7 +298,7 @@ class Updating:
             event = (await take(stream, 1))[0]
         assert event.object.spec.image == "new"
 
-    async def test_of_many_who_write_one_version_one_succeeds(self, store: Store, ns: str):
+    async def test_of_concurrent_writes_of_one_version_one_succeeds(self, store: Store, ns: str):
         made = await store.create(template(ns, "a"))
         tries = [store.update(with_image(made, f"i{number}")) for number in range(16)]
         results = await asyncio.gather(*tries, return_exceptions=True)
@@ -307,9 +307,7 @@ class Updating:
         assert sum(isinstance(item, ConflictError) for item in results) == 15
         assert await store.get(SandboxTemplate, made.key) == won[0]
 
-    async def test_writers_who_read_again_after_a_conflict_all_get_through(
-        self, store: Store, ns: str
-    ):
+    async def test_writers_that_retry_after_a_conflict_all_succeed(self, store: Store, ns: str):
         await store.create(template(ns, "a", labels={"n": "0"}))
 
         async def increment() -> None:
@@ -327,7 +325,7 @@ class Updating:
                 tasks.create_task(increment())
         assert (await store.get(SandboxTemplate, Key(ns, "a"))).metadata.labels["n"] == "12"
 
-    async def test_a_kind_without_status_is_written_whole(self, store: Store, ns: str):
+    async def test_a_kind_without_status_can_be_updated(self, store: Store, ns: str):
         made = await store.create(lease(ns, "a", "me"))
         stored = await store.update(
             structs.replace(made, spec=structs.replace(made.spec, holder_identity="you"))
@@ -335,13 +333,13 @@ class Updating:
         assert stored.spec.holder_identity == "you"
         assert (await store.get(Lease, made.key)).spec.renew_time == made.spec.renew_time
 
-    async def test_bad_metadata_is_refused_and_leaves_the_object(self, store: Store, ns: str):
+    async def test_an_update_with_invalid_metadata_changes_nothing(self, store: Store, ns: str):
         made = await store.create(template(ns, "a"))
         with pytest.raises(InvalidError):
             await store.update(with_meta(made, labels={"k": "no good"}))
         assert await store.get(SandboxTemplate, made.key) == made
 
-    async def test_a_dry_run_changes_nothing(self, store: Store, ns: str):
+    async def test_a_dry_run_of_update_changes_nothing(self, store: Store, ns: str):
         made = await store.create(template(ns, "a"))
         answer = await store.update(with_image(made, "new"), dry_run=True)
         assert answer.spec.image == "new"
@@ -352,18 +350,18 @@ class Updating:
 
 
 class Deleting:
-    async def test_what_is_deleted_is_gone(self, store: Store, ns: str):
+    async def test_a_deleted_object_is_not_found(self, store: Store, ns: str):
         made = await store.create(template(ns, "a"))
         last = await store.delete(SandboxTemplate, made.key)
         assert last.metadata.uid == made.metadata.uid
         assert not await exists(store, SandboxTemplate, made.key)
         assert (await store.list(SandboxTemplate, namespace=ns)).items == ()
 
-    async def test_what_is_not_there_cannot_be_deleted(self, store: Store, ns: str):
+    async def test_deleting_a_missing_object_is_not_found(self, store: Store, ns: str):
         with pytest.raises(NotFoundError):
             await store.delete(SandboxTemplate, Key(ns, "a"))
 
-    async def test_finalizers_hold_an_object_until_the_last_is_gone(self, store: Store, ns: str):
+    async def test_an_object_is_removed_with_its_last_finalizer(self, store: Store, ns: str):
         made = await store.create(template(ns, "a", finalizers=("x.dev/one", "x.dev/two")))
         marked = await store.delete(SandboxTemplate, made.key)
         assert marked.is_deleting
@@ -376,14 +374,14 @@ class Deleting:
         await store.update(with_meta(one_left, finalizers=()))
         assert not await exists(store, SandboxTemplate, made.key)
 
-    async def test_deleting_twice_is_deleting_once(self, store: Store, ns: str):
+    async def test_a_second_delete_changes_nothing(self, store: Store, ns: str):
         made = await store.create(template(ns, "a", finalizers=("x.dev/one",)))
         first = await store.delete(SandboxTemplate, made.key)
         second = await store.delete(SandboxTemplate, made.key)
         assert second.metadata.deletion_timestamp == first.metadata.deletion_timestamp
         assert await exists(store, SandboxTemplate, made.key)
 
-    async def test_an_object_being_deleted_takes_status_but_no_new_finalizer(
+    async def test_a_deleting_object_accepts_status_but_no_new_finalizer(
         self, store: Store, ns: str
     ):
         made = await store.create(template(ns, "a", finalizers=("x.dev/one",)))
@@ -393,14 +391,14 @@ class Deleting:
         with pytest.raises(InvalidError):
             await store.update(with_meta(marked, finalizers=("x.dev/one", "x.dev/more")))
 
-    async def test_its_name_is_free_once_it_is_gone(self, store: Store, ns: str):
+    async def test_the_name_of_a_deleted_object_can_be_reused(self, store: Store, ns: str):
         first = await store.create(template(ns, "a"))
         await store.delete(SandboxTemplate, first.key)
         second = await store.create(template(ns, "a"))
         assert second.metadata.uid != first.metadata.uid
         assert int(second.metadata.resource_version) > int(first.metadata.resource_version)
 
-    async def test_preconditions_that_fail_are_conflicts(self, store: Store, ns: str):
+    async def test_a_failed_precondition_is_a_conflict(self, store: Store, ns: str):
         made = await store.create(template(ns, "a"))
         new = await store.update(with_image(made, "new"))
         with pytest.raises(ConflictError):
@@ -418,7 +416,7 @@ class Deleting:
         )
         assert not await exists(store, SandboxTemplate, made.key)
 
-    async def test_a_dry_run_deletes_nothing(self, store: Store, ns: str):
+    async def test_a_dry_run_of_delete_deletes_nothing(self, store: Store, ns: str):
         made = await store.create(template(ns, "a"))
         await store.delete(SandboxTemplate, made.key, dry_run=True)
         assert await store.get(SandboxTemplate, made.key) == made
@@ -442,7 +440,7 @@ class CollectingGarbage:
         await eventually(all_gone)
 
     @pytest.mark.parametrize("propagation", [Propagation.BACKGROUND, Propagation.FOREGROUND])
-    async def test_dependents_go_with_their_owner(
+    async def test_dependents_are_deleted_with_their_owner(
         self, store: Store, ns: str, propagation: Propagation
     ):
         family = await self._family(store, ns, blocks=True)
@@ -451,7 +449,7 @@ class CollectingGarbage:
         await self._gone(store, *(member.key for member in family))
         assert await store.get(SandboxTemplate, bystander.key) == bystander
 
-    async def test_a_background_owner_goes_before_its_dependents(self, store: Store, ns: str):
+    async def test_background_deletion_removes_the_owner_first(self, store: Store, ns: str):
         owner = await store.create(template(ns, "owner"))
         child = await store.create(
             template(ns, "child", finalizers=("x.dev/hold",), owner_references=owned_by(owner))
@@ -464,9 +462,7 @@ class CollectingGarbage:
 
         await eventually(child_is_ending)
 
-    async def test_a_foreground_owner_waits_for_dependents_that_block_it(
-        self, store: Store, ns: str
-    ):
+    async def test_foreground_deletion_waits_for_blocking_dependents(self, store: Store, ns: str):
         owner = await store.create(template(ns, "owner"))
         child = await store.create(
             template(
@@ -488,7 +484,9 @@ class CollectingGarbage:
         await store.update(with_meta(ending, finalizers=()))
         await self._gone(store, child.key, owner.key)
 
-    async def test_orphans_are_untied_and_stay(self, store: Store, ns: str):
+    async def test_orphan_deletion_keeps_dependents_without_owner_references(
+        self, store: Store, ns: str
+    ):
         owner, child, grandchild = await self._family(store, ns)
         await store.delete(SandboxTemplate, owner.key, propagation=Propagation.ORPHAN)
         await self._gone(store, owner.key)
@@ -497,21 +495,21 @@ class CollectingGarbage:
         assert orphan.metadata.uid == child.metadata.uid
         assert await store.get(SandboxTemplate, grandchild.key) == grandchild
 
-    async def test_a_dependent_stays_while_one_owner_does(self, store: Store, ns: str):
+    async def test_a_dependent_stays_while_it_has_an_owner(self, store: Store, ns: str):
         one = await store.create(template(ns, "one"))
         two = await store.create(template(ns, "two"))
         child = await store.create(template(ns, "child", owner_references=owned_by(one, two)))
         await store.delete(SandboxTemplate, one.key)
 
-        async def is_untied() -> bool:
+        async def has_no_reference() -> bool:
             now = await store.get(SandboxTemplate, child.key)
             return [item.name for item in now.metadata.owner_references] == ["two"]
 
-        await eventually(is_untied)
+        await eventually(has_no_reference)
         await store.delete(SandboxTemplate, two.key)
         await self._gone(store, child.key)
 
-    async def test_owners_are_told_apart_by_uid_not_by_name(self, store: Store, ns: str):
+    async def test_owners_are_identified_by_uid(self, store: Store, ns: str):
         first = await store.create(template(ns, "owner"))
         await store.delete(SandboxTemplate, first.key)
         second = await store.create(template(ns, "owner"))
@@ -533,7 +531,7 @@ class CollectingGarbage:
 
 
 class Listing:
-    async def test_a_list_is_in_key_order(self, store: Store, harness: Harness):
+    async def test_a_list_is_sorted_by_key(self, store: Store, harness: Harness):
         for ns, name in (
             (harness.other_namespace, "a"),
             (harness.namespace, "c"),
@@ -546,7 +544,7 @@ class Listing:
         assert keys == sorted(keys)
         assert len(keys) == 4
 
-    async def test_a_list_can_be_of_one_namespace(self, store: Store, harness: Harness):
+    async def test_a_list_can_be_limited_to_a_namespace(self, store: Store, harness: Harness):
         for ns in _both(harness):
             await store.create(template(ns, "a"))
         listed = await store.list(SandboxTemplate, namespace=harness.namespace)
@@ -565,7 +563,9 @@ class Listing:
             ("!app", ["d"]),
         ],
     )
-    async def test_labels_select(self, store: Store, ns: str, selector: str, names: list[str]):
+    async def test_a_list_can_be_limited_by_labels(
+        self, store: Store, ns: str, selector: str, names: list[str]
+    ):
         await store.create(template(ns, "a", labels={"app": "web"}))
         await store.create(template(ns, "b", labels={"app": "web", "tier": "db"}))
         await store.create(template(ns, "c", labels={"app": "api", "tier": "cache"}))
@@ -573,14 +573,14 @@ class Listing:
         listed = await store.list(SandboxTemplate, namespace=ns, labels=parse_labels(selector))
         assert [item.metadata.name for item in listed.items] == names
 
-    async def test_fields_select(self, store: Store, ns: str):
+    async def test_a_list_can_be_limited_by_fields(self, store: Store, ns: str):
         for name in "abc":
             await store.create(template(ns, name))
         for selector, names in (("metadata.name=b", ["b"]), ("metadata.name!=b", ["a", "c"])):
             listed = await store.list(SandboxTemplate, namespace=ns, fields=parse_fields(selector))
             assert [item.metadata.name for item in listed.items] == names
 
-    async def test_pages_make_up_the_list(self, store: Store, ns: str):
+    async def test_the_pages_add_up_to_the_list(self, store: Store, ns: str):
         names = [f"n{number:02}" for number in range(10)]
         for name in reversed(names):
             await store.create(template(ns, name))
@@ -608,7 +608,7 @@ class Listing:
         page = await store.list(SandboxTemplate, namespace=ns, limit=4)
         assert (len(page.items), page.continue_token) == (4, "")
 
-    async def test_later_pages_show_the_world_of_the_first(self, store: Store, ns: str):
+    async def test_all_pages_show_the_version_of_the_first(self, store: Store, ns: str):
         for name in ("a", "b", "c", "d", "e"):
             await store.create(template(ns, name))
         first = await store.list(SandboxTemplate, namespace=ns, limit=2)
@@ -623,7 +623,7 @@ class Listing:
         assert rest.items[0].spec.image == "base"
         assert rest.version == first.version
 
-    async def test_pages_of_a_selection_count_what_is_selected(self, store: Store, ns: str):
+    async def test_pages_of_a_selection_contain_only_selected_objects(self, store: Store, ns: str):
         for number in range(9):
             await store.create(template(ns, f"n{number}", labels={"odd": str(number % 2)}))
         selector = parse_labels("odd=1")
@@ -639,15 +639,13 @@ class Listing:
         assert [item.metadata.name for item in rest.items] == ["n7"]
         assert rest.continue_token == ""
 
-    async def test_what_is_no_continue_token_is_refused(self, store: Store, ns: str):
+    async def test_an_invalid_continue_token_is_rejected(self, store: Store, ns: str):
         with pytest.raises(InvalidError):
             await store.list(SandboxTemplate, namespace=ns, limit=1, continue_token="nonsense!")
 
 
 class Watching:
-    async def test_a_watch_gives_what_happens_after_the_version_in_order(
-        self, store: Store, ns: str
-    ):
+    async def test_a_watch_streams_changes_after_the_version_in_order(self, store: Store, ns: str):
         await store.create(template(ns, "before"))
         since = (await store.list(SandboxTemplate, namespace=ns)).version
         made = await store.create(template(ns, "a"))
@@ -671,7 +669,7 @@ class Watching:
         assert versions == sorted(set(versions))
         assert all(event.version == event.object.metadata.resource_version for event in events)
 
-    async def test_a_watch_goes_on_with_what_happens_later(self, store: Store, ns: str):
+    async def test_a_watch_continues_with_new_changes(self, store: Store, ns: str):
         since = (await store.list(SandboxTemplate, namespace=ns)).version
         async with aclosing(store.watch(SandboxTemplate, since=since, namespace=ns)) as stream:
             for name in ("a", "b", "c"):
@@ -689,7 +687,9 @@ class Watching:
         rest = await changes_since(store, SandboxTemplate, first.version, 2, namespace=ns)
         assert rest == [("ADDED", "b"), ("ADDED", "c")]
 
-    async def test_without_a_version_a_watch_begins_with_what_is_there(self, store: Store, ns: str):
+    async def test_a_watch_without_a_version_starts_with_the_existing_objects(
+        self, store: Store, ns: str
+    ):
         present = [await store.create(template(ns, name)) for name in ("a", "b")]
         async with aclosing(store.watch(SandboxTemplate, namespace=ns)) as stream:
             events = await take(stream, 2)
@@ -698,16 +698,14 @@ class Watching:
             later = await store.create(template(ns, "c"))
             assert (await take(stream, 1))[0].object == later
 
-    async def test_a_watch_can_be_of_one_namespace(self, store: Store, harness: Harness):
+    async def test_a_watch_can_be_limited_to_a_namespace(self, store: Store, harness: Harness):
         since = (await store.list(SandboxTemplate)).version
         await store.create(template(harness.other_namespace, "a"))
         await store.create(template(harness.namespace, "b"))
         seen = await changes_since(store, SandboxTemplate, since, 1, namespace=harness.namespace)
         assert seen == [("ADDED", "b")]
 
-    async def test_a_watch_sees_objects_come_into_and_out_of_its_selection(
-        self, store: Store, ns: str
-    ):
+    async def test_a_watch_reports_objects_that_start_or_stop_matching(self, store: Store, ns: str):
         since = (await store.list(SandboxTemplate, namespace=ns)).version
         obj = await store.create(template(ns, "a", labels={"app": "other"}))
         obj = await store.update(with_meta(obj, labels={"app": "web"}))
@@ -726,7 +724,7 @@ class Watching:
             "DELETED",
         ]
 
-    async def test_a_watch_can_be_of_one_name(self, store: Store, ns: str):
+    async def test_a_watch_can_be_limited_to_a_name(self, store: Store, ns: str):
         since = (await store.list(SandboxTemplate, namespace=ns)).version
         for name in ("a", "b", "c"):
             await store.create(template(ns, name))
@@ -741,7 +739,7 @@ class Watching:
         )
         assert seen == [("ADDED", "b"), ("DELETED", "b")]
 
-    async def test_finalization_is_seen_step_by_step(self, store: Store, ns: str):
+    async def test_a_watch_reports_every_step_of_finalization(self, store: Store, ns: str):
         since = (await store.list(SandboxTemplate, namespace=ns)).version
         made = await store.create(template(ns, "a", finalizers=("x.dev/one",)))
         marked = await store.delete(SandboxTemplate, made.key)
@@ -749,7 +747,7 @@ class Watching:
         seen = await changes_since(store, SandboxTemplate, since, 3, namespace=ns)
         assert [change for change, _ in seen] == ["ADDED", "MODIFIED", "DELETED"]
 
-    async def test_many_watchers_see_the_same(self, store: Store, ns: str):
+    async def test_all_watchers_get_the_same_events(self, store: Store, ns: str):
         since = (await store.list(SandboxTemplate, namespace=ns)).version
 
         async def follow() -> list[tuple[str, str]]:
@@ -762,7 +760,7 @@ class Watching:
         expected = [("ADDED", f"n{number}") for number in range(10)]
         assert all(task.result() == expected for task in followers)
 
-    async def test_other_kinds_are_not_seen(self, store: Store, ns: str):
+    async def test_a_watch_does_not_report_other_kinds(self, store: Store, ns: str):
         since = (await store.list(SandboxTemplate, namespace=ns)).version
         await store.create(lease(ns, "a", "me"))
         await store.create(template(ns, "b"))
@@ -782,7 +780,7 @@ class Versions:
         versions.append(int((await store.list(SandboxTemplate, namespace=ns)).version))
         assert versions == sorted(set(versions))
 
-    async def test_a_list_is_at_least_as_new_as_what_was_written(self, store: Store, ns: str):
+    async def test_a_list_is_not_older_than_the_last_write(self, store: Store, ns: str):
         made = await store.create(template(ns, "a"))
         listed = await store.list(SandboxTemplate, namespace=ns)
         assert int(listed.version) >= _version(made)

@@ -1,7 +1,7 @@
-"""A process that writes as fast as it can and says what was acknowledged, until it is killed.
+"""A process that writes as fast as it can and prints acknowledged writes, until it is killed.
 
 Run by `test_crash`. Each line on standard output is one acknowledged write: operation, name,
-version and counter, written only after the store answered; `deleting` alone is said before.
+version and counter, printed after the store has returned; only `deleting` is printed before.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ async def churn(store: SqliteStore, name: str, rng: random.Random) -> None:
             acknowledge("deleted", await store.delete(SandboxTemplate, key))
             known = None
         counter += 1
-        # The counter is in two places of the object: a torn write would show them differing.
+        # The counter is in two fields of the object, which differ after a torn write.
         filler = f"{counter}-" + "x" * rng.randrange(3000)
         labels, annotations = {"n": str(counter)}, {"fill": filler}
         if known is None:

@@ -1,4 +1,4 @@
-"""Objects and small tools that the store's tests share."""
+"""Objects and helpers of the store tests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -51,7 +51,7 @@ def owned_by(*owners: Resource, blocks: bool = False) -> tuple[OwnerReference, .
 
 
 async def take(stream: AsyncIterator[WatchEvent[Any]], count: int) -> list[WatchEvent[Any]]:
-    """Give the next events of a watch; bookmarks may come at any time and say nothing."""
+    """Return the next events of a watch without bookmarks."""
     events: list[WatchEvent[Any]] = []
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(events) < count:
@@ -64,7 +64,7 @@ async def take(stream: AsyncIterator[WatchEvent[Any]], count: int) -> list[Watch
 async def changes_since(
     store: Store, kind: type[Any], since: str, count: int, **selection: Any
 ) -> list[tuple[str, str]]:
-    """Give change and name of the next events after a version."""
+    """Return change and name of the next events after a version."""
     async with aclosing(store.watch(kind, since=since, **selection)) as stream:
         return [(str(item.change), item.object.key.name) for item in await take(stream, count)]
 
@@ -78,7 +78,7 @@ async def exists(store: Store, kind: type[Any], key: Key) -> bool:
 
 
 async def eventually(check: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something holds; a garbage collector takes its time."""
+    """Wait until the check holds, for example for garbage collection."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not await check():
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The contract, on every backend of `tests.store.backends`."""
+"""The contract on every backend of `tests.store.backends`."""
 
 from tests.store import contract
 

@@ -1,6 +1,6 @@
-"""Kill -9 in the middle of a thousand concurrent writers: nothing acknowledged is lost or torn.
+"""SIGKILL during a thousand concurrent writers: no acknowledged write is lost or torn.
 
-`--faults-seed` replays what is written and when it ends, as far as real time allows.
+`--faults-seed` replays the writes and the moment of the kill, as far as real time allows.
 """
 
 import os
@@ -24,11 +24,11 @@ from tests.faults.clients import replayed_by, seed_of
 WRITERS = 1000
 ROUNDS = 4
 LEAST = WRITERS // ROUNDS
-"""Acknowledged in each round, however slow the disk is."""
+"""Minimum number of acknowledged writes per round, also on a slow disk."""
 
 
 class Acknowledged(Struct):
-    """The last that a writer said about its object."""
+    """The last line that a writer printed about its object."""
 
     said: str
     version: int
@@ -36,7 +36,7 @@ class Acknowledged(Struct):
 
 
 def write_until_killed(path: Path, *, seed: int, seconds: float) -> list[str]:
-    """Run the writer, kill it some time after its first acknowledgements, give what it said."""
+    """Run the writer, kill it some time after its first acknowledgements, return its output."""
     command = [sys.executable, "-m", "tests.store.crash_writer", str(path), str(seed)]
     process = subprocess.Popen([*command, str(WRITERS)], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -56,7 +56,7 @@ def write_until_killed(path: Path, *, seed: int, seconds: float) -> list[str]:
         assert process.poll() is None, "the writer ended by itself"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        # What it had said before it died is still in the pipe.
+        # Output from before the kill is still in the pipe.
         while chunk := os.read(pipe.fileno(), 1 << 16):
             said += chunk
     complete, _, _ = said.rpartition(b"\n")
@@ -64,7 +64,7 @@ def write_until_killed(path: Path, *, seed: int, seconds: float) -> list[str]:
 
 
 def note(lines: list[str], known: dict[str, Acknowledged]) -> int:
-    """Take up what was acknowledged; gives the highest version seen."""
+    """Record acknowledged writes and return the highest version."""
     highest = 0
     for line in lines:
         if line == "ready":
@@ -77,7 +77,7 @@ def note(lines: list[str], known: dict[str, Acknowledged]) -> int:
 
 @pytest.mark.faults
 @pytest.mark.timeout(300)
-async def test_every_acknowledged_write_survives_kill_nine(
+async def test_every_acknowledged_write_survives_sigkill(
     tmp_path: Path, request: pytest.FixtureRequest
 ):
     seed = seed_of(request)
@@ -107,7 +107,7 @@ async def write_and_kill(path: Path, seed: int) -> None:
             assert int(obj.metadata.resource_version) <= highest
         for name, last in known.items():
             check_kept(name, last, stored.get(name))
-        # Unacknowledged writes may have come through; from here on they are facts.
+        # Unacknowledged writes may have succeeded: continue from the stored state.
         known = {
             name: Acknowledged(
                 "put", int(obj.metadata.resource_version), int(obj.metadata.labels["n"])
@@ -120,13 +120,13 @@ async def write_and_kill(path: Path, seed: int) -> None:
 
 
 def check_kept(name: str, last: Acknowledged, obj: SandboxTemplate | None) -> None:
-    """Each writer has one write under way at most: the store is there or one step further."""
+    """A writer has at most one write in flight: the store may be one write ahead."""
     if obj is None:
         assert last.said in ("deleting", "deleted"), f"{name}: an acknowledged write is lost"
         return
     counter, version = int(obj.metadata.labels["n"]), int(obj.metadata.resource_version)
     if version == last.version:
-        assert last.said != "deleted", f"{name} came back from the dead"
+        assert last.said != "deleted", f"{name} exists after its acknowledged deletion"
         assert counter == last.counter
     else:
         assert version > last.version, f"{name}: an acknowledged write is lost"

@@ -1,4 +1,4 @@
-"""What the embedded stores do beyond the contract: bounded history, namespaces, events, chunks."""
+"""The embedded stores beyond the contract: bounded history, namespaces, events, chunks."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -58,7 +58,7 @@ async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator
         yield opened
 
 
-async def test_a_watch_from_a_version_no_longer_kept_is_told_to_list_anew(make: Open):
+async def test_a_watch_from_a_compacted_version_is_gone(make: Open):
     store = await make(history=4)
     since = (await store.list(SandboxTemplate)).version
     obj = await store.create(template("x", "a"))
@@ -71,7 +71,7 @@ async def test_a_watch_from_a_version_no_longer_kept_is_told_to_list_anew(make: 
     assert await changes_since(store, SandboxTemplate, recent, 1) == [("DELETED", "a")]
 
 
-async def test_a_slow_watcher_is_told_to_list_anew_instead_of_filling_memory(make: Open):
+async def test_a_slow_watcher_is_gone_and_needs_no_memory(make: Open):
     store = await make(history=4)
     obj = await store.create(template("x", "a"))
     async with aclosing(store.watch(SandboxTemplate)) as stream:
@@ -82,9 +82,7 @@ async def test_a_slow_watcher_is_told_to_list_anew_instead_of_filling_memory(mak
             await take(stream, 50)
 
 
-async def test_large_objects_are_remembered_for_fewer_changes(
-    make: Open, monkeypatch: pytest.MonkeyPatch
-):
+async def test_large_objects_have_a_shorter_history(make: Open, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("paddock.store.table.HISTORY_BYTES", 100_000)
     store = await make()
     since = (await store.list(SandboxTemplate)).version
@@ -96,13 +94,13 @@ async def test_large_objects_are_remembered_for_fewer_changes(
         await changes_since(store, SandboxTemplate, since, 1)
 
 
-async def test_a_version_that_another_store_gave_is_told_to_list_anew(make: Open):
+async def test_a_version_newer_than_the_store_is_gone(make: Open):
     store = await make()
     with pytest.raises(GoneError):
         await changes_since(store, SandboxTemplate, "999999", 1)
 
 
-async def test_what_is_no_version_is_invalid(make: Open):
+async def test_a_malformed_version_is_invalid(make: Open):
     store = await make()
     with pytest.raises(InvalidError):
         store.watch(SandboxTemplate, since="yesterday")
@@ -120,9 +118,7 @@ async def test_a_continue_token_that_is_too_old_is_gone(make: Open):
         await store.list(SandboxTemplate, limit=1, continue_token=first.continue_token)
 
 
-async def test_a_quiet_watch_is_told_how_far_it_has_seen(
-    make: Open, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_watch_without_events_gets_bookmarks(make: Open, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("paddock.store.table.BOOKMARK_EVERY", 50)
     monkeypatch.setattr("paddock.store.working_set.BOOKMARK_EVERY", 50)
     store = await make()
@@ -138,7 +134,7 @@ async def test_a_quiet_watch_is_told_how_far_it_has_seen(
     assert int(bookmark.version) >= int(since) + 50
 
 
-async def test_fields_select_by_what_people_see_defaults_included(make: Open):
+async def test_field_selectors_match_default_values(make: Open):
     store = await make()
     spec = SandboxSpec(template=SandboxTemplateSpec(image="base"))
     for name, phase, paused in (("a", Phase.RUNNING, False), ("b", Phase.PENDING, True)):
@@ -161,7 +157,7 @@ async def test_fields_select_by_what_people_see_defaults_included(make: Open):
     assert await names("spec.noSuchField=x") == []
 
 
-async def test_an_owner_of_thousands_takes_them_along(make: Open):
+async def test_thousands_of_dependents_are_deleted_with_their_owner(make: Open):
     store = await make()
     owner = await store.create(template("x", "owner"))
     references = owned_by(owner, blocks=True)
@@ -179,7 +175,7 @@ async def test_an_owner_of_thousands_takes_them_along(make: Open):
     await eventually(all_gone)
 
 
-async def test_an_owner_of_a_kind_kept_elsewhere_counts_as_present(make: Open):
+async def test_an_owner_of_an_unknown_kind_counts_as_present(make: Open):
     store = await make()
     elsewhere = OwnerReference(api_version="apps/v1", kind="Deployment", name="d", uid="u-1")
     child = await store.create(template("x", "child", owner_references=(elsewhere,)))
@@ -190,7 +186,7 @@ async def test_an_owner_of_a_kind_kept_elsewhere_counts_as_present(make: Open):
     assert [item.name for item in kept.metadata.owner_references] == ["d"]
 
 
-async def test_whoever_unties_itself_lets_a_waiting_owner_go(make: Open):
+async def test_removing_an_owner_reference_releases_a_waiting_owner(make: Open):
     store = await make()
     owner = await store.create(template("x", "owner"))
     child = await store.create(
@@ -207,7 +203,7 @@ async def test_whoever_unties_itself_lets_a_waiting_owner_go(make: Open):
     assert not await exists(store, SandboxTemplate, owner.key)
 
 
-async def test_what_a_caller_keeps_of_its_own_mapping_is_not_the_stores(make: Open):
+async def test_the_store_does_not_share_mappings_with_the_caller(make: Open):
     store = await make()
     labels = {"app": "web"}
     made = await store.create(template("x", "a", labels=labels))
@@ -216,7 +212,7 @@ async def test_what_a_caller_keeps_of_its_own_mapping_is_not_the_stores(make: Op
     assert (await store.get(SandboxTemplate, made.key)).metadata.labels == {"app": "web"}
 
 
-async def test_what_does_not_fit_its_type_is_refused_and_not_stored(make: Open):
+async def test_a_value_of_the_wrong_type_is_rejected(make: Open):
     store = await make()
     wrong: Any = {"app": 5}
     with pytest.raises(InvalidError):
@@ -224,7 +220,7 @@ async def test_what_does_not_fit_its_type_is_refused_and_not_stored(make: Open):
     assert not await exists(store, SandboxTemplate, Key("x", "a"))
 
 
-async def test_a_namespaced_object_needs_a_namespace_and_others_take_none(make: Open):
+async def test_namespaced_objects_require_a_namespace_and_others_reject_it(make: Open):
     store = await make()
     for obj in (template("", "a"), Namespace(metadata=ObjectMeta(name="n", namespace="x"))):
         with pytest.raises(InvalidError) as caught:
@@ -232,7 +228,7 @@ async def test_a_namespaced_object_needs_a_namespace_and_others_take_none(make: 
         assert caught.value.problems[0].path == "metadata.namespace"
 
 
-async def test_a_kind_that_the_store_does_not_keep_is_refused(make: Open):
+async def test_a_kind_that_the_store_does_not_hold_is_rejected(make: Open):
     class Stranger(Resource, frozen=True, kw_only=True):
         KIND = "Stranger"
 
@@ -241,7 +237,7 @@ async def test_a_kind_that_the_store_does_not_keep_is_refused(make: Open):
         await store.get(Stranger, Key("x", "a"))
 
 
-async def test_nothing_is_made_in_a_namespace_that_does_not_exist_where_that_is_asked(make: Open):
+async def test_creating_in_a_missing_namespace_fails_if_namespaces_are_enforced(make: Open):
     store = await make(enforce_namespaces=True)
     with pytest.raises(NotFoundError, match="team-a"):
         await store.create(template("team-a", "a"))
@@ -252,7 +248,7 @@ async def test_nothing_is_made_in_a_namespace_that_does_not_exist_where_that_is_
     assert namespace.status.phase == "Active"
 
 
-async def test_a_namespace_ends_with_everything_in_it(make: Open):
+async def test_a_namespace_is_deleted_with_its_contents(make: Open):
     store = await make(enforce_namespaces=True)
     await store.create(Namespace(metadata=ObjectMeta(name="team-a")))
     await store.create(template("team-a", "free"))
@@ -273,7 +269,7 @@ async def test_a_namespace_ends_with_everything_in_it(make: Open):
     assert await exists(store, SandboxTemplate, other.key)
 
 
-async def test_the_namespaces_that_always_exist_can_be_read_but_not_deleted(make: Open):
+async def test_default_namespaces_cannot_be_deleted(make: Open):
     store = await make(enforce_namespaces=True)
     listed = await store.list(Namespace)
     assert [item.metadata.name for item in listed.items] == ["default", "paddock-system"]
@@ -281,7 +277,7 @@ async def test_the_namespaces_that_always_exist_can_be_read_but_not_deleted(make
         await store.delete(Namespace, Key("", "default"))
 
 
-async def test_old_events_are_swept_away(make: Open):
+async def test_expired_events_are_deleted(make: Open):
     clock = ManualClock()
     store = await make(clock=clock)
     for minutes in (0, 30, 61, 90):
@@ -297,7 +293,7 @@ async def test_old_events_are_swept_away(make: Open):
     assert await store.sweep() == 2
 
 
-async def test_events_are_bounded_in_number(make: Open, monkeypatch: pytest.MonkeyPatch):
+async def test_the_number_of_events_is_limited(make: Open, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("paddock.store.embedded.MAX_EVENTS", 5)
     assert MAX_EVENTS == 10_000
     clock = ManualClock(datetime(2030, 1, 1, tzinfo=UTC))
@@ -312,7 +308,7 @@ async def test_events_are_bounded_in_number(make: Open, monkeypatch: pytest.Monk
     assert names == ["e3", "e4", "e5", "e6", "e7"]
 
 
-async def test_a_closed_store_ends_its_watches_and_refuses_writes(make: Open):
+async def test_a_closed_store_ends_its_watches_and_rejects_writes(make: Open):
     store = await make()
     stream = store.watch(SandboxTemplate)
     waiting = asyncio.ensure_future(_drain(stream))

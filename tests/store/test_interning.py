@@ -1,4 +1,4 @@
-"""Equal values of loaded objects are one value, and stay what they are."""
+"""Equal values of loaded objects are shared and unchanged."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -46,12 +46,12 @@ def loaded(count: int) -> list[Sandbox]:
     return objects
 
 
-def test_nothing_changes_by_sharing():
+def test_interning_does_not_change_objects():
     for number, obj in enumerate(loaded(1500)):
         assert codec.encode(obj) == codec.encode(sandbox(number))
 
 
-def test_what_repeats_is_one_value():
+def test_repeated_values_are_shared():
     objects = loaded(1500)
     for first, second in ((3, 33), (1003, 1033)):
         one, other = objects[first], objects[second]
@@ -62,7 +62,7 @@ def test_what_repeats_is_one_value():
     assert objects[4].spec.template_ref is objects[1004].spec.template_ref
 
 
-def test_what_is_equal_but_not_the_same_is_not_shared():
+def test_equal_values_of_different_types_are_not_shared():
     class Loose(Struct, frozen=True, gc=False):
         values: Mapping[str, Any]
 

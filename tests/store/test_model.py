@@ -1,4 +1,4 @@
-"""The memory store as oracle: whatever is done, sqlite answers the same, also after a crash."""
+"""Model test: the sqlite store returns the same as the memory store, also after a crash."""
 
 import asyncio
 import shutil
@@ -37,17 +37,17 @@ Operation = Callable[[Store], Awaitable[Any]]
 
 
 class Stores(RuleBasedStateMachine):
-    """Does everything to both stores and compares what they say."""
+    """Runs every operation on both stores and compares the results."""
 
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.steps = 0
-        # Both stores draw the same uid and the same name in one step.
+        # Both stores generate the same uid and the same name in one step.
         self.patch.setattr(ids, "uid", lambda: f"{self.steps:08}-0000-4000-8000-000000000000")
         self.patch.setattr(ids, "name_suffix", lambda _=5: f"{self.steps:05}")
         self.runner = asyncio.Runner()
-        # In memory where there is such a place: this is about answers, not about disks.
+        # Use a memory file system if there is one: this test is not about disks.
         shared = Path("/dev/shm")
         self.directory = Path(
             tempfile.mkdtemp(prefix="paddock-model-", dir=shared if shared.is_dir() else None)
@@ -71,7 +71,7 @@ class Stores(RuleBasedStateMachine):
         self.patch.undo()
         shutil.rmtree(self.directory)
 
-    # ---- doing the same to both ----------------------------------------------------------
+    # ---- operations on both stores -------------------------------------------------------
 
     def both(self, *operations: Operation) -> None:
         self.steps += 1
@@ -96,11 +96,11 @@ class Stores(RuleBasedStateMachine):
         )
 
     def pick(self, data: st.DataObject, kind: type[Any]) -> Any:
-        """Some object that was stored at some time: current, stale or gone."""
+        """Return an object that was stored before: current, stale or deleted."""
         choices = [item for item in self.past if isinstance(item, kind)]
         if not choices:
             return None
-        # The latest most of the time, or else every write would be a conflict.
+        # Usually the latest, as otherwise every write would be a conflict.
         position = data.draw(st.integers(0, min(len(choices) - 1, 6)))
         return choices[-1 - position]
 
@@ -181,7 +181,7 @@ class Stores(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """Go on with the files as a killed process would have left them."""
+        """Continue with a copy of the files, as after SIGKILL."""
         self.steps += 1
         left = self.directory / str(self.steps) / "store.db"
         shutil.copytree(self.path.parent, left.parent)

@@ -1,4 +1,4 @@
-"""The embedded store on its file: restarts, durability before visibility, failures, bounds."""
+"""The sqlite store: restarts, durability before visibility, failed writes, limits."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class Gate:
-    """Stands before a store's file: holds writes back, or lets them fail."""
+    """Blocks or fails the writes to the database of a store."""
 
     def __init__(self, store: SqliteStore) -> None:
         self._database: Database = store._journal._database  # pyright: ignore[reportAttributeAccessIssue]
@@ -75,7 +75,7 @@ class Gate:
 
 
 class TestRestarting:
-    async def test_what_was_loaded_cannot_be_changed(self, path: Path):
+    async def test_loaded_objects_are_immutable(self, path: Path):
         async with await SqliteStore.open(path) as store:
             for name in ("a", "b"):
                 made = await store.create(template("x", name, labels={"l": "1"}))
@@ -89,7 +89,7 @@ class TestRestarting:
                 assert obj.metadata.labels == {"l": "1"}
                 assert list(accepted_changes(obj)) == []
 
-    async def test_everything_is_there_again(self, path: Path):
+    async def test_objects_survive_a_restart(self, path: Path):
         async with await SqliteStore.open(path) as store:
             made = await store.create(template("x", "a", labels={"l": "1"}))
             changed = await store.update(with_image(made, "new"))
@@ -104,7 +104,9 @@ class TestRestarting:
             assert await store.get(Lease, held.key) == held
             assert (await store.list(SandboxTemplate)).version == version
 
-    async def test_versions_go_on_even_if_the_newest_object_was_deleted(self, path: Path):
+    async def test_versions_continue_after_a_restart_even_if_the_newest_object_was_deleted(
+        self, path: Path
+    ):
         async with await SqliteStore.open(path) as store:
             made = await store.create(template("x", "a"))
             last = await store.delete(SandboxTemplate, made.key)
@@ -112,7 +114,7 @@ class TestRestarting:
             made = await store.create(template("x", "b"))
             assert int(made.metadata.resource_version) > int(last.metadata.resource_version)
 
-    async def test_a_watch_resumes_where_it_was(self, path: Path):
+    async def test_a_watch_resumes_after_a_restart(self, path: Path):
         async with await SqliteStore.open(path) as store:
             since = (await store.list(SandboxTemplate)).version
             a = await store.create(template("x", "a", labels={"app": "web"}))
@@ -138,7 +140,7 @@ class TestRestarting:
             )
         assert selected == [("ADDED", "a"), ("MODIFIED", "a"), ("ADDED", "b"), ("DELETED", "a")]
 
-    async def test_a_list_is_continued_where_it_was(self, path: Path):
+    async def test_a_list_is_continued_after_a_restart(self, path: Path):
         async with await SqliteStore.open(path) as store:
             for name in "abcd":
                 await store.create(template("x", name))
@@ -148,7 +150,7 @@ class TestRestarting:
             rest = await store.list(SandboxTemplate, continue_token=first.continue_token)
         assert [item.metadata.name for item in rest.items] == ["c", "d"]
 
-    async def test_the_history_in_the_file_is_bounded_too(
+    async def test_the_history_in_the_file_is_bounded(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr("paddock.store.sqlite.database.COMPACT_EVERY", 16)
@@ -167,7 +169,7 @@ class TestRestarting:
                 await changes_since(store, SandboxTemplate, since, 1)
             assert await changes_since(store, SandboxTemplate, recent, 1) == [("MODIFIED", "a")]
 
-    async def test_dependents_left_over_are_collected(
+    async def test_uncollected_dependents_are_collected_after_a_restart(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         async with await SqliteStore.open(path) as store:
@@ -187,7 +189,7 @@ class TestRestarting:
 
             await eventually(all_gone)
 
-    async def test_objects_of_an_unknown_kind_are_kept_for_whoever_knows_them(self, path: Path):
+    async def test_objects_of_an_unknown_kind_are_kept_in_the_file(self, path: Path):
         async with await SqliteStore.open(path) as store:
             held = await store.create(lease("x", "a", "me"))
         async with await SqliteStore.open(path, kinds=[SandboxTemplate]) as store:
@@ -198,13 +200,13 @@ class TestRestarting:
 
 
 class TestOpening:
-    async def test_only_its_owner_can_read_the_file(self, path: Path):
+    async def test_the_file_is_readable_by_its_owner_only(self, path: Path):
         async with await SqliteStore.open(path) as store:
             await store.create(template("x", "a"))
             for file in path.parent.iterdir():
                 assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
 
-    async def test_a_second_process_is_told_who_holds_the_store(self, path: Path):
+    async def test_the_error_for_a_second_process_names_the_holder_of_the_store(self, path: Path):
         program = (
             "import asyncio, pathlib, sys\n"
             "from paddock.store.sqlite import SqliteStore\n"
@@ -243,7 +245,7 @@ class TestOpening:
             os.close(write_end)
             os.waitpid(child, 0)
 
-    async def test_a_newer_schema_is_refused_and_left_alone(self, path: Path):
+    async def test_a_newer_schema_is_rejected_and_not_modified(self, path: Path):
         async with await SqliteStore.open(path) as store:
             await store.create(template("x", "a"))
         newer = len(schema.MIGRATIONS) + 1
@@ -257,9 +259,7 @@ class TestOpening:
             assert connection.execute("SELECT count(*) FROM objects").fetchone()[0] == 1
         connection.close()
 
-    async def test_an_older_schema_is_brought_up_to_date(
-        self, path: Path, monkeypatch: pytest.MonkeyPatch
-    ):
+    async def test_an_older_schema_is_migrated(self, path: Path, monkeypatch: pytest.MonkeyPatch):
         async with await SqliteStore.open(path) as store:
             made = await store.create(template("x", "a"))
         later = (*schema.MIGRATIONS, ("CREATE TABLE later (id INTEGER)",))
@@ -271,7 +271,7 @@ class TestOpening:
         assert connection.execute("SELECT count(*) FROM later").fetchone()[0] == 0
         connection.close()
 
-    async def test_a_migration_that_fails_leaves_the_file_as_it_was(
+    async def test_a_failed_migration_does_not_change_the_file(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         async with await SqliteStore.open(path) as store:
@@ -284,7 +284,7 @@ class TestOpening:
         async with await SqliteStore.open(path) as store:
             assert await store.get(SandboxTemplate, made.key) == made
 
-    async def test_another_programs_database_is_refused(self, path: Path):
+    async def test_the_database_of_another_application_is_rejected(self, path: Path):
         path.parent.mkdir()
         with sqlite3.connect(path) as connection:
             connection.execute("CREATE TABLE theirs (id INTEGER)")
@@ -292,7 +292,7 @@ class TestOpening:
         with pytest.raises(UnsupportedError, match="another application"):
             await SqliteStore.open(path)
 
-    async def test_what_is_no_database_is_refused(self, path: Path):
+    async def test_a_file_that_is_not_a_database_is_rejected(self, path: Path):
         path.parent.mkdir()
         path.write_text("not a database at all, " * 100)
         with pytest.raises(UnavailableError, match="cannot be opened"):
@@ -300,7 +300,7 @@ class TestOpening:
 
 
 class TestCommitting:
-    async def test_nobody_sees_a_write_before_it_is_durable(self, path: Path):
+    async def test_a_write_is_not_visible_before_it_is_durable(self, path: Path):
         async with await SqliteStore.open(path) as store:
             made = await store.create(template("x", "a"))
             since = made.metadata.resource_version
@@ -324,7 +324,7 @@ class TestCommitting:
             assert await exists(store, SandboxTemplate, (await create).key)
             assert await seen == [("MODIFIED", "a"), ("ADDED", "b")]
 
-    async def test_a_refusal_waits_for_the_write_it_rests_on(self, path: Path):
+    async def test_an_error_waits_for_the_write_it_depends_on(self, path: Path):
         async with await SqliteStore.open(path) as store:
             made = await store.create(template("x", "a"))
             gate = Gate(store)
@@ -352,7 +352,7 @@ class TestCommitting:
             await asyncio.gather(*(store.update(with_image(obj, "new")) for obj in made))
             assert gate.batches == [64]
 
-    async def test_writes_to_one_object_in_one_batch_are_all_seen_in_order(self, path: Path):
+    async def test_watchers_get_all_writes_to_one_object_of_one_batch_in_order(self, path: Path):
         async with await SqliteStore.open(path) as store:
             made = await store.create(template("x", "a"))
             gate = Gate(store)
@@ -374,7 +374,7 @@ class TestCommitting:
             assert (await store.get(SandboxTemplate, made.key)).spec.image == "anew"
         assert seen == [("ADDED", "holding"), ("MODIFIED", "a"), ("DELETED", "a"), ("ADDED", "a")]
 
-    async def test_one_who_stops_waiting_does_not_stop_the_write(self, path: Path):
+    async def test_cancelling_a_writer_does_not_cancel_the_write(self, path: Path):
         async with await SqliteStore.open(path) as store:
             gate = Gate(store)
             gate.shut()
@@ -387,7 +387,7 @@ class TestCommitting:
             await patient
             assert await exists(store, SandboxTemplate, Key("x", "a"))
 
-    async def test_closing_waits_for_what_is_under_way(self, path: Path):
+    async def test_close_waits_for_writes_in_flight(self, path: Path):
         store = await SqliteStore.open(path)
         writes = [
             asyncio.ensure_future(store.create(template("x", f"n{number}"))) for number in range(50)
@@ -400,14 +400,16 @@ class TestCommitting:
 
 
 class TestFailing:
-    async def test_a_failed_batch_is_taken_back_with_what_was_built_on_it(self, path: Path):
+    async def test_a_failed_batch_is_rolled_back_with_the_writes_that_depend_on_it(
+        self, path: Path
+    ):
         async with await SqliteStore.open(path) as store:
             made = await store.create(template("x", "a"))
             gate = Gate(store)
             gate.shut()
             first = asyncio.ensure_future(store.update(with_image(made, "first")))
             await asyncio.sleep(0.02)
-            # Decided while the first is being written, and gathering in the next batch.
+            # Decided while the first batch is being written, and part of the next one.
             on_top = asyncio.ensure_future(store.create(template("x", "b")))
             await asyncio.sleep(0.02)
             gate.open(failures=1)
@@ -423,14 +425,14 @@ class TestFailing:
         async with await SqliteStore.open(path) as store:
             assert (await store.list(SandboxTemplate)).items == (changed,)
 
-    async def test_what_rested_on_a_failed_write_is_decided_anew(self, path: Path):
+    async def test_a_result_that_depends_on_a_failed_write_is_decided_again(self, path: Path):
         async with await SqliteStore.open(path) as store:
             made = await store.create(template("x", "a"))
             gate = Gate(store)
             gate.shut()
             first = asyncio.ensure_future(store.delete(SandboxTemplate, made.key))
             await asyncio.sleep(0.02)
-            # Would be NotFound if the deletion came to be; it does not.
+            # NotFound if the deletion succeeded, but it fails.
             second = asyncio.ensure_future(store.update(with_image(made, "second")))
             await asyncio.sleep(0.02)
             gate.open(failures=1)
@@ -438,7 +440,7 @@ class TestFailing:
                 await first
             assert (await second).spec.image == "second"
 
-    async def test_versions_that_failed_are_not_used_again(self, path: Path):
+    async def test_versions_of_failed_writes_are_not_reused(self, path: Path):
         async with await SqliteStore.open(path) as store:
             gate = Gate(store)
             gate.open(failures=1)
@@ -449,7 +451,7 @@ class TestFailing:
             assert int(made.metadata.resource_version) == int(since) + 2
             assert await changes_since(store, SandboxTemplate, since, 1) == [("ADDED", "a")]
 
-    async def test_dependents_are_collected_once_writing_works_again(
+    async def test_dependents_are_collected_after_the_store_is_writable_again(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(garbage, "CHUNK", 5)
@@ -473,7 +475,7 @@ class TestFailing:
             await eventually(only_the_other_is_left)
 
     @pytest.mark.faults
-    async def test_a_full_disk_refuses_writes_until_there_is_room(self, tmp_path: Path):
+    async def test_writes_fail_on_a_full_disk_until_space_is_freed(self, tmp_path: Path):
         if os.geteuid() != 0:
             pytest.skip("mounting a small file system needs root")
         disk = tmp_path / "disk"
@@ -503,7 +505,7 @@ class TestFailing:
             assert refusal.hint
             refused = Key("x", f"n{len(stored)}")
 
-            # Nothing is half done, and reading goes on.
+            # No write is partial, and reads still work.
             assert len(stored) > 50
             with pytest.raises(NotFoundError):
                 await store.get(SandboxTemplate, refused)

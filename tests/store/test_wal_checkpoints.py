@@ -1,4 +1,4 @@
-"""The store's log where there is little room: it is folded before it takes the database's."""
+"""WAL checkpoints on small and full disks."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from tests.disks import small_disk
 
 MIB = 1024 * 1024
 FEW = 16
-"""Changes that the history keeps, where it is not what a test is about."""
+"""Length of the history in tests that are not about it."""
 
 
 @pytest.fixture
@@ -31,30 +31,30 @@ def row(version: int, *, name: str = "one", size: int = 8000) -> Row:
     return ("Thing", "x", name, version, str(version).encode().ljust(size))
 
 
-def log_of(path: Path) -> int:
+def wal_size(path: Path) -> int:
     return path.with_name(f"{path.name}-wal").stat().st_size
 
 
-def fill(disk: Path, *, but: int) -> Path:
+def fill(disk: Path, *, free: int) -> Path:
     ballast = disk / "ballast"
-    free = os.statvfs(disk)
-    ballast.write_bytes(bytes(free.f_bavail * free.f_frsize - but))
+    disk_stats = os.statvfs(disk)
+    ballast.write_bytes(bytes(disk_stats.f_bavail * disk_stats.f_frsize - free))
     return ballast
 
 
-def until_full(database: Database, *, folds: bool) -> int:
-    """Store new objects until they are refused; says how many there are."""
+def until_full(database: Database, *, checkpoints: bool) -> int:
+    """Store new objects until a write fails; returns how many were stored."""
     stored = 0
     with contextlib.suppress(UnavailableError):
         while True:
             database.write([row(stored + 1, name=f"n{stored}")])
             stored += 1
-            if folds:
+            if checkpoints:
                 database.checkpoint(is_idle=False)
     return stored
 
 
-def test_one_who_is_killed_again_and_again_does_not_leave_an_endless_log(tmp_path: Path):
+def test_repeated_kills_do_not_leave_an_unbounded_wal(tmp_path: Path):
     version, home = 0, tmp_path / "0"
     home.mkdir()
     for life in range(1, 25):
@@ -63,19 +63,19 @@ def test_one_who_is_killed_again_and_again_does_not_leave_an_endless_log(tmp_pat
             version += 1
             database.write([row(version)])
             database.checkpoint(is_idle=True)
-        # What kill -9 leaves: the files as they are, without the folding of a close.
+        # Copy the files as SIGKILL leaves them, without the checkpoint of a close.
         after = tmp_path / str(life)
         shutil.copytree(home, after)
         database.close()
         home = after
-        assert log_of(home / "store.db") < 2 * IDLE_CHECKPOINT_BYTES
+        assert wal_size(home / "store.db") < 2 * IDLE_CHECKPOINT_BYTES
 
     database = Database(home / "store.db", history=FEW)
     assert database.version() == version
     database.close()
 
 
-def test_a_directory_that_is_taken_away_does_not_end_the_thread_that_folds(tmp_path: Path):
+def test_a_removed_directory_does_not_end_the_checkpoint_thread(tmp_path: Path):
     home = tmp_path / "home"
     home.mkdir()
     database = Database(home / "store.db", history=FEW)
@@ -90,22 +90,20 @@ def test_a_directory_that_is_taken_away_does_not_end_the_thread_that_folds(tmp_p
 @pytest.mark.faults
 @pytest.mark.sandbox
 class TestOnASmallDisk:
-    def test_a_busy_log_leaves_the_database_room_to_grow(self, disk: Path):
+    def test_the_wal_leaves_space_for_the_database(self, disk: Path):
         database = Database(disk / "store.db", history=FEW)
-        stored = until_full(database, folds=True)
-        assert stored * 8000 > 8 * MIB, "most of the disk holds objects, not the log"
+        stored = until_full(database, checkpoints=True)
+        assert stored * 8000 > 8 * MIB, "most of the disk holds objects, not the WAL"
         database.close()
 
-    def test_a_write_that_finds_the_disk_full_takes_the_place_of_what_can_be_folded(
-        self, disk: Path
-    ):
+    def test_a_write_on_a_full_disk_reuses_the_space_of_the_wal(self, disk: Path):
         database = Database(disk / "store.db", history=FEW)
         for version in range(1, 200):
             database.write([row(version)])
         database.close()
         database = Database(disk / "store.db", history=FEW)
-        fill(disk, but=MIB)
-        # Nobody folds on the way: it is the writes themselves that have to.
+        fill(disk, free=MIB)
+        # No explicit checkpoints: the writes must run them.
         for version in range(200, 2000):
             database.write([row(version)])
         database.close()
@@ -114,12 +112,12 @@ class TestOnASmallDisk:
         assert [body for _, body in again.objects()] == [row(1999)[4]]
         again.close()
 
-    def test_one_who_cannot_fold_tries_again_only_when_there_is_more_room(
+    def test_a_failed_checkpoint_is_retried_only_with_more_free_space(
         self, disk: Path, caplog: pytest.LogCaptureFixture
     ):
         database = Database(disk / "store.db", history=FEW)
-        ballast = fill(disk, but=MIB)
-        stored = until_full(database, folds=False)
+        ballast = fill(disk, free=MIB)
+        stored = until_full(database, checkpoints=False)
         for _ in range(20):
             with pytest.raises(UnavailableError, match="full"):
                 database.write([row(stored + 1, name=f"n{stored}")])
@@ -130,17 +128,17 @@ class TestOnASmallDisk:
         assert len(list(database.objects())) == stored + 1
         database.close()
 
-    def test_one_who_could_not_fold_once_folds_again_on_the_next_full_disk(self, disk: Path):
+    def test_after_a_failed_checkpoint_the_next_full_disk_is_handled(self, disk: Path):
         database = Database(disk / "store.db", history=FEW)
-        ballast = fill(disk, but=MIB)
-        version = until_full(database, folds=False)
+        ballast = fill(disk, free=MIB)
+        version = until_full(database, checkpoints=False)
         ballast.unlink()
         for _ in range(400):
             version += 1
             database.write([row(version)])
             database.checkpoint(is_idle=True)
 
-        fill(disk, but=0)
+        fill(disk, free=0)
         for _ in range(1200):
             version += 1
             database.write([row(version)])

@@ -17,36 +17,33 @@ from paddock.resources.kinds.sandbox import (
     LABEL_BATCH,
     LABEL_CLAIM,
     LABEL_POOL,
-    LABEL_TEMPLATE,
     Sandbox,
 )
 from paddock.resources.kinds.template import SandboxTemplate, TemplateRef
 from paddock.resources.meta import Key, Resource, controller_of
 
 NAME = "name"
-"""Every kind: its name, in any namespace."""
+"""Every kind but Sandbox: its name, in any namespace."""
 OWNER_UID = "ownerUID"
 """Every kind: the uid of its controller."""
 USER = "user"
-"""Sandbox (claimed only), Checkpoint, BatchSandbox: the team it belongs to."""
+"""Sandbox (claimed only), Checkpoint: the team it belongs to."""
 SANDBOX_ID = "sandboxID"
 """Sandbox: its public id; claimed only."""
 SANDBOX_POOL = "sandboxPool"
 """Sandbox: the `Key` of its pool; unclaimed only."""
 POOL_REF = "poolRef"
-"""Sandbox: the `Key` of its pool, claimed or not. BatchSandbox: of the pool that serves it."""
+"""BatchSandbox: the `Key` of the pool that serves it."""
 TEMPLATE_ID = "templateID"
-"""SandboxTemplate: its name and aliases. Others: the name of the template they are made of."""
+"""SandboxTemplate: its name and aliases. SandboxPool, SandboxEnv: the name of their template."""
 CHECKPOINT_ID = "checkpointID"
-"""Checkpoint: its public id and names. Sandbox: the checkpoint it started from."""
+"""Checkpoint: its public id and names."""
 BATCH = "batch"
 """Sandbox: the `Key` of the batch it serves."""
 CLAIM = "claim"
 """Sandbox: the `Key` of its SandboxClaim."""
 SHARD_ID = "shardID"
 """BatchSandbox: the public ids of its shards' sandboxes."""
-NODE = "node"
-"""Sandbox: its node."""
 SANDBOX_NAME = "sandboxName"
 """Checkpoint: the `Key` of the sandbox it is of."""
 IDEMPOTENCY_KEY = "idempotencyKey"
@@ -60,21 +57,17 @@ def definitions() -> Mapping[type[Resource], Functions]:
     common: Functions = {NAME: _name, OWNER_UID: _owner_uid}
     return {
         Sandbox: {
-            **common,
+            OWNER_UID: _owner_uid,
             SANDBOX_ID: _sandbox_id,
             SANDBOX_POOL: _unclaimed_pool,
-            POOL_REF: _pool,
             USER: _sandbox_user,
-            TEMPLATE_ID: _sandbox_template,
-            CHECKPOINT_ID: _sandbox_checkpoint,
             BATCH: _sandbox_batch,
             CLAIM: _sandbox_claim,
-            NODE: _sandbox_node,
             IDEMPOTENCY_KEY: _sandbox_idempotency_key,
         },
         SandboxTemplate: {**common, TEMPLATE_ID: _template_ids},
         SandboxPool: {**common, TEMPLATE_ID: _pool_template},
-        SandboxClaim: {**common, TEMPLATE_ID: _claim_template},
+        SandboxClaim: common,
         Checkpoint: {
             **common,
             CHECKPOINT_ID: _checkpoint_ids,
@@ -84,7 +77,6 @@ def definitions() -> Mapping[type[Resource], Functions]:
         BatchSandbox: {
             **common,
             POOL_REF: _batch_pools,
-            USER: _batch_user,
             SHARD_ID: _shard_ids,
         },
         SandboxEnv: {**common, TEMPLATE_ID: _env_template},
@@ -118,22 +110,8 @@ def _unclaimed_pool(sandbox: Sandbox) -> tuple[Hashable, ...]:
     return () if sandbox.spec.claim is not None else _labelled(sandbox, LABEL_POOL)
 
 
-def _pool(sandbox: Sandbox) -> tuple[Hashable, ...]:
-    return _labelled(sandbox, LABEL_POOL)
-
-
 def _sandbox_user(sandbox: Sandbox) -> tuple[Hashable, ...]:
     return () if sandbox.spec.claim is None else (sandbox.spec.claim.owner,)
-
-
-def _sandbox_template(sandbox: Sandbox) -> tuple[Hashable, ...]:
-    if name := sandbox.metadata.labels.get(LABEL_TEMPLATE):
-        return (name,)
-    return _reference(sandbox.spec.template_ref)
-
-
-def _sandbox_checkpoint(sandbox: Sandbox) -> tuple[Hashable, ...]:
-    return () if sandbox.spec.restore_from is None else (sandbox.spec.restore_from,)
 
 
 def _sandbox_batch(sandbox: Sandbox) -> tuple[Hashable, ...]:
@@ -142,10 +120,6 @@ def _sandbox_batch(sandbox: Sandbox) -> tuple[Hashable, ...]:
 
 def _sandbox_claim(sandbox: Sandbox) -> tuple[Hashable, ...]:
     return _labelled(sandbox, LABEL_CLAIM)
-
-
-def _sandbox_node(sandbox: Sandbox) -> tuple[Hashable, ...]:
-    return (sandbox.status.node_name,) if sandbox.status.node_name else ()
 
 
 def _sandbox_idempotency_key(sandbox: Sandbox) -> tuple[Hashable, ...]:
@@ -165,10 +139,6 @@ def _reference(reference: TemplateRef | None) -> tuple[Hashable, ...]:
 
 def _pool_template(pool: SandboxPool) -> tuple[Hashable, ...]:
     return _reference(pool.spec.template_ref)
-
-
-def _claim_template(claim: SandboxClaim) -> tuple[Hashable, ...]:
-    return (claim.spec.template_name,)
 
 
 def _env_template(env: SandboxEnv) -> tuple[Hashable, ...]:
@@ -199,7 +169,3 @@ def _batch_pools(batch: BatchSandbox) -> tuple[Hashable, ...]:
 
 def _shard_ids(batch: BatchSandbox) -> tuple[Hashable, ...]:
     return tuple(item.sandbox_id for item in batch.status.allocations if item.sandbox_id)
-
-
-def _batch_user(batch: BatchSandbox) -> tuple[Hashable, ...]:
-    return (batch.spec.owner,) if batch.spec.owner else ()

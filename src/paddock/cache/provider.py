@@ -156,10 +156,6 @@ class Provider:
         """Return the live collection behind `by_index`, uncopied: valid until the next `await`."""
         return self._synced(kind).view(index, value)
 
-    def count(self, kind: type[R], index: str, value: Hashable) -> int:
-        """Count objects by an index."""
-        return self._synced(kind).count(index, value)
-
     def children(self, kind: type[R], owner: Resource) -> tuple[R, ...]:
         """Find the objects that an owner controls."""
         return self.by_index(kind, indexes.OWNER_UID, owner.metadata.uid)

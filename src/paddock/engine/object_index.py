@@ -98,10 +98,6 @@ class ObjectIndex(Generic[R]):
         """Return every value of an index: valid until the next `await`."""
         return self._indexes.values(name)
 
-    def count(self, name: str, value: Hashable) -> int:
-        """Return the number of objects with this value."""
-        return len(self._indexes.view(name, value))
-
     def __len__(self) -> int:
         return len(self._objects)
 

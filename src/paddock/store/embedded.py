@@ -39,16 +39,6 @@ MAX_EVENTS = 10_000
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
-class PendingCommit(Protocol):
-    """Writes that become durable together."""
-
-    number: int
-
-    async def settled(self) -> bool:
-        """Wait for the commit and return whether it is durable."""
-        ...
-
-
 class WriteJournal(Protocol):
     """Makes decided changes durable, in order, and visible after that."""
 

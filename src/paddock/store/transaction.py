@@ -15,7 +15,7 @@ from paddock.resources.meta import Key, OwnerReference, R, Resource
 from paddock.store.port import Change
 from paddock.store.semantics import NAMESPACE_FINALIZER, stamped
 from paddock.store.table import Entry
-from paddock.store.working_set import Mutation, Place, WorkingSet
+from paddock.store.working_set import Mutation, PendingCommit, Place, WorkingSet
 
 
 class Transaction:
@@ -28,7 +28,7 @@ class Transaction:
         """Uids of deleted owners, and dependents to check; processed by `garbage`."""
         self.owners_to_check: dict[Place, None] = {}
         """Owners that lost a dependent in this transaction and may be waiting for that."""
-        self.depends_on: Any = None
+        self.depends_on: PendingCommit | None = None
         """The last commit that this transaction has read from and that is not durable yet."""
         self._working = working
         self._version = working.decided

@@ -8,7 +8,7 @@ Used on the thread of the event loop only.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from paddock.kit.errors import InvalidError
 from paddock.resources.meta import Key, OwnerReference, R, Resource
@@ -32,11 +32,21 @@ class Mutation(NamedTuple):
         return None if self.entry.change is Change.DELETED else self.entry.object
 
 
+class PendingCommit(Protocol):
+    """Writes that become durable together."""
+
+    number: int
+
+    async def settled(self) -> bool:
+        """Wait for the commit and return whether it is durable."""
+        ...
+
+
 class Pending(NamedTuple):
     """A decided change of one object, and the commit that makes it durable."""
 
     mutation: Mutation
-    batch: Any
+    batch: PendingCommit
 
 
 class WorkingSet:
@@ -94,7 +104,7 @@ class WorkingSet:
         for reference in obj.metadata.owner_references:
             self._dependents.setdefault(reference.uid, {})[place] = None
 
-    def decide(self, mutations: Sequence[Mutation], batch: Any) -> None:
+    def decide(self, mutations: Sequence[Mutation], batch: PendingCommit) -> None:
         """Record changes that are not durable yet; later writers read them."""
         for mutation in mutations:
             self.pending[mutation.place] = Pending(mutation, batch)

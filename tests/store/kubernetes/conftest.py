@@ -1,4 +1,4 @@
-"""A store on the real API server, in namespaces of the test's own."""
+"""A store on the real API server, with namespaces for each test."""
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -17,7 +17,7 @@ def open_store(info: ClusterInfo, user: str = "admin") -> KubernetesStore:
 @pytest.fixture
 async def harness(kube_cluster: ClusterInfo) -> AsyncGenerator[Harness]:
     namespaces = fresh_namespaces()
-    for name in namespaces:  # they go with the cluster
+    for name in namespaces:  # deleted with the cluster
         kube_cluster.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     store = open_store(kube_cluster)
     try:

@@ -1,4 +1,4 @@
-"""An API server that answers as a test wrote down: for refusals and breaks a real one hides."""
+"""A scripted API server, for errors and broken connections that are rare on a real one."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -82,7 +82,7 @@ def hangs_up() -> Answer:
 
 
 class ScriptedServer:
-    """Gives one written answer after the other and remembers what it was asked."""
+    """Sends the scripted responses in order and records the requests."""
 
     def __init__(self) -> None:
         self.script: list[Answer] = []

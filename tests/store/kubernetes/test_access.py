@@ -1,4 +1,4 @@
-"""Finding the API server and proving who we are, as kubectl does."""
+"""Kubeconfig files, service accounts and credentials."""
 
 import base64
 import json
@@ -45,7 +45,7 @@ def kubeconfig(
     return path
 
 
-async def test_a_token_in_a_kubeconfig_is_sent(tmp_path: Path) -> None:
+async def test_the_token_of_a_kubeconfig_is_sent(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path / "config", {"token": "t"}, namespace="team")
     access = load_kubeconfig([path])
     assert access.server == "http://127.0.0.1:1"
@@ -53,14 +53,14 @@ async def test_a_token_in_a_kubeconfig_is_sent(tmp_path: Path) -> None:
     assert await access.credential.header() == "Bearer t"
 
 
-async def test_paths_are_relative_to_the_file_that_names_them(tmp_path: Path) -> None:
+async def test_paths_are_relative_to_their_kubeconfig(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "token").write_text("from-file\n")
     path = kubeconfig(tmp_path / "sub" / "config", {"tokenFile": "token", "token": "stale"})
     assert await load_kubeconfig([path]).credential.header() == "Bearer from-file"
 
 
-async def test_of_several_files_the_first_to_name_something_wins(
+async def test_of_several_kubeconfigs_the_first_entry_wins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = kubeconfig(tmp_path / "one", {"token": "one"}, name="a")
@@ -70,7 +70,7 @@ async def test_of_several_files_the_first_to_name_something_wins(
     assert await load_access(context="b").credential.header() == "Bearer two"
 
 
-def test_client_certificates_are_taken_inline_and_from_files(tmp_path: Path) -> None:
+def test_client_certificates_are_read_inline_and_from_files(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.client("someone")
 
@@ -114,7 +114,7 @@ def test_client_certificates_are_taken_inline_and_from_files(tmp_path: Path) -> 
         ({}, {"server": "https://x", "certificate-authority": "no"}, InvalidError, "cannot read"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_named(
+def test_the_error_names_what_is_invalid_in_a_kubeconfig(
     tmp_path: Path, user: Any, cluster: Any, error: type[Exception], text: str
 ) -> None:
     path = kubeconfig(tmp_path / "config", user, cluster=cluster)
@@ -122,13 +122,13 @@ def test_what_cannot_be_used_is_named(
         load_kubeconfig([path])
 
 
-def test_a_context_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_context(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path / "config", {})
     with pytest.raises(InvalidError, match="'nope' in contexts"):
         load_kubeconfig([path], context="nope")
 
 
-async def test_inside_a_pod_the_mounted_account_is_used(tmp_path: Path) -> None:
+async def test_in_a_pod_the_service_account_is_used(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     (tmp_path / "token").write_text("pod-token")
     (tmp_path / "namespace").write_text("team\n")
@@ -138,7 +138,7 @@ async def test_inside_a_pod_the_mounted_account_is_used(tmp_path: Path) -> None:
     assert await access.credential.header() == "Bearer pod-token"
 
 
-def test_outside_a_pod_that_is_said(tmp_path: Path) -> None:
+def test_outside_of_a_pod_there_is_no_service_account(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="not run in a pod"):
         load_in_cluster(tmp_path, {})
 
@@ -156,7 +156,7 @@ async def test_a_token_file_is_read_again_after_a_minute(tmp_path: Path) -> None
     assert await credential.header() == "Bearer two"
 
 
-async def test_a_missing_token_file_says_what_to_do(tmp_path: Path) -> None:
+async def test_the_error_for_a_missing_token_file_has_a_hint(tmp_path: Path) -> None:
     with pytest.raises(UnauthenticatedError, match="cannot read the token file") as caught:
         await FileCredential(tmp_path / "token").header()
     assert "service-account token" in str(caught.value.hint)
@@ -173,7 +173,7 @@ print(json.dumps({"apiVersion": asked["apiVersion"], "kind": "ExecCredential", "
 """
 
 
-async def test_a_program_hands_out_tokens_until_they_expire(tmp_path: Path) -> None:
+async def test_an_exec_plugin_runs_again_when_its_token_expires(tmp_path: Path) -> None:
     count = tmp_path / "count"
     count.write_text("0")
     clock = ManualClock()
@@ -202,7 +202,7 @@ async def test_a_program_hands_out_tokens_until_they_expire(tmp_path: Path) -> N
         ([sys.executable, "-c", "print('{}')"], UnsupportedError, "returned no token"),
     ],
 )  # fmt: skip
-async def test_a_program_that_fails_is_named(
+async def test_the_error_names_an_exec_plugin_that_fails(
     command: list[str], error: type[Exception], text: str
 ) -> None:
     credential = ExecCredential(command, api_version="client.authentication.k8s.io/v1")

@@ -1,4 +1,4 @@
-"""The server restarts, forgets and compacts; the store goes on or says that it cannot."""
+"""Restarts, compaction and network failures: the store recovers or reports an error."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.faults, pytest.mark.timeout(18
 
 PATIENCE_SECONDS = 150.0
 SILENCE_SECONDS = 4.0
-"""So long a request waits where it is known that no answer comes."""
+"""Timeout of requests that get no response."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def cluster() -> Iterator[KubeCluster]:
 
 
 async def restart(cluster: KubeCluster) -> None:
-    """Kill the server and start it again, while the loop goes on."""
+    """Kill the server and start it again without blocking the event loop."""
     cluster.stop_process("kube-apiserver")
     cluster.start_process("kube-apiserver")
     await asyncio.to_thread(cluster.wait_ready)
@@ -46,7 +46,7 @@ async def write(store: KubernetesStore, *names: str) -> None:
         await store.create(Secret(metadata=ObjectMeta(namespace="default", name=name)))
 
 
-async def test_a_watch_outlives_a_restart_of_the_server_and_loses_nothing(
+async def test_a_watch_survives_a_restart_of_the_server_without_loss(
     cluster: KubeCluster,
 ) -> None:
     store = open_store(cluster.info)
@@ -78,7 +78,7 @@ async def test_a_watch_outlives_a_restart_of_the_server_and_loses_nothing(
     assert seen == ["w1", "w2", "w3", "w4"]
 
 
-async def test_a_request_waits_for_a_server_that_is_just_restarting(cluster: KubeCluster) -> None:
+async def test_a_request_is_retried_while_the_server_restarts(cluster: KubeCluster) -> None:
     usual = open_store(cluster.info)
     await usual.close()
     patient = ClientSettings(tries=1000, longest_wait_seconds=1.0)
@@ -95,12 +95,12 @@ async def test_a_request_waits_for_a_server_that_is_just_restarting(cluster: Kub
     assert found.metadata.name == "before"
 
 
-async def test_a_version_from_before_a_compaction_is_gone(cluster: KubeCluster) -> None:
+async def test_a_compacted_version_is_gone(cluster: KubeCluster) -> None:
     store = open_store(cluster.info)
     since = (await store.list(Secret, namespace="default")).version
     await write(store, "c1", "c2", "c3")
     await asyncio.to_thread(cluster.compact_etcd)
-    await restart(cluster)  # its own memory of events is gone too
+    await restart(cluster)  # also clears the watch cache of the server
     watch = store.watch(Secret, since=since)
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(watch) as events:
         with pytest.raises(GoneError):
@@ -110,7 +110,7 @@ async def test_a_version_from_before_a_compaction_is_gone(cluster: KubeCluster) 
     await store.close()
 
 
-async def test_a_page_from_before_a_compaction_is_gone_and_a_whole_list_is_not(
+async def test_a_compacted_page_is_gone_and_a_whole_list_is_not(
     cluster: KubeCluster,
 ) -> None:
     store = open_store(cluster.info)
@@ -126,7 +126,7 @@ async def test_a_page_from_before_a_compaction_is_gone_and_a_whole_list_is_not(
     await store.close()
 
 
-async def test_a_network_that_swallows_everything_costs_time_and_nothing_else(
+async def test_a_network_that_drops_all_data_causes_timeouts_only(
     cluster: KubeCluster,
 ) -> None:
     direct = open_store(cluster.info)
@@ -147,10 +147,10 @@ async def test_a_network_that_swallows_everything_costs_time_and_nothing_else(
             watching = tasks.create_task(follow(), name="follow")
             await write(direct, "n1")
             await until(lambda: seen == ["n1"])
-            assert await store.get(Secret, Key("default", "n1"))  # leaves a connection
+            assert await store.get(Secret, Key("default", "n1"))  # opens a connection
             network.shut()
             store.client.settings = structs.replace(patient, timeout_seconds=SILENCE_SECONDS)
-            # Waiting for this answer, it is silent for longer than the watch stands.
+            # The wait for this response is longer than the silence limit of the watch.
             with pytest.raises(DeadlineExceededError):
                 await store.get(Secret, Key("default", "n1"))
             await write(direct, "n2", "n3")

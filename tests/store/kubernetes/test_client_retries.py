@@ -1,4 +1,4 @@
-"""A request is repeated only where the server cannot have acted."""
+"""A request is retried only if the server cannot have executed it."""
 
 import asyncio
 import socket
@@ -32,7 +32,7 @@ NEW = Sandbox(
 )
 
 
-async def test_a_write_refused_for_load_is_sent_again_when_the_server_said() -> None:
+async def test_a_write_rejected_with_429_is_retried() -> None:
     busy = refuses(429, "TooManyRequests", **{"Retry-After": "0"})
     async with scripted_server(busy, busy, gives(sandbox("a", 1), 201)) as server:
         store = server.store()
@@ -42,7 +42,7 @@ async def test_a_write_refused_for_load_is_sent_again_when_the_server_said() -> 
     assert [request.method for request in server.asked] == ["POST"] * 3
 
 
-async def test_the_servers_pause_is_kept() -> None:
+async def test_retry_after_is_respected() -> None:
     answers = (refuses(429, "TooManyRequests", **{"Retry-After": "1"}), gives(sandbox("a", 1)))
     async with scripted_server(*answers) as server:
         store = server.store()
@@ -52,7 +52,7 @@ async def test_the_servers_pause_is_kept() -> None:
     assert asyncio.get_running_loop().time() - before >= 1.0
 
 
-async def test_a_server_that_stays_busy_is_reported_after_the_last_try() -> None:
+async def test_a_server_that_stays_busy_is_reported_after_the_last_attempt() -> None:
     busy = refuses(429, "TooManyRequests", **{"Retry-After": "0"})
     async with scripted_server(*[busy] * 3) as server:
         store = server.store(tries=3)
@@ -62,7 +62,7 @@ async def test_a_server_that_stays_busy_is_reported_after_the_last_try() -> None
     assert len(server.asked) == 3
 
 
-async def test_a_write_whose_answer_is_lost_is_never_repeated() -> None:
+async def test_a_write_whose_response_is_lost_is_never_repeated() -> None:
     async with scripted_server(hangs_up(), gives(sandbox("a", 1), 201)) as server:
         store = server.store()
         with pytest.raises(UnavailableError, match="unknown"):
@@ -71,19 +71,19 @@ async def test_a_write_whose_answer_is_lost_is_never_repeated() -> None:
     assert len(server.asked) == 1
 
 
-async def test_a_compare_and_swap_whose_answer_is_lost_is_never_repeated_either() -> None:
+async def test_a_compare_and_swap_whose_response_is_lost_is_never_repeated() -> None:
     async with scripted_server(
         gives(sandbox("a", 1)), hangs_up(), gives(sandbox("a", 2))
     ) as server:
         store = server.store()
-        found = await store.get(Sandbox, KEY)  # leaves a connection to use again
+        found = await store.get(Sandbox, KEY)  # opens a connection for reuse
         with pytest.raises(UnavailableError, match="unknown"):
             await store.update(with_meta(found, labels={"l": "1"}))
         await store.close()
     assert [request.method for request in server.asked] == ["GET", "PUT"]
 
 
-async def test_a_read_whose_answer_is_lost_is_repeated() -> None:
+async def test_a_read_whose_response_is_lost_is_retried() -> None:
     async with scripted_server(
         hangs_up(), hangs_up(), hangs_up(), gives(sandbox("a", 7))
     ) as server:
@@ -93,7 +93,7 @@ async def test_a_read_whose_answer_is_lost_is_repeated() -> None:
     assert found.metadata.resource_version == "7"
 
 
-async def test_a_write_that_met_a_broken_server_is_not_repeated() -> None:
+async def test_a_write_that_fails_with_a_server_error_is_not_repeated() -> None:
     async with scripted_server(refuses(500, "InternalError", "etcd is away")) as server:
         store = server.store()
         with pytest.raises(UnavailableError, match="etcd is away"):
@@ -102,7 +102,7 @@ async def test_a_write_that_met_a_broken_server_is_not_repeated() -> None:
     assert len(server.asked) == 1
 
 
-async def test_a_silent_server_ends_in_a_deadline() -> None:
+async def test_a_server_that_does_not_respond_causes_a_timeout() -> None:
     async def silence(_: object) -> None:
         await asyncio.sleep(30)
 
@@ -113,7 +113,7 @@ async def test_a_silent_server_ends_in_a_deadline() -> None:
         await store.close()
 
 
-async def test_a_server_that_is_not_there_is_named() -> None:
+async def test_the_error_names_an_unreachable_server() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -124,7 +124,7 @@ async def test_a_server_that_is_not_there_is_named() -> None:
         await store.close()
 
 
-async def test_a_rotated_token_is_read_again_when_the_old_one_is_refused(tmp_path: Path) -> None:
+async def test_a_rotated_token_is_read_when_the_old_one_is_rejected(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("old\n")
     answers = (gives(sandbox("a", 1)), refuses(401, "Unauthorized"), gives(sandbox("a", 2)))
@@ -139,7 +139,7 @@ async def test_a_rotated_token_is_read_again_when_the_old_one_is_refused(tmp_pat
     assert sent == ["Bearer old", "Bearer old", "Bearer new"]
 
 
-async def test_a_token_that_cannot_change_is_refused_once() -> None:
+async def test_a_static_token_that_is_rejected_is_not_retried() -> None:
     async with scripted_server(refuses(401, "Unauthorized")) as server:
         store = server.store(StaticCredential.bearer("wrong"))
         with pytest.raises(UnauthenticatedError):
@@ -148,7 +148,7 @@ async def test_a_token_that_cannot_change_is_refused_once() -> None:
     assert len(server.asked) == 1
 
 
-async def test_connections_are_used_again() -> None:
+async def test_connections_are_reused() -> None:
     async with scripted_server(*[gives(sandbox("a", n)) for n in range(10)]) as server:
         store = server.store()
         for _ in range(10):
@@ -157,7 +157,7 @@ async def test_connections_are_used_again() -> None:
     assert len({request.transport for request in server.asked}) == 1
 
 
-async def test_no_more_requests_are_in_flight_than_allowed() -> None:
+async def test_requests_in_flight_are_limited() -> None:
     running = most = 0
     as_many_as_may = asyncio.Event()
 
@@ -179,7 +179,7 @@ async def test_no_more_requests_are_in_flight_than_allowed() -> None:
     assert most == 3
 
 
-async def test_a_redirect_is_not_followed_with_our_credential() -> None:
+async def test_a_redirect_is_not_followed() -> None:
     async with scripted_server(gives({}, 302, Location="http://127.0.0.1:1/")) as server:
         store = server.store(StaticCredential.bearer("secret"))
         with pytest.raises(UnavailableError):
@@ -188,7 +188,7 @@ async def test_a_redirect_is_not_followed_with_our_credential() -> None:
     assert len(server.asked) == 1
 
 
-async def test_after_close_nothing_is_asked() -> None:
+async def test_a_closed_client_sends_no_requests() -> None:
     async with scripted_server() as server:
         store = server.store()
         await store.close()

@@ -1,4 +1,4 @@
-"""However a stream is cut into chunks, the same lines come out."""
+"""Splitting a stream of chunks into lines."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ line = st.binary(max_size=40).filter(lambda data: b"\n" not in data and data != 
 
 
 @given(st.lists(line, max_size=20), st.lists(st.integers(1, 30), min_size=1, max_size=60))
-def test_any_cut_of_a_stream_gives_the_same_lines(lines: list[bytes], cuts: list[int]) -> None:
+def test_any_split_into_chunks_gives_the_same_lines(lines: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(item + b"\n" for item in lines)
     splitter = LineSplitter()
     seen: list[bytes] = []
@@ -23,12 +23,12 @@ def test_any_cut_of_a_stream_gives_the_same_lines(lines: list[bytes], cuts: list
     assert seen == lines
 
 
-def test_a_line_that_never_ended_is_not_given() -> None:
+def test_an_incomplete_line_is_not_returned() -> None:
     splitter = LineSplitter()
     assert list(splitter.feed(b"whole\nhalf")) == [b"whole"]
 
 
-def test_a_line_without_end_is_refused_before_it_fills_the_memory() -> None:
+def test_an_endless_line_is_rejected() -> None:
     splitter = LineSplitter(longest=100)
     assert list(splitter.feed(b"x" * 90)) == []
     with pytest.raises(TooLargeError, match="longer than 100 bytes"):

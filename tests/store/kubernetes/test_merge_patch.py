@@ -1,4 +1,4 @@
-"""The patch from one state to another makes the one into the other, and says nothing more."""
+"""A merge patch turns one state into another and contains only changes."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ document = st.recursive(
 
 
 def apply(target: Any, patch: Any) -> Any:
-    """RFC 7386, word for word."""
+    """Apply a merge patch as defined in RFC 7386."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}
@@ -32,17 +32,19 @@ def apply(target: Any, patch: Any) -> Any:
 
 
 @given(document, document)
-def test_applying_the_patch_gives_the_new_state(old: dict[str, Any], new: dict[str, Any]) -> None:
+def test_applying_the_patch_to_the_old_state_gives_the_new_state(
+    old: dict[str, Any], new: dict[str, Any]
+) -> None:
     assert apply(old, merge_patch(old, new)) == new
 
 
 @given(document)
-def test_what_did_not_change_is_not_mentioned(state: dict[str, Any]) -> None:
+def test_equal_states_give_an_empty_patch(state: dict[str, Any]) -> None:
     assert merge_patch(state, state) == {}
 
 
 @given(document, document, st.dictionaries(st.just("unknown"), leaf, min_size=1))
-def test_what_we_do_not_know_stays(
+def test_unknown_fields_are_kept(
     old: dict[str, Any], new: dict[str, Any], unknown: dict[str, Any]
 ) -> None:
     assert apply(old | unknown, merge_patch(old, new)) == new | unknown

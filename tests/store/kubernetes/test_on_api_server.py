@@ -1,4 +1,4 @@
-"""What only a real API server shows: its schemas, its roles, its own kinds, its credentials."""
+"""Schemas, roles, built-in kinds and credentials on a real API server."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -49,10 +49,10 @@ def pool(ns: str, name: str) -> SandboxPool:
     )
 
 
-# Refusals
+# Errors
 
 
-async def test_an_unknown_field_is_refused_with_its_path(store: KubernetesStore, ns: str) -> None:
+async def test_an_unknown_field_is_rejected_with_its_path(store: KubernetesStore, ns: str) -> None:
     body = {
         "apiVersion": "paddock.dev/v1alpha1",
         "kind": "Sandbox",
@@ -69,7 +69,7 @@ async def test_an_unknown_field_is_refused_with_its_path(store: KubernetesStore,
     assert caught.value.problems == (FieldProblem("spec.pasued", "unknown field"),)
 
 
-async def test_an_update_that_the_schema_forbids_is_refused_with_its_path(
+async def test_an_update_that_violates_the_schema_is_rejected_with_its_path(
     store: KubernetesStore, ns: str
 ) -> None:
     made = await store.create(pool(ns, "a"))
@@ -84,13 +84,17 @@ async def test_an_update_that_the_schema_forbids_is_refused_with_its_path(
     assert await store.get(SandboxPool, made.key) == made
 
 
-async def test_what_etcd_cannot_hold_is_too_large(store: KubernetesStore, ns: str) -> None:
+async def test_an_object_beyond_the_limit_of_etcd_is_too_large(
+    store: KubernetesStore, ns: str
+) -> None:
     huge = Secret(metadata=ObjectMeta(namespace=ns, name="a"), data={"k": "eHh4" * 700_000})
     with pytest.raises((TooLargeError, InvalidError)):
         await store.create(huge)
 
 
-async def test_a_kind_without_a_crd_says_what_to_install(store: KubernetesStore, ns: str) -> None:
+async def test_the_error_for_a_missing_crd_says_what_to_install(
+    store: KubernetesStore, ns: str
+) -> None:
     class Missing(Resource):
         KIND: ClassVar[str] = "Missing"
         PLURAL: ClassVar[str] = "missings"
@@ -105,9 +109,7 @@ async def test_a_namespace_that_does_not_exist_is_not_found(store: KubernetesSto
         await store.create(sandbox("nowhere", "a"))
 
 
-async def test_nothing_new_is_made_in_a_namespace_that_is_ending(
-    store: KubernetesStore, ns: str
-) -> None:
+async def test_a_deleting_namespace_accepts_no_new_objects(store: KubernetesStore, ns: str) -> None:
     held = with_meta(sandbox(ns, "held"), finalizers=("test.dev/hold",))
     held = await store.create(held)
     await store.delete(Namespace, Key("", ns))
@@ -120,7 +122,7 @@ async def test_nothing_new_is_made_in_a_namespace_that_is_ending(
 # Credentials and roles
 
 
-async def test_a_read_only_credential_reads_and_is_forbidden_the_rest(
+async def test_a_read_only_credential_can_only_read(
     store: KubernetesStore, ns: str, kube_cluster: ClusterInfo
 ) -> None:
     made = await store.create(sandbox(ns, "a"))
@@ -139,7 +141,7 @@ async def test_a_read_only_credential_reads_and_is_forbidden_the_rest(
     assert await store.get(Sandbox, made.key) == made
 
 
-async def test_a_credential_of_one_namespace_sees_no_other(
+async def test_a_credential_of_one_namespace_cannot_read_others(
     store: KubernetesStore, ns: str, kube_cluster: ClusterInfo
 ) -> None:
     await store.create(sandbox(ns, "a"))
@@ -154,7 +156,7 @@ async def test_a_credential_of_one_namespace_sees_no_other(
     await tenant.close()
 
 
-async def test_an_unknown_token_is_told_apart_from_a_forbidden_act(
+async def test_an_unknown_token_is_unauthenticated_not_forbidden(
     kube_cluster: ClusterInfo,
 ) -> None:
     known = open_store(kube_cluster)
@@ -168,13 +170,13 @@ async def test_an_unknown_token_is_told_apart_from_a_forbidden_act(
     await known.close()
 
 
-async def test_a_client_certificate_proves_who_we_are(kube_cluster: ClusterInfo) -> None:
+async def test_a_client_certificate_authenticates(kube_cluster: ClusterInfo) -> None:
     store = open_store(kube_cluster, "certificate")
     assert await store.get(Namespace, Key("", "default"))
     await store.close()
 
 
-async def test_a_pods_mounted_account_proves_who_we_are(
+async def test_the_service_account_of_a_pod_authenticates(
     ns: str, kube_cluster: ClusterInfo, tmp_path: Path
 ) -> None:
     path = f"/api/v1/namespaces/{ns}/serviceaccounts"
@@ -196,10 +198,10 @@ async def test_a_pods_mounted_account_proves_who_we_are(
     await store.close()
 
 
-# The cluster's own kinds
+# Built-in kinds
 
 
-async def test_a_lease_keeps_its_times_to_the_microsecond(store: KubernetesStore, ns: str) -> None:
+async def test_lease_times_keep_microseconds(store: KubernetesStore, ns: str) -> None:
     on_the_second = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)
     spec = LeaseSpec(
         holder_identity="me",
@@ -253,7 +255,7 @@ async def test_an_event_is_attached_to_its_object_and_found_by_it(
     assert [item.metadata.name for item in found.items] == [made.metadata.name]
 
 
-async def test_an_update_leaves_what_we_do_not_know_of_the_clusters_objects(
+async def test_an_update_keeps_unknown_fields_of_builtin_objects(
     store: KubernetesStore, ns: str, kube_cluster: ClusterInfo
 ) -> None:
     path = f"/api/v1/namespaces/{ns}/secrets"
@@ -270,22 +272,22 @@ async def test_an_update_leaves_what_we_do_not_know_of_the_clusters_objects(
     assert stored["metadata"]["labels"] == {"l": "1"}
 
 
-class SliverStatus(ResourcePart):
+class PartialPodStatus(ResourcePart):
     phase: str = ""
     message: str = ""
 
 
-class SliverOfPod(Resource):
-    """Next to nothing of what a Pod is."""
+class PartialPod(Resource):
+    """A Pod with only two fields of its status."""
 
     KIND: ClassVar[str] = "Pod"
     API_VERSION: ClassVar[str] = "v1"
     PLURAL: ClassVar[str] = "pods"
 
-    status: SliverStatus = SliverStatus()
+    status: PartialPodStatus = PartialPodStatus()
 
 
-async def test_a_kind_of_which_we_know_a_sliver_can_be_labelled_and_given_a_status(
+async def test_a_partially_modelled_kind_can_be_labelled_and_given_a_status(
     store: KubernetesStore, ns: str, kube_cluster: ClusterInfo
 ) -> None:
     path = f"/api/v1/namespaces/{ns}"
@@ -294,9 +296,9 @@ async def test_a_kind_of_which_we_know_a_sliver_can_be_labelled_and_given_a_stat
     body = {"metadata": {"name": "a", "labels": {"old": "1"}}, "spec": spec}
     before = kube_cluster.request("POST", f"{path}/pods", body)
 
-    pod = await store.get(SliverOfPod, Key(ns, "a"))
+    pod = await store.get(PartialPod, Key(ns, "a"))
     pod = await store.update(with_meta(pod, labels={"new": "1"}))
-    status = SliverStatus(phase="Running", message="it runs")
+    status = PartialPodStatus(phase="Running", message="it runs")
     pod = await store.update_status(structs.replace(pod, status=status))
 
     after = kube_cluster.request("GET", f"{path}/pods/a")
@@ -304,7 +306,7 @@ async def test_a_kind_of_which_we_know_a_sliver_can_be_labelled_and_given_a_stat
     assert after["metadata"]["labels"] == {"new": "1"}
     assert after["status"]["phase"] == "Running"
     assert after["status"]["qosClass"] == before["status"]["qosClass"]
-    assert await store.update(pod) == pod, "what changes nothing is not written"
+    assert await store.update(pod) == pod, "a write without changes is not sent"
 
 
 async def until_served(info: ClusterInfo, path: str) -> None:
@@ -320,16 +322,14 @@ async def until_served(info: ClusterInfo, path: str) -> None:
                 return
 
 
-async def test_a_namesake_is_not_mistaken_for_the_object_that_was_read(
-    store: KubernetesStore, ns: str
-) -> None:
+async def test_an_update_with_another_uid_is_a_conflict(store: KubernetesStore, ns: str) -> None:
     made = await store.create(Secret(metadata=ObjectMeta(namespace=ns, name="a")))
     other = with_meta(made, uid="11111111-1111-1111-1111-111111111111", labels={"l": "1"})
     with pytest.raises(ConflictError):
         await store.update(other)
 
 
-async def test_no_account_is_kept_of_who_wrote_what_in_objects_that_programs_named(
+async def test_managed_fields_are_dropped_from_objects_with_generated_names(
     store: KubernetesStore, kube_cluster: ClusterInfo, ns: str
 ) -> None:
     where = f"/apis/paddock.dev/v1alpha1/namespaces/{ns}/sandboxes"
@@ -353,7 +353,7 @@ async def test_no_account_is_kept_of_who_wrote_what_in_objects_that_programs_nam
 # Selecting by fields
 
 
-async def test_fields_are_selected_by_the_server_where_it_can_and_by_us_where_not(
+async def test_fields_are_selected_by_the_server_or_else_by_the_client(
     store: KubernetesStore, ns: str
 ) -> None:
     made = {name: await store.create(sandbox(ns, name)) for name in ("idle", "busy", "held")}

@@ -1,4 +1,4 @@
-"""Lists of any length, in pages that readers do not see."""
+"""Lists of any length are read in pages."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def page(*names: str, token: str = "", version: int = 9) -> Any:
     return gives({"metadata": metadata, "items": [sandbox(name, 1) for name in names]})
 
 
-async def test_pages_are_read_until_there_are_no_more() -> None:
+async def test_a_list_reads_all_pages() -> None:
     async with scripted_server(
         page("a", "b", token="t1"), page("c", token="t2"), page("d")
     ) as server:
@@ -29,7 +29,7 @@ async def test_pages_are_read_until_there_are_no_more() -> None:
     assert {request.query["limit"] for request in server.asked} == {"2"}
 
 
-async def test_a_list_that_came_too_late_for_its_next_page_begins_anew() -> None:
+async def test_a_list_whose_continue_token_expired_is_restarted() -> None:
     expired = refuses(410, "Expired")
     answers = (page("a", token="t1"), expired, page("a", token="t2", version=12), page("b"))
     async with scripted_server(*answers) as server:
@@ -40,7 +40,7 @@ async def test_a_list_that_came_too_late_for_its_next_page_begins_anew() -> None
     assert found.version == "12"
 
 
-async def test_a_list_that_is_always_too_late_is_read_in_one_piece() -> None:
+async def test_a_list_whose_tokens_always_expire_is_read_without_paging() -> None:
     expired = refuses(410, "Expired")
     answers = (*(page("a", token="t"), expired) * 3, page("a", "b"))
     async with scripted_server(*answers) as server:
@@ -51,7 +51,7 @@ async def test_a_list_that_is_always_too_late_is_read_in_one_piece() -> None:
     assert "limit" not in server.asked[-1].query
 
 
-async def test_a_caller_who_pages_is_told_that_the_token_is_too_old() -> None:
+async def test_an_expired_token_of_the_caller_is_gone() -> None:
     async with scripted_server(refuses(410, "Expired")) as server:
         store = server.store()
         with pytest.raises(GoneError):
@@ -59,7 +59,7 @@ async def test_a_caller_who_pages_is_told_that_the_token_is_too_old() -> None:
         await store.close()
 
 
-async def test_objects_are_in_order_of_their_keys_over_all_namespaces() -> None:
+async def test_a_list_over_all_namespaces_is_sorted_by_key() -> None:
     items = [sandbox("x", 1), sandbox("x", 1)]
     items[0]["metadata"]["namespace"] = "a-b"  # a server's order: "a-b/x" before "a/x"
     items[1]["metadata"]["namespace"] = "a"
@@ -70,7 +70,7 @@ async def test_objects_are_in_order_of_their_keys_over_all_namespaces() -> None:
     assert [item.metadata.namespace for item in found.items] == ["a", "a-b"]
 
 
-async def test_builtin_objects_know_their_type_although_lists_leave_it_out() -> None:
+async def test_builtin_objects_in_lists_get_kind_and_api_version() -> None:
     item = {"metadata": {"name": "s", "namespace": "n"}, "data": {"k": "dg=="}}
     async with scripted_server(gives({"metadata": {}, "items": [item]})) as server:
         store = server.store()

@@ -1,4 +1,4 @@
-"""Our own limit: a burst at once, then a steady pace, in order of arrival."""
+"""The client-side rate limit: a burst, then a constant rate, in order of arrival."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from paddock.store.kubernetes.limiter import RateLimiter
 pytestmark = pytest.mark.looptime
 
 
-async def test_a_burst_passes_at_once_and_the_rest_keeps_the_pace() -> None:
+async def test_a_burst_passes_at_once_and_the_rest_at_the_rate() -> None:
     limiter = RateLimiter(10, burst=5)
     loop = asyncio.get_running_loop()
     start = loop.time()
@@ -20,7 +20,7 @@ async def test_a_burst_passes_at_once_and_the_rest_keeps_the_pace() -> None:
     assert passed == [0, 0, 0, 0, 0, 0.1, 0.2, 0.3, 0.4, 0.5]
 
 
-async def test_callers_pass_in_the_order_they_came() -> None:
+async def test_callers_pass_in_order_of_arrival() -> None:
     limiter = RateLimiter(10, burst=1)
     order: list[int] = []
 
@@ -34,7 +34,7 @@ async def test_callers_pass_in_the_order_they_came() -> None:
     assert order == list(range(6))
 
 
-async def test_rest_is_not_saved_beyond_the_burst() -> None:
+async def test_unused_tokens_do_not_exceed_the_burst() -> None:
     limiter = RateLimiter(10, burst=2)
     await asyncio.sleep(100)
     waits = [await limiter.acquire() for _ in range(4)]

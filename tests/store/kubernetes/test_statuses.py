@@ -1,4 +1,4 @@
-"""Every refusal of an API server becomes the matching error of ours, with field paths."""
+"""Error responses of the API server become the matching errors, with field paths."""
 
 import json
 from typing import Any
@@ -33,7 +33,7 @@ def translate(body: dict[str, Any]) -> errors.PaddockError:
         (504, "Timeout", errors.DeadlineExceededError),
     ],
 )
-def test_a_refusal_has_one_meaning(
+def test_each_error_response_has_its_error(
     code: int, reason: str, expected: type[errors.PaddockError]
 ) -> None:
     error = translate(status(code, reason, "because"))
@@ -48,7 +48,7 @@ def test_causes_become_field_problems() -> None:
     assert error.problems == (FieldProblem("spec.replicas", "must be positive"),)
 
 
-def test_a_strict_decoders_sentence_becomes_field_problems() -> None:
+def test_strict_validation_errors_become_field_problems() -> None:
     text = 'strict decoding error: unknown field "spec.repliccas", duplicate field "spec.a"'
     error = translate(status(400, "BadRequest", text))
     assert isinstance(error, InvalidError)
@@ -59,7 +59,7 @@ def test_a_strict_decoders_sentence_becomes_field_problems() -> None:
     assert "CRDs are outdated" in str(error.hint)
 
 
-def test_a_missing_object_and_a_missing_kind_are_told_apart() -> None:
+def test_a_missing_object_and_a_missing_kind_are_different_errors() -> None:
     missing = translate(status(404, "NotFound", "gone", name="x", kind="sandboxes"))
     assert isinstance(missing, errors.NotFoundError)
     unserved = error_from(read(404, b"404 page not found\n"))
@@ -67,29 +67,29 @@ def test_a_missing_object_and_a_missing_kind_are_told_apart() -> None:
     assert "paddock kube install" in str(unserved.hint)
 
 
-def test_a_quota_is_not_a_matter_of_permission() -> None:
+def test_an_exceeded_quota_is_not_forbidden() -> None:
     error = translate(status(403, "Forbidden", 'is forbidden: exceeded quota: "small"'))
     assert isinstance(error, errors.QuotaExceededError)
 
 
-def test_a_namespace_that_is_ending_is_a_conflict() -> None:
+def test_a_deleting_namespace_is_a_conflict() -> None:
     cause = {"reason": "NamespaceTerminating", "message": "x", "field": "metadata.namespace"}
     error = translate(status(403, "Forbidden", "it is being terminated", causes=[cause]))
     assert isinstance(error, errors.ConflictError)
 
 
-def test_an_object_that_etcd_refuses_is_too_large() -> None:
+def test_an_object_that_etcd_rejects_is_too_large() -> None:
     error = translate(status(500, "InternalError", "etcdserver: request is too large"))
     assert isinstance(error, errors.TooLargeError)
 
 
-def test_a_refusal_says_when_to_come_back() -> None:
+def test_retry_after_is_in_the_error() -> None:
     error = translate(status(429, "TooManyRequests", "busy", retryAfterSeconds=7))
     assert isinstance(error, RateLimitedError)
     assert error.retry_after_seconds == 7
 
 
-def test_foreign_text_is_cut_before_it_floods_the_log() -> None:
+def test_long_server_messages_are_truncated() -> None:
     error = error_from(read(502, b"<html>" + b"x" * 100_000))
     assert len(error.message) < 700
 
@@ -102,5 +102,5 @@ def test_foreign_text_is_cut_before_it_floods_the_log() -> None:
         ("unable to parse requirement", False),
     ],
 )
-def test_a_refused_field_selector_is_recognised(text: str, expected: bool) -> None:
+def test_a_rejected_field_selector_is_recognised(text: str, expected: bool) -> None:
     assert rejects_selector(InvalidError(text)) is expected

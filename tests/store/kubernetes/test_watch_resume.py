@@ -1,4 +1,4 @@
-"""One watch over many connections: resumed where it broke, ended only when it cannot go on."""
+"""A watch over consecutive connections is resumed, and fails only if that is impossible."""
 
 import asyncio
 from contextlib import aclosing
@@ -27,7 +27,7 @@ from tests.store.kubernetes.scripted import (
 async def take(
     store: KubernetesStore, count: int, since: str | None = "1", **how: Any
 ) -> list[tuple[str, str, str]]:
-    """Read so many events, as change, name and version."""
+    """Return this many events as change, name and version."""
     seen: list[tuple[str, str, str]] = []
     async with aclosing(store.watch(Sandbox, since=since, **how)) as events:
         async for item in events:
@@ -54,7 +54,7 @@ async def test_a_stream_that_ends_is_resumed_from_the_last_version_seen() -> Non
     assert versions_asked(server) == ["1", "5"]
 
 
-async def test_a_connection_cut_in_the_middle_of_an_event_loses_nothing() -> None:
+async def test_a_connection_that_breaks_within_an_event_loses_nothing() -> None:
     whole, half = event("ADDED", sandbox("a", 5)), event("ADDED", sandbox("b", 6))
     first = streams(whole, half[:40], cut=True)
     async with scripted_server(first, streams(half)) as server:
@@ -65,7 +65,7 @@ async def test_a_connection_cut_in_the_middle_of_an_event_loses_nothing() -> Non
     assert versions_asked(server) == ["1", "5"]
 
 
-async def test_a_bookmark_moves_the_place_to_resume_from() -> None:
+async def test_a_bookmark_updates_the_version_to_resume_from() -> None:
     async with scripted_server(streams(bookmark(90)), streams(bookmark(91))) as server:
         store = server.store()
         assert await take(store, 2) == [("BOOKMARK", "", "90"), ("BOOKMARK", "", "91")]
@@ -81,7 +81,7 @@ async def test_a_bookmark_moves_the_place_to_resume_from() -> None:
     ],
     ids=["as the answer", "inside the stream"],
 )
-async def test_a_version_the_server_forgot_is_said_so(answer: Any) -> None:
+async def test_a_watch_of_a_compacted_version_is_gone(answer: Any) -> None:
     async with scripted_server(answer) as server:
         store = server.store()
         with pytest.raises(GoneError, match="too old"):
@@ -89,7 +89,7 @@ async def test_a_version_the_server_forgot_is_said_so(answer: Any) -> None:
         await store.close()
 
 
-async def test_a_busy_or_broken_server_is_asked_again() -> None:
+async def test_a_watch_retries_a_busy_or_failing_server() -> None:
     answers = (
         refuses(429, "TooManyRequests", **{"Retry-After": "0"}),
         refuses(503, "ServiceUnavailable"),
@@ -102,7 +102,7 @@ async def test_a_busy_or_broken_server_is_asked_again() -> None:
     assert versions_asked(server) == ["1", "1", "1"]
 
 
-async def test_a_watch_that_may_not_be_is_not_repeated() -> None:
+async def test_a_forbidden_watch_is_not_retried() -> None:
     async with scripted_server(refuses(403, "Forbidden")) as server:
         store = server.store()
         with pytest.raises(ForbiddenError):
@@ -111,7 +111,7 @@ async def test_a_watch_that_may_not_be_is_not_repeated() -> None:
     assert len(server.asked) == 1
 
 
-async def test_a_silent_connection_is_taken_for_dead() -> None:
+async def test_a_silent_connection_is_replaced() -> None:
     async def silence(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -124,7 +124,7 @@ async def test_a_silent_connection_is_taken_for_dead() -> None:
         await store.close()
 
 
-async def test_without_a_version_a_watch_begins_with_what_there_is() -> None:
+async def test_a_watch_without_a_version_lists_first() -> None:
     page = {"metadata": {"resourceVersion": "8"}, "items": [sandbox("a", 3), sandbox("b", 4)]}
     async with scripted_server(gives(page), streams(event("DELETED", sandbox("a", 9)))) as server:
         store = server.store()
@@ -139,7 +139,7 @@ async def test_without_a_version_a_watch_begins_with_what_there_is() -> None:
     assert server.asked[1].query["resourceVersion"] == "8"
 
 
-async def test_an_object_that_does_not_fit_its_kind_is_left_out() -> None:
+async def test_an_object_that_cannot_be_decoded_is_skipped() -> None:
     bad = sandbox("bad", 5)
     bad["spec"] = {"paused": "perhaps"}
     chunks = (event("ADDED", bad), event("ADDED", sandbox("good", 6)), event("DELETED", bad))
@@ -149,7 +149,7 @@ async def test_an_object_that_does_not_fit_its_kind_is_left_out() -> None:
         await store.close()
 
 
-async def test_a_field_the_server_cannot_select_by_is_selected_here() -> None:
+async def test_a_field_that_the_server_does_not_support_is_selected_by_the_client() -> None:
     refusal = refuses(400, "BadRequest", "field label not supported: spec.paused")
     paused, running = sandbox("a", 5), sandbox("a", 6)
     paused["spec"] = {"paused": True}
@@ -173,9 +173,7 @@ async def test_a_field_the_server_cannot_select_by_is_selected_here() -> None:
     ]
 
 
-async def test_a_field_with_a_default_is_selected_here_because_servers_do_not_see_defaults() -> (
-    None
-):
+async def test_a_field_with_a_default_is_selected_by_the_client() -> None:
     pending = sandbox("a", 5)
     running = sandbox("b", 6, phase="Running")
     page = {"metadata": {"resourceVersion": "8"}, "items": [pending, running]}
@@ -192,7 +190,7 @@ async def test_a_field_with_a_default_is_selected_here_because_servers_do_not_se
     ]
 
 
-async def test_selectors_and_namespace_reach_the_server() -> None:
+async def test_selectors_and_namespace_are_sent_to_the_server() -> None:
     async with scripted_server(streams(bookmark(2))) as server:
         store = server.store()
         labels = parse_labels("app in (a,b),!gone")
@@ -206,7 +204,7 @@ async def test_selectors_and_namespace_reach_the_server() -> None:
     assert asked.query["allowWatchBookmarks"] == "true"
 
 
-async def test_changes_are_the_ports_own_words() -> None:
+async def test_event_types_equal_those_of_the_port() -> None:
     async with scripted_server(streams(event("ADDED", sandbox("a", 5)))) as server:
         store = server.store()
         async with aclosing(store.watch(Sandbox, since="1")) as events:

@@ -1,4 +1,4 @@
-"""A network that a test can shut: connections stay open, and not a byte passes."""
+"""A proxy that a test can shut: connections stay open, but no data passes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 class Valve:
-    """Passes bytes between clients and one server while it is open."""
+    """Forwards data between clients and one server while it is open."""
 
     def __init__(self, server: str) -> None:
         address = urlsplit(server)
@@ -29,7 +29,7 @@ class Valve:
                 writer.write(data)
                 await writer.drain()
         except ConnectionError:
-            pass  # whoever hung up, the other side hears of it below
+            pass  # the other side is closed below
         finally:
             writer.close()
 

@@ -140,7 +140,7 @@ async def test_errors_beyond_the_schema_are_rejected(world: World) -> None:
         ({"image": "i", "env": {"1=x": "y"}}, "spec.env"),
         ({"image": "i", "network": {"denyOut": ["nowhere"]}}, "spec.network.denyOut[0]"),
         (HOST_PATH, "spec.podTemplate.spec.volumes[0].hostPath: gives access to the node"),
-        ({"image": "i", "network": NAMES_A_HOST}, "NetworkPolicies know addresses only"),
+        ({"image": "i", "network": NAMES_A_HOST}, "NetworkPolicies support addresses only"),
     ):
         with pytest.raises(RefusedError) as refused:
             await world.create("SandboxTemplate", "t", spec)

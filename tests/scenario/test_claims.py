@@ -149,6 +149,28 @@ async def test_a_lost_reply_neither_leaks_quota_nor_grants_one_too_many() -> Non
         assert world.plane.ledger.used("team:default", Dimension.COUNT, QuotaScope.ALL) == 2
 
 
+async def test_a_deleted_claim_leaves_no_quota_reserved_after_a_lost_reply() -> None:
+    async with paddock(pool_size=0) as world:
+        await allow(world, 2)
+        real = world.store.create
+
+        async def lossy(obj, **options):
+            if obj.KIND == "Sandbox":
+                raise UnavailableError("no answer")
+            return await real(obj, **options)
+
+        world.store.create = lossy
+        working = asyncio.ensure_future(claim(world, replicas=1, claim_timeout_seconds=60))
+        await asyncio.sleep(1)
+        assert world.plane.ledger.used("team:default", Dimension.COUNT, QuotaScope.ALL) == 1
+        working.cancel()
+        waiting = world.provider.get(SandboxClaim, Key("default", "three"))
+        assert waiting is not None
+        await world.provider.write.delete(waiting)
+        await asyncio.sleep(1)
+        assert world.plane.ledger.used("team:default", Dimension.COUNT, QuotaScope.ALL) == 0
+
+
 async def test_a_claim_ignores_sandboxes_of_an_earlier_claim_with_its_name() -> None:
     async with paddock(pool_size=2) as world:
         first = await claim(world, replicas=2)

@@ -40,9 +40,9 @@ async def test_a_name_or_a_name_prefix_can_be_given() -> None:
     ("keys", "words"),
     [
         ({"sandbox_name": "a", "sandbox_generate_name": "b-"}, "only one of sandbox-name"),
-        ({"sandbox_name": "Mine"}, "is not a name"),
-        ({"sandbox_name": "mine-"}, "is not a name"),
-        ({"sandbox_generate_name": "b_"}, "is not a name"),
+        ({"sandbox_name": "Mine"}, "is not a valid name"),
+        ({"sandbox_name": "mine-"}, "is not a valid name"),
+        ({"sandbox_generate_name": "b_"}, "is not a valid name"),
         ({"reserve_failed_sandbox_for": "a while"}, "neither forever nor a duration"),
         ({"cpu_limit": "many"}, "not a quantity"),
     ],

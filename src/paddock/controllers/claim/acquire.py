@@ -74,3 +74,5 @@ class ClaimAcquirer:
                 self._unresolved.pop()
                 if found is None and wanted.spec.claim is not None:
                     self._acquirer.reservations.release(wanted.spec.claim.lock)
+                    # A warm sandbox that was not claimed after all is available again.
+                    self._acquirer.pool_members.unreserve(wanted.key)

@@ -92,9 +92,10 @@ class ClaimController:
             self._made_anew.discard(key)
             if self._queue is not None:
                 self._queue.forget(key)
+        # Also for a deleted claim: its lost writes would keep their place in the quota.
+        await self._acquirer.resolve_lost_replies()
         if claim is None:
             return Gone()
-        await self._acquirer.resolve_lost_replies()
         meant = self._source.of(claim)
         now = self._clock.now()
         case = _Case(claim=claim, held=self._held(claim, now), meant=meant)

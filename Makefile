@@ -28,7 +28,7 @@ test-kubernetes:  ## the cluster tests, on a real API server
 image:          ## the image for clusters, without Docker, in build/image
 	deploy/image/build-rootfs build/image
 
-lock:           ## pin the dependencies anew
+lock:           ## pin the dependencies again
 	$(BIN)/uv pip compile pyproject.toml --generate-hashes --python-version 3.11 --universal --no-header --no-annotate -q -o requirements/run.txt
 	$(BIN)/uv pip compile pyproject.toml --group dev --generate-hashes --python-version 3.11 --universal --no-header --no-annotate -q -o requirements/dev.txt
 

@@ -132,10 +132,10 @@ def table() -> str:
     machine = measured["machine"]
     where = f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']:g} GB"
     head = [
-        f"On {where}, by the client's clock; the script in the last column makes it anew. A figure",
-        "that is no series has no p99: in place of n stands what it is.",
+        f"On {where}, by the client's clock; the script in the last column measures it. A single",
+        "figure has no p99; its column n states how it was taken.",
         "",
-        "| | unit | p50 | p99 | n | beside it | made by |",
+        "| | unit | p50 | p99 | n | compared with | measured by |",
         "|---|---|---|---|---|---|---|",
     ]
     return "\n".join((*head, *lines))

@@ -41,7 +41,13 @@ PORTS = [{"port": 80, "name": "a"}, {"port": 81}]
             {"ports": []},
             {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},
             {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},
-            id="two new items with the same key",
+            id="two new ports with the same number",
+        ),
+        pytest.param(
+            {"env": []},
+            {"env": [{"name": "a", "value": "1"}, {"name": "a", "value": "2"}]},
+            {"env": [{"name": "a", "value": "2"}]},
+            id="two new items with the same key: the later one is merged into the first",
         ),
         pytest.param(
             {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},

@@ -42,7 +42,7 @@ from paddock.resources.transitions.claim import Terms
 
 MAX_TIMEOUT_SECONDS = 30 * 24 * 3600
 _CLAIMS = metrics.counter("paddock_claims_total", "Claims by where they came from.", ("source",))
-_SECONDS = metrics.histogram("paddock_claim_seconds", "From wish to sandbox.", ("source",))
+_SECONDS = metrics.histogram("paddock_claim_seconds", "Time from request to sandbox.", ("source",))
 
 
 class Claims:
@@ -222,8 +222,8 @@ class Claims:
                 return found
         except TimeoutError as error:
             raise DeadlineExceededError(
-                f"no sandbox could be had within {request.claim_timeout_seconds:g} s",
-                hint="raise the pool's buffer, or ask for a longer claim timeout",
+                f"no sandbox was available within {request.claim_timeout_seconds:g} s",
+                hint="raise the pool's buffer, or request a longer claim timeout",
             ) from error
 
     def _new_sandbox(

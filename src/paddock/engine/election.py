@@ -161,7 +161,7 @@ class Elector:
         await asyncio.sleep(min(self._timing.retry_seconds * jitter, at_most))
 
     async def _try(self, patience_seconds: float) -> bool:
-        """Try once to take or renew the lease; says whether we hold it."""
+        """Try once to take or renew the lease; return whether we hold it."""
         began = self._clock.monotonic()
         try:
             async with asyncio.timeout(patience_seconds):
@@ -175,7 +175,7 @@ class Elector:
         return held
 
     async def _take_or_renew(self) -> bool:
-        # As it was left: if somebody else wrote it since, that is a conflict, and it is read then.
+        # Write over the last known lease. A conflict means another process wrote it; then read it.
         left = self._lease if self.is_leader else None
         if left is not None and await self._write(left, is_mine=True):
             return True
@@ -260,7 +260,7 @@ class Elector:
         lease = await self._store.get(Lease, self._key)
         spec = lease.spec
         if spec.holder_identity != self.identity or (spec.lease_transitions or 0) != self.term:
-            return True  # it is somebody else's by now
+            return True  # another process holds it
         free = structs.replace(spec, holder_identity="", lease_duration_seconds=1)
         try:
             await self._store.update(structs.replace(lease, spec=free))

@@ -2,8 +2,8 @@
 
 Recording never waits and never fails: events are counted in memory and written by `run`. The same
 event of the same object increases the count of one Event, also after a restart. Events of one
-object are rate limited. An event that cannot be written is logged and dropped: Events are for
-people, nothing may depend on them.
+object are rate limited. An event that cannot be written is logged and dropped: Events are
+informational; no code may depend on them.
 """
 
 import asyncio

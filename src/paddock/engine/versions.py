@@ -17,7 +17,7 @@ def ordinal(version: str) -> int:
         return int(version)
     except ValueError:
         raise InvalidError(
-            f"the store gave the resource version {version!r}, which is no whole number",
+            f"the store returned resource version {version!r}, which is not an integer",
             hint="Paddock needs a store whose versions are ordered, as Kubernetes' are",
         ) from None
 

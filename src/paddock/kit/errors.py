@@ -25,7 +25,7 @@ import msgspec
 
 
 class PaddockError(Exception):
-    """Base of every error Paddock raises on purpose."""
+    """Base class of Paddock's errors."""
 
     reason = "InternalError"
 

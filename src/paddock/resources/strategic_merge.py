@@ -57,7 +57,7 @@ def merge(base: Any, patch: Mapping[str, Any], *, has_directives: bool = True) -
     Without directives, names that begin with `$` are ordinary fields. `InvalidError` has the path
     of the invalid field.
     """
-    return _Merge(has_directives=has_directives).object(base, patch, "")
+    return _Merge(has_directives=has_directives).object(_copied(base), patch, "")
 
 
 class _Merge:
@@ -67,7 +67,10 @@ class _Merge:
         self._has_directives = has_directives
 
     def object(self, base: Any, patch: Mapping[str, Any], path: str) -> dict[str, Any]:
-        result: dict[str, Any] = _copied(base) if isinstance(base, Mapping) else {}
+        # The base was copied as a whole, so that the result shares nothing with it.
+        result: dict[str, Any] = (
+            dict(cast("Mapping[str, Any]", base)) if isinstance(base, Mapping) else {}
+        )
         changes = dict(patch)
         if self._has_directives:
             directives = {name: changes.pop(name) for name in patch if name.startswith("$")}
@@ -117,9 +120,11 @@ class _Merge:
                 places.setdefault(_identity(item, key, f"{path}[{place}]"), place)
         for place, item in enumerate(patch):
             where = f"{path}[{place}]"
-            # Items are matched only with those of the base: two new items may have the same key,
-            # such as a port for both TCP and UDP.
-            known = places.get(_identity(item, key, where), len(present) + place)
+            identity = _identity(item, key, where)
+            known = places.get(identity, len(present) + place)
+            if len(keys) == 1:
+                places.setdefault(identity, known)
+            # Two new ports may have the same number, one for TCP and one for UDP.
             if self._has_directives and item.get("$patch") == "delete":
                 result.pop(known, None)
             else:

@@ -44,7 +44,7 @@ def create_app(token: str) -> web.Application:
 
 @contextlib.asynccontextmanager
 async def serving(token: str, host: str, port: int = names.NODE_PORT) -> AsyncGenerator[None]:
-    """Serve beside the body."""
+    """Serve while the context is open."""
     runner = web.AppRunner(create_app(token), access_log=None)
     await runner.setup()
     try:

@@ -1,4 +1,4 @@
-"""The manager, wired: what every process has that answers clients' calls."""
+"""Builds the manager, which every process that serves the API has."""
 
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
@@ -41,7 +41,7 @@ def own_records(namespace: str = SYSTEM_NAMESPACE) -> dict[type[Resource], Filte
 
 
 def build_limiter(settings: Settings, clock: Clock) -> FairLimiter:
-    """Make the one gate through which everything goes that is made because stock is out."""
+    """Create the limiter that all cold creates share."""
     return FairLimiter(
         clock,
         per_second=settings.cold_creates_per_second,
@@ -50,7 +50,7 @@ def build_limiter(settings: Settings, clock: Clock) -> FairLimiter:
 
 
 def build_overrides(settings: Settings, agent: Agent, provider: Provider) -> ClaimOverrides:
-    """Make what says which images and sizes claims may have."""
+    """Create the check of images and sizes that claims request."""
     return ClaimOverrides(
         agent,
         provider,

@@ -146,7 +146,7 @@ class ClaimController:
         self, claim: SandboxClaim, status: SandboxClaimStatus, obstacle: str
     ) -> SandboxClaimStatus:
         """Record whether warm sandboxes are updated in place, or others are created instead."""
-        words = f"{obstacle}: sandboxes are made anew" if obstacle else ""
+        words = f"{obstacle}: new sandboxes are created" if obstacle else ""
         if words:
             self._recorder.normal(claim, "MadeAnew", words)
         return updated(claim, status, words, now=self._clock.now())
@@ -200,7 +200,7 @@ class ClaimController:
         taken = sum(result is True for result in results)
         problem = _problem(results)
         if taken < count:
-            words = f"{count - taken} of {count} are not to be had yet"
+            words = f"{count - taken} of {count} are not available yet"
             self._recorder.normal(
                 claim, "NoAvailableSandboxes", f"{words}: {problem}" if problem else words
             )

@@ -1,6 +1,6 @@
 """The progress of a claim's sandboxes towards being handed over. Pure.
 
-A sandbox that was ready once counts for the claim for good, whatever happens to it later.
+A sandbox that was ready once counts for the claim permanently, even if it fails later.
 Everything is read from the sandbox itself, so that a restarted controller reads the same.
 """
 
@@ -88,7 +88,7 @@ def why_lost(sandbox: Sandbox, *, now: datetime) -> str:
         return error.message
     if missing is None and not _has_size(sandbox):
         missing = "it has not been resized"
-    return f"sandbox {sandbox.key} was not ready in time: {missing or 'it is only now'}"
+    return f"sandbox {sandbox.key} was not ready in time: {missing or 'it became ready too late'}"
 
 
 def _has_run(sandbox: Sandbox) -> bool:

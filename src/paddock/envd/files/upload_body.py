@@ -124,7 +124,7 @@ def _part_path(
         raise HttpError(400, "with a path parameter only one file can be uploaded")
     name = given or part.filename
     if not name:
-        raise HttpError(400, "neither the path parameter nor the part's filename says where")
+        raise HttpError(400, "no target: set the path parameter or the part's filename")
     path = environment.resolve(name, user)
     if path in written:
         raise HttpError(400, f"path {path!r} is uploaded twice in one request")

@@ -237,7 +237,7 @@ def decode_record(message: InitMessage) -> ProcessRecord:
     memo = message.body[_RECORD.size : _RECORD.size + memo_size]
     named = (mask & 15).bit_count()
     if named > len(message.fds) and len(memo) == memo_size and mask <= 15:
-        raise DescriptorsLostError(f"{len(message.fds)} of {named} descriptors came")
+        raise DescriptorsLostError(f"{len(message.fds)} of {named} descriptors were received")
     if len(memo) != memo_size or named != len(message.fds) or mask > 15:
         raise ProtocolError("record does not match its size or descriptors")
     fds = iter(message.fds)

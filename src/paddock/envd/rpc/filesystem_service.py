@@ -237,7 +237,7 @@ def _refuse_loss(watcher: DirectoryWatcher) -> None:
         watcher.is_lossy = False
         raise ConnectError(
             Code.RESOURCE_EXHAUSTED,
-            "more happened than could be kept: some events were lost, list the directory anew",
+            "the event buffer overflowed and events were lost: list the directory again",
         )
 
 

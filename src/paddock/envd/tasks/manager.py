@@ -107,7 +107,7 @@ class TaskManager:
         if not is_name(task.name):
             raise TaskError("a task needs a name of letters, digits, dashes and dots")
         if task.process is None and task.pod_template_spec is None:
-            raise TaskError(f"task {task.name} says neither process nor podTemplateSpec")
+            raise TaskError(f"task {task.name} has neither process nor podTemplateSpec")
         if task.process is not None and not task.process.command:
             raise TaskError(f"task {task.name}: process.command is empty")
 

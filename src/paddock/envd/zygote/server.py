@@ -285,7 +285,7 @@ def _validation_error(request: ZygoteRequest, fds: list[int]) -> str | None:
     if request.op != "start":
         return f"unknown op {request.op!r}: use start or ping"
     if len(request.fds) != len(fds):
-        return f"{len(request.fds)} descriptors are named but {len(fds)} came"
+        return f"{len(request.fds)} descriptors are named but {len(fds)} were received"
     return None if {"listener", "wait"} & set(request.fds) else "a listener is needed"
 
 

@@ -1,6 +1,6 @@
 """Framing of HTTP message bodies. Pure.
 
-The framing of a body is parsed strictly and written anew, so that two parsers can never disagree
+The framing of a body is parsed strictly and rewritten, so that two parsers can never disagree
 about it. Chunk extensions are hop-by-hop and are dropped.
 """
 

@@ -1,4 +1,4 @@
-"""Response heads: parsed as strictly as request heads, and written anew. Pure."""
+"""Response heads: parsed as strictly as request heads, and rewritten. Pure."""
 
 import re
 from functools import lru_cache

@@ -261,7 +261,7 @@ async def test_bad_requests_are_refused(zygote: ZygoteProcess, tmp_path: Path) -
     for message, fds, why in (
         ({"op": "start", "id": "x"}, None, "listener"),
         ({"op": "dance", "id": "x"}, None, "dance"),
-        ({"op": "start", "id": "x", "fds": ["listener"]}, None, "came"),
+        ({"op": "start", "id": "x", "fds": ["listener"]}, None, "received"),
         ({"op": 7}, None, "malformed"),
     ):
         zygote.send(message, fds)

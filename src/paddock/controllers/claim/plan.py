@@ -44,7 +44,7 @@ class Resize(Step, frozen=True):
 
 
 class GiveUp(Step, frozen=True):
-    """Give up these sandboxes, which were not handed over."""
+    """Abandon these sandboxes, which were not handed over."""
 
     sandboxes: tuple[Sandbox, ...]
     is_failure: bool = True

@@ -20,7 +20,7 @@ def seconds_left(record: TaskRecord, limit: float, now: datetime) -> float:
 
 
 async def wait_running(
-    seconds: float, limit: float, running: RunningTask, output_ends: "set[asyncio.Future[Any]]"
+    seconds: float, limit: float, running: RunningTask, ends: "set[asyncio.Future[Any]]"
 ) -> None:
     """Wait until one of `ends` is done, or the command has run for `seconds`.
 
@@ -28,13 +28,13 @@ async def wait_running(
     """
     while seconds > 0:
         span = min(seconds, max(limit / SPANS, SPAN_SECONDS))
-        done, _ = await asyncio.wait(output_ends, timeout=span, return_when="FIRST_COMPLETED")
+        done, _ = await asyncio.wait(ends, timeout=span, return_when="FIRST_COMPLETED")
         if done:
             return
         answer = asyncio.ensure_future(running.wait_responsive())
         try:
-            done, _ = await asyncio.wait({*output_ends, answer}, return_when="FIRST_COMPLETED")
-            if done & output_ends:
+            done, _ = await asyncio.wait({*ends, answer}, return_when="FIRST_COMPLETED")
+            if done & ends:
                 return
             answer.result()
         finally:

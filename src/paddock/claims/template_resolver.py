@@ -1,6 +1,7 @@
 """Resolves a client's `templateID` to a pool, a template, a snapshot or an environment."""
 
 import re
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -19,6 +20,9 @@ _REFERENCE = re.compile(
 )
 SHARED_NAMESPACE = "default"
 """Pools and public templates of this namespace serve every team."""
+CODE_INTERPRETER = "code-interpreter-v1"
+"""The template that E2B's code interpreter SDK requests by default."""
+_MAX_NAMES = 8
 
 
 class ClaimTarget(Struct, frozen=True, kw_only=True):
@@ -41,18 +45,33 @@ class TemplateResolver:
 
     def resolve(self, caller: Caller, reference: str) -> ClaimTarget:
         """Return the target of a reference; `NotFoundError` if there is none."""
-        if (checkpoint := self.checkpoint(caller, reference)) is not None:
-            return _from_checkpoint(checkpoint)
-        match = parse_reference(reference)
-        if match is None:
+        if (found := self.find(caller, reference)) is not None:
+            return found
+        if parse_reference(reference) is None:
             problem = FieldProblem("templateID", f"{reference!r} is not [team/]name[:tag]")
             raise InvalidError(str(problem), problems=[problem])
-        space, name = match
+        raise NotFoundError(
+            f"template '{reference}' not found", hint=next_step(reference, self._names(caller))
+        )
+
+    def find(self, caller: Caller, reference: str) -> ClaimTarget | None:
+        """Return the target of a reference, or None."""
+        if (checkpoint := self.checkpoint(caller, reference)) is not None:
+            return _from_checkpoint(checkpoint)
+        space, name = parse_reference(reference) or ("", "")
         spaces = (space,) if space else (caller.team, SHARED_NAMESPACE)
-        for namespace in dict.fromkeys(spaces):
-            if (found := self._in(namespace, name, caller)) is not None:
-                return found
-        raise NotFoundError(f"template '{reference}' not found")
+        targets = (self._in(namespace, name, caller) for namespace in dict.fromkeys(spaces))
+        return next((found for found in targets if found is not None), None)
+
+    def _names(self, caller: Caller) -> list[str]:
+        """Return the names of templates that the caller can use without naming a team."""
+        found = {
+            template.metadata.name
+            for template in self._provider.informer(SandboxTemplate).all()
+            if template.metadata.namespace == caller.team
+            or (template.metadata.namespace == SHARED_NAMESPACE and template.spec.public)
+        }
+        return sorted(found)
 
     def _in(self, namespace: str, name: str, caller: Caller) -> ClaimTarget | None:
         key = Key(namespace, name)
@@ -132,6 +151,21 @@ class TemplateResolver:
         ]
         own = [item for item in found if item.spec.owner == caller.team]
         return max(own or found, key=_completed, default=None)
+
+
+def next_step(reference: str, names: Sequence[str]) -> str:
+    """Return the hint for a template that does not exist, given those that the caller can use."""
+    if parse_reference(reference) == ("", CODE_INTERPRETER):
+        purpose = (
+            "no code interpreter is included: run_code() needs a template of this name whose "
+            "startCommand serves the code interpreter's API on port 49999"
+        )
+    else:
+        purpose = "an operator creates a template with 'paddock apply -f' (kind SandboxTemplate)"
+    if not names:
+        return purpose
+    shown = ", ".join(names[:_MAX_NAMES]) + (", …" if len(names) > _MAX_NAMES else "")
+    return f"{purpose}; templates that exist: {shown}"
 
 
 def parse_reference(reference: str) -> tuple[str, str] | None:

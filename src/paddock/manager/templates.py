@@ -47,6 +47,19 @@ class Templates:
             raise NotFoundError(f"template '{reference}' not found")
         return nearest
 
+    def resolve_alias(self, caller: Caller, reference: str) -> tuple[str, bool]:
+        """Return the id that a reference stands for, and whether it is public.
+
+        Whatever a sandbox can be created from has one: templates, pools, environments, snapshots.
+        """
+        target = self._resolver.find(caller, reference)
+        if target is None:
+            raise NotFoundError(f"template '{reference}' not found")
+        if target.checkpoint is not None:
+            stored = target.checkpoint
+            return stored.status.checkpoint_id or stored.spec.checkpoint_id, False
+        return target.template_name, target.template.public
+
     async def delete(self, caller: Caller, reference: str) -> None:
         """Delete a snapshot or a template of the caller's own."""
         caller.must_write()

@@ -8,9 +8,10 @@ import pytest
 
 from paddock.claims.caller import SYSTEM_NAMESPACE
 from paddock.resources.kinds.builtin import Secret
+from paddock.resources.kinds.pool import SandboxPool, SandboxPoolSpec
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import PauseStrategy, SandboxTemplate, SandboxTemplateSpec
-from paddock.resources.meta import ObjectMeta
+from paddock.resources.meta import Key, ObjectMeta
 from paddock.runtime.port import LogLine
 from tests.scenario.paddock import SECRETS, World, paddock
 
@@ -110,6 +111,56 @@ async def test_pages_end_without_a_token_and_bad_tokens_are_refused() -> None:
         for bad in ("limit=0", "limit=101", "state=gone", "order=up", "startedAfter=yesterday"):
             assert (await world.http.get(f"/v2/sandboxes?{bad}")).status_code == 400
         assert (await world.http.get("/v2/sandboxes?template=other")).json() == []
+
+
+async def test_started_after_includes_a_sandbox_started_at_that_moment() -> None:
+    async with paddock() as world:
+        made = await create(world)
+        at = (await world.http.get(f"/sandboxes/{made['sandboxID']}")).json()["startedAt"]
+        later = datetime.fromisoformat(at) + timedelta(microseconds=1)
+
+        async def listed(since: str) -> list[str]:
+            found = await world.http.get(f"/v2/sandboxes?startedAfter={quote(since)}")
+            return [item["sandboxID"] for item in found.json()]
+
+        assert await listed(at) == [made["sandboxID"]]
+        assert await listed(later.isoformat()) == []
+
+
+async def test_whatever_a_sandbox_can_be_created_from_exists_as_a_template() -> None:
+    async with paddock() as world:
+        made = await create(world)
+        path = f"/sandboxes/{made['sandboxID']}/snapshots"
+        stored = (await world.http.post(path, json={"name": "trained"})).json()
+        pool = SandboxPoolSpec(template=SandboxTemplateSpec(), replicas=0)
+        await world.store.create(
+            SandboxPool(metadata=ObjectMeta(name="inline", namespace="default"), spec=pool)
+        )
+        await world.until(lambda: world.provider.get(SandboxPool, Key("default", "inline")))
+        for reference, identity in (
+            ("base", "base"),
+            ("inline", "inline"),
+            ("trained", stored["snapshotID"]),
+            (stored["snapshotID"], stored["snapshotID"]),
+        ):
+            found = await world.http.get(f"/templates/aliases/{quote(reference)}")
+            assert (found.status_code, found.json()["templateID"]) == (200, identity)
+            await create(world, templateID=reference)
+        for reference in ("other", "not a name"):
+            found = await world.http.get(f"/templates/aliases/{quote(reference)}")
+            assert found.status_code == 404
+
+
+async def test_an_unknown_template_is_a_404_with_the_next_step() -> None:
+    async with paddock() as world:
+        missing = (await create(world, 404, templateID="other"))["message"]
+        assert missing.startswith("template 'other' not found (")
+        assert "paddock apply" in missing
+        assert "templates that exist: base" in missing
+        interpreter = (await create(world, 404, templateID="code-interpreter-v1"))["message"]
+        assert "no code interpreter is included" in interpreter
+        assert "port 49999" in interpreter
+        assert "templates that exist: base" in interpreter
 
 
 async def test_metadata_filters_may_be_encoded_three_times() -> None:

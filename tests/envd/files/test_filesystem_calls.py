@@ -46,6 +46,27 @@ async def test_stat_describes_a_file(rig: Rig) -> None:
     }
 
 
+async def test_an_empty_directory_has_a_size_on_every_file_system(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (rig.home / "empty").mkdir()
+    (rig.home / "empty.txt").touch()
+    real = os.lstat
+
+    def on_btrfs(path: str) -> os.stat_result:
+        """Return what btrfs reports: the size of an empty directory is 0."""
+        info = real(path)
+        return os.stat_result((*info[:6], 0, *info[7:10]), {"st_mtime_ns": info.st_mtime_ns})
+
+    monkeypatch.setattr(os, "lstat", on_btrfs)
+
+    listed = (await rig.files("ListDir", {"path": "~"})).json()["entries"]
+
+    sizes = {entry["name"]: int(entry.get("size", 0)) for entry in listed}
+    assert sizes["empty"] == 4096
+    assert sizes["empty.txt"] == 0
+
+
 async def test_a_link_has_the_type_of_its_target_and_its_own_permissions(rig: Rig) -> None:
     (rig.home / "dir").mkdir()
     (rig.home / "link").symlink_to("dir")

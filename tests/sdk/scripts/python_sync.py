@@ -141,6 +141,7 @@ def files():
         assert box.files.read("empty") == ""
         assert box.files.make_dir("new") is True
         assert box.files.make_dir("new") is False
+        assert box.files.get_info("new").size > 0
         assert box.files.exists("new")
         assert not box.files.exists("old")
         box.files.rename("empty", "new/renamed")
@@ -310,6 +311,8 @@ def a_snapshot_can_be_used_as_a_template():
         box.files.write("state.txt", "two")
         listed = [item.snapshot_id for item in box.list_snapshots().next_items()]
         assert snapshot.snapshot_id in listed
+        assert e2b.Template.exists(name)
+        assert not e2b.Template.exists(f"{name}-2")
         for reference in (snapshot.snapshot_id, name):
             clone = Sandbox.create(reference)
             with ending(clone):

@@ -44,9 +44,9 @@ async def template(context: E2bContext, request: Request, caller: Caller) -> Res
 
 
 async def alias(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Return the template of an alias."""
-    found = context.manager.templates.get(caller, request.path_params["alias"])
-    return json_response({"templateID": found.metadata.name, "public": found.spec.public})
+    """Return what an alias stands for: a template, a pool, an environment or a snapshot."""
+    name, public = context.manager.templates.resolve_alias(caller, request.path_params["alias"])
+    return json_response({"templateID": name, "public": public})
 
 
 async def delete_template(context: E2bContext, request: Request, caller: Caller) -> Response:

@@ -19,6 +19,7 @@ XATTR_PREFIX = "user.e2b."
 MAX_ENTRIES = 200_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FARTHEST = 253_402_300_799
+_BLOCK = 4096
 _FLAGS = (
     (stat.S_ISDIR, "d"),
     (stat.S_ISLNK, "L"),
@@ -66,7 +67,7 @@ def describe(path: str, users: Users, *, shown_as: str | None = None) -> EntryIn
         name=printable(posixpath.basename(shown) or shown),
         type=kind,
         path=printable(shown),
-        size=info.st_size,
+        size=_size(info),
         mode=stat.S_IMODE(mode) & 0o777,
         permissions=permissions(info.st_mode),
         owner=printable(users.user_name(info.st_uid)),
@@ -75,6 +76,15 @@ def describe(path: str, users: Users, *, shown_as: str | None = None) -> EntryIn
         symlink_target=None if target is None else printable(target),
         metadata=metadata(path) if stat.S_ISREG(mode) else {},
     )
+
+
+def _size(info: os.stat_result) -> int:
+    """Return the size of an entry; that of a directory is at least one block.
+
+    On btrfs the size of an empty directory is 0, on other file systems it is not. Clients take 0
+    for an error.
+    """
+    return max(info.st_size, _BLOCK) if stat.S_ISDIR(info.st_mode) else info.st_size
 
 
 def _kind(mode: int) -> FileType:

@@ -96,7 +96,7 @@ class SandboxQueries:
             return False
         if wanted.template is not None and claim.template_id != wanted.template:
             return False
-        if wanted.started_after is not None and claim.claim_time <= wanted.started_after:
+        if wanted.started_after is not None and claim.claim_time < wanted.started_after:
             return False
         return all(claim.metadata.get(key) == value for key, value in wanted.metadata.items())
 

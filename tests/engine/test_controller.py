@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from paddock.engine.controller import (
-    After,
     Controller,
     Done,
+    RequeueAfter,
     TerminalError,
     controlled_by,
     own_key,
@@ -66,7 +66,7 @@ async def test_done_is_not_requeued() -> None:
 
 
 async def test_after_is_requeued_with_its_delay() -> None:
-    diary = Diary(After(30, "waiting"), After(5, "still"))
+    diary = Diary(RequeueAfter(30, "waiting"), RequeueAfter(5, "still"))
     async with running(diary) as controller:
         controller.queue.add("a")
         await asyncio.sleep(1000)
@@ -103,7 +103,7 @@ async def test_an_invalid_result_of_a_reconcile_is_an_error(
         controller.queue.add("a")
         await asyncio.sleep(10)
     assert len(diary.calls) == 2
-    assert "a reconcile returns Done or After, not 'nonsense'" in caplog.text
+    assert "a reconcile returns Done or RequeueAfter, not 'nonsense'" in caplog.text
 
 
 async def test_a_cancelled_inner_task_is_retried_and_does_not_end_the_worker() -> None:
@@ -219,7 +219,9 @@ async def test_results_are_counted() -> None:
         return REGISTRY.get_sample_value("paddock_reconcile_seconds_count", labels) or 0
 
     before = {result: count(result) for result in ("done", "after", "error", "terminal")}
-    async with running(Diary(ValueError(), After(1), TerminalError("t"), Done())) as controller:
+    async with running(
+        Diary(ValueError(), RequeueAfter(1), TerminalError("t"), Done())
+    ) as controller:
         controller.queue.add("a")
         await asyncio.sleep(10)
         controller.queue.add("a")

@@ -177,7 +177,7 @@ async def test_less_cpu_is_resized_in_place_if_the_node_supports_it(paddock: Ins
     second, output = await paddock.sdk(SMALLER)
     assert output == "runs on\n"
     pod = await paddock.store.get(PodManifest, (await paddock.sandbox(second)).key)
-    assert pod.metadata.uid in before, "it was in stock, and was not made anew"
+    assert pod.metadata.uid in before, "it was in stock, and was not created for the claim"
     assert pod.spec["resources"]["limits"]["cpu"] == "500m"
     assert pod.metadata.generation == 2, "its spec was changed once"
     for sandbox_id in (first, second):

@@ -150,7 +150,7 @@ print(json.dumps([box.sandbox_id, box.commands.run("echo runs on").stdout]))
     )
     assert output == "runs on\n"
     pod = await paddock.store.get(PodManifest, (await paddock.sandbox(sandbox_id)).key)
-    assert pod.metadata.uid in before, "it was in stock, and was not made anew"
+    assert pod.metadata.uid in before, "it was in stock, and was not created for the claim"
     await paddock.until(lambda: there.granted(pod.metadata.uid) == granted)
     assert await paddock.sdk(KILL, ID=sandbox_id)
 
@@ -170,7 +170,7 @@ print(json.dumps([box.sandbox_id, box.commands.run("cat /" + os.environ["SIGN"])
     )
     assert output == images.OTHER, "commands run in the new container"
     pod = await paddock.store.get(PodManifest, (await paddock.sandbox(sandbox_id)).key)
-    assert pod.metadata.uid in before, "it was in stock, and was not made anew"
+    assert pod.metadata.uid in before, "it was in stock, and was not created for the claim"
     assert await paddock.sdk(KILL, ID=sandbox_id)
 
     await paddock.stocked(1)

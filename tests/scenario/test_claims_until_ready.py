@@ -130,8 +130,8 @@ async def test_sandboxes_are_created_where_warm_ones_cannot_be_updated() -> None
         stock = await begin(world, replicas=2, inplace_update=both)
         done = await completed(world)
         assert done.status.claimed_replicas == 2
-        assert reason(done, "InplaceUpdate") == "False MadeAnew"
-        assert "cannot change the image" in await said(world, "MadeAnew")
+        assert reason(done, "InplaceUpdate") == "False CreatedNew"
+        assert "cannot change the image" in await said(world, "CreatedNew")
         for sandbox in owned(world):
             assert sandbox.metadata.uid not in stock
             assert sandbox.status.image == "team/other"
@@ -146,12 +146,12 @@ async def test_sandboxes_are_created_where_warm_ones_cannot_be_updated() -> None
     [
         pytest.param(
             {"inplace_update": IMAGE, "create_on_no_stock": False},
-            "change the image of a warm sandbox, and none may be made anew: createOnNoStock is off",
+            "change the image of a warm sandbox, and none may be created: createOnNoStock is off",
             id="image of stock alone",
         ),
         pytest.param(
             {"inplace_update": SMALL, "create_on_no_stock": False},
-            "this runtime cannot give a warm sandbox that size, and none may be made anew",
+            "this runtime cannot give a warm sandbox that size, and none may be created",
             id="size of stock alone",
         ),
         pytest.param(
@@ -225,9 +225,9 @@ async def test_a_refused_size_costs_one_sandbox_and_not_the_claim(
         stock = await begin(world, replicas=1, inplace_update=SMALL)
         began = asyncio.get_running_loop().time()
         done = await completed(world)
-        assert asyncio.get_running_loop().time() - began < 2, "it is made anew at once"
+        assert asyncio.get_running_loop().time() - began < 2, "a new one is created at once"
         assert done.status.claimed_replicas == 1
-        assert reason(done, "InplaceUpdate") == "False MadeAnew"
+        assert reason(done, "InplaceUpdate") == "False CreatedNew"
         [sandbox] = owned(world)
         assert sandbox.metadata.uid not in stock
         assert sandbox.status.resources.cpu == "500m"

@@ -4,7 +4,7 @@ import asyncio
 
 import aiohttp
 
-from paddock.adapters.problems import error_from
+from paddock.adapters.remote_errors import error_from
 from paddock.kit.errors import UnavailableError
 from paddock.manager.federation.protocol import SIGNATURE, PeerCluster, Signer
 

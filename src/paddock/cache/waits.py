@@ -18,7 +18,7 @@ from typing import Any, Generic, Self
 
 from paddock.cache import checks
 from paddock.cache.action_locks import ActionLock, ActionLocks, LockKey, WaitAction, lock_key
-from paddock.cache.observer import DONE_WORDS, Check, Observer
+from paddock.cache.object_reader import DONE_WORDS, Check, Observer
 from paddock.engine.informer import Informer
 from paddock.engine.reader import Reader
 from paddock.kit import metrics

@@ -153,23 +153,25 @@ class Claims:
     ) -> Sandbox:
         started = self._clock.monotonic()
         reservations = self._acquirer.reservations
-        fit = self._overrides.fit(target.template, image=request.image, resources=request.resources)
+        requirements = self._overrides.requirements(
+            target.template, image=request.image, resources=request.resources
+        )
         terms = request_terms(
             caller,
             request,
-            fit,
+            requirements,
             self._seed,
             account=reservations.account,
             idempotency_hash=request_hash(request) if request.idempotency_key else "",
             now=self._clock.now(),
         )
-        can_be_warm = not fit.obstacle and (resizes or fit.resources is None)
+        can_be_warm = not requirements.obstacle and (resizes or requirements.resources is None)
         pool = target.pool if can_be_warm else None
-        target = structs.replace(target, template=fit.template)
+        target = structs.replace(target, template=requirements.template)
         sandbox, source = await self._acquirer.acquire(
             caller,
             terms,
-            fit.size,
+            requirements.size,
             lambda attempt: self._obtain(caller, request, target, terms, pool, attempt),
             # Whether the store has something of this claim is not known: it keeps its quota.
             on_unresolved=self._cleanup.begin_all,
@@ -184,7 +186,7 @@ class Claims:
             ready = await self._hand_over.prepare(sandbox, request, target.template, source)
         except UnsupportedError as error:
             await self._hand_over.abort(sandbox, request, error)
-            if source == COLD or not resizes or fit.resources is None:
+            if source == COLD or not resizes or requirements.resources is None:
                 raise
             # Its node refused the size of this claim: create a sandbox of that size instead.
             return await self._claim(caller, request, target, resizes=False, until=until)

@@ -16,7 +16,7 @@ from paddock.kit.errors import FieldProblem, ForbiddenError, InvalidError
 from paddock.resources import quantity
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import Resources, SandboxTemplateSpec
-from paddock.resources.transitions.claim import Fit
+from paddock.resources.transitions.claim import ClaimRequirements
 
 _KEEPS_IMAGE = "this runtime cannot change the image of a warm sandbox"
 _KEEPS_SIZE = "this runtime cannot give a warm sandbox that size"
@@ -48,9 +48,9 @@ class ClaimOverrides:
                 hint="use a template of that image; operators list images in claim_images",
             )
 
-    def fit(
+    def requirements(
         self, template: SandboxTemplateSpec, *, image: str = "", resources: Resources | None = None
-    ) -> Fit:
+    ) -> ClaimRequirements:
         """Complete the overrides from the template; `InvalidError` if they exceed a limit."""
         if image:
             self.check_image(image)
@@ -63,7 +63,7 @@ class ClaimOverrides:
             obstacle = _KEEPS_IMAGE
         elif size != base and not self._agent.can_resize(base, size):
             obstacle = _KEEPS_SIZE
-        return Fit(
+        return ClaimRequirements(
             template=made_of,
             size=size,
             resources=None if size == base else size,

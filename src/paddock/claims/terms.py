@@ -22,13 +22,13 @@ from paddock.resources.kinds.sandbox import (
     WakeOnTraffic,
 )
 from paddock.resources.tokens import TokenSeed, hashed
-from paddock.resources.transitions.claim import Fit, Terms, claimed
+from paddock.resources.transitions.claim import ClaimRequirements, Terms, claimed
 
 
 def request_terms(
     caller: Caller,
     request: NewSandbox,
-    fit: Fit,
+    requirements: ClaimRequirements,
     seed: TokenSeed,
     *,
     account: str,
@@ -65,8 +65,8 @@ def request_terms(
         wake=wake,
         idle_pause=request.idle_pause,
         network=network,
-        resources=fit.resources,
-        image=fit.image,
+        resources=requirements.resources,
+        image=requirements.image,
         paused_retention_seconds=request.paused_retention_seconds,
         pause_strategy=request.pause_strategy,
         labels=request.labels,
@@ -74,7 +74,12 @@ def request_terms(
 
 
 def sandbox_claim_terms(
-    claim: SandboxClaim, fit: Fit, seed: TokenSeed, *, account: str, now: datetime
+    claim: SandboxClaim,
+    requirements: ClaimRequirements,
+    seed: TokenSeed,
+    *,
+    account: str,
+    now: datetime,
 ) -> Terms:
     """Return the terms of one sandbox of a SandboxClaim; its namespace is the owning team."""
     sandbox_id = ids.sandbox_id()
@@ -94,8 +99,8 @@ def sandbox_claim_terms(
     )
     return Terms(
         identity=identity,
-        resources=fit.resources,
-        image=fit.image,
+        resources=requirements.resources,
+        image=requirements.image,
         shutdown_time=end,
         labels={**claim.spec.labels, LABEL_CLAIM: claim.metadata.name},
         annotations=claim.spec.annotations,

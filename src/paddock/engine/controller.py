@@ -1,9 +1,9 @@
 """Controllers: run a reconcile function for every key that changed.
 
 A reconcile gets a key only: it reads the current state, must be idempotent, and returns
-`Done("paused: idle 300 s")`, or `After(30, "waiting for the image")` to be called again. An error
-requeues the key with backoff; `TerminalError` does not, as only a change of the object can help. A
-key is never reconciled twice at once. A reconcile that hangs does not block others: after
+`Done("paused: idle 300 s")`, or `RequeueAfter(30, "waiting for the image")` to be called again. An
+error requeues the key with backoff; `TerminalError` does not, as only a change of the object can
+help. A key is never reconciled twice at once. A reconcile that hangs does not block others: after
 `RELIEF_SECONDS` another worker is started, and after the timeout it is cancelled.
 
 `watches` connects a controller to informers; leader election is in `election`.
@@ -51,14 +51,14 @@ class Gone(Done, frozen=True):
     """The object is deleted: delayed calls for its key are cancelled too."""
 
 
-class After(Struct, frozen=True):
+class RequeueAfter(Struct, frozen=True):
     """Requeue after so many seconds, or earlier if something changes."""
 
     seconds: float
     message: str = ""
 
 
-Result: TypeAlias = Done | After
+Result: TypeAlias = Done | RequeueAfter
 Reconcile: TypeAlias = Callable[[K], Awaitable[Result]]
 
 
@@ -178,7 +178,7 @@ class Controller(Generic[K]):
             ) from error
 
     def _settle(self, key: K, result: Any) -> str:
-        if isinstance(result, After):
+        if isinstance(result, RequeueAfter):
             self.queue.forget(key)
             self.queue.add_after(key, result.seconds)
             log.debug("reconciled", extra=fields(did=result.message, again_in=result.seconds))
@@ -190,7 +190,7 @@ class Controller(Generic[K]):
             level = logging.INFO if result.message else logging.DEBUG
             log.log(level, "reconciled", extra=fields(did=result.message))
             return "done"
-        raise TypeError(f"a reconcile returns Done or After, not {result!r}")
+        raise TypeError(f"a reconcile returns Done or RequeueAfter, not {result!r}")
 
     def _fail(self, key: K, error: BaseException) -> str:
         _ERRORS.labels(self.name, type(error).__name__).inc()

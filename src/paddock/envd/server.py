@@ -123,21 +123,21 @@ class Envd:
 
     async def attach(self) -> int:
         """Find surviving processes and tasks; return the number of processes."""
-        survivors = await self.registry.attach()
+        inherited = await self.registry.attach()
         # At once, so that no output of tasks that an earlier envd started is missed.
         await self.tasks.start()
         self._is_attached = True
-        return survivors
+        return inherited
 
     async def start(self, listener: socket.socket, control: socket.socket | None = None) -> None:
         """Attach, unless already attached, then serve both listeners."""
-        survivors = 0 if self._is_attached else await self.attach()
+        inherited = 0 if self._is_attached else await self.attach()
         self.environment.write_identity()
         await self._public.start(listener)
         if control is not None:
             await self._control.start(control)
         log.debug(
-            "envd is serving", extra={"sandbox": self.config.sandbox_id, "survivors": survivors}
+            "envd is serving", extra={"sandbox": self.config.sandbox_id, "inherited": inherited}
         )
 
     async def run_until_idle(self) -> None:

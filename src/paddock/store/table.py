@@ -34,7 +34,7 @@ _YIELD_EVERY = 128
 """Entries sent to one watcher before it yields to other tasks."""
 
 
-class Horizon:
+class VisibleVersion:
     """The newest visible version of a store; shared by its tables."""
 
     def __init__(self, visible: int) -> None:
@@ -56,13 +56,15 @@ class Entry(NamedTuple, Generic[R]):
 class Table(Generic[R]):
     """Objects of one kind by key."""
 
-    def __init__(self, kind: type[R], horizon: Horizon, *, history: int = DEFAULT_HISTORY) -> None:
+    def __init__(
+        self, kind: type[R], visible_version: VisibleVersion, *, history: int = DEFAULT_HISTORY
+    ) -> None:
         self.kind = kind
         self.objects: dict[Key, R] = {}
-        self._horizon = horizon
+        self._visible_version = visible_version
         self._history = history
         self._limit = history
-        self._compacted = horizon.visible
+        self._compacted = visible_version.visible
         self._entries: list[Entry[R]] = []
         self._base = 0
         self._keys: list[Key] = []
@@ -130,7 +132,7 @@ class Table(Generic[R]):
         after: Key | None = None,
     ) -> Page[R]:
         """Return the objects at a version in key order, starting after a key."""
-        version = self._horizon.visible if at is None else at
+        version = self._visible_version.visible if at is None else at
         before = self._before(version)
         keys, start, end = self._range(namespace, after)
         deleted_since = sorted(
@@ -169,7 +171,7 @@ class Table(Generic[R]):
 
     def _before(self, version: int) -> dict[Key, R | None]:
         """Return the objects that changed after a version, as they were at that version."""
-        if version == self._horizon.visible:
+        if version == self._visible_version.visible:
             return {}
         self._check_kept(version)
         before: dict[Key, R | None] = {}
@@ -209,7 +211,7 @@ class Table(Generic[R]):
     ) -> AsyncGenerator[WatchEvent[R], None]:
         """Stream the changes after a version; without one, the existing objects first."""
         if since is None:
-            position, sent = self._base + len(self._entries), self._horizon.visible
+            position, sent = self._base + len(self._entries), self._visible_version.visible
             for obj in self.page(namespace=namespace, matches=matches, limit=None).items:
                 yield WatchEvent(Change.ADDED, obj, obj.metadata.resource_version)
             yield WatchEvent(Change.BOOKMARK, None, str(sent))
@@ -233,8 +235,8 @@ class Table(Generic[R]):
                 read += 1
                 if read % _YIELD_EVERY == 0:
                     await asyncio.sleep(0)
-            elif self._horizon.visible - sent >= BOOKMARK_EVERY:
-                sent = self._horizon.visible
+            elif self._visible_version.visible - sent >= BOOKMARK_EVERY:
+                sent = self._visible_version.visible
                 yield WatchEvent(Change.BOOKMARK, None, str(sent))
             else:
                 await self._next_change()
@@ -255,9 +257,10 @@ class Table(Generic[R]):
                 f"the oldest kept is {self._compacted}",
                 hint="list again and continue from the list's version",
             )
-        if version > self._horizon.visible:
+        visible = self._visible_version.visible
+        if version > visible:
             raise GoneError(
-                f"version {version} is newer than this store, which is at {self._horizon.visible}",
+                f"version {version} is newer than this store, which is at {visible}",
                 hint="list again and continue from the list's version",
             )
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from paddock.kit.errors import InvalidError
 from paddock.resources.meta import Key, OwnerReference, R, Resource
 from paddock.store.port import Change
-from paddock.store.table import BOOKMARK_EVERY, DEFAULT_HISTORY, Entry, Horizon, Table
+from paddock.store.table import BOOKMARK_EVERY, DEFAULT_HISTORY, Entry, Table, VisibleVersion
 
 Place = tuple[type[Resource], Key]
 FIRST_VERSION = 1
@@ -59,12 +59,12 @@ class WorkingSet:
         version: int = FIRST_VERSION,
         history: int = DEFAULT_HISTORY,
     ) -> None:
-        self.horizon = Horizon(version)
+        self.visible_version = VisibleVersion(version)
         self.decided = version
         """The newest version assigned; never less than the visible one."""
         self.pending: dict[Place, Pending] = {}
         self._tables: dict[type[Resource], Table[Any]] = {
-            kind: Table(kind, self.horizon, history=history) for kind in kinds
+            kind: Table(kind, self.visible_version, history=history) for kind in kinds
         }
         self._by_name = {(kind.API_VERSION, kind.KIND): kind for kind in kinds}
         self._dependents: dict[str, dict[Place, None]] = {}
@@ -116,17 +116,17 @@ class WorkingSet:
         """Make durable changes visible in order, and wake watchers."""
         if not mutations:
             return
-        before = self.horizon.visible
+        before = self.visible_version.visible
         # Set the version first, so that a woken watcher sees the whole commit.
-        self.horizon.visible = mutations[-1].entry.version
-        self.decided = max(self.decided, self.horizon.visible)
+        self.visible_version.visible = mutations[-1].entry.version
+        self.decided = max(self.decided, self.visible_version.visible)
         for mutation in mutations:
             place, entry = mutation
             self._tables[place[0]].apply(entry, place[1])
             self._settle(mutation)
             if entry.old is not None and entry.old.metadata.owner_references:
                 self._unindex(place, entry.old, mutation.after)
-        if before // BOOKMARK_EVERY != self.horizon.visible // BOOKMARK_EVERY:
+        if before // BOOKMARK_EVERY != self.visible_version.visible // BOOKMARK_EVERY:
             for table in self._tables.values():
                 table.wake()
 

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from paddock.controllers.checkpoint import plan as storing
 from paddock.controllers.claim import plan as claiming
-from paddock.controllers.claim.progress import Held
+from paddock.controllers.claim.progress import ClaimedSandboxes
 from paddock.resources.kinds.checkpoint import (
     FINALIZER_CHECKPOINT,
     Checkpoint,
@@ -45,8 +45,8 @@ def boxes(count: int, name: str) -> tuple[Sandbox, ...]:
     )
 
 
-def having(ready: int = 0, unsized: int = 0, coming: int = 0, lost: int = 0) -> Held:
-    return Held(
+def having(ready: int = 0, unsized: int = 0, coming: int = 0, lost: int = 0) -> ClaimedSandboxes:
+    return ClaimedSandboxes(
         ready=boxes(ready, "ready"),
         unsized=boxes(unsized, "unsized"),
         coming=boxes(coming, "coming"),
@@ -190,13 +190,13 @@ OVER = SandboxClaimStatus(claim_start_time=NOW - timedelta(seconds=60))
     ],
 )
 def test_a_claim_is_complete_when_its_sandboxes_are_ready(
-    given: SandboxClaim, has: Held, expected: claiming.Step
+    given: SandboxClaim, has: ClaimedSandboxes, expected: claiming.Step
 ) -> None:
     assert claiming.plan(given, has, target_exists=True, now=NOW) == expected
 
 
 def test_an_unsatisfiable_claim_fails_once_nothing_is_in_flight() -> None:
-    def step(has: Held) -> claiming.Step:
+    def step(has: ClaimedSandboxes) -> claiming.Step:
         return claiming.plan(
             claim(inplace_update=IN_PLACE), has, target_exists=True, refusal="no", now=NOW
         )

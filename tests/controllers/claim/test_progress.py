@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from paddock.controllers.claim.progress import Standing, held, standing_of, why_lost
+from paddock.controllers.claim.progress import ClaimedState, claimed_state, group_by_state, why_lost
 from paddock.resources.kinds.claim import SandboxClaim, SandboxClaimSpec
 from paddock.resources.kinds.sandbox import (
     CONDITION_READY,
@@ -53,65 +53,72 @@ def with_meta(sandbox: Sandbox, **changes: Any) -> Sandbox:
 @pytest.mark.parametrize(
     ("sandbox", "now", "expected"),
     [
-        pytest.param(running(), NOW, Standing.READY, id="from stock as it is"),
-        pytest.param(running(), LATE, Standing.READY, id="for good"),
+        pytest.param(running(), NOW, ClaimedState.READY, id="from stock as it is"),
+        pytest.param(running(), LATE, ClaimedState.READY, id="for good"),
         pytest.param(
-            running(phase=Phase.FAILED), NOW, Standing.READY, id="whatever becomes of it later"
-        ),
-        pytest.param(running({"paused": True}), NOW, Standing.READY, id="also when it is paused"),
-        pytest.param(
-            with_meta(running(), deletion_timestamp=NOW), NOW, Standing.READY, id="or killed"
-        ),
-        pytest.param(box(), NOW, Standing.COMING, id="being made"),
-        pytest.param(box(), LATE, Standing.LOST, id="being made for too long"),
-        pytest.param(box(phase=Phase.FAILED), NOW, Standing.LOST, id="could not be made"),
-        pytest.param(
-            with_meta(box(), deletion_timestamp=NOW), NOW, Standing.LEFT, id="killed before"
-        ),
-        pytest.param(running({"image": "x"}), NOW, Standing.COMING, id="is to have its image"),
-        pytest.param(
-            running({"image": "x"}, phase=Phase.FAILED), NOW, Standing.LOST, id="cannot have it"
-        ),
-        pytest.param(running({"image": "x"}, image="x"), NOW, Standing.READY, id="has its image"),
-        pytest.param(
-            running({"resources": SMALL}), NOW, Standing.UNSIZED, id="is to have its size"
+            running(phase=Phase.FAILED), NOW, ClaimedState.READY, id="whatever becomes of it later"
         ),
         pytest.param(
-            running({"resources": SMALL}), LATE, Standing.LOST, id="is to have it for too long"
+            running({"paused": True}), NOW, ClaimedState.READY, id="also when it is paused"
         ),
         pytest.param(
-            running({"resources": SMALL, "image": "x"}), NOW, Standing.COMING, id="image first"
+            with_meta(running(), deletion_timestamp=NOW), NOW, ClaimedState.READY, id="or killed"
+        ),
+        pytest.param(box(), NOW, ClaimedState.COMING, id="being made"),
+        pytest.param(box(), LATE, ClaimedState.LOST, id="being made for too long"),
+        pytest.param(box(phase=Phase.FAILED), NOW, ClaimedState.LOST, id="could not be made"),
+        pytest.param(
+            with_meta(box(), deletion_timestamp=NOW), NOW, ClaimedState.LEFT, id="killed before"
+        ),
+        pytest.param(running({"image": "x"}), NOW, ClaimedState.COMING, id="is to have its image"),
+        pytest.param(
+            running({"image": "x"}, phase=Phase.FAILED), NOW, ClaimedState.LOST, id="cannot have it"
         ),
         pytest.param(
-            running({"resources": SMALL}, resources=SMALL), NOW, Standing.READY, id="has its size"
+            running({"image": "x"}, image="x"), NOW, ClaimedState.READY, id="has its image"
+        ),
+        pytest.param(
+            running({"resources": SMALL}), NOW, ClaimedState.UNSIZED, id="is to have its size"
+        ),
+        pytest.param(
+            running({"resources": SMALL}), LATE, ClaimedState.LOST, id="is to have it for too long"
+        ),
+        pytest.param(
+            running({"resources": SMALL, "image": "x"}), NOW, ClaimedState.COMING, id="image first"
+        ),
+        pytest.param(
+            running({"resources": SMALL}, resources=SMALL),
+            NOW,
+            ClaimedState.READY,
+            id="has its size",
         ),
         pytest.param(
             with_meta(box(phase=Phase.FAILED), labels={LABEL_GIVEN_UP: "true"}),
             NOW,
-            Standing.LEFT,
+            ClaimedState.LEFT,
             id="given up and kept",
         ),
-        pytest.param(running({"claim": None}), NOW, Standing.LEFT, id="its pool's again"),
+        pytest.param(running({"claim": None}), NOW, ClaimedState.LEFT, id="its pool's again"),
         pytest.param(
             running({"claim": structs.replace(IDENTITY, claim_uid="claim-0")}),
             NOW,
-            Standing.LEFT,
+            ClaimedState.LEFT,
             id="of an earlier claim of that name",
         ),
     ],
 )
-def test_the_progress_of_a_sandbox(sandbox: Sandbox, now: datetime, expected: Standing) -> None:
-    assert standing_of(CLAIM, sandbox, now=now) is expected
+def test_the_progress_of_a_sandbox(sandbox: Sandbox, now: datetime, expected: ClaimedState) -> None:
+    assert claimed_state(CLAIM, sandbox, now=now) is expected
 
 
 def test_sandboxes_of_a_claim_are_grouped_and_the_first_deadline_is_returned() -> None:
     older = structs.replace(IDENTITY, claim_time=NOW - timedelta(seconds=10))
     boxes = [box(), box({"claim": older}), running(), running({"resources": SMALL})]
-    found = held(CLAIM, boxes, now=NOW)
+    found = group_by_state(CLAIM, boxes, now=NOW)
     assert [len(part) for part in (found.ready, found.unsized, found.coming)] == [1, 1, 2]
-    assert len(found.on_their_way) == 3
+    assert len(found.pending) == 3
     assert found.until == NOW + timedelta(seconds=20)
-    assert held(CLAIM, [running()], now=NOW).until is None
+    assert group_by_state(CLAIM, [running()], now=NOW).until is None
 
 
 @pytest.mark.parametrize(

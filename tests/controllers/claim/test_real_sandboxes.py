@@ -43,7 +43,7 @@ async def test_sandboxes_of_a_claim_have_the_requested_size() -> None:
 
         assert status["claimedReplicas"] == 2, status
         reasons = {item["type"]: item["reason"] for item in status["conditions"]}
-        assert reasons == {"Completed": "AllReplicasClaimed", "InplaceUpdate": "MadeAnew"}
+        assert reasons == {"Completed": "AllReplicasClaimed", "InplaceUpdate": "CreatedNew"}
         for box in status["sandboxes"]:
             path = f"/sandboxes/{box['sandboxId']}"
 

@@ -100,7 +100,7 @@ async def test_an_image_that_cannot_be_applied_is_refused_at_once() -> None:
         await world.provider.write.create(environment({"one": member(1)}))
         await idle(world, "agents-one", 1)
         done = await claimed(world, inplace_update=IMAGE)
-        assert "an environment's are not made anew for a claim" in done.status.message
+        assert "an environment creates none for one claim" in done.status.message
         assert done.status.completion_time is not None
         assert done.status.claim_start_time is not None
         assert (done.status.completion_time - done.status.claim_start_time).total_seconds() < 1

@@ -245,7 +245,7 @@ def test_fences_in_an_update_apply_before_routes() -> None:
     other = RouteTable(ManualClock())
     other.put(route(version=3))
     other.remove(Key("default", "abc"), 4)
-    apply_update(table, RouteUpdate(routes=(route(version=3),), fences=other.fences()))
+    apply_update(table, RouteUpdate(routes=(route(version=3),), tombstones=other.tombstones()))
     assert table.get("abc") is None
 
 

@@ -1,4 +1,4 @@
-"""Versions, fences, takeover, deadlines: routes never go back to an older version."""
+"""Versions, tombstones, takeover, deadlines: routes never go back to an older version."""
 
 from datetime import timedelta
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from paddock.cache.states import SandboxState
-from paddock.gateway.routing.routes import FENCE_SECONDS, RouteTable
+from paddock.gateway.routing.routes import TOMBSTONE_SECONDS, RouteTable
 from paddock.kit.clock import ManualClock
 from paddock.resources.meta import Key
 from tests.gateway.rig import route
@@ -40,7 +40,7 @@ def test_a_deleted_route_leaves_a_fence_that_expires(table, clock) -> None:
     assert not table.put(route(version=6))
     assert table.put(route(version=8))
     table.remove(Key("default", "abc"), 9)
-    clock.advance(FENCE_SECONDS + 61)
+    clock.advance(TOMBSTONE_SECONDS + 61)
     assert table.put(route("other"))
     assert table.put(route(version=9))
 

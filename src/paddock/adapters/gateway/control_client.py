@@ -6,7 +6,7 @@ import logging
 import aiohttp
 import msgspec
 
-from paddock.adapters.problems import error_from
+from paddock.adapters.remote_errors import error_from
 from paddock.api.internal import PREFIX, GatewayReport, WakeBody
 from paddock.gateway.routing.routes import Route, remote_route, route_of
 from paddock.kit import bearer, errors

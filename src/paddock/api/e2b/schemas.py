@@ -9,23 +9,23 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 Seconds = Annotated[int, Meta(ge=0, le=10**9)]
 
 
-class Wire(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class E2BBody(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """Base of every body."""
 
 
-class AutoResume(Wire, frozen=True, kw_only=True):
+class AutoResume(E2BBody, frozen=True, kw_only=True):
     """Whether traffic wakes a paused sandbox."""
 
     enabled: bool = False
 
 
-class EgressProxy(Wire, frozen=True, kw_only=True):
+class EgressProxy(E2BBody, frozen=True, kw_only=True):
     """An egress proxy; not offered."""
 
     address: str = ""
 
 
-class NetworkConfig(Wire, frozen=True, kw_only=True):
+class NetworkConfig(E2BBody, frozen=True, kw_only=True):
     """Egress and ingress rules of a sandbox."""
 
     allow_public_traffic: bool = True
@@ -37,7 +37,7 @@ class NetworkConfig(Wire, frozen=True, kw_only=True):
     rules: Mapping[str, Any] | None = None
 
 
-class NetworkUpdate(Wire, frozen=True, kw_only=True):
+class NetworkUpdate(E2BBody, frozen=True, kw_only=True):
     """A new egress policy; it replaces the old one entirely."""
 
     allow_out: tuple[str, ...] = ()
@@ -48,14 +48,14 @@ class NetworkUpdate(Wire, frozen=True, kw_only=True):
     allow_internet_access: bool | None = field(default=None, name="allow_internet_access")
 
 
-class VolumeMount(Wire, frozen=True, kw_only=True):
+class VolumeMount(E2BBody, frozen=True, kw_only=True):
     """A volume mounted in the sandbox."""
 
     name: str
     path: str
 
 
-class CreateBody(Wire, frozen=True, kw_only=True):
+class CreateBody(E2BBody, frozen=True, kw_only=True):
     """`POST /v2/sandboxes` and `POST /sandboxes`."""
 
     template_id: str = field(name="templateID")
@@ -73,14 +73,14 @@ class CreateBody(Wire, frozen=True, kw_only=True):
     iam: Mapping[str, Any] | None = None
 
 
-class ConnectBody(Wire, frozen=True, kw_only=True):
+class ConnectBody(E2BBody, frozen=True, kw_only=True):
     """`POST …/connect`."""
 
     timeout: Seconds | None = None
     memory: bool | None = None
 
 
-class ResumeBody(Wire, frozen=True, kw_only=True):
+class ResumeBody(E2BBody, frozen=True, kw_only=True):
     """`POST …/resume`."""
 
     timeout: Seconds | None = None
@@ -88,40 +88,40 @@ class ResumeBody(Wire, frozen=True, kw_only=True):
     memory: bool | None = None
 
 
-class PauseBody(Wire, frozen=True, kw_only=True):
+class PauseBody(E2BBody, frozen=True, kw_only=True):
     """`POST …/pause`."""
 
     memory: bool | None = None
     require_healthy_guest: bool | None = None
 
 
-class TimeoutBody(Wire, frozen=True, kw_only=True):
+class TimeoutBody(E2BBody, frozen=True, kw_only=True):
     """`POST …/timeout`."""
 
     timeout: Seconds
 
 
-class RefreshBody(Wire, frozen=True, kw_only=True):
+class RefreshBody(E2BBody, frozen=True, kw_only=True):
     """`POST …/refreshes`."""
 
     duration: Annotated[int, Meta(ge=0, le=3600)] | None = None
 
 
-class SnapshotBody(Wire, frozen=True, kw_only=True):
+class SnapshotBody(E2BBody, frozen=True, kw_only=True):
     """`POST …/snapshots`."""
 
     name: str | None = None
     memory: bool | None = None
 
 
-class ForkBody(Wire, frozen=True, kw_only=True):
+class ForkBody(E2BBody, frozen=True, kw_only=True):
     """`POST …/fork`."""
 
     timeout: Seconds | None = None
     count: Annotated[int, Meta(ge=1, le=100)] = 1
 
 
-class SandboxBody(Wire, frozen=True, kw_only=True):
+class SandboxBody(E2BBody, frozen=True, kw_only=True):
     """The response of create, connect, resume and fork."""
 
     template_id: str = field(name="templateID")
@@ -134,14 +134,14 @@ class SandboxBody(Wire, frozen=True, kw_only=True):
     domain: str | UnsetType | None = UNSET
 
 
-class LifecycleBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
+class LifecycleBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     """The action at the end of a sandbox's timeout."""
 
     auto_resume: bool
     on_timeout: str
 
 
-class ListedSandbox(Wire, frozen=True, kw_only=True, omit_defaults=False):
+class ListedSandbox(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     """A sandbox in a list."""
 
     template_id: str = field(name="templateID")
@@ -169,7 +169,7 @@ class SandboxDetail(ListedSandbox, frozen=True, kw_only=True, omit_defaults=Fals
     pause_mode: str | UnsetType = UNSET
 
 
-class MetricBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
+class MetricBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     """Resource usage of a sandbox at one time."""
 
     timestamp: datetime
@@ -183,14 +183,14 @@ class MetricBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
     disk_total: int
 
 
-class SnapshotInfo(Wire, frozen=True, kw_only=True, omit_defaults=False):
+class SnapshotInfo(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     """A snapshot that sandboxes can be created from."""
 
     snapshot_id: str = field(name="snapshotID")
     names: tuple[str, ...] = ()
 
 
-class TemplateBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
+class TemplateBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     """A template in a list."""
 
     template_id: str = field(name="templateID")
@@ -212,7 +212,7 @@ class TemplateBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
     description: str = ""
 
 
-class ErrorBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
+class ErrorBody(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
     """An error; `code` repeats the HTTP status, because clients read it from the body."""
 
     code: int
@@ -221,7 +221,7 @@ class ErrorBody(Wire, frozen=True, kw_only=True, omit_defaults=False):
     error_code: str | UnsetType = field(default=UNSET, name="error_code")
 
 
-class TemplatePatch(Wire, frozen=True, kw_only=True):
+class TemplatePatch(E2BBody, frozen=True, kw_only=True):
     """`PATCH /v2/templates/{id}`."""
 
     public: bool | None = None

@@ -26,7 +26,7 @@ _JSON_TYPES = {"", "application/json", "*/*"}
 _YAML_TYPES = {"application/yaml", "application/apply-patch+yaml"}
 
 
-class Accepted(Struct, frozen=True):
+class AcceptedFormat(Struct, frozen=True):
     """A form of objects that the client accepts."""
 
     form: str = ""
@@ -34,16 +34,16 @@ class Accepted(Struct, frozen=True):
     version: str = "v1"
 
 
-def parse_accept(header: str) -> list[Accepted] | None:
+def parse_accept(header: str) -> list[AcceptedFormat] | None:
     """Parse an Accept header, best first; None if JSON is not accepted."""
-    found: list[Accepted] = []
+    found: list[AcceptedFormat] = []
     for item in header.split(",") if header.strip() else ["*/*"]:
         media, *parameters = (part.strip() for part in item.split(";"))
         if media in ("application/json", "application/*", "*/*"):
             options = {
                 name: value for name, _, value in (part.partition("=") for part in parameters)
             }
-            found.append(Accepted(options.get("as", ""), options.get("v", "v1")))
+            found.append(AcceptedFormat(options.get("as", ""), options.get("v", "v1")))
     return found or None
 
 

@@ -13,8 +13,8 @@ from paddock.claims.overrides import ClaimOverrides
 from paddock.controllers.checkpoint import events as checkpoint_events
 from paddock.controllers.checkpoint.controller import CheckpointController
 from paddock.controllers.claim import events as claim_events
-from paddock.controllers.claim.acquire import ClaimAcquirer
 from paddock.controllers.claim.controller import ClaimController
+from paddock.controllers.claim.take_or_create import ClaimAcquirer
 from paddock.controllers.janitor import Janitor
 from paddock.controllers.pool import events as pool_events
 from paddock.controllers.pool.controller import PoolController

@@ -27,7 +27,7 @@ from paddock.controllers.batch.status import (
 )
 from paddock.controllers.batch.tasks import plan
 from paddock.controllers.batch.tasks.watcher import TaskWatcher, WatchedTask
-from paddock.engine.controller import After, Done, Result
+from paddock.engine.controller import Done, RequeueAfter, Result
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.kit.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
@@ -109,7 +109,7 @@ class BatchController:
         waits = await self._advance(batch)
         left = (expiry - self._clock.now()).total_seconds() if expiry is not None else None
         pauses = [seconds for seconds in (waits, left) if seconds is not None]
-        return After(max(min(pauses), 0.001)) if pauses else Done()
+        return RequeueAfter(max(min(pauses), 0.001)) if pauses else Done()
 
     async def _advance(self, batch: BatchSandbox) -> float | None:
         """Perform the due steps; return the seconds until the next reconcile, if any."""
@@ -170,7 +170,9 @@ class BatchController:
         expiry = batch.spec.expire_time
         if expiry is None:
             return Done(f"quarantined: {problem}")
-        return After((expiry - self._clock.now()).total_seconds(), "quarantined until expireTime")
+        return RequeueAfter(
+            (expiry - self._clock.now()).total_seconds(), "quarantined until expireTime"
+        )
 
     def _without_quarantine(self, batch: BatchSandbox) -> BatchSandbox:
         if not is_true(batch.status.conditions, CONDITION_QUARANTINED):

@@ -6,7 +6,7 @@ from paddock.cache.writes import Writer
 from paddock.controllers.checkpoint import plan as steps
 from paddock.controllers.retry_budget import RetryBudget
 from paddock.controllers.sandbox.templates import TemplateSource
-from paddock.engine.controller import After, Done, Gone, Result
+from paddock.engine.controller import Done, Gone, RequeueAfter, Result
 from paddock.engine.informer import Informer
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
@@ -57,7 +57,7 @@ class CheckpointController:
             case steps.Wait(until):
                 if until is None:
                     return Done()
-                return After((until - self._clock.now()).total_seconds(), "waits")
+                return RequeueAfter((until - self._clock.now()).total_seconds(), "waits")
             case steps.AddFinalizer():
                 finalizers = (*checkpoint.metadata.finalizers, FINALIZER_CHECKPOINT)
                 await self._write.update(with_meta(checkpoint, finalizers=finalizers))
@@ -109,7 +109,7 @@ class CheckpointController:
             node_name=sandbox.status.node_name,
         )
         await self._write.update_status(structs.replace(checkpoint, status=status))
-        return After(0.001, "stored")
+        return RequeueAfter(0.001, "stored")
 
     async def _fail(self, checkpoint: Checkpoint, message: str, reason: str = "Failed") -> Result:
         self._retry_budget.reset(checkpoint.metadata.uid)
@@ -133,7 +133,7 @@ class CheckpointController:
             ),
         )
         await self._write.update_status(structs.replace(checkpoint, status=status))
-        return After(0.001, f"failed: {message}")
+        return RequeueAfter(0.001, f"failed: {message}")
 
     async def _delete_data(self, checkpoint: Checkpoint) -> Result:
         await self._runtime.delete_checkpoint(checkpoint.metadata.uid)

@@ -13,12 +13,17 @@ from msgspec import Struct, structs
 from paddock.cache.provider import Provider
 from paddock.claims.overrides import ClaimOverrides
 from paddock.controllers.claim import plan as steps
-from paddock.controllers.claim.acquire import ClaimAcquirer
 from paddock.controllers.claim.ports import EnvironmentQueue
-from paddock.controllers.claim.progress import Held, held, standing_of, why_lost
+from paddock.controllers.claim.progress import (
+    ClaimedSandboxes,
+    claimed_state,
+    group_by_state,
+    why_lost,
+)
 from paddock.controllers.claim.source import ResolvedSource, SourceResolver
 from paddock.controllers.claim.status import completed, is_over, progress, updated
-from paddock.engine.controller import After, Done, Gone, Result
+from paddock.controllers.claim.take_or_create import ClaimAcquirer
+from paddock.engine.controller import Done, Gone, RequeueAfter, Result
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.kit.errors import (
@@ -41,8 +46,8 @@ class _Case(Struct, frozen=True, kw_only=True):
     """One claim with its sandboxes and its source, as read by one reconcile."""
 
     claim: SandboxClaim
-    held: Held
-    meant: ResolvedSource
+    sandboxes: ClaimedSandboxes
+    source: ResolvedSource
 
 
 class ClaimController:
@@ -67,7 +72,7 @@ class ClaimController:
         self._provider = provider
         self._clock = clock
         self._recorder = recorder
-        self._made_anew: set[Key] = set()
+        self._created_new: set[Key] = set()
         """Claims whose size a node has refused for a warm sandbox."""
 
     def concerned(self, old: Sandbox | None, new: Sandbox | None) -> tuple[Key, ...]:
@@ -81,7 +86,7 @@ class ClaimController:
             return ()
         now = self._clock.now()
         before, after = (
-            None if item is None else standing_of(claim, item, now=now) for item in (old, new)
+            None if item is None else claimed_state(claim, item, now=now) for item in (old, new)
         )
         return () if before is after else (claim.key,)
 
@@ -89,24 +94,26 @@ class ClaimController:
         """Perform the next step for one claim."""
         claim = self._provider.get(SandboxClaim, key)
         if claim is None or is_over(claim):
-            self._made_anew.discard(key)
+            self._created_new.discard(key)
             if self._queue is not None:
                 self._queue.forget(key)
         # Also for a deleted claim: its lost writes would keep their place in the quota.
         await self._acquirer.resolve_lost_replies()
         if claim is None:
             return Gone()
-        meant = self._source.of(claim)
+        source = self._source.of(claim)
         now = self._clock.now()
-        case = _Case(claim=claim, held=self._held(claim, now), meant=meant)
+        case = _Case(claim=claim, sandboxes=self._sandboxes(claim, now), source=source)
         step = steps.plan(
-            claim, case.held, target_exists=meant.exists, refusal=meant.refusal, now=now
+            claim, case.sandboxes, target_exists=source.exists, refusal=source.refusal, now=now
         )
         match step:
             case steps.Wait(until):
-                return Done() if until is None else After((until - now).total_seconds(), "TTL")
+                return (
+                    Done() if until is None else RequeueAfter((until - now).total_seconds(), "TTL")
+                )
             case steps.Begin():
-                return await self._begin(claim, meant)
+                return await self._begin(claim, source)
             case steps.Expire():
                 await self._provider.write.delete(claim)
                 return Done("its TTL has expired")
@@ -123,24 +130,24 @@ class ClaimController:
                 return await self._resize(case, sandboxes)
             case steps.AwaitSandboxes(until):
                 return await self._wait(case, until)
-            case steps.Take() if case.meant.env is not None and self._queue is not None:
-                return await self._take_granted(case.claim, case.meant.env, self._queue)
+            case steps.Take() if case.source.env is not None and self._queue is not None:
+                return await self._take_granted(case.claim, case.source.env, self._queue)
             case steps.Take(count):
                 return await self._take(case, count)
             case _:
                 return Done()
 
-    def _held(self, claim: SandboxClaim, now: datetime) -> Held:
-        return held(claim, self._provider.sandboxes_of_claim(claim.key), now=now)
+    def _sandboxes(self, claim: SandboxClaim, now: datetime) -> ClaimedSandboxes:
+        return group_by_state(claim, self._provider.sandboxes_of_claim(claim.key), now=now)
 
     # ---- acquiring -----------------------------------------------------------------------
 
-    async def _begin(self, claim: SandboxClaim, meant: ResolvedSource) -> Result:
+    async def _begin(self, claim: SandboxClaim, source: ResolvedSource) -> Result:
         status = structs.replace(claim.status, claim_start_time=self._clock.now())
-        if claim.spec.inplace_update is not None and meant.exists and not meant.refusal:
-            status = self._updated(claim, status, meant.fit.obstacle)
+        if claim.spec.inplace_update is not None and source.exists and not source.refusal:
+            status = self._updated(claim, status, source.requirements.obstacle)
         await self._write(claim, status)
-        return After(0.001)
+        return RequeueAfter(0.001)
 
     def _updated(
         self, claim: SandboxClaim, status: SandboxClaimStatus, obstacle: str
@@ -148,7 +155,7 @@ class ClaimController:
         """Record whether warm sandboxes are updated in place, or others are created instead."""
         words = f"{obstacle}: new sandboxes are created" if obstacle else ""
         if words:
-            self._recorder.normal(claim, "MadeAnew", words)
+            self._recorder.normal(claim, "CreatedNew", words)
         return updated(claim, status, words, now=self._clock.now())
 
     async def _take_granted(self, claim: SandboxClaim, env: Key, queue: EnvironmentQueue) -> Result:
@@ -162,13 +169,13 @@ class ClaimController:
                 break
             finally:
                 queue.settle(env, pool)
-        holding = self._held(claim, self._clock.now())
+        sandboxes = self._sandboxes(claim, self._clock.now())
         if problem:
             # Its grants go to other claims; it queues again with the next reconcile.
             queue.forget(claim.key)
-            await self._note(claim, holding, taken, problem)
-            return After(self._retry_seconds(claim), problem)
-        got = max(len(holding.ready), claim.status.claimed_replicas) + len(holding.on_their_way)
+            await self._note(claim, sandboxes, taken, problem)
+            return RequeueAfter(self._retry_seconds(claim), problem)
+        got = max(len(sandboxes.ready), claim.status.claimed_replicas) + len(sandboxes.pending)
         # After failures, one sandbox is enough to test whether claims succeed again.
         most = 1 if claim.status.failures else claim.spec.replicas
         queue.enqueue(
@@ -180,21 +187,24 @@ class ClaimController:
             wake=self.wake,
         )
         if taken:
-            await self._note(claim, holding, taken)
-        return After(0.001 if got >= claim.spec.replicas else self._retry_seconds(claim))
+            await self._note(claim, sandboxes, taken)
+        return RequeueAfter(0.001 if got >= claim.spec.replicas else self._retry_seconds(claim))
 
     async def _from_member(self, claim: SandboxClaim, member: Key) -> bool:
-        meant = self._source.member(claim, member)
-        if meant.refusal:
-            raise UnsupportedError(f"pool {member} cannot serve this claim: {meant.refusal}")
-        return await self._acquirer.acquire(claim, meant.fit, meant.pool, creates=False)
+        source = self._source.member(claim, member)
+        if source.refusal:
+            raise UnsupportedError(f"pool {member} cannot serve this claim: {source.refusal}")
+        return await self._acquirer.acquire(claim, source.requirements, source.pool, creates=False)
 
     async def _take(self, case: "_Case", count: int) -> Result:
-        claim, fit = case.claim, case.meant.fit
+        claim, requirements = case.claim, case.source.requirements
         creates = claim.spec.create_on_no_stock
-        pool = None if fit.obstacle or claim.key in self._made_anew else case.meant.pool
+        pool = None if requirements.obstacle or claim.key in self._created_new else case.source.pool
         results = await asyncio.gather(
-            *(self._acquirer.acquire(claim, fit, pool, creates=creates) for _ in range(count)),
+            *(
+                self._acquirer.acquire(claim, requirements, pool, creates=creates)
+                for _ in range(count)
+            ),
             return_exceptions=True,
         )
         taken = sum(result is True for result in results)
@@ -204,8 +214,10 @@ class ClaimController:
             self._recorder.normal(
                 claim, "NoAvailableSandboxes", f"{words}: {problem}" if problem else words
             )
-        await self._note(claim, self._held(claim, self._clock.now()), taken, problem)
-        return After(0.001 if taken == count else self._retry_seconds(claim), f"claimed {taken}")
+        await self._note(claim, self._sandboxes(claim, self._clock.now()), taken, problem)
+        return RequeueAfter(
+            0.001 if taken == count else self._retry_seconds(claim), f"claimed {taken}"
+        )
 
     def _retry_seconds(self, claim: SandboxClaim) -> float:
         started = claim.status.claim_start_time or self._clock.now()
@@ -215,20 +227,24 @@ class ClaimController:
     # ---- until they are ready ------------------------------------------------------------
 
     async def _wait(self, case: "_Case", until: datetime) -> Result:
-        claim, ready = case.claim, len(case.held.ready)
+        claim, ready = case.claim, len(case.sandboxes.ready)
         if self._queue is not None:
             # A claim that needs no more now must not delay others in the queue.
             self._queue.forget(claim.key)
         if ready > claim.status.claimed_replicas:
             words = f"{ready} of {claim.spec.replicas} are ready"
-            await self._write(claim, structs.replace(progress(claim, case.held), message=words))
+            await self._write(
+                claim, structs.replace(progress(claim, case.sandboxes), message=words)
+            )
         seconds = (until - self._clock.now()).total_seconds()
-        return After(max(seconds, 0.001), "waiting for its sandboxes")
+        return RequeueAfter(max(seconds, 0.001), "waiting for its sandboxes")
 
     async def _resize(self, case: "_Case", sandboxes: tuple[Sandbox, ...]) -> Result:
         results = await asyncio.gather(
             *(
-                self._overrides.resize(item, item.spec.template or case.meant.fit.template)
+                self._overrides.resize(
+                    item, item.spec.template or case.source.requirements.template
+                )
                 for item in sandboxes
             ),
             return_exceptions=True,
@@ -241,15 +257,15 @@ class ClaimController:
         )
         if not refused:
             if problem:
-                await self._note(claim, case.held, 0, problem)
-            return After(self._retry_seconds(claim) if problem else 0.001, problem)
-        anew = case.meant.env is None and claim.spec.create_on_no_stock
-        if anew and claim.key not in self._made_anew:
+                await self._note(claim, case.sandboxes, 0, problem)
+            return RequeueAfter(self._retry_seconds(claim) if problem else 0.001, problem)
+        creates = case.source.env is None and claim.spec.create_on_no_stock
+        if creates and claim.key not in self._created_new:
             # As for API requests: create a sandbox of that size at once.
-            self._made_anew.add(claim.key)
+            self._created_new.add(claim.key)
             told = structs.replace(claim, status=self._updated(claim, claim.status, problem))
             case = structs.replace(case, claim=told)
-        return await self._give_up(case, steps.GiveUp(refused, is_failure=not anew), problem)
+        return await self._give_up(case, steps.GiveUp(refused, is_failure=not creates), problem)
 
     async def _give_up(self, case: "_Case", step: steps.GiveUp, why: str = "") -> Result:
         """Abandon sandboxes that were not handed over: delete them, or keep them for inspection."""
@@ -261,13 +277,15 @@ class ClaimController:
             given_up += 1
             self._recorder.warning(claim, "SandboxGivenUp", words)
             why = why or words
-        status = structs.replace(progress(claim, case.held), message=f"{given_up} given up; {why}")
+        status = structs.replace(
+            progress(claim, case.sandboxes), message=f"{given_up} given up; {why}"
+        )
         if step.is_failure and given_up:
             failures = status.failures + given_up
             pause = now + steps.pause_after(failures)
             status = structs.replace(status, failures=failures, backoff_until=pause)
         await self._write(claim, status)
-        return After(0.001, f"{given_up} given up")
+        return RequeueAfter(0.001, f"{given_up} given up")
 
     async def _release(self, claim: SandboxClaim, sandbox: Sandbox) -> bool:
         def labelled(current: Sandbox) -> Sandbox:
@@ -289,20 +307,20 @@ class ClaimController:
     # ---- status --------------------------------------------------------------------------
 
     async def _note(
-        self, claim: SandboxClaim, holding: Held, taken: int, problem: str = ""
+        self, claim: SandboxClaim, sandboxes: ClaimedSandboxes, taken: int, problem: str = ""
     ) -> None:
         words = f"{taken} more claimed; {problem}" if problem else f"{taken} more claimed"
-        await self._write(claim, structs.replace(progress(claim, holding), message=words))
+        await self._write(claim, structs.replace(progress(claim, sandboxes), message=words))
 
     async def _complete(self, case: "_Case", end: steps.Complete) -> Result:
         claim = case.claim
-        status = completed(claim, case.held, end, now=self._clock.now())
+        status = completed(claim, case.sandboxes, end, now=self._clock.now())
         await self._write(claim, status)
         if end.reason == steps.UPDATE_REFUSED:
             self._recorder.warning(claim, steps.UPDATE_REFUSED, end.message)
         else:
             self._recorder.normal(claim, "ClaimCompleted", end.message)
-        return After(0.001, end.message)
+        return RequeueAfter(0.001, end.message)
 
     async def _write(self, claim: SandboxClaim, status: SandboxClaimStatus) -> None:
         seen = structs.replace(status, observed_generation=claim.metadata.generation)

@@ -8,7 +8,7 @@ that cannot be served must not use up a pool's warm sandboxes.
 
 from datetime import datetime, timedelta
 
-from paddock.controllers.claim.progress import Held
+from paddock.controllers.claim.progress import ClaimedSandboxes
 from paddock.controllers.steps import Expire, Step, Wait
 from paddock.kit.backoff import Backoff
 from paddock.resources.kinds.claim import ClaimPhase, SandboxClaim
@@ -60,7 +60,12 @@ class Complete(Step, frozen=True):
 
 
 def plan(
-    claim: SandboxClaim, held: Held, *, target_exists: bool, refusal: str = "", now: datetime
+    claim: SandboxClaim,
+    sandboxes: ClaimedSandboxes,
+    *,
+    target_exists: bool,
+    refusal: str = "",
+    now: datetime,
 ) -> Step:
     """Decide the next step, given the claim's sandboxes.
 
@@ -73,33 +78,40 @@ def plan(
     started = claim.status.claim_start_time
     if started is None:
         return Begin()
-    if held.lost:
-        return GiveUp(held.lost)
+    if sandboxes.lost:
+        return GiveUp(sandboxes.lost)
     end = started + timedelta(seconds=claim.spec.claim_timeout_seconds)
-    ending = _ending(claim, held, target_exists=target_exists, refusal=refusal, is_late=now >= end)
+    ending = _ending(
+        claim, sandboxes, target_exists=target_exists, refusal=refusal, is_late=now >= end
+    )
     if ending is not None:
         # The status will not list sandboxes that are not ready by now: they must not stay claimed.
-        late = held.on_their_way
+        late = sandboxes.pending
         return GiveUp(late, is_failure=False) if late else ending
-    if held.unsized:
-        return Resize(held.unsized)
+    if sandboxes.unsized:
+        return Resize(sandboxes.unsized)
     if refusal or not target_exists:
-        return AwaitSandboxes(min(end, held.until or end))
-    return _more(claim, held, end, now)
+        return AwaitSandboxes(min(end, sandboxes.until or end))
+    return _more(claim, sandboxes, end, now)
 
 
 def _ending(
-    claim: SandboxClaim, held: Held, *, target_exists: bool, refusal: str, is_late: bool
+    claim: SandboxClaim,
+    sandboxes: ClaimedSandboxes,
+    *,
+    target_exists: bool,
+    refusal: str,
+    is_late: bool,
 ) -> Complete | None:
     """Return how the claim completes, if it completes now."""
-    got, wanted = _got(claim, held), claim.spec.replicas
+    got, wanted = _got(claim, sandboxes), claim.spec.replicas
     if got >= wanted:
         return Complete(ALL_CLAIMED, f"{got} of {wanted} claimed")
     if is_late:
         words = f"{got} of {wanted} claimed in time"
         _, _, why = claim.status.message.partition("; ")
         return Complete("TimeoutReached", f"{words}; {why}" if why else words, timed_out=True)
-    if held.on_their_way:
+    if sandboxes.pending:
         return None
     if not target_exists:
         name = claim.spec.template_name
@@ -107,11 +119,11 @@ def _ending(
     return Complete(UPDATE_REFUSED, refusal) if refusal else None
 
 
-def _more(claim: SandboxClaim, held: Held, end: datetime, now: datetime) -> Step:
+def _more(claim: SandboxClaim, sandboxes: ClaimedSandboxes, end: datetime, now: datetime) -> Step:
     """Take more, or wait for pending sandboxes or for the end of the backoff."""
-    got, coming = _got(claim, held), len(held.on_their_way)
+    got, coming = _got(claim, sandboxes), len(sandboxes.pending)
     count = min(claim.spec.replicas - got - coming, max(FIRST_BATCH, got + coming), MAX_BATCH)
-    until = min(end, held.until or end)
+    until = min(end, sandboxes.until or end)
     if claim.status.failures:
         count = min(count, 1 - coming)
         pause = claim.status.backoff_until
@@ -120,9 +132,9 @@ def _more(claim: SandboxClaim, held: Held, end: datetime, now: datetime) -> Step
     return Take(count) if count > 0 else AwaitSandboxes(until)
 
 
-def _got(claim: SandboxClaim, held: Held) -> int:
+def _got(claim: SandboxClaim, sandboxes: ClaimedSandboxes) -> int:
     # A sandbox that was claimed and killed meanwhile still counts as claimed.
-    return max(len(held.ready), claim.status.claimed_replicas)
+    return max(len(sandboxes.ready), claim.status.claimed_replicas)
 
 
 def pause_after(failures: int) -> timedelta:

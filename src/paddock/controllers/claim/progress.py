@@ -16,7 +16,7 @@ from paddock.resources.kinds.claim import SandboxClaim
 from paddock.resources.kinds.sandbox import LABEL_GIVEN_UP, Sandbox
 
 
-class Standing(StrEnum):
+class ClaimedState(StrEnum):
     """The progress of one sandbox."""
 
     READY = "ready"
@@ -31,7 +31,7 @@ class Standing(StrEnum):
     """No longer belongs to the claim."""
 
 
-class Held(Struct, frozen=True, kw_only=True):
+class ClaimedSandboxes(Struct, frozen=True, kw_only=True):
     """The sandboxes of a claim by progress."""
 
     ready: tuple[Sandbox, ...] = ()
@@ -42,42 +42,44 @@ class Held(Struct, frozen=True, kw_only=True):
     """When the first pending sandbox will have taken too long."""
 
     @property
-    def on_their_way(self) -> tuple[Sandbox, ...]:
+    def pending(self) -> tuple[Sandbox, ...]:
         """Sandboxes that may still become ready."""
         return self.unsized + self.coming
 
 
-def held(claim: SandboxClaim, sandboxes: Iterable[Sandbox], *, now: datetime) -> Held:
+def group_by_state(
+    claim: SandboxClaim, sandboxes: Iterable[Sandbox], *, now: datetime
+) -> ClaimedSandboxes:
     """Group a claim's sandboxes by progress."""
-    found: dict[Standing, list[Sandbox]] = {standing: [] for standing in Standing}
+    found: dict[ClaimedState, list[Sandbox]] = {state: [] for state in ClaimedState}
     for sandbox in sorted(sandboxes, key=lambda item: item.metadata.name):
-        found[standing_of(claim, sandbox, now=now)].append(sandbox)
-    waiting = found[Standing.UNSIZED] + found[Standing.COMING]
+        found[claimed_state(claim, sandbox, now=now)].append(sandbox)
+    waiting = found[ClaimedState.UNSIZED] + found[ClaimedState.COMING]
     taken = [item.spec.claim.claim_time for item in waiting if item.spec.claim is not None]
-    return Held(
-        ready=tuple(found[Standing.READY]),
-        unsized=tuple(found[Standing.UNSIZED]),
-        coming=tuple(found[Standing.COMING]),
-        lost=tuple(found[Standing.LOST]),
+    return ClaimedSandboxes(
+        ready=tuple(found[ClaimedState.READY]),
+        unsized=tuple(found[ClaimedState.UNSIZED]),
+        coming=tuple(found[ClaimedState.COMING]),
+        lost=tuple(found[ClaimedState.LOST]),
         until=min(taken) + _patience(claim) if taken else None,
     )
 
 
-def standing_of(claim: SandboxClaim, sandbox: Sandbox, *, now: datetime) -> Standing:
+def claimed_state(claim: SandboxClaim, sandbox: Sandbox, *, now: datetime) -> ClaimedState:
     """Return the progress of one sandbox."""
     identity = sandbox.spec.claim
     if identity is None or identity.claim_uid != claim.metadata.uid:
-        return Standing.LEFT
+        return ClaimedState.LEFT
     if LABEL_GIVEN_UP in sandbox.metadata.labels:
-        return Standing.LEFT
+        return ClaimedState.LEFT
     runs = _has_run(sandbox)
     if runs and _has_size(sandbox):
-        return Standing.READY
+        return ClaimedState.READY
     if sandbox.is_deleting:
-        return Standing.LEFT
+        return ClaimedState.LEFT
     if now >= identity.claim_time + _patience(claim) or _is_over(sandbox, now):
-        return Standing.LOST
-    return Standing.UNSIZED if runs else Standing.COMING
+        return ClaimedState.LOST
+    return ClaimedState.UNSIZED if runs else ClaimedState.COMING
 
 
 def why_lost(sandbox: Sandbox, *, now: datetime) -> str:

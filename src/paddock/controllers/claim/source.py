@@ -14,7 +14,7 @@ from paddock.resources.kinds.env import SandboxEnv
 from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.template import Resources, SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Key, controller_of
-from paddock.resources.transitions.claim import Fit
+from paddock.resources.transitions.claim import ClaimRequirements
 
 
 class ResolvedSource(Struct, frozen=True, kw_only=True):
@@ -22,7 +22,7 @@ class ResolvedSource(Struct, frozen=True, kw_only=True):
 
     exists: bool
     """Whether the name resolves to anything."""
-    fit: Fit
+    requirements: ClaimRequirements
     pool: SandboxPool | None = None
     env: Key | None = None
     refusal: str = ""
@@ -41,22 +41,28 @@ class SourceResolver:
         pool, template = self._named(claim)
         env = self._env(claim, pool)
         if env is None:
-            fit, refusal = self._fit(claim, _made_of(pool, template))
+            requirements, refusal = self._requirements(claim, _made_of(pool, template))
             exists = pool is not None or template is not None
-            return ResolvedSource(exists=exists, fit=fit, pool=pool, refusal=refusal)
+            return ResolvedSource(
+                exists=exists, requirements=requirements, pool=pool, refusal=refusal
+            )
         # Members have sizes of their own: overrides are checked for the member that is granted.
         reference = env.spec.template_ref
         home = reference.namespace or env.metadata.namespace
         template = self._provider.template(reference.name, namespace=home)
-        fit, refusal = self._fit(claim, _made_of(None, template), in_line=True, has_size=False)
-        return ResolvedSource(exists=True, fit=fit, env=env.key, refusal=refusal)
+        requirements, refusal = self._requirements(
+            claim, _made_of(None, template), in_line=True, has_size=False
+        )
+        return ResolvedSource(exists=True, requirements=requirements, env=env.key, refusal=refusal)
 
     def member(self, claim: SandboxClaim, key: Key) -> ResolvedSource:
         """Resolve one member of an environment for a claim."""
         pool = self._provider.get(SandboxPool, key)
         template = self._template_of(pool) if pool is not None else None
-        fit, refusal = self._fit(claim, _made_of(pool, template), in_line=True)
-        return ResolvedSource(exists=pool is not None, fit=fit, pool=pool, refusal=refusal)
+        requirements, refusal = self._requirements(claim, _made_of(pool, template), in_line=True)
+        return ResolvedSource(
+            exists=pool is not None, requirements=requirements, pool=pool, refusal=refusal
+        )
 
     def _named(self, claim: SandboxClaim) -> tuple[SandboxPool | None, SandboxTemplate | None]:
         name, namespace = claim.spec.template_name, claim.metadata.namespace
@@ -86,33 +92,37 @@ class SourceResolver:
             return None
         return env
 
-    def _fit(
+    def _requirements(
         self,
         claim: SandboxClaim,
         template: SandboxTemplateSpec,
         *,
         in_line: bool = False,
         has_size: bool = True,
-    ) -> tuple[Fit, str]:
+    ) -> tuple[ClaimRequirements, str]:
         """Return image and size of the sandboxes, and why they are impossible, if they are."""
-        plain = Fit(template=template, size=template.resources)
+        plain = ClaimRequirements(template=template, size=template.resources)
         update = claim.spec.inplace_update
         if update is None:
             return plain, ""
         size = update.resources if has_size else None
         try:
-            fit = self._overrides.fit(
+            requirements = self._overrides.requirements(
                 template,
                 image=update.image or "",
                 resources=Resources(cpu=size.cpu, memory=size.memory) if size else None,
             )
         except (ForbiddenError, InvalidError) as error:
             return plain, f"{error.message}; {error.hint}" if error.hint else error.message
-        if fit.obstacle and in_line:
-            return fit, f"{fit.obstacle}, and an environment's are not made anew for a claim"
-        if fit.obstacle and not claim.spec.create_on_no_stock:
-            return fit, f"{fit.obstacle}, and none may be made anew: createOnNoStock is off"
-        return fit, ""
+        if requirements.obstacle and in_line:
+            obstacle = f"{requirements.obstacle}, and an environment creates none for one claim"
+            return requirements, obstacle
+        if requirements.obstacle and not claim.spec.create_on_no_stock:
+            return (
+                requirements,
+                f"{requirements.obstacle}, and none may be created: createOnNoStock is off",
+            )
+        return requirements, ""
 
 
 def _made_of(pool: SandboxPool | None, template: SandboxTemplate | None) -> SandboxTemplateSpec:

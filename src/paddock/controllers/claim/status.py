@@ -5,7 +5,7 @@ from datetime import datetime
 from msgspec import structs
 
 from paddock.controllers.claim.plan import UPDATE_REFUSED, Complete
-from paddock.controllers.claim.progress import Held
+from paddock.controllers.claim.progress import ClaimedSandboxes
 from paddock.resources.kinds.claim import (
     ClaimedSandbox,
     ClaimPhase,
@@ -21,7 +21,7 @@ CONDITION_UPDATED = "InplaceUpdate"
 """Whether warm sandboxes get the image and size of the claim; if not, the reason says what happens
 instead."""
 REASON_IN_PLACE = "InPlace"
-REASON_MADE_ANEW = "MadeAnew"
+REASON_CREATED_NEW = "CreatedNew"
 REASON_REFUSED = "Refused"
 
 
@@ -30,9 +30,9 @@ def is_over(claim: SandboxClaim) -> bool:
     return claim.is_deleting or claim.status.phase is ClaimPhase.COMPLETED
 
 
-def progress(claim: SandboxClaim, holding: Held) -> SandboxClaimStatus:
+def progress(claim: SandboxClaim, sandboxes: ClaimedSandboxes) -> SandboxClaimStatus:
     """Return the status with the ready count; one more ready sandbox resets the failures."""
-    status, ready = claim.status, len(holding.ready)
+    status, ready = claim.status, len(sandboxes.ready)
     if ready <= status.claimed_replicas:
         return status
     return structs.replace(status, claimed_replicas=ready, failures=0, backoff_until=None)
@@ -43,14 +43,14 @@ def updated(
 ) -> SandboxClaimStatus:
     """Return the status with the condition of the in-place update."""
     if why_not:
-        new = _condition(claim, CONDITION_UPDATED, REASON_MADE_ANEW, why_not, holds=False)
+        new = _condition(claim, CONDITION_UPDATED, REASON_CREATED_NEW, why_not, holds=False)
     else:
         new = _condition(claim, CONDITION_UPDATED, REASON_IN_PLACE, "")
     return structs.replace(status, conditions=set_condition(status.conditions, new, now=now))
 
 
 def completed(
-    claim: SandboxClaim, holding: Held, end: Complete, *, now: datetime
+    claim: SandboxClaim, sandboxes: ClaimedSandboxes, end: Complete, *, now: datetime
 ) -> SandboxClaimStatus:
     """Return the status of a completed claim, with its sandboxes."""
     new = [_condition(claim, CONDITION_COMPLETED, end.reason, end.message)]
@@ -62,10 +62,10 @@ def completed(
     for item in new:
         conditions = set_condition(conditions, item, now=now)
     return structs.replace(
-        progress(claim, holding),
+        progress(claim, sandboxes),
         phase=ClaimPhase.COMPLETED,
         message=end.message,
-        sandboxes=tuple(_named(sandbox) for sandbox in holding.ready),
+        sandboxes=tuple(_named(sandbox) for sandbox in sandboxes.ready),
         completion_time=now,
         conditions=conditions,
     )

@@ -31,7 +31,7 @@ from paddock.controllers.env.member_run import MemberProblem, MemberRun
 from paddock.controllers.env.render import drift, pool_name, size_of
 from paddock.controllers.pool.controller import Supply, no_supply
 from paddock.controllers.sandbox.templates import resolve
-from paddock.engine.controller import After, Done, Result
+from paddock.engine.controller import Done, RequeueAfter, Result
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.kit.errors import AlreadyExistsError, FieldProblem, InvalidError, NotFoundError
@@ -267,13 +267,13 @@ class EnvController:
         )
         again = self._period(runs)
         if new == env.status:
-            return After(again)
+            return RequeueAfter(again)
         since = self._clock.monotonic() - self._written_at.get(env.key, float("-inf"))
         if since < STATUS_SECONDS and statuses.is_only_counts(env.status, new):
-            return After(min(again, STATUS_SECONDS - since))
+            return RequeueAfter(min(again, STATUS_SECONDS - since))
         await self._write_status(env, new)
         self._written_at[env.key] = self._clock.monotonic()
-        return After(again)
+        return RequeueAfter(again)
 
     async def _write_status(self, env: SandboxEnv, new: SandboxEnvStatus) -> None:
         def change(found: SandboxEnv) -> SandboxEnv | None:

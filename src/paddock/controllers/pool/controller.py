@@ -20,7 +20,7 @@ from paddock.controllers.pool.factory import child, revision
 from paddock.controllers.pool.plan import Counts, PoolPlan, band, plan
 from paddock.controllers.pool.status import computed, degraded
 from paddock.controllers.sandbox.templates import resolve
-from paddock.engine.controller import After, Done, Result
+from paddock.engine.controller import Done, RequeueAfter, Result
 from paddock.engine.informer import Informer
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
@@ -221,7 +221,7 @@ class PoolController:
 
     def _requeue(self, pool: SandboxPool, key: Key, decision: PoolPlan) -> Result:
         if decision.wait_seconds is not None:
-            return After(max(decision.wait_seconds, 0.05), decision.reason)
+            return RequeueAfter(max(decision.wait_seconds, 0.05), decision.reason)
         age = pool.spec.max_idle_age_seconds
         if age is None:
             return Done()
@@ -233,7 +233,7 @@ class PoolController:
         if oldest is None:
             return Done()
         due = oldest + timedelta(seconds=age)
-        return After(
+        return RequeueAfter(
             max((due - self._clock.now()).total_seconds(), 1.0),
             "the oldest member reaches maxIdleAgeSeconds",
         )

@@ -19,7 +19,7 @@ from paddock.controllers.sandbox.live_config import LiveConfig
 from paddock.controllers.sandbox.runtime_events import RuntimeEvents
 from paddock.controllers.sandbox.status import moved, with_condition
 from paddock.controllers.sandbox.templates import TemplateSource
-from paddock.engine.controller import After, Done, Gone, Result
+from paddock.engine.controller import Done, Gone, RequeueAfter, Result
 from paddock.engine.informer import Informer
 from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
@@ -127,7 +127,9 @@ class SandboxController:
         await self._live_config.apply(sandbox)
         if step.until is None:
             return Done()
-        return After(max((step.until - self._clock.now()).total_seconds(), 0.001), step.reason)
+        return RequeueAfter(
+            max((step.until - self._clock.now()).total_seconds(), 0.001), step.reason
+        )
 
     async def _add_finalizer(
         self, sandbox: Sandbox, _step: steps.Step, _: Instance | None
@@ -185,7 +187,7 @@ class SandboxController:
             return await self._fail(current, steps.Fail(error.message), None)
         status = self._moved(current, None, instance)
         await self._write.update_status(structs.replace(current, status=status))
-        return After(0.001, "started the new image")
+        return RequeueAfter(0.001, "started the new image")
 
     async def _not_ready(self, sandbox: Sandbox, reason: str, text: str) -> Sandbox:
         """Set the condition Ready to False for the duration of a restart."""
@@ -221,7 +223,7 @@ class SandboxController:
         status = self._moved(current, Trigger.PAUSED, instance)
         status = structs.replace(status, pause_strategy=strategy, paused_at=self._clock.now())
         await self._write.update_status(structs.replace(current, status=status))
-        return After(0.001, f"paused: {strategy}")
+        return RequeueAfter(0.001, f"paused: {strategy}")
 
     async def _refuse_pause(self, sandbox: Sandbox, error: PaddockError) -> Result:
         """Keep the sandbox running, clear `spec.paused`, and report the reason in a condition."""
@@ -271,7 +273,7 @@ class SandboxController:
         paused = current.status.phase in (Phase.PAUSED, Phase.RESUMING)
         status = self._moved(current, Trigger.RESUMED if paused else None, instance)
         await self._write.update_status(structs.replace(current, status=status))
-        return After(0.001, "resumed")
+        return RequeueAfter(0.001, "resumed")
 
     async def _with_time_left(self, sandbox: Sandbox) -> Sandbox:
         """Extend the deadline of a sandbox whose resume took longer than its timeout."""

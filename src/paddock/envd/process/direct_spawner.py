@@ -17,11 +17,11 @@ from paddock.envd.process.spawner import (
     OOM_SCORE_ADJ,
     Command,
     ExitStatus,
+    InheritedProcess,
     OnExit,
     SpawnedProcess,
     Spawner,
     SpawnError,
-    Survivor,
 )
 from paddock.envd.process.tree import find_members, kill_all, signal_all
 
@@ -67,7 +67,7 @@ class DirectSpawner:
         self._pidfds: set[int] = set()
         _stop_ignoring_signals()
 
-    async def attach(self, on_exit: Callable[[int], OnExit]) -> list[Survivor]:
+    async def attach(self, on_exit: Callable[[int], OnExit]) -> list[InheritedProcess]:
         """Return nothing: children of an earlier process cannot be found again."""
         return []
 

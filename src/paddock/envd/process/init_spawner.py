@@ -14,12 +14,12 @@ from paddock.envd.process.spawner import (
     OOM_SCORE_ADJ,
     Command,
     ExitStatus,
+    InheritedProcess,
     OnExit,
     SandboxGoneError,
     SpawnedProcess,
     Spawner,
     SpawnError,
-    Survivor,
 )
 
 
@@ -72,9 +72,9 @@ class InitSpawner:
         self._ids = itertools.count(1)
         self._exits: dict[int, OnExit] = {}
 
-    async def attach(self, on_exit: Callable[[int], OnExit]) -> list[Survivor]:
+    async def attach(self, on_exit: Callable[[int], OnExit]) -> list[InheritedProcess]:
         """Take over the channel and its processes."""
-        survivors: list[Survivor] = []
+        inherited: list[InheritedProcess] = []
         highest = 0
         for record in await self._client.attach():
             highest = max(highest, record.id)
@@ -83,9 +83,9 @@ class InitSpawner:
                 ended = ExitStatus.from_wait(record.wait_status)
             else:
                 self._exits[record.id] = on_exit(record.pid)
-            survivors.append(Survivor(_InitChild(self._client, record), record.memo, ended))
+            inherited.append(InheritedProcess(_InitChild(self._client, record), record.memo, ended))
         self._ids = itertools.count(highest + 1)
-        return survivors
+        return inherited
 
     async def spawn(self, command: Command, on_exit: OnExit) -> SpawnedProcess:
         flags = init_protocol.SpawnFlags(0)

@@ -100,20 +100,20 @@ class ProcessRegistry:
 
             return ended
 
-        survivors = await self._spawner.attach(watcher)
-        for survivor in survivors:
-            memo = _read_memo(survivor.memo)
+        inherited = await self._spawner.attach(watcher)
+        for item in inherited:
+            memo = _read_memo(item.memo)
             process = ManagedProcess(memo.config, memo.tag)
-            known[survivor.child.pid] = process
-            self._adopt(process, survivor.child)
-            status = survivor.exit or early.get(survivor.child.pid)
+            known[item.child.pid] = process
+            self._adopt(process, item.child)
+            status = item.exit or early.get(item.child.pid)
             if status is not None:
                 process.exited(status)
             elif memo.timeout is not None:
                 self._set_deadline(
                     process, memo.remaining(asyncio.get_running_loop().time()), memo.timeout
                 )
-        return len(survivors)
+        return len(inherited)
 
     def _set_deadline(self, process: ManagedProcess, seconds: float, timeout: float) -> None:
         process.call_at_deadline(

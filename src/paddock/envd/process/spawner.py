@@ -100,7 +100,7 @@ class SpawnedProcess(Protocol):
         ...
 
 
-class Survivor(Struct, frozen=True):
+class InheritedProcess(Struct, frozen=True):
     """A process, running or ended, that an earlier envd started."""
 
     child: SpawnedProcess
@@ -111,7 +111,7 @@ class Survivor(Struct, frozen=True):
 class Spawner(Protocol):
     """Starts commands. Every `on_exit` is called exactly once, from the event loop."""
 
-    async def attach(self, on_exit: Callable[[int], OnExit]) -> list[Survivor]:
+    async def attach(self, on_exit: Callable[[int], OnExit]) -> list[InheritedProcess]:
         """Return the processes of an earlier envd; `on_exit(pid)` returns the callback of each."""
         ...
 

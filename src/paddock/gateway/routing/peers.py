@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
-from paddock.gateway.routing.routes import Fence, Route, RouteTable
+from paddock.gateway.routing.routes import Route, RouteTable, RouteTombstone
 from paddock.kit.clock import Clock
 from paddock.kit.errors import UnauthenticatedError
 from paddock.kit.http_client import HttpClient, NoConnectionError
@@ -38,10 +38,10 @@ _BATCH = 500
 
 
 class RouteUpdate(Struct, frozen=True, kw_only=True):
-    """Changed routes and fences of removed keys."""
+    """Changed routes and tombstones of removed keys."""
 
     routes: tuple[Route, ...] = ()
-    fences: tuple[Fence, ...] = ()
+    tombstones: tuple[RouteTombstone, ...] = field(default=(), name="fences")
 
 
 class TableState(Struct, frozen=True, kw_only=True):
@@ -249,14 +249,18 @@ class PeerEndpoint:
         theirs = msgspec.msgpack.decode(body, type=TableState).digest
         ours = self._table.digest()
         same = hmac.compare_digest(theirs.encode(), ours.encode())
-        news = None if same else RouteUpdate(routes=self._table.all(), fences=self._table.fences())
+        news = (
+            None
+            if same
+            else RouteUpdate(routes=self._table.all(), tombstones=self._table.tombstones())
+        )
         state = TableState(digest=ours, is_ready=self._table.is_ready, news=news)
         return msgspec.msgpack.encode(state)
 
 
 def apply_update(table: RouteTable, news: RouteUpdate) -> None:
-    """Apply an update to a table: fences first, so that nothing older comes back."""
-    for fence in news.fences:
-        table.remove(fence.key, fence.version)
+    """Apply an update to a table: tombstones first, so that nothing older comes back."""
+    for tombstone in news.tombstones:
+        table.remove(tombstone.key, tombstone.version)
     for route in news.routes:
         table.put(route)

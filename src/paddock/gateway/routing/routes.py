@@ -2,7 +2,7 @@
 
 A table from sandbox id to address, fed by the Sandbox informer and by peers. Reads are one
 dictionary lookup and never wait. Only strictly newer versions change a route; a deleted one
-leaves a fence for a while, so that a late message cannot bring it back. Every state but dead is
+leaves a tombstone for a while, so that a late message cannot bring it back. Every state but dead is
 kept, paused ones included: their requests are held, not refused (`waking.waker`).
 """
 
@@ -19,7 +19,7 @@ from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.meta import Key
 from paddock.resources.tokens import hashed
 
-FENCE_SECONDS = 600.0
+TOMBSTONE_SECONDS = 600.0
 REMOTE_SECONDS = 5.0
 """How long a route to another cluster is valid."""
 _CLEANING_SECONDS = 60.0
@@ -93,14 +93,14 @@ def remote_route(route: Route, gateway: str, now: datetime) -> Route:
     )
 
 
-class Fence(Struct, frozen=True):
+class RouteTombstone(Struct, frozen=True):
     """A removed key: no route up to this version is accepted."""
 
     key: Key
     version: int
 
 
-class _FenceEntry(Struct, frozen=True):
+class _TombstoneEntry(Struct, frozen=True):
     version: int
     until: float
 
@@ -114,9 +114,9 @@ class RouteTable:
         self._by_key: dict[Key, Route] = {}
         self._by_token: dict[str, str] = {}
         """Sandbox ids by the hash of their access token."""
-        self._fences: dict[Key, _FenceEntry] = {}
+        self._tombstones: dict[Key, _TombstoneEntry] = {}
         self._ended: dict[str, float] = {}
-        """Ids of sandboxes that ended or were released, each for as long as its fence."""
+        """Ids of sandboxes that ended or were released, each for as long as its tombstone."""
         self._cleaned_at = clock.monotonic()
         self._listeners: list[Callable[[Route | None, Route | None], None]] = []
         self.is_ready = False
@@ -145,15 +145,17 @@ class RouteTable:
         """Return all routes, for peers and signed URLs."""
         return tuple(self._active.values())
 
-    def fences(self) -> tuple[Fence, ...]:
-        """Return all fences, for peers."""
-        return tuple(Fence(key, fence.version) for key, fence in self._fences.items())
+    def tombstones(self) -> tuple[RouteTombstone, ...]:
+        """Return all tombstones, for peers."""
+        return tuple(
+            RouteTombstone(key, tombstone.version) for key, tombstone in self._tombstones.items()
+        )
 
     def digest(self) -> str:
         """Return a hash of the table: equal digests mean equal tables."""
         routes = (f"{route.key}={route.version}" for route in self._by_key.values())
-        fences = (f"-{key}={fence.version}" for key, fence in self._fences.items())
-        text = "\n".join(sorted((*routes, *fences)))
+        tombstones = (f"-{key}={tombstone.version}" for key, tombstone in self._tombstones.items())
+        text = "\n".join(sorted((*routes, *tombstones)))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def on_change(self, listener: Callable[[Route | None, Route | None], None]) -> None:
@@ -177,8 +179,8 @@ class RouteTable:
         known = self._by_key.get(route.key)
         if known is not None and route.version <= known.version:
             return False
-        fence = self._fences.get(route.key)
-        if fence is not None and route.version <= fence.version:
+        tombstone = self._tombstones.get(route.key)
+        if tombstone is not None and route.version <= tombstone.version:
             return False
         if route.state is SandboxState.DEAD:
             self.remove(route.key, route.version)
@@ -197,15 +199,15 @@ class RouteTable:
         return True
 
     def remove(self, key: Key, version: int) -> None:
-        """Remove a route and keep a fence against older versions of it."""
+        """Remove a route and keep a tombstone against older versions of it."""
         known = self._by_key.get(key)
         if known is not None and version < known.version:
             return
-        fence = self._fences.get(key)
-        if fence is not None and fence.version > version:
+        tombstone = self._tombstones.get(key)
+        if tombstone is not None and tombstone.version > version:
             return
-        until = self._clock.monotonic() + FENCE_SECONDS
-        self._fences[key] = _FenceEntry(version, until)
+        until = self._clock.monotonic() + TOMBSTONE_SECONDS
+        self._tombstones[key] = _TombstoneEntry(version, until)
         if known is not None:
             del self._by_key[key]
             self._release(known)
@@ -227,7 +229,7 @@ class RouteTable:
         if now - self._cleaned_at < _CLEANING_SECONDS:
             return
         self._cleaned_at = now
-        for key in [key for key, fence in self._fences.items() if fence.until <= now]:
-            del self._fences[key]
+        for key in [key for key, tombstone in self._tombstones.items() if tombstone.until <= now]:
+            del self._tombstones[key]
         for sandbox_id in [item for item, until in self._ended.items() if until <= now]:
             del self._ended[sandbox_id]

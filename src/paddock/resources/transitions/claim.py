@@ -56,7 +56,7 @@ class Terms(ResourcePart, frozen=True, kw_only=True):
         freeze_fields(self, "labels", "annotations")
 
 
-class Fit(ResourcePart, frozen=True, kw_only=True):
+class ClaimRequirements(ResourcePart, frozen=True, kw_only=True):
     """The requirements of a claim, and whether a warm sandbox can meet them."""
 
     template: SandboxTemplateSpec

@@ -33,10 +33,10 @@ def storage(tmp_path: Path, backend: str) -> Iterator[Storage]:
 
 
 def test_a_new_box_is_empty_and_owned_by_root(storage: Storage):
-    box = storage.create("one")
-    assert list(box.upper.iterdir()) == []
-    assert list(box.work.iterdir()) == []
-    assert (box.upper.stat().st_uid, box.upper.stat().st_mode & 0o777) == (0, 0o755)
+    disk = storage.create("one")
+    assert list(disk.upper.iterdir()) == []
+    assert list(disk.work.iterdir()) == []
+    assert (disk.upper.stat().st_uid, disk.upper.stat().st_mode & 0o777) == (0, 0o755)
 
 
 def test_creating_a_box_is_idempotent_and_keeps_files(storage: Storage):
@@ -48,13 +48,13 @@ def test_creating_a_box_is_idempotent_and_keeps_files(storage: Storage):
 
 
 def test_a_clone_has_the_files_at_the_time_of_the_snapshot(storage: Storage):
-    box = storage.create("one")
-    (box.upper / "file").write_text("before")
-    os.mknod(box.upper / "gone", 0o20000, os.makedev(0, 0))  # an overlay whiteout
-    os.setxattr(box.upper, "trusted.overlay.opaque", b"y")
-    os.chown(box.upper / "file", 1000, 1000)
+    disk = storage.create("one")
+    (disk.upper / "file").write_text("before")
+    os.mknod(disk.upper / "gone", 0o20000, os.makedev(0, 0))  # an overlay whiteout
+    os.setxattr(disk.upper, "trusted.overlay.opaque", b"y")
+    os.chown(disk.upper / "file", 1000, 1000)
     storage.snapshot("one", "cp")
-    (box.upper / "file").write_text("after")
+    (disk.upper / "file").write_text("after")
 
     clone = storage.clone("cp", "two")
 
@@ -62,7 +62,7 @@ def test_a_clone_has_the_files_at_the_time_of_the_snapshot(storage: Storage):
     assert (clone.upper / "file").stat().st_uid == 1000
     assert (clone.upper / "gone").is_char_device()
     assert os.getxattr(clone.upper, "trusted.overlay.opaque") == b"y"
-    assert (box.upper / "file").read_text() == "after"
+    assert (disk.upper / "file").read_text() == "after"
 
 
 def test_clones_of_one_checkpoint_do_not_see_each_other(storage: Storage):
@@ -74,8 +74,8 @@ def test_clones_of_one_checkpoint_do_not_see_each_other(storage: Storage):
 
 
 def test_a_clone_outlives_its_checkpoint_and_its_source(storage: Storage):
-    box = storage.create("one")
-    (box.upper / "file").write_text("kept")
+    disk = storage.create("one")
+    (disk.upper / "file").write_text("kept")
     storage.snapshot("one", "cp")
     clone = storage.clone("cp", "two")
     storage.delete("one")
@@ -86,10 +86,10 @@ def test_a_clone_outlives_its_checkpoint_and_its_source(storage: Storage):
 
 
 def test_a_second_snapshot_with_the_same_id_keeps_the_first(storage: Storage):
-    box = storage.create("one")
-    (box.upper / "file").write_text("first")
+    disk = storage.create("one")
+    (disk.upper / "file").write_text("first")
     storage.snapshot("one", "cp")
-    (box.upper / "file").write_text("second")
+    (disk.upper / "file").write_text("second")
     storage.snapshot("one", "cp")
     assert (storage.clone("cp", "two").upper / "file").read_text() == "first"
 
@@ -129,8 +129,8 @@ def test_deleting_a_box_deletes_its_memory(storage: Storage):
 
 def test_a_reopened_storage_finds_everything(tmp_path: Path, backend: str):
     storage = opened(tmp_path / "storage", backend)
-    box = storage.create("one", limit_bytes=64 << 20)
-    (box.upper / "file").write_text("kept")
+    disk = storage.create("one", limit_bytes=64 << 20)
+    (disk.upper / "file").write_text("kept")
     storage.snapshot("one", "cp")
     storage.close(detach=True)  # as after a reboot: nothing is mounted
 
@@ -165,7 +165,7 @@ def test_incomplete_trees_are_removed_after_a_crash(tmp_path: Path, backend: str
         assert whole.path.is_dir()
         assert not storage.box_memory("stray").exists()
         assert set(swept) == {"checkpoints/half-cp", "memory/boxes/stray"}
-        # An unreadable record means the box is incomplete: it is created again, empty.
+        # An unreadable record means the disk is incomplete: it is created again, empty.
         (half.upper / "rest").write_text("of the first try")
         assert list(storage.create("half").upper.iterdir()) == []
     finally:
@@ -173,8 +173,8 @@ def test_incomplete_trees_are_removed_after_a_crash(tmp_path: Path, backend: str
 
 
 def test_usage_grows_with_writes_and_clones_inherit_it(storage: Storage):
-    box = storage.create("one")
-    (box.upper / "file").write_bytes(os.urandom(8 << 20))
+    disk = storage.create("one")
+    (disk.upper / "file").write_bytes(os.urandom(8 << 20))
     storage.flush("one")
     assert storage.usage_bytes("one") >= 8 << 20
     storage.snapshot("one", "cp")
@@ -194,29 +194,29 @@ class TestLimitsOnBtrfs:
         storage.close(detach=True)
 
     def test_writes_beyond_the_limit_fail_without_affecting_others(self, storage: Storage):
-        box = storage.create("one", limit_bytes=16 << 20)
+        disk = storage.create("one", limit_bytes=16 << 20)
         neighbour = storage.create("two", limit_bytes=16 << 20)
-        written, code = fill(box.upper / "file", 32 << 20)
+        written, code = fill(disk.upper / "file", 32 << 20)
         assert code == errno.EDQUOT
         assert 8 << 20 <= written <= 16 << 20
         (neighbour.upper / "file").write_bytes(b"x" * (4 << 20))
 
     def test_deleted_files_free_the_limit(self, storage: Storage):
-        box = storage.create("one", limit_bytes=16 << 20)
-        fill(box.upper / "file", 32 << 20)
-        (box.upper / "file").unlink()
+        disk = storage.create("one", limit_bytes=16 << 20)
+        fill(disk.upper / "file", 32 << 20)
+        (disk.upper / "file").unlink()
         storage.flush("one")
-        assert fill(box.upper / "again", 8 << 20) == (8 << 20, 0)
+        assert fill(disk.upper / "again", 8 << 20) == (8 << 20, 0)
 
     def test_empty_files_count_towards_the_limit(self, storage: Storage):
-        box = storage.create("one", limit_bytes=2 << 20)
-        made, code = make_empty_files(box.upper, 50_000)
+        disk = storage.create("one", limit_bytes=2 << 20)
+        made, code = make_empty_files(disk.upper, 50_000)
         assert code == errno.EDQUOT
         assert made < 10_000
 
     def test_data_shared_with_the_checkpoint_counts_towards_the_limit(self, storage: Storage):
-        box = storage.create("one", limit_bytes=32 << 20)
-        fill(box.upper / "file", 12 << 20)
+        disk = storage.create("one", limit_bytes=32 << 20)
+        fill(disk.upper / "file", 12 << 20)
         storage.flush("one")
         storage.snapshot("one", "cp")
         clone = storage.clone("cp", "two", limit_bytes=24 << 20)
@@ -225,10 +225,10 @@ class TestLimitsOnBtrfs:
         assert written <= 12 << 20
 
     def test_a_raised_limit_takes_effect_at_once(self, storage: Storage):
-        box = storage.create("one", limit_bytes=8 << 20)
-        fill(box.upper / "file", 16 << 20)
+        disk = storage.create("one", limit_bytes=8 << 20)
+        fill(disk.upper / "file", 16 << 20)
         storage.limit("one", 64 << 20)
-        assert fill(box.upper / "more", 16 << 20) == (16 << 20, 0)
+        assert fill(disk.upper / "more", 16 << 20) == (16 << 20, 0)
 
     def test_quota_groups_of_deleted_boxes_are_removed(self, storage: Storage):
         for number in range(5):

@@ -11,8 +11,8 @@ import pytest
 
 from paddock.kit.errors import InvalidError, UnavailableError
 from paddock.runtime.local.storage import btrfs_ioctl, open_storage, pool_unavailable_reason
-from paddock.runtime.local.storage.opening import IMAGE, MOUNT
 from paddock.runtime.local.storage.pool import Pool
+from paddock.runtime.local.storage.select_backend import IMAGE, MOUNT
 from tests.disks import small_disk
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
@@ -149,9 +149,9 @@ def test_a_state_directory_on_btrfs_is_used_as_it_is(pool: Pool):
     storage = open_storage(pool.mount_point / "state")
     assert storage.backend_name == "btrfs"
     assert not (pool.mount_point / "state" / IMAGE).exists()
-    box = storage.create("one", limit_bytes=4 << 20)
+    disk = storage.create("one", limit_bytes=4 << 20)
     storage.snapshot("one", "cp")
-    assert box.path.stat().st_ino == 256
+    assert disk.path.stat().st_ino == 256
     storage.close(detach=True)
 
 

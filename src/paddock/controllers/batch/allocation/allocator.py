@@ -22,7 +22,7 @@ from paddock.controllers.batch import shards
 from paddock.controllers.batch.allocation.plan import AllocationPlan, BatchDemand, PoolStock, plan
 from paddock.controllers.batch.allocation.pool_finalizer import PoolFinalizer
 from paddock.controllers.batch.status import CONDITION_QUARANTINED, as_allocated
-from paddock.engine.controller import After, Done, Result
+from paddock.engine.controller import Done, RequeueAfter, Result
 from paddock.engine.recorder import Recorder
 from paddock.kit import ids
 from paddock.kit.clock import Clock
@@ -100,7 +100,7 @@ class Allocator:
             served += await self._grant(pool, batch_key, count)
         if decision.unmet or any(item.spec.recycle for item in self._recycling(key)):
             seconds = AGAIN_SECONDS if decision.unmet else RESET_LOOK_SECONDS
-            return After(seconds, f"{served} allocated, {decision.unmet} unmet")
+            return RequeueAfter(seconds, f"{served} allocated, {decision.unmet} unmet")
         return Done(f"{served} allocated" if served else "")
 
     async def _finalize(self, pool: SandboxPool) -> Result:

@@ -6,7 +6,7 @@ Requirements on a sandbox, which the launcher has to meet (each was tested):
   own user namespace owns them.
 - **No fixed uid range is needed.** The map in the stored image is rewritten on restore, so every
   sandbox and every clone has its own range. For that, files on disk must not depend on the range:
-  not only the image's layers but also the box from `storage` (the directory with `upper/` and
+  not only the image's layers but also the disk from `storage` (the directory with `upper/` and
   `work/`) is mounted idmapped with the sandbox's range before the overlay is mounted over them, so
   that root inside is 0 on disk and `user` is 1000 on disk, whatever the range.
   Overlayfs uses the ids of the mounting thread. Host root is not mapped in such an upper, and the

@@ -42,7 +42,7 @@ class MakeRoot(Struct, frozen=True, kw_only=True):
     base: int
     layers: tuple[str, ...]
     """Highest first."""
-    box: str
+    disk: str
     """A directory with `upper` and `work`."""
     locked: bool = False
     binds: tuple[tuple[str, bool], ...] = ()
@@ -54,7 +54,7 @@ class MakeRoot(Struct, frozen=True, kw_only=True):
         flags = ("l" if self.locked else "") + ("v" if self.volatile else "")
         binds = (part for source, is_fixed in self.binds for part in (_mode(is_fixed), source))
         layers = (str(len(self.layers)), *self.layers)
-        return pack("R", str(self.base), flags, self.box, *layers, str(len(self.binds)), *binds)
+        return pack("R", str(self.base), flags, self.disk, *layers, str(len(self.binds)), *binds)
 
 
 class Launch(Struct, frozen=True, kw_only=True):

@@ -232,8 +232,8 @@ class NodeContext:
 
 
 def unlock_workdir(context: NodeContext, home: str) -> None:
-    """Make overlayfs's work directory (mode 0) of a rootless box copyable and removable."""
-    box = context.storage.find(home) if context.is_rootless else None
-    if box is not None:
+    """Make overlayfs's work directory (mode 0) of a rootless disk copyable and removable."""
+    disk = context.storage.find(home) if context.is_rootless else None
+    if disk is not None:
         with contextlib.suppress(OSError):
-            os.chmod(box.work / "work", 0o700)
+            os.chmod(disk.work / "work", 0o700)

@@ -150,14 +150,14 @@ class Node:
             "node_id": self.context.node_id,
             "storage": self.context.storage.backend_name,
             "inits": {
-                uid: box.record.init.pid
-                for uid, box in self.lifecycle.by_uid.items()
-                if box.record.init is not None and box.record.state in UP
+                uid: sandbox.record.init.pid
+                for uid, sandbox in self.lifecycle.by_uid.items()
+                if sandbox.record.init is not None and sandbox.record.state in UP
             },
             "envds": {
-                uid: box.record.envd.pid
-                for uid, box in self.lifecycle.by_uid.items()
-                if box.record.envd is not None
+                uid: sandbox.record.envd.pid
+                for uid, sandbox in self.lifecycle.by_uid.items()
+                if sandbox.record.envd is not None
             },
         }
 

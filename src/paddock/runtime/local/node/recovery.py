@@ -201,11 +201,13 @@ async def sweep(lifecycle: SandboxLifecycle) -> tuple[str, ...]:
                 context.slots.release(int(slot))
     if context.fabric is not None:
         placed = (*UP, InstanceState.HIBERNATED)  # a hibernated sandbox keeps its address
-        there = {box.home for box in lifecycle.by_uid.values() if box.record.state in placed}
+        there = {
+            sandbox.home for sandbox in lifecycle.by_uid.values() if sandbox.record.state in placed
+        }
         kept = there | lifecycle.homes_in_use()  # also of sandboxes being created
         removed += [f"network {uid}" for uid in await context.fabric.release_all_unknown(kept)]
     for home in await context.run_in_thread(context.storage.boxes):
-        known = {box.home for box in lifecycle.by_uid.values()} | lifecycle.homes_in_use()
+        known = {sandbox.home for sandbox in lifecycle.by_uid.values()} | lifecycle.homes_in_use()
         if home not in known and not context.directories.path_of(home).exists():
             await context.run_in_thread(context.storage.delete, home)
             removed.append(f"files {home}")

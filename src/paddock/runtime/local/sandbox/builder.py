@@ -32,7 +32,7 @@ from paddock.runtime.local.node.node_context import NodeContext
 from paddock.runtime.local.node.slots import cgroup_name
 from paddock.runtime.local.sandbox.identity import write_identity
 from paddock.runtime.local.sandbox.sandbox import NodeSandbox
-from paddock.runtime.local.storage import Box
+from paddock.runtime.local.storage import SandboxDisk
 from paddock.runtime.port import Blueprint
 from paddock.wire.seqpacket import close_all
 
@@ -135,22 +135,24 @@ class SandboxBuilder:
 
     async def prepare_files_and_network(
         self, sandbox: NodeSandbox
-    ) -> tuple[Box, NetworkReservation]:
+    ) -> tuple[SandboxDisk, NetworkReservation]:
         """Create or find a sandbox's files, reserve its address, and write its identity files."""
-        box, network = await asyncio.gather(
-            self._create_box(sandbox), self.reserve_network(sandbox), return_exceptions=True
+        disk, network = await asyncio.gather(
+            self._create_disk(sandbox), self.reserve_network(sandbox), return_exceptions=True
         )
-        if isinstance(box, BaseException):
-            raise box
+        if isinstance(disk, BaseException):
+            raise disk
         if isinstance(network, BaseException):
             raise network
         hostname = host_name(sandbox.record.blueprint)
         if self._context.is_rootless and sandbox.record.blueprint.image != "host":
-            create_writable_dirs(box.upper)
-        write_identity(box.upper, hostname=hostname, ip=network.ip, resolv_conf=network.resolv_conf)
-        return box, network
+            create_writable_dirs(disk.upper)
+        write_identity(
+            disk.upper, hostname=hostname, ip=network.ip, resolv_conf=network.resolv_conf
+        )
+        return disk, network
 
-    async def _create_box(self, sandbox: NodeSandbox) -> Box:
+    async def _create_disk(self, sandbox: NodeSandbox) -> SandboxDisk:
         limit = sandbox.limits.disk_bytes or 0
         return await self._context.run_in_thread(
             self._context.storage.create, sandbox.home, limit_bytes=limit
@@ -160,7 +162,7 @@ class SandboxBuilder:
         self,
         sandbox: NodeSandbox,
         skeleton: Skeleton,
-        box: Box,
+        disk: SandboxDisk,
         network: NetworkReservation,
         *,
         with_envd: bool = False,
@@ -173,7 +175,7 @@ class SandboxBuilder:
         """
         # In this order: the launcher works while the loop does the rest.
         launched, linked, waiting_envd, done = await asyncio.gather(
-            self._launch(sandbox, skeleton, box),
+            self._launch(sandbox, skeleton, disk),
             self.attach_network(sandbox, skeleton.pid),
             self._fork_envd_if_wanted(sandbox, skeleton, is_wanted=with_envd),
             self._set_limits(sandbox, skeleton.pid, while_launching),
@@ -186,7 +188,7 @@ class SandboxBuilder:
                 waiting_envd.close()
             raise problem
         return BuildResult(
-            box.upper, network.ip, waiting_envd if isinstance(waiting_envd, WaitingEnvd) else None
+            disk.upper, network.ip, waiting_envd if isinstance(waiting_envd, WaitingEnvd) else None
         )
 
     async def _fork_envd_if_wanted(
@@ -212,9 +214,9 @@ class SandboxBuilder:
         finally:
             close_all(list(fds.values()))
 
-    async def _launch(self, sandbox: NodeSandbox, skeleton: Skeleton, box: Box) -> None:
+    async def _launch(self, sandbox: NodeSandbox, skeleton: Skeleton, disk: SandboxDisk) -> None:
         blueprint = sandbox.record.blueprint
-        request = self._root_request(sandbox, str(box.path))
+        request = self._root_request(sandbox, str(disk.path))
         launch = Launch(
             hostname=host_name(blueprint),
             locked=blueprint.privileges == "locked",
@@ -261,12 +263,12 @@ class SandboxBuilder:
         finally:
             os.close(netns)
 
-    def _root_request(self, sandbox: NodeSandbox, box: str) -> MakeRoot:
+    def _root_request(self, sandbox: NodeSandbox, disk: str) -> MakeRoot:
         blueprint = sandbox.record.blueprint
         return MakeRoot(
             base=self._context.slots.first_id(sandbox.record.slot),
             layers=sandbox.record.layers,
-            box=box,
+            disk=disk,
             locked=blueprint.privileges == "locked",
             binds=tuple((mount.source, mount.read_only) for mount in blueprint.mounts),
         )
@@ -314,7 +316,7 @@ def set_hostname(pid: int, hostname: str) -> None:
 
 
 def create_writable_dirs(upper: Path) -> None:
-    """Create the usual writable directories in a new box of a rootless sandbox.
+    """Create the usual writable directories in a new disk of a rootless sandbox.
 
     The image's own directories belong to ids that a rootless sandbox does not have.
     """
@@ -332,6 +334,6 @@ def rootless_overlay(request: MakeRoot) -> str:
     if request.binds:
         raise ConflictError("cannot mount directories of the host: the node runs without root")
     return (
-        f"lowerdir={':'.join(request.layers)},upperdir={request.box}/upper,"
-        f"workdir={request.box}/work,userxattr"
+        f"lowerdir={':'.join(request.layers)},upperdir={request.disk}/upper,"
+        f"workdir={request.disk}/work,userxattr"
     )

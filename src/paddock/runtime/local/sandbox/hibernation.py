@@ -301,7 +301,7 @@ class Hibernation:
     async def _restore_memory(
         self, sandbox: NodeSandbox, memory: Path, *, keep_connections: bool
     ) -> None:
-        """Restore processes from `memory` into a new slot, on the current files of the box."""
+        """Restore processes from `memory` into a new slot, on the current files of the disk."""
         checkpointer = await self._capabilities.checkpointer()
         if not is_complete(memory):
             raise UnavailableError(
@@ -375,18 +375,20 @@ class Hibernation:
         """Reserve the network and mount the root for a restore."""
         context, record = self._context, sandbox.record
         await context.ensure_layers(record.layers)
-        box = context.storage.find(sandbox.home)
-        if box is None:
+        disk = context.storage.find(sandbox.home)
+        if disk is None:
             raise UnavailableError(f"cannot restore sandbox {sandbox.uid}: its files are missing")
         network = await self._lifecycle.builder.reserve_network(sandbox)
         sandbox.record = structs.replace(sandbox.record, ip=network.ip, place=network.slot)
         hostname = host_name(record.blueprint)
-        write_identity(box.upper, hostname=hostname, ip=network.ip, resolv_conf=network.resolv_conf)
+        write_identity(
+            disk.upper, hostname=hostname, ip=network.ip, resolv_conf=network.resolv_conf
+        )
         mounts = record.blueprint.mounts
         request = MakeRoot(
             base=context.slots.first_id(record.slot),
             layers=record.layers,
-            box=str(box.path),
+            disk=str(disk.path),
             locked=record.blueprint.privileges == "locked",
             binds=tuple((mount.source, mount.read_only) for mount in mounts),
         )

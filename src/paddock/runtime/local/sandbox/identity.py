@@ -1,6 +1,6 @@
 """The identity files of a sandbox: /etc/hostname, /etc/hosts and /etc/resolv.conf.
 
-The box may have been used before: symlinks in it are not followed.
+The disk may have been used before: symlinks in it are not followed.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_identity(upper: Path, *, hostname: str, ip: str | None, resolv_conf: str | None) -> None:
-    """Write the identity files into the upper directory of a box."""
+    """Write the identity files into the upper directory of a disk."""
     files = {
         "hostname": f"{hostname}\n",
         "hosts": _hosts(hostname, ip),
@@ -36,7 +36,7 @@ def write_identity(upper: Path, *, hostname: str, ip: str | None, resolv_conf: s
 
 
 def rewrite_identity(upper: Path, *, hostname: str, ip: str | None) -> None:
-    """Change the host name in a box whose root is mounted and in which nothing has run.
+    """Change the host name in a disk whose root is mounted and in which nothing has run.
 
     The files are changed in place, not replaced: overlayfs may have cached them.
     """

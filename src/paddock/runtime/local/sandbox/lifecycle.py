@@ -39,7 +39,7 @@ from paddock.runtime.local.sandbox.readiness import wait_until_ready
 from paddock.runtime.local.sandbox.sandbox import NodeSandbox, Spawn
 from paddock.runtime.local.sandbox.usage import measure
 from paddock.runtime.local.sandbox.warm_stock import WarmKind, WarmSandbox, WarmStock
-from paddock.runtime.local.storage import Box
+from paddock.runtime.local.storage import SandboxDisk
 from paddock.runtime.port import (
     AgentConfig,
     Blueprint,
@@ -211,9 +211,9 @@ class SandboxLifecycle:
         skeleton: Skeleton | None = None
         with self.warm_stock.refill_paused():
             try:
-                skeleton, box, network = await self._allocate(sandbox)
+                skeleton, disk, network = await self._allocate(sandbox)
                 self.context.directories.write(sandbox.record)
-                await self._launch(sandbox, skeleton, box, network)
+                await self._launch(sandbox, skeleton, disk, network)
             except BaseException as problem:
                 log.warning(
                     "sandbox not created", extra=fields(sandbox=sandbox.uid, reason=str(problem))
@@ -230,7 +230,9 @@ class SandboxLifecycle:
         self.by_uid[blueprint.uid] = sandbox
         return sandbox
 
-    async def _allocate(self, sandbox: NodeSandbox) -> tuple[Skeleton, Box, NetworkReservation]:
+    async def _allocate(
+        self, sandbox: NodeSandbox
+    ) -> tuple[Skeleton, SandboxDisk, NetworkReservation]:
         """Get a skeleton, files and an address concurrently: none depends on the others."""
         skeleton, ground = await asyncio.gather(
             self.warm_stock.take_skeleton(),
@@ -242,12 +244,12 @@ class SandboxLifecycle:
         if isinstance(ground, BaseException):
             await self.builder.discard_skeleton(skeleton)
             raise ground
-        box, network = ground
+        disk, network = ground
         init = records.identify(skeleton.pid)
         sandbox.record = structs.replace(
             sandbox.record, slot=skeleton.slot, init=init, place=network.slot
         )
-        return skeleton, box, network
+        return skeleton, disk, network
 
     async def relaunch(self, sandbox: NodeSandbox) -> None:
         """Start new processes on the existing files of a sandbox."""
@@ -259,9 +261,9 @@ class SandboxLifecycle:
                 phase = (
                     before.phase if before.phase is RecordPhase.CREATING else RecordPhase.RESTORING
                 )
-                skeleton, box, network = await self._allocate(sandbox)
+                skeleton, disk, network = await self._allocate(sandbox)
                 sandbox.save(phase=phase, envd=None)
-                await self._launch(sandbox, skeleton, box, network)
+                await self._launch(sandbox, skeleton, disk, network)
                 sandbox.save(incarnation=before.incarnation + 1, reason=None)
             except BaseException:
                 if skeleton is not None:
@@ -277,13 +279,17 @@ class SandboxLifecycle:
         return self.locked_uids() | self.warm_stock.homes
 
     async def _launch(
-        self, sandbox: NodeSandbox, skeleton: Skeleton, box: Box, network: NetworkReservation
+        self,
+        sandbox: NodeSandbox,
+        skeleton: Skeleton,
+        disk: SandboxDisk,
+        network: NetworkReservation,
     ) -> None:
         """Turn a skeleton into the sandbox's init and record the sandbox as running."""
         is_expected = _is_envd_expected(sandbox.record.agent)
         listen = sandbox.listen if is_expected else None
         made = await self.builder.assemble(
-            sandbox, skeleton, box, network, with_envd=is_expected, while_launching=listen
+            sandbox, skeleton, disk, network, with_envd=is_expected, while_launching=listen
         )
         self.attach_init(sandbox, os.dup(skeleton.pidfd), waiting_envd=made.waiting_envd)
         sandbox.save(

@@ -244,9 +244,9 @@ class WarmStock:
                 self._context, self._record(home, kind, skeleton), self._clock, self._spawn
             )
             init = _identify(skeleton)
-            box, network = await self._builder.prepare_files_and_network(sandbox)
+            disk, network = await self._builder.prepare_files_and_network(sandbox)
             sandbox.record = structs.replace(sandbox.record, place=network.slot)
-            made = await self._builder.assemble(sandbox, skeleton, box, network)
+            made = await self._builder.assemble(sandbox, skeleton, disk, network)
             waiting_envd = await self._builder.fork_waiting_envd(sandbox, skeleton, missing=())
         except BaseException:
             if skeleton is not None:

@@ -3,7 +3,7 @@
     <root>/pool/boxes/<uid>/{upper,work}       files written by a sandbox
     <root>/pool/checkpoints/<id>/{upper,work}  a snapshot of them
     <root>/pool/trash/                         trees being deleted
-    <root>/memory/{boxes,checkpoints}/<name>/  CRIU images of a hibernated box or a checkpoint
+    <root>/memory/{boxes,checkpoints}/<name>/  CRIU images of a hibernated sandbox or a checkpoint
     <root>/records/{boxes,checkpoints}/<name>.json
 
 Operations are idempotent. A record is written when its tree is complete; a tree without a record is
@@ -31,7 +31,7 @@ CHECKPOINTS = "checkpoints"
 _KINDS = (BOXES, CHECKPOINTS)
 
 
-class Box(Struct, frozen=True, kw_only=True):
+class SandboxDisk(Struct, frozen=True, kw_only=True):
     """The writable files of one sandbox. Owners on disk are those seen inside (root is 0)."""
 
     uid: str
@@ -82,8 +82,8 @@ class Storage:
     def capabilities(self) -> StorageCapabilities:
         return self._backend.capabilities
 
-    def create(self, uid: str, *, limit_bytes: int = 0) -> Box:
-        """Create an empty box, or return the existing one."""
+    def create(self, uid: str, *, limit_bytes: int = 0) -> SandboxDisk:
+        """Create an empty disk, or return the existing one."""
         if (there := self.find(uid)) is not None:
             return there
         path = self._tree(BOXES, uid)
@@ -91,8 +91,8 @@ class Storage:
         self._backend.create_tree(path)
         return self._finish(uid, path, _Record(limit_bytes=limit_bytes))
 
-    def clone(self, checkpoint_id: str, uid: str, *, limit_bytes: int = 0) -> Box:
-        """Create a box with the files of a checkpoint, or return the existing one."""
+    def clone(self, checkpoint_id: str, uid: str, *, limit_bytes: int = 0) -> SandboxDisk:
+        """Create a disk with the files of a checkpoint, or return the existing one."""
         if (there := self.find(uid)) is not None:
             return there
         source_record = self._read(CHECKPOINTS, checkpoint_id)
@@ -106,7 +106,7 @@ class Storage:
         return self._finish(uid, path, _Record(limit_bytes=limit_bytes, inherited_bytes=inherited))
 
     def snapshot(self, uid: str, checkpoint_id: str) -> None:
-        """Snapshot the files of a box; the sandbox must not write during the call."""
+        """Snapshot the files of a disk; the sandbox must not write during the call."""
         if self._read(CHECKPOINTS, checkpoint_id) is not None:
             return
         record = self._require(uid)
@@ -120,13 +120,13 @@ class Storage:
         """Write out dirty data, to keep a following freeze short."""
         self._backend.flush(self._tree(BOXES, uid))
 
-    def find(self, uid: str) -> Box | None:
-        """Return a complete box, or `None`."""
+    def find(self, uid: str) -> SandboxDisk | None:
+        """Return a complete disk, or `None`."""
         record = self._read(BOXES, uid)
         path = self._tree(BOXES, uid)
         if record is None or not path.is_dir():
             return None
-        return Box(uid=uid, path=path, limit_bytes=record.limit_bytes)
+        return SandboxDisk(uid=uid, path=path, limit_bytes=record.limit_bytes)
 
     def has_checkpoint(self, checkpoint_id: str) -> bool:
         """Whether the files of a checkpoint exist."""
@@ -134,18 +134,18 @@ class Storage:
         return there and self._tree(CHECKPOINTS, checkpoint_id).is_dir()
 
     def limit(self, uid: str, limit_bytes: int) -> None:
-        """Change the limit of a box."""
+        """Change the limit of a disk."""
         record = msgspec.structs.replace(self._require(uid), limit_bytes=limit_bytes)
         self._backend.limit_tree(self._tree(BOXES, uid), _writable_bytes(record))
         self._write(BOXES, uid, record)
 
     def usage_bytes(self, uid: str) -> int:
-        """Return the usage of a box, including data shared with its source."""
+        """Return the usage of a disk, including data shared with its source."""
         record = self._require(uid)
         return self._backend.used_bytes(self._tree(BOXES, uid)) + record.inherited_bytes
 
     def open_meter(self, uid: str) -> int | None:
-        """Open the usage counter of a box, or return `None` (see `Backend.open_meter`)."""
+        """Open the usage counter of a disk, or return `None` (see `Backend.open_meter`)."""
         return self._backend.open_meter(self._tree(BOXES, uid))
 
     def inherited_bytes(self, uid: str) -> int:
@@ -160,7 +160,7 @@ class Storage:
         return record.inherited_bytes + _size(self.checkpoint_memory(checkpoint_id))
 
     def box_memory(self, uid: str) -> Path:
-        """Return the directory for the memory of a hibernated box; it may not exist."""
+        """Return the directory for the memory of a hibernated disk; it may not exist."""
         return self._root / "memory" / BOXES / _valid_name(uid)
 
     def checkpoint_memory(self, checkpoint_id: str) -> Path:
@@ -168,7 +168,7 @@ class Storage:
         return self._root / "memory" / CHECKPOINTS / _valid_name(checkpoint_id)
 
     def delete(self, uid: str) -> None:
-        """Delete a box: rename it at once, free it in the background. Unknown uids are ignored."""
+        """Delete a disk: rename it at once, free it in the background. Unknown uids are ignored."""
         self._forget(BOXES, uid, self.box_memory(uid))
 
     def delete_checkpoint(self, checkpoint_id: str) -> None:
@@ -176,7 +176,7 @@ class Storage:
         self._forget(CHECKPOINTS, checkpoint_id, self.checkpoint_memory(checkpoint_id))
 
     def drop_memory(self, uid: str) -> None:
-        """Delete the memory of a restored box."""
+        """Delete the memory of a restored disk."""
         self._trash.discard_memory(self.box_memory(uid))
 
     def boxes(self) -> tuple[str, ...]:
@@ -227,13 +227,13 @@ class Storage:
         if detach:
             self._backend.detach()
 
-    def _finish(self, uid: str, path: Path, record: _Record) -> Box:
+    def _finish(self, uid: str, path: Path, record: _Record) -> SandboxDisk:
         for name in ("upper", "work"):
             (path / name).mkdir(mode=0o755, exist_ok=True)
         (path / "upper").chmod(0o755)
         self._backend.limit_tree(path, _writable_bytes(record))
         self._write(BOXES, uid, record)
-        return Box(uid=uid, path=path, limit_bytes=record.limit_bytes)
+        return SandboxDisk(uid=uid, path=path, limit_bytes=record.limit_bytes)
 
     def _forget(self, kind: str, name: str, memory: Path) -> None:
         # The record is removed first: after a crash, `sweep` removes a tree without record.

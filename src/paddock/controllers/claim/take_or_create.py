@@ -14,7 +14,7 @@ from paddock.resources.kinds.claim import SandboxClaim
 from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.tokens import TokenSeed
-from paddock.resources.transitions.claim import Fit, Terms
+from paddock.resources.transitions.claim import ClaimRequirements, Terms
 
 TURN_SECONDS = 2.0
 """Longest wait of a reconcile for a turn to create: other claims need its worker."""
@@ -30,17 +30,22 @@ class ClaimAcquirer:
         """Writes that may have happened although no reply came; each keeps its quota."""
 
     async def acquire(
-        self, claim: SandboxClaim, fit: Fit, pool: SandboxPool | None, *, creates: bool
+        self,
+        claim: SandboxClaim,
+        requirements: ClaimRequirements,
+        pool: SandboxPool | None,
+        *,
+        creates: bool,
     ) -> bool:
         """Acquire one sandbox; False, with nothing changed, if there is none now."""
         terms = sandbox_claim_terms(
             claim,
-            fit,
+            requirements,
             self._seed,
             account=self._acquirer.reservations.account,
             now=self._acquirer.clock.now(),
         )
-        new_sandbox = partial(self._new_sandbox, claim, terms, fit) if creates else None
+        new_sandbox = partial(self._new_sandbox, claim, terms, requirements) if creates else None
 
         async def work(attempt: Attempt) -> tuple[Sandbox, str] | None:
             return await attempt.take_or_create(
@@ -50,16 +55,18 @@ class ClaimAcquirer:
         acquired = await self._acquirer.acquire(
             Caller(terms.identity.owner),
             terms,
-            fit.size,
+            requirements.size,
             work,
             on_unresolved=self._unresolved.extend,
         )
         return acquired is not None
 
-    def _new_sandbox(self, claim: SandboxClaim, terms: Terms, fit: Fit) -> Sandbox:
+    def _new_sandbox(
+        self, claim: SandboxClaim, terms: Terms, requirements: ClaimRequirements
+    ) -> Sandbox:
         return cold.new_sandbox(
             terms,
-            fit.template,
+            requirements.template,
             namespace=claim.metadata.namespace,
             template_name=claim.spec.template_name,
             now=self._acquirer.clock.now(),

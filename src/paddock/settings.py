@@ -79,9 +79,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Kubeconfig file for the store or runtime `kubernetes`. If empty, the in-cluster configuration
     is used, else the default file."""
     namespace: str = ""
-    """Namespace to watch. If empty, all namespaces."""
+    """Namespace to watch, on one machine too. If empty, all namespaces."""
     system_namespace: str = "paddock-system"
-    """Namespace on a cluster that holds Paddock itself, its leases and its keys."""
+    """Namespace that holds the leases and keys of Paddock, and on a cluster Paddock itself."""
     agent_image: str = ""
     """Image of Paddock with envd, for the sidecar in the pod of each sandbox."""
     pod_limits: bool = True

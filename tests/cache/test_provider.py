@@ -331,7 +331,7 @@ async def test_run_starts_the_body_after_the_first_sync(store: FaultyStore) -> N
     async with Provider(store, clock=LoopClock()).run() as cache:
         assert cache.is_synced
         assert len(cache.sandboxes_in_pool(Key("default", "p"))) == 2500
-        assert cache.troubles() == {}
+        assert cache.problems() == {}
 
 
 async def test_run_raises_a_fatal_error(store: FaultyStore) -> None:
@@ -353,7 +353,7 @@ async def test_lookups_before_the_first_sync_are_unavailable(store: FaultyStore)
     cache = Provider(store, clock=LoopClock())
     with pytest.raises(UnavailableError, match="cache of Sandbox has not synced"):
         cache.claimed_sandbox("i1")
-    assert cache.troubles()["cache"] == "is not running"
+    assert cache.problems()["cache"] == "is not running"
 
 
 async def test_leaving_the_context_stops_all_informers(store: FaultyStore) -> None:
@@ -367,9 +367,9 @@ async def test_unhealthy_kinds_are_reported(cache: Provider, store: FaultyStore)
     await asyncio.sleep(1)
     store.break_watches(ConnectionResetError("cut"))
     await asyncio.sleep(0.01)
-    assert "cut" in cache.troubles()["Sandbox"]
+    assert "cut" in cache.problems()["Sandbox"]
     await asyncio.sleep(60)
-    assert cache.troubles() == {}
+    assert cache.problems() == {}
 
 
 async def test_each_kind_has_its_own_filter(store: FaultyStore) -> None:

@@ -44,7 +44,7 @@ async def paddock(
     """Two processes of each role on a real API server. `LEASE` is the lease duration."""
     rootfs: Path | None = base_rootfs()
     if rootfs is None or os.geteuid() != 0:
-        pytest.skip("the fake kubelet needs root and the base image (`paddock image build`)")
+        pytest.skip("the fake kubelet needs root and the base image (`paddock image build-base`)")
     if not SDK.exists():
         pytest.skip("the E2B client is not installed (scripts/install-clients)")
     lease = getattr(request.module, "LEASE", LEASE_SECONDS)

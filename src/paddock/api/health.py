@@ -17,9 +17,9 @@ def create_app(provider: Provider) -> Starlette:
         return PlainTextResponse("ok")
 
     async def ready(_request: Request) -> Response:
-        troubles = provider.troubles()
-        body = msgspec.json.encode({"ready": not troubles, "troubles": troubles})
-        return Response(body, 503 if troubles else 200, media_type="application/json")
+        problems = provider.problems()
+        body = msgspec.json.encode({"ready": not problems, "problems": problems})
+        return Response(body, 503 if problems else 200, media_type="application/json")
 
     async def exposition(_request: Request) -> Response:
         return Response(metrics.exposition(), media_type="text/plain; version=0.0.4")

@@ -108,7 +108,7 @@ def _missing_to_ready(sandbox: Sandbox) -> str | None:
 
 
 def _refuse_dead(sandbox: Sandbox, now: datetime, wanted: str) -> None:
-    reason = states.death(sandbox, now)
+    reason = states.end_reason(sandbox, now)
     if not reason:
         return
     if sandbox.is_deleting or sandbox.status.phase is Phase.TERMINATING:

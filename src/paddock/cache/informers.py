@@ -64,7 +64,7 @@ class Informers:
         """Whether the informers run."""
         return self._is_serving
 
-    def troubles(self) -> dict[str, str]:
+    def problems(self) -> dict[str, str]:
         """Return the unhealthy kinds with their errors; empty means healthy."""
         found: dict[str, str] = {}
         for kind, informer in self._by_kind.items():
@@ -95,7 +95,7 @@ class Informers:
         except TimeoutError as error:
             late = [item for item in self._by_kind.values() if not item.is_synced]
             problems = [item.last_failure.error for item in late if item.last_failure]
-            reasons = "; ".join(f"{kind}: {why}" for kind, why in self.troubles().items())
+            reasons = "; ".join(f"{kind}: {why}" for kind, why in self.problems().items())
             raise UnavailableError(
                 f"the cache did not sync within {timeout_seconds:g} s: {reasons}",
                 hint="check that the store is up and that this process may read it",

@@ -33,7 +33,7 @@ DONE_WORDS = {
 }
 
 
-class Observer(Generic[R]):
+class ObjectReader(Generic[R]):
     """Reads one object until a check holds."""
 
     def __init__(self, informer: Informer[R], live: Reader, clock: Clock, subject: R) -> None:
@@ -53,7 +53,7 @@ class Observer(Generic[R]):
             self.informer.observe(written)
         self._is_cached = self._cached() is not None
 
-    async def look(self, action: WaitAction, check: Check[R]) -> R | None:
+    async def check_now(self, action: WaitAction, check: Check[R]) -> R | None:
         """Return the object if the check holds, else `None`."""
         obj = self._cached()
         if obj is None and not self._is_cached:
@@ -70,7 +70,9 @@ class Observer(Generic[R]):
             except Exception as error:  # noqa: BLE001 - the informer reports and retries; the next tick reads again
                 log.debug("live read failed", extra=fields(key=self.subject.key, error=error))
 
-    async def last_look(self, action: WaitAction, check: Check[R], *, is_live: bool) -> R | None:
+    async def check_finally(
+        self, action: WaitAction, check: Check[R], *, is_live: bool
+    ) -> R | None:
         """Check once more before the wait fails."""
         if (found := self._judge(self._cached() or self._last, action, check)) is not None:
             return found

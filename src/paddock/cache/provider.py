@@ -92,7 +92,7 @@ class Provider:
         """Serve in the background; the body starts when every kind has synced.
 
         An error before the sync is raised here. A later one is raised when the body ends; until
-        then `troubles` reports it.
+        then `problems` reports it.
         """
         async with background(self.serve(), name="cache") as serving:
             async with background(self.wait_synced(timeout_seconds), name="cache sync") as synced:
@@ -109,9 +109,9 @@ class Provider:
         """Whether every first list is complete."""
         return self._informers.is_synced
 
-    def troubles(self) -> dict[str, str]:
+    def problems(self) -> dict[str, str]:
         """Return the unhealthy kinds with their errors; empty means healthy."""
-        found = self._informers.troubles()
+        found = self._informers.problems()
         if not self._informers.is_serving:
             found["cache"] = "is not running"
         return found

@@ -68,7 +68,7 @@ _OVER = {
 
 def report(sandbox: Sandbox, now: datetime) -> StateReport:
     """Compute the state of a sandbox."""
-    if reason := death(sandbox, now):
+    if reason := end_reason(sandbox, now):
         return StateReport(SandboxState.DEAD, reason)
     if is_pooled(sandbox):
         return _pooled(sandbox)
@@ -83,7 +83,7 @@ def state(sandbox: Sandbox, now: datetime) -> SandboxState:
     return report(sandbox, now).state
 
 
-def death(sandbox: Sandbox, now: datetime) -> str:
+def end_reason(sandbox: Sandbox, now: datetime) -> str:
     """Return why a sandbox is dead, or an empty string."""
     if sandbox.is_deleting:
         return "Deleted"

@@ -18,7 +18,7 @@ from typing import Any, Generic, Self
 
 from paddock.cache import checks
 from paddock.cache.action_locks import ActionLock, ActionLocks, LockKey, WaitAction, lock_key
-from paddock.cache.object_reader import DONE_WORDS, Check, Observer
+from paddock.cache.object_reader import DONE_WORDS, Check, ObjectReader
 from paddock.engine.informer import Informer
 from paddock.engine.reader import Reader
 from paddock.kit import metrics
@@ -163,13 +163,13 @@ class Waits:
         started = self._clock.monotonic()
         outcome = "error"
         try:
-            observer = Observer(self._informers(type(subject)), self._live, self._clock, subject)
-            found = await self._watch(observer, action, check, timeout_seconds, written)
+            reader = ObjectReader(self._informers(type(subject)), self._live, self._clock, subject)
+            found = await self._watch(reader, action, check, timeout_seconds, written)
             if found is None:
                 outcome = "timeout"
-                found = await observer.last_look(action, check, is_live=is_live_at_end)
+                found = await reader.check_finally(action, check, is_live=is_live_at_end)
             if found is None:
-                raise _timed_out(subject, action, timeout_seconds, observer.missing)
+                raise _timed_out(subject, action, timeout_seconds, reader.missing)
             outcome = "done"
             return found
         finally:
@@ -177,27 +177,27 @@ class Waits:
 
     async def _watch(
         self,
-        observer: Observer[R],
+        reader: ObjectReader[R],
         action: WaitAction,
         check: Check[R],
         timeout_seconds: float,
         written: R | None,
     ) -> R | None:
-        self._listen(observer.informer)
-        key, event = lock_key(observer.subject), asyncio.Event()
+        self._listen(reader.informer)
+        key, event = lock_key(reader.subject), asyncio.Event()
         self._waiters.setdefault(key, {})[event] = None
         deadline = self._clock.monotonic() + timeout_seconds
         try:
-            observer.begin(written)
+            reader.begin(written)
             while True:
                 event.clear()
-                if (found := await observer.look(action, check)) is not None:
+                if (found := await reader.check_now(action, check)) is not None:
                     return found
                 remaining = deadline - self._clock.monotonic()
                 if remaining < _TIMER_SLACK_SECONDS:
                     return None
                 if not await _is_set(event, min(self._tick_seconds, remaining)):
-                    await observer.tick()
+                    await reader.tick()
         finally:
             waiters = self._waiters[key]
             del waiters[event]

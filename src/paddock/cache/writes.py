@@ -98,7 +98,7 @@ class Writer:
                 await asyncio.sleep(_BACKOFF.delay(attempt - 1))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def look(self, kind: type[R], key: Key) -> R | None:
+    async def fetch(self, kind: type[R], key: Key) -> R | None:
         """Read an object that the cache may not have yet; `None` if it does not exist."""
         try:
             return self._observed(await self._store.get(kind, key))

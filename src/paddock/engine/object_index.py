@@ -137,7 +137,7 @@ class ObjectIndex(Generic[R]):
     def observe_deleted(self, obj: R) -> None:
         """Apply that a write of this process removed the object."""
         key, uid, version = obj.key, obj.metadata.uid, version_of(obj)
-        self._tombstones.bury(key, uid=uid, up_to=version)
+        self._tombstones.add(key, uid=uid, up_to=version)
         known = self._objects.get(key)
         # An older object of this name, whose deletion is not delivered yet, is gone as well.
         if known is not None and (known.metadata.uid == uid or version_of(known) < version):
@@ -182,7 +182,7 @@ class ObjectIndex(Generic[R]):
         if not self._selects(obj):
             # Only a write of this process can show an object leaving the selection this way;
             # older events of the same object, still under way, must not bring it back.
-            self._tombstones.bury(key, uid="", up_to=version)
+            self._tombstones.add(key, uid="", up_to=version)
             if known is not None:
                 self._drop(known)
             return

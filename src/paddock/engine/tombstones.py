@@ -26,38 +26,38 @@ class Tombstones:
     def __init__(self, clock: Clock, *, keep_seconds: float = _KEEP_SECONDS) -> None:
         self._clock = clock
         self._keep_seconds = keep_seconds
-        self._buried: dict[Key, _Tombstone] = {}
+        self._entries: dict[Key, _Tombstone] = {}
 
     def __len__(self) -> int:
-        return len(self._buried)
+        return len(self._entries)
 
-    def bury(self, key: Key, *, uid: str, up_to: int) -> None:
+    def add(self, key: Key, *, uid: str, up_to: int) -> None:
         """Mark objects at this key as stale: of this uid, or not newer than `up_to`."""
         now = self._clock.monotonic()
         self.forget_before(now - self._keep_seconds)
-        known = self._buried.pop(key, None)
+        known = self._entries.pop(key, None)
         if known is not None and known.up_to > up_to:
             uid, up_to = known.uid, known.up_to
         # Popped and set again, so that the order of the dict is the order of time.
-        self._buried[key] = _Tombstone(uid, up_to, now)
+        self._entries[key] = _Tombstone(uid, up_to, now)
 
     def covers(self, key: Key, *, uid: str, version: int) -> bool:
         """Whether an object at this key is stale."""
-        if not self._buried:
+        if not self._entries:
             return False
-        known = self._buried.get(key)
+        known = self._entries.get(key)
         return known is not None and (version <= known.up_to or uid == known.uid)
 
     def forget(self, key: Key, *, uid: str, version: int) -> None:
         """Clear the tombstone of a deletion that the watch has delivered."""
-        known = self._buried.get(key)
+        known = self._entries.get(key)
         if known is not None and (uid == known.uid or version >= known.up_to):
-            del self._buried[key]
+            del self._entries[key]
 
     def forget_before(self, moment: float) -> None:
         """Clear tombstones from before a moment: a list that began then is complete."""
-        while self._buried:
-            key, known = next(iter(self._buried.items()))
+        while self._entries:
+            key, known = next(iter(self._entries.items()))
             if known.at >= moment:
                 return
-            del self._buried[key]
+            del self._entries[key]

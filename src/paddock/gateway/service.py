@@ -226,7 +226,7 @@ class Gateway:
             exchange.fail(verdict.status, verdict.message)
         elif route.state is SandboxState.RUNNING:
             if self._inflight.begin(exchange, route):
-                self._send(exchange, route, destination, is_right_shown=verdict is Allowed.MAY_WAKE)
+                self._send(exchange, route, destination, is_cacheable=verdict is Allowed.MAY_WAKE)
         elif self._may_wait(route, verdict, exchange, destination):
             if self._inflight.begin(exchange, route):
                 self._hold(exchange, route, destination)
@@ -237,9 +237,9 @@ class Gateway:
             self._spawn(exchange, self._find(exchange, destination), "find")
 
     def _send(
-        self, exchange: Exchange, route: Route, destination: Destination, *, is_right_shown: bool
+        self, exchange: Exchange, route: Route, destination: Destination, *, is_cacheable: bool
     ) -> None:
-        if is_right_shown and route.remote is None:
+        if is_cacheable and route.remote is None:
             self._cache_decision(exchange, route, destination)
         if not self._sender.send(exchange, route, destination):
             self._spawn(exchange, self._connect(exchange, route, destination), "connect")

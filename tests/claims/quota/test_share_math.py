@@ -23,7 +23,7 @@ def shares(**amounts: int) -> TeamShares:
 
 
 @pytest.mark.parametrize(
-    ("book", "seen_by_me", "free"),
+    ("team_shares", "seen_by_me", "free"),
     [
         (shares(), view(10), 10),
         (shares(), view(10, mine=3, rest=2), 5),
@@ -36,15 +36,15 @@ def shares(**amounts: int) -> TeamShares:
     ],
 )
 def test_free_is_neither_used_nor_granted(
-    book: TeamShares, seen_by_me: LimitView, free: int
+    team_shares: TeamShares, seen_by_me: LimitView, free: int
 ) -> None:
-    assert share_math.free(book, "me", LINE, seen_by_me, seen=0) == free
+    assert share_math.free(team_shares, "me", LINE, seen_by_me, seen=0) == free
 
 
 @pytest.mark.parametrize(("seen", "free"), [(4, 2), (5, 7), (6, 7)])
 def test_a_closed_share_counts_by_usage_once_its_last_write_is_seen(seen: int, free: int) -> None:
-    book = share_math.closed(shares(other=8), "other", at="5", amounts={LINE: 8})
-    assert share_math.free(book, "me", LINE, view(10, others=3), seen=seen) == free
+    team_shares = share_math.closed(shares(other=8), "other", at="5", amounts={LINE: 8})
+    assert share_math.free(team_shares, "me", LINE, view(10, others=3), seen=seen) == free
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_the_unused_part_of_a_share_is_returned(mine: int, share: int, kept: int
 
 
 def test_every_write_of_a_share_raises_its_turn() -> None:
-    book = share_math.renewed(shares(me=3), "me")
-    assert book.shares["me"] == Share(amounts={LINE: 3}, turn=1)
-    assert share_math.closed(book, "me", at="7", amounts={}).shares["me"].turn == 2
+    team_shares = share_math.renewed(shares(me=3), "me")
+    assert team_shares.shares["me"] == Share(amounts={LINE: 3}, turn=1)
+    assert share_math.closed(team_shares, "me", at="7", amounts={}).shares["me"].turn == 2
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_every_write_of_a_share_raises_its_turn() -> None:
 def test_a_closed_share_is_removed_when_its_usage_is_zero(
     used: dict[str, int], seen: int, is_kept: bool
 ) -> None:
-    book = share_math.closed(shares(me=1, other=1), "other", at="5", amounts={})
-    left = share_math.without_ended(book, "me", used, seen=seen)
+    team_shares = share_math.closed(shares(me=1, other=1), "other", at="5", amounts={})
+    left = share_math.without_ended(team_shares, "me", used, seen=seen)
     assert ("other" in left.shares) == is_kept
     assert "me" in left.shares

@@ -68,7 +68,7 @@ def archive() -> Path:
         return Path(given)
     base = base_rootfs()
     if base is None:
-        raise NoImagesError("the base image is not built (`paddock image build`)")
+        raise NoImagesError("the base image is not built (`paddock image build-base`)")
     PLACE.mkdir(parents=True, exist_ok=True)
     with (PLACE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

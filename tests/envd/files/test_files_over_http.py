@@ -460,7 +460,7 @@ async def test_an_upload_without_data_times_out(
     answer = await wire.response()
 
     assert answer.status == 408
-    assert "nothing came for 0.2 s" in answer.json()["message"]
+    assert "no data was received for 0.2 s" in answer.json()["message"]
     wire.close()
 
 

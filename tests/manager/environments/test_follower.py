@@ -41,7 +41,7 @@ async def test_a_claim_queued_in_another_process_makes_the_pool_grow() -> None:
             async with asyncio.timeout(5):
                 assert await ticket.pool() == Key("default", "agents-one")
             assert len(found(world).status.queues) == 1
-            ticket.settle()
+            ticket.release_grant()
             await world.until(lambda: not found(world).status.queues)
         made = pool(world, "agents-one")
         assert made is not None

@@ -186,7 +186,7 @@ async def test_queued_claims_are_served_by_priority_then_by_time() -> None:
             ticket.stays_here = True
             await ticket._wait()
             order.append(name)
-            ticket.settle()
+            ticket.release_grant()
 
         tasks = []
         for name, priority in (("slow", 0), ("second", 0), ("urgent", 9)):

@@ -198,7 +198,7 @@ class FederationProxy:
         here = await _call_e2b(self._e2b, call, caller)
         if here.status != 200:
             return _to_response(here)
-        there, missing = await self._federation.pass_round(call)
+        there, missing = await self._federation.forward_to_all(call)
         heard = {name: reply for name, reply in there.items() if reply.status == 200}
         limit, ascending, options = None, False, request.query_params
         if request.url.path.endswith("/v2/sandboxes"):
@@ -214,7 +214,7 @@ class FederationProxy:
         # The other cluster receives only the team, so the key is logged here.
         with log_call(request, caller):
             call = _call(request, caller, await bodies.read_limited(request, MAX_BODY_BYTES))
-            reply = await self._federation.pass_on(sandbox_id, call, patience=CALL_SECONDS)
+            reply = await self._federation.forward(sandbox_id, call, patience=CALL_SECONDS)
             if reply.status >= 400:
                 request.state.result = f"status {reply.status}"
         return _to_response(reply)

@@ -135,11 +135,13 @@ class ShareManager(QuotaReservations):
 
     def _may_be_given_back(self, account: TeamAccount, needs: Mapping[str, Demand]) -> bool:
         """Whether live processes have unused shares that would be enough if given back."""
-        book, _ = self._store.book(account)
+        team_shares, _ = self._store.shares_of(account)
         for name, need in needs.items():
             view = self._store.view(need)
-            room = share_math.free(book, self._own_account, name, view, seen=self._store.seen)
-            for other, share in book.shares.items():
+            room = share_math.free(
+                team_shares, self._own_account, name, view, seen=self._store.seen
+            )
+            for other, share in team_shares.shares.items():
                 is_there = self._store.silent_for(account, other) <= USE_SECONDS
                 if other != self._own_account and not share.closed_at and is_there:
                     room += max(share.amounts.get(name, 0) - view.others.get(other, 0), 0)
@@ -152,17 +154,17 @@ class ShareManager(QuotaReservations):
     ) -> QuotaExceededError | None:
         """Enlarge our share by one write; return the error if the quota has no room."""
         for attempt in range(1, _ATTEMPTS + 1):
-            book, lease = self._store.book(account)
+            team_shares, lease = self._store.shares_of(account)
             views = {name: self._store.view(need) for name, need in needs.items()}
             seen = self._store.seen
             wanted = share_math.grown(
-                book, self._own_account, views, waiting=account.waiting, seen=seen
+                team_shares, self._own_account, views, waiting=account.waiting, seen=seen
             )
             if wanted is None:
                 if await self._store.close_dead(account):
                     continue
                 left = {
-                    name: share_math.free(book, self._own_account, name, view, seen=seen)
+                    name: share_math.free(team_shares, self._own_account, name, view, seen=seen)
                     for name, view in views.items()
                 }
                 name = min(needs, key=lambda item: left[item] - needs[item].size)
@@ -232,8 +234,8 @@ class ShareManager(QuotaReservations):
 
     async def _maintain(self, account: TeamAccount) -> None:
         now = self._clock.monotonic()
-        book, lease = self._store.book(account)
-        share = book.shares.get(self._own_account)
+        team_shares, lease = self._store.shares_of(account)
+        share = team_shares.shares.get(self._own_account)
         is_open = share is not None and not share.closed_at
         is_needed = account.waiting or self.ledger.is_pending(f"team:{account.team}")
         if now - account.used_at > USE_SECONDS and not is_needed:
@@ -246,9 +248,9 @@ class ShareManager(QuotaReservations):
             return
         needs = {name: self._with_current_limit(need) for name, need in account.needs.items()}
         views = {name: self._store.view(need) for name, need in needs.items() if need is not None}
-        wanted = share_math.kept(book, self._own_account, views, seen=self._store.seen)
+        wanted = share_math.kept(team_shares, self._own_account, views, seen=self._store.seen)
         if wanted is None and account.usable_until - now < USE_SECONDS / 2:
-            wanted = share_math.renewed(book, self._own_account)
+            wanted = share_math.renewed(team_shares, self._own_account)
         if wanted is not None and not await self._store.write(account, lease, wanted):
             self._wake.set()
 
@@ -267,15 +269,15 @@ class ShareManager(QuotaReservations):
         is_pending = self.ledger.is_pending(f"team:{account.team}")
         version = "" if is_pending else await self._store.version()
         for attempt in range(1, _ATTEMPTS + 1):
-            book, lease = self._store.book(account)
-            share = book.shares.get(self._own_account)
+            team_shares, lease = self._store.shares_of(account)
+            share = team_shares.shares.get(self._own_account)
             if share is None or share.closed_at:
                 return
             used = {
                 name: self.ledger.held_by(self._own_account, share_store.parse_usage_name(name))
                 for name in share.amounts
             }
-            wanted = share_math.closed(book, self._own_account, at=version, amounts=used)
+            wanted = share_math.closed(team_shares, self._own_account, at=version, amounts=used)
             if await self._store.write(account, lease, wanted):
                 return
             await asyncio.sleep(_BACKOFF.delay(attempt))

@@ -50,12 +50,12 @@ class LimitView(Struct, frozen=True, kw_only=True):
     """Usage of sandboxes that were claimed without an account."""
 
 
-def free(book: TeamShares, me: str, line: str, view: LimitView, *, seen: int) -> int:
+def free(team_shares: TeamShares, me: str, line: str, view: LimitView, *, seen: int) -> int:
     """Return how much is neither used by us nor used by or granted to others."""
     left = view.limit - view.unaccounted - view.mine
-    for account in book.shares.keys() | view.others.keys():
+    for account in team_shares.shares.keys() | view.others.keys():
         if account != me:
-            left -= _held(book.shares.get(account), line, view.others.get(account, 0), seen)
+            left -= _held(team_shares.shares.get(account), line, view.others.get(account, 0), seen)
     return left
 
 
@@ -65,43 +65,47 @@ def _held(share: Share | None, line: str, used: int, seen: int) -> int:
     return max(share.amounts.get(line, 0), used)
 
 
-def room(book: TeamShares, me: str, views: Mapping[str, LimitView], *, seen: int) -> int:
+def fitting_count(
+    team_shares: TeamShares, me: str, views: Mapping[str, LimitView], *, seen: int
+) -> int:
     """Return how many more sandboxes of the views' sizes would fit."""
     fitting = (
-        free(book, me, line, view, seen=seen) // view.size
+        free(team_shares, me, line, view, seen=seen) // view.size
         for line, view in views.items()
         if view.size
     )
     return min(fitting, default=BLOCK)
 
 
-def block(book: TeamShares, spare: int) -> int:
+def block(team_shares: TeamShares, spare: int) -> int:
     """Return how many of the spare sandboxes one process may hold in advance."""
-    users = max(sum(not share.closed_at for share in book.shares.values()), 2)
+    users = max(sum(not share.closed_at for share in team_shares.shares.values()), 2)
     return min(BLOCK, max(spare, 0) // (2 * users))
 
 
 def grown(
-    book: TeamShares, me: str, views: Mapping[str, LimitView], *, waiting: int, seen: int
+    team_shares: TeamShares, me: str, views: Mapping[str, LimitView], *, waiting: int, seen: int
 ) -> TeamShares | None:
     """Return the shares with ours enlarged by the need and a block; `None` if there is no room."""
-    fitting = room(book, me, views, seen=seen)
+    fitting = fitting_count(team_shares, me, views, seen=seen)
     if fitting < 1:
         return None
     needed = min(waiting, fitting)
-    count = needed + block(book, fitting - needed)
-    return _with(book, me, {line: view.mine + count * view.size for line, view in views.items()})
+    count = needed + block(team_shares, fitting - needed)
+    return _with(
+        team_shares, me, {line: view.mine + count * view.size for line, view in views.items()}
+    )
 
 
 def kept(
-    book: TeamShares, me: str, views: Mapping[str, LimitView], *, seen: int
+    team_shares: TeamShares, me: str, views: Mapping[str, LimitView], *, seen: int
 ) -> TeamShares | None:
     """Return the shares without our excess; `None` if there is none."""
-    share = book.shares.get(me)
+    share = team_shares.shares.get(me)
     if share is None or share.closed_at or not views:
         return None
-    left = room(book, me, views, seen=seen)
-    allowed = block(book, left)
+    left = fitting_count(team_shares, me, views, seen=seen)
+    allowed = block(team_shares, left)
     amounts = dict(share.amounts)
     for line, view in views.items():
         spare = (amounts.get(line, 0) - view.mine) // view.size if view.size else 0
@@ -110,37 +114,41 @@ def kept(
             amounts[line] = view.mine + allowed * view.size
     if amounts == share.amounts:
         return None
-    return _with(book, me, amounts)
+    return _with(team_shares, me, amounts)
 
 
-def renewed(book: TeamShares, me: str) -> TeamShares:
+def renewed(team_shares: TeamShares, me: str) -> TeamShares:
     """Return the shares with ours marked as in use."""
-    return _with(book, me, {})
+    return _with(team_shares, me, {})
 
 
-def closed(book: TeamShares, account: str, *, at: str, amounts: Mapping[str, int]) -> TeamShares:
+def closed(
+    team_shares: TeamShares, account: str, *, at: str, amounts: Mapping[str, int]
+) -> TeamShares:
     """Return the shares with one closed; `amounts` is its usage."""
-    turn = book.shares[account].turn + 1
+    turn = team_shares.shares[account].turn + 1
     share = Share(amounts=dict(amounts), turn=turn, closed_at=at)
-    return TeamShares({**book.shares, account: share})
+    return TeamShares({**team_shares.shares, account: share})
 
 
-def without_ended(book: TeamShares, me: str, used: Mapping[str, int], *, seen: int) -> TeamShares:
+def without_ended(
+    team_shares: TeamShares, me: str, used: Mapping[str, int], *, seen: int
+) -> TeamShares:
     """Return the shares without closed ones that have no usage left; `used` is by account."""
     ended = {
         account
-        for account, share in book.shares.items()
+        for account, share in team_shares.shares.items()
         if account != me
         and share.closed_at
         and ordinal(share.closed_at) <= seen
         and not used.get(account)
     }
     return TeamShares(
-        {account: share for account, share in book.shares.items() if account not in ended}
+        {account: share for account, share in team_shares.shares.items() if account not in ended}
     )
 
 
-def _with(book: TeamShares, me: str, amounts: Mapping[str, int]) -> TeamShares:
-    before = book.shares.get(me, Share())
+def _with(team_shares: TeamShares, me: str, amounts: Mapping[str, int]) -> TeamShares:
+    before = team_shares.shares.get(me, Share())
     share = Share(amounts={**before.amounts, **amounts}, turn=before.turn + 1)
-    return TeamShares({**book.shares, me: share})
+    return TeamShares({**team_shares.shares, me: share})

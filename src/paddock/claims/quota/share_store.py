@@ -103,7 +103,7 @@ class ShareStore:
         """The store version up to which our cache of sandboxes is complete."""
         return self._provider.informer(Sandbox).seen
 
-    def book(self, account: TeamAccount) -> tuple[TeamShares, Lease | None]:
+    def shares_of(self, account: TeamAccount) -> tuple[TeamShares, Lease | None]:
         """Return a team's shares and their Lease."""
         lease = self._provider.informer(Lease).get(account.key)
         return _read(lease), lease
@@ -170,7 +170,7 @@ class ShareStore:
         """Close the shares of silent processes; return whether there were any."""
         dead = [
             name
-            for name, share in self.book(account)[0].shares.items()
+            for name, share in self.shares_of(account)[0].shares.items()
             if name != self._own_account
             and not share.closed_at
             and self.silent_for(account, name) >= DEAD_SECONDS
@@ -180,13 +180,15 @@ class ShareStore:
         # Their usage is read from the store: our cache may lack their last writes.
         owned = parse_fields(f"spec.claim.owner={account.team}")
         page = await self._provider.live.list(Sandbox, fields=owned)
-        book, lease = self.book(account)
+        shares_of, lease = self.shares_of(account)
         for name in dead:
             if self.silent_for(account, name) >= DEAD_SECONDS:
-                used = {item: _used(page.items, name, item) for item in book.shares[name].amounts}
-                book = share_math.closed(book, name, at=page.version, amounts=used)
+                used = {
+                    item: _used(page.items, name, item) for item in shares_of.shares[name].amounts
+                }
+                shares_of = share_math.closed(shares_of, name, at=page.version, amounts=used)
         log.warning("shares of silent processes closed", extra=fields(team=account.team, of=dead))
-        await self.write(account, lease, book)
+        await self.write(account, lease, shares_of)
         return True
 
     async def version(self) -> str:
@@ -226,13 +228,16 @@ def _read(lease: Lease | None) -> TeamShares:
     return msgspec.json.decode(found, type=TeamShares) if found else TeamShares()
 
 
-def _with(lease: Lease, book: TeamShares) -> Lease:
-    annotations = {**lease.metadata.annotations, ANNOTATION: msgspec.json.encode(book).decode()}
+def _with(lease: Lease, shares_of: TeamShares) -> Lease:
+    annotations = {
+        **lease.metadata.annotations,
+        ANNOTATION: msgspec.json.encode(shares_of).decode(),
+    }
     return with_meta(lease, annotations=annotations)
 
 
-def _made(account: TeamAccount, book: TeamShares) -> Lease:
+def _made(account: TeamAccount, shares_of: TeamShares) -> Lease:
     meta = ObjectMeta(
         name=account.key.name, namespace=account.key.namespace, labels={LABEL_KIND: KIND_SHARES}
     )
-    return _with(Lease(metadata=meta), book)
+    return _with(Lease(metadata=meta), shares_of)

@@ -168,7 +168,7 @@ class ClaimController:
                 problem = error.message
                 break
             finally:
-                queue.settle(env, pool)
+                queue.release_grant(env, pool)
         sandboxes = self._sandboxes(claim, self._clock.now())
         if problem:
             # Its grants go to other claims; it queues again with the next reconcile.

@@ -24,10 +24,10 @@ class EnvironmentQueue(Protocol):
         ...
 
     def take_granted(self, claim: Key, env: Key) -> Key | None:
-        """Return a pool that was granted to this claim, once; then call `settle`."""
+        """Return a pool that was granted to this claim, once; then call `release_grant`."""
         ...
 
-    def settle(self, env: Key, pool: Key) -> None:
+    def release_grant(self, env: Key, pool: Key) -> None:
         """End a grant: its sandbox was taken, or was not there."""
         ...
 

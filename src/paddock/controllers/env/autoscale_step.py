@@ -76,7 +76,7 @@ class AutoscaleStep:
             if run.is_scaled:
                 target = groups if run.problem is None else fixed
                 target.setdefault(run.member.config.scaling_group, []).append(run)
-        queues = share_out(groups, waiting, now)
+        queues = divide_waiting(groups, waiting, now)
         for name, members in groups.items():
             # ClaimDemand of batches is bound to their pool: no other member can serve it.
             queues[name] += sum(self._supply(run.key) for run in members)
@@ -129,7 +129,7 @@ def _fixed(run: MemberRun) -> ScaledMember:
     )
 
 
-def share_out(
+def divide_waiting(
     groups: Mapping[str, list[MemberRun]], waiting: WaitingClaims, now: datetime
 ) -> dict[str, int]:
     """Divide waiting claims among groups: spare sandboxes first, then room to grow."""

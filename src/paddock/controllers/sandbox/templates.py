@@ -83,7 +83,7 @@ class CachedTemplates:
                 raise
         # Both may have been applied together, and the watch of templates may lag behind.
         try:
-            await self._write.look(SandboxTemplate, _key(reference, sandbox.metadata.namespace))
+            await self._write.fetch(SandboxTemplate, _key(reference, sandbox.metadata.namespace))
         except DeadlineExceededError as error:
             raise UnavailableError(error.message) from error
         return self.of(sandbox)

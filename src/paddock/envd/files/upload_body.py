@@ -183,5 +183,5 @@ async def _next_chunk(request: HttpRequest) -> bytes:
         return await request.body.chunk(UPLOAD_TIMEOUT_SECONDS)
     except TimeoutError:
         raise HttpError(
-            408, f"the upload was given up: nothing came for {UPLOAD_TIMEOUT_SECONDS:g} s"
+            408, f"the upload timed out: no data was received for {UPLOAD_TIMEOUT_SECONDS:g} s"
         ) from None

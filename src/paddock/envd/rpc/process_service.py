@@ -131,7 +131,7 @@ class ProcessService:
             elif message.data is not None:
                 if process is None:
                     raise ConnectError(
-                        Code.INVALID_ARGUMENT, "the first message must say which process it is for"
+                        Code.INVALID_ARGUMENT, "the first message must select a process"
                     )
                 await self._write(process, message.data.input)
         return m.Empty()
@@ -161,7 +161,7 @@ class ProcessService:
         self, selector: m.ProcessSelector | None, *, with_ended: bool = False
     ) -> ManagedProcess:
         if selector is None or (selector.pid is None and selector.tag is None):
-            raise ConnectError(Code.INVALID_ARGUMENT, "say which process: by pid or by tag")
+            raise ConnectError(Code.INVALID_ARGUMENT, "no process selected: set pid or tag")
         process = self._registry.find(pid=selector.pid, tag=selector.tag, with_ended=with_ended)
         if process is None:
             what = f"pid {selector.pid}" if selector.pid is not None else f"tag {selector.tag!r}"

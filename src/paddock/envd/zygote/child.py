@@ -19,7 +19,7 @@ from paddock.envd.config import Config
 from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.process.init_spawner import InitSpawner
 from paddock.envd.server import Envd
-from paddock.envd.zygote.warmup import rehearse
+from paddock.envd.zygote.warmup import warm_pages
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ def spare_main(envd: Envd, channel: socket.socket) -> None:
         os.umask(0o022)
         _keep_only({channel.fileno()})
         loop = asyncio.SelectorEventLoop()
-        rehearse(envd, loop)
+        warm_pages(envd, loop)
         data, fds, _, _ = socket.recv_fds(channel, MAX_REQUEST, MAX_FDS)
         channel.close()
         if not data:

@@ -58,7 +58,7 @@ def warm_up(run_child: ChildMain) -> None:
         except OSError as problem:
             log.warning("warm-up failed: envds need more memory", extra={"error": str(problem)})
         for _ in range(_REHEARSALS):
-            _rehearse_start()
+            _warm_start()
     finally:
         blocking.stop_threads()
         shutil.rmtree(directory, ignore_errors=True)
@@ -83,7 +83,7 @@ def _serve_warmup(directory: str) -> None:
     os.unlink(f"{directory}/socket")
 
 
-def rehearse(envd: Envd, loop: asyncio.AbstractEventLoop) -> None:
+def warm_pages(envd: Envd, loop: asyncio.AbstractEventLoop) -> None:
     """Serve a request in an idle child, so that it copies the pages that serving touches.
 
     Copying them takes most of the time of a first request. Call it before joining a sandbox.
@@ -105,7 +105,7 @@ def _warm_claim(home: str) -> None:
     """Warm up a claim. Its code is moved apart: children in the warm stock do not copy it."""
     os.mkdir(home)
     claimed, _ = _profile(lambda: _serve_claim(home))
-    begun, _ = _profile(_rehearse_start)
+    begun, _ = _profile(_warm_start)
     cow_layout.gather(claimed.keys() - begun.keys())
     for _ in range(_REHEARSALS):
         _serve_claim(home)
@@ -201,9 +201,9 @@ def _fake_init(channel: socket.socket) -> None:
     channel.send(init_protocol.encode(init_protocol.EXIT, 0, ended)[0])
 
 
-def _rehearse_start() -> None:
+def _warm_start() -> None:
     loop = asyncio.SelectorEventLoop()
-    rehearse(Envd(), loop)
+    warm_pages(Envd(), loop)
     loop.close()
 
 

@@ -72,7 +72,7 @@ def _read_response(block: bytes, is_head: bool) -> ResponseHead:  # noqa: C901 -
             lines.append(raw)
         elif kind == _LENGTH:
             if length is not None and length != value:
-                raise BadHead(502, "the sandbox gave two lengths for its answer")
+                raise BadHead(502, "the response of the sandbox has two different lengths")
             if length is None:
                 lines.append(raw)
             length = value

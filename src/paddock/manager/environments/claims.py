@@ -53,7 +53,7 @@ class EnvironmentClaims:
                 if sandbox is not None:
                     return sandbox, WARM
         finally:
-            ticket.settle()
+            ticket.release_grant()
 
     async def _from_other_cluster(
         self, caller: Caller, request: NewSandbox, env: Key, where: MemberCandidate

@@ -3,7 +3,7 @@
 A claim that finds an idle sandbox gets its pool at once, unless another claim is ahead of it.
 Claims queue for the environment, not for a pool: the first member with an idle sandbox serves the
 first claim, by priority and then by time. A grant counts against the idle sandboxes of its pool
-until it is settled, so that no sandbox is granted twice. `ticket` is the wait of one API request.
+until it is released, so that no sandbox is granted twice. `ticket` is the wait of one API request.
 
 A restart loses no place: SandboxClaims are objects and are queued again by creation time; clients
 of the API retry with their idempotency key.
@@ -239,7 +239,7 @@ class ClaimQueue:
             del self._queues[env]
         self._changed(env)
 
-    def settle(self, env: Key, pool: Key) -> None:
+    def release_grant(self, env: Key, pool: Key) -> None:
         """End a grant: its sandbox was taken, or was not there."""
         left = self._granted_counts.get(pool, 0) - 1
         if left > 0:
@@ -327,7 +327,7 @@ class ClaimQueue:
         wake(place[0])
 
     def take_granted(self, claim: Key, env: Key) -> Key | None:
-        """Return a pool that was granted to a SandboxClaim: take from it at once, then `settle`."""
+        """Return a pool granted to a SandboxClaim: take from it at once, then `release_grant`."""
         pools = self._granted.get((claim, env))
         if not pools:
             return None
@@ -343,4 +343,4 @@ class ClaimQueue:
                 self.leave(place[1], waiter)
         for place in [item for item in self._granted if item[0] == claim]:
             for pool in self._granted.pop(place):
-                self.settle(place[1], pool)
+                self.release_grant(place[1], pool)

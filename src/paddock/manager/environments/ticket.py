@@ -28,7 +28,7 @@ class Ticket:
 
     async def pool(self, *, may_wait: bool = True) -> Key | MemberCandidate:
         """Return the pool of this cluster, or the member of another, that serves this request."""
-        self.settle()
+        self.release_grant()
         while True:
             pool = self._queue.now(self._env, self._order, self._group)
             if pool is not None:
@@ -49,11 +49,11 @@ class Ticket:
             if self._grant is not None:
                 return self._grant
 
-    def settle(self) -> None:
+    def release_grant(self) -> None:
         """End the grant, if there is one."""
         if self._grant is not None:
             pool, self._grant = self._grant, None
-            self._queue.settle(self._env, pool)
+            self._queue.release_grant(self._env, pool)
 
     async def _wait(self) -> None:
         turn: asyncio.Future[Key] = asyncio.get_running_loop().create_future()
@@ -61,7 +61,7 @@ class Ticket:
         def grant(granted: Key | Exception) -> None:
             if turn.done():
                 if not isinstance(granted, Exception):
-                    self._queue.settle(self._env, granted)
+                    self._queue.release_grant(self._env, granted)
             elif isinstance(granted, Exception):
                 turn.set_exception(granted)
             else:

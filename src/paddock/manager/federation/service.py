@@ -295,7 +295,7 @@ class Federation:
             raise UnavailableError(f"cluster {peer.cluster} did not return its gateway address")
         return codec.decode(Sandbox, data), gateway
 
-    async def pass_on(
+    async def forward(
         self, sandbox_id: str, call: ForwardedCall, *, patience: float
     ) -> ForwardedReply:
         """Forward a call to the cluster that owns the sandbox."""
@@ -304,7 +304,7 @@ class Federation:
             raise NotFoundError("the sandbox was not found")
         return await self._answer(peer, call, patience)
 
-    async def pass_round(
+    async def forward_to_all(
         self, call: ForwardedCall
     ) -> tuple[dict[str, ForwardedReply], tuple[str, ...]]:
         """Forward a call to every other cluster; return replies, and clusters without a reply."""

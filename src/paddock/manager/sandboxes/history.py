@@ -8,7 +8,7 @@ from paddock.resources.kinds.sandbox import CONDITION_READY, Sandbox
 from paddock.resources.meta import ConditionStatus
 
 
-def of(sandbox: Sandbox, *, since: datetime | None) -> tuple[LogEntry, ...]:
+def recorded_events(sandbox: Sandbox, *, since: datetime | None) -> tuple[LogEntry, ...]:
     """Return the events that the object records, oldest first."""
     known = (
         LogEntry(at=at, level=level, message=message)

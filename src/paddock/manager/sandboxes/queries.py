@@ -121,7 +121,7 @@ class SandboxQueries:
         sandbox = self.find(caller, sandbox_id)
         since = None if since_unix_millis is None else _from_unix(since_unix_millis / 1000)
         lines = await self._agent.logs(sandbox, since=since, limit=limit)
-        return history.merged(history.of(sandbox, since=since), lines, limit=limit)
+        return history.merged(history.recorded_events(sandbox, since=since), lines, limit=limit)
 
 
 def not_found(sandbox_id: str) -> NotFoundError:

@@ -14,13 +14,13 @@ from itertools import pairwise
 from msgspec import Struct
 
 
-def about(cls: type[Struct] | type[Enum]) -> str:
+def class_docstring(cls: type[Struct] | type[Enum]) -> str:
     """Return the docstring of a class, on one line."""
     return _one_line(cls.__doc__ or "")
 
 
 @cache
-def about_fields(cls: type[Struct] | type[Enum]) -> dict[str, str]:
+def field_docstrings(cls: type[Struct] | type[Enum]) -> dict[str, str]:
     """Return the docstring of every attribute that has one, including those of base classes."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):

@@ -18,7 +18,7 @@ from paddock.resources.kinds.claim import SandboxClaimSpec
 from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Resource
 from paddock.resources.schema.constraints import FieldLimit, limit_of
-from paddock.resources.schema.docstrings import about, about_fields
+from paddock.resources.schema.docstrings import class_docstring, field_docstrings
 from paddock.resources.schema.formats import MAX_LABEL
 from paddock.resources.schema.rules import NAMES_LABEL, RULES, TRANSITIONS
 
@@ -77,7 +77,7 @@ def schema_of_struct(cls: type[Struct], *, is_item: bool = False) -> Schema:
     Within an item of a list or mapping, costly rules are left out: the API server multiplies their
     estimated cost by the maximum number of items, and rejects the whole definition.
     """
-    hints, notes = get_type_hints(cls), about_fields(cls)
+    hints, notes = get_type_hints(cls), field_docstrings(cls)
     properties: dict[str, Schema] = {}
     required: list[str] = []
     for field in structs.fields(cls):
@@ -89,7 +89,11 @@ def schema_of_struct(cls: type[Struct], *, is_item: bool = False) -> Schema:
         properties[field.encode_name] = schema
         if field.default is NODEFAULT and field.default_factory is NODEFAULT:
             required.append(field.encode_name)
-    schema: Schema = {"type": "object", "description": about(cls), "properties": properties}
+    schema: Schema = {
+        "type": "object",
+        "description": class_docstring(cls),
+        "properties": properties,
+    }
     if required:
         schema["required"] = required
     if rules := _rules(cls, is_item=is_item):
@@ -153,14 +157,14 @@ def _free() -> Schema:
 
 
 def _enum(kind: type[StrEnum]) -> Schema:
-    notes = about_fields(kind)
+    notes = field_docstrings(kind)
     members = " ".join(
         f"`{member.value}`: {notes[member.name]}" for member in kind if member.name in notes
     )
     return {
         "type": "string",
         "enum": [member.value for member in kind],
-        "description": _note(about(kind), members),
+        "description": _note(class_docstring(kind), members),
     }
 
 

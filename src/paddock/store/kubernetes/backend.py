@@ -113,7 +113,7 @@ class KubernetesStore:
             try:
                 data = await self.client.request("GET", path, resource=kind.PLURAL, params=params)
             except InvalidError as error:
-                if self._fields.learn(kind, fields, error):
+                if self._fields.note_rejected(kind, fields, error):
                     continue
                 raise
             items, meta = responses.read_list(kind, data)
@@ -254,7 +254,7 @@ class KubernetesStore:
                         yield event if filtered is None else filtered.translate(event)
             except InvalidError as error:
                 # Rejected before the first event, so no event is sent twice.
-                if not self._fields.learn(kind, fields, error):
+                if not self._fields.note_rejected(kind, fields, error):
                     raise
 
     async def close(self) -> None:

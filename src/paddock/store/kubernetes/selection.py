@@ -39,7 +39,7 @@ class ServerFields:
             (client if by_client else server).append(term)
         return _selector(server), _selector(client)
 
-    def learn(
+    def note_rejected(
         self, kind: type[Resource], fields: FieldSelector | None, error: InvalidError
     ) -> bool:
         """Record a rejected selector; returns whether a retry can succeed."""

@@ -37,7 +37,7 @@ def test_any_bytes_are_a_query_or_malformed(data: bytes):
     try:
         query = wire.parse_query(data)
     except wire.MalformedError:
-        reply = wire.bare_failure(data, wire.FORMERR)
+        reply = wire.header_only_failure(data, wire.FORMERR)
         assert reply is None or (len(reply) == 12 and reply[2] & 0x80)
     else:
         assert wire.upstream_query(query, 1)[12:].startswith(query.question)

@@ -146,7 +146,7 @@ def failure(query: DnsQuery, rcode: int, *, extended: int | None = None, text: s
     return _reply(query, rcode, extension)
 
 
-def bare_failure(data: bytes, rcode: int) -> bytes | None:
+def header_only_failure(data: bytes, rcode: int) -> bytes | None:
     """Return an error reply to an unparsable query, or `None` for a response or a short message."""
     if len(data) < HEADER_SIZE or data[2] & 0x80:
         return None

@@ -151,17 +151,17 @@ class Resolver:
         self._open[ip] += 1
         try:
             if len(data) > _MAX_QUERY:
-                return wire.bare_failure(data, wire.FORMERR)
+                return wire.header_only_failure(data, wire.FORMERR)
             query = wire.parse_query(data)
             return await self._resolve(query, ip, by_tcp=by_tcp)
         except wire.UnsupportedQueryError:
-            return wire.bare_failure(data, wire.NOTIMP)
+            return wire.header_only_failure(data, wire.NOTIMP)
         except wire.MalformedError:
-            return wire.bare_failure(data, wire.FORMERR)
+            return wire.header_only_failure(data, wire.FORMERR)
         except Exception:
             # Top of the client's task: this query fails, the resolver continues.
             log.exception("DNS query failed", extra=fields(sandbox_ip=ip))
-            return wire.bare_failure(data, wire.SERVFAIL)
+            return wire.header_only_failure(data, wire.SERVFAIL)
         finally:
             _decrement(self._open, ip)
 
@@ -213,7 +213,7 @@ class _Datagrams(asyncio.DatagramProtocol):
 
 
 def _servfail(data: bytes) -> bytes | None:
-    return wire.bare_failure(data, wire.SERVFAIL)
+    return wire.header_only_failure(data, wire.SERVFAIL)
 
 
 def _decrement(counter: Counter[str], key: str) -> None:

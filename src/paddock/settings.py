@@ -76,8 +76,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     runtime: Literal["local", "simulated", "kubernetes"] = "local"
     """`local`, `simulated` or `kubernetes`."""
     kubeconfig: str = ""
-    """Kubeconfig file for the store or runtime `kubernetes`. If empty, the in-cluster configuration
-    is used, else the default file."""
+    """Kubeconfig file for the store or runtime `kubernetes`, and for commands such as `paddock
+    batch`. If empty, the in-cluster configuration is used, else the default file."""
     namespace: str = ""
     """Namespace to watch, on one machine too. If empty, all namespaces."""
     system_namespace: str = "paddock-system"

@@ -5,7 +5,9 @@ addresses, the freezer, and in-place resizes.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -234,6 +236,29 @@ print(json.dumps([pids, len(box.files.read("/tmp/ticks")) > first]))
     assert pid in pids
     assert grows, "it goes on counting"
     assert await paddock.sdk(KILL, ID=sandbox_id)
+
+
+async def test_a_batch_runs_in_pods_and_its_logs_are_collected(
+    world: World, tmp_path: Path
+) -> None:
+    paddock, _ = world
+    await paddock.stocked(1)
+    logs = tmp_path / "logs"
+    code, out, problem = await paddock.command(
+        *("batch", "run", "--replicas", "2", "--pool", "base", "--logs", str(logs)),
+        *("--env", "WHO=world", "--", "echo hello $WHO from $PADDOCK_SHARD; id -un; pwd"),
+    )
+    assert code == 0, problem
+    assert out.count("hello world from") == 2, out
+    written = [(logs / f"{shard}.log").read_text() for shard in range(2)]
+    assert written == [f"hello world from {shard}\nuser\n/home/user\n" for shard in range(2)]
+    code, out, problem = await paddock.command(
+        *("-o", "json", "batch", "run", "--pool", "base", "--timeout", "2", "--"),
+        "trap '' TERM; (setsid sleep 1000 &) ; sleep 1000",
+    )
+    assert code == 1, (out, problem)
+    status = json.loads(out)["status"]
+    assert (status["phase"], status["tasks"][0]["reason"]) == ("Failed", "TaskTimeout")
 
 
 async def test_a_stopped_sandbox_keeps_its_files_on_a_volume(world: World) -> None:

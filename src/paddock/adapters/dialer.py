@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from urllib.parse import urlsplit
 
 from paddock.gateway.http.upstream import UpstreamConnection
 from paddock.gateway.routing.addressing import ENVD_PORT, TASKS_PORT
@@ -32,6 +33,9 @@ class LocalDialer:
         if port in (ENVD_PORT, TASKS_PORT) and envd is not None and envd.startswith("unix:"):
             await loop.create_unix_connection(lambda: protocol, envd.removeprefix("unix:"))
             return protocol
+        if port == TASKS_PORT and envd is not None and envd.startswith("http:"):
+            # envd of a pod serves the task API on its own port and requires the same token there.
+            port = urlsplit(envd).port or ENVD_PORT
         connected = await self._connect(route, port)
         await loop.create_connection(lambda: protocol, sock=connected)
         return protocol

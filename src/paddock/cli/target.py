@@ -1,9 +1,12 @@
 """The installation that a command talks to, and the credentials for it.
 
 `PADDOCK_URL` and `E2B_API_KEY` select another machine; the default is this machine and its files.
+With `PADDOCK_STORE=kubernetes` or `PADDOCK_KUBECONFIG`, resources are those of a cluster.
 """
 
+import asyncio
 import os
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,6 +16,7 @@ from paddock.cli.http import Endpoint
 from paddock.kit import bearer
 from paddock.kit.errors import ConflictError, UnavailableError
 from paddock.settings import Settings, load
+from paddock.store.kubernetes.access import Access, load_access
 
 
 class CliTarget:
@@ -56,9 +60,23 @@ class CliTarget:
 
     @property
     def kube(self) -> Endpoint:
-        """The declarative API."""
+        """The declarative API; on a cluster, the API server of Kubernetes."""
+        if self.settings.store == "kubernetes" or self.settings.kubeconfig:
+            return self._cluster
         token = self._secret("token", "PADDOCK_TOKEN")
         return Endpoint(self.url, bearer.header(token))
+
+    @cached_property
+    def _cluster(self) -> Endpoint:
+        given = self.settings.kubeconfig
+        access: Access = load_access(Path(given) if given else None)
+        header = asyncio.run(_authorization(access))
+        return Endpoint(
+            access.server,
+            {} if header is None else {"Authorization": header},
+            tls=access.tls,
+            tls_name=access.tls_server_name,
+        )
 
     def envd(self, sandbox_id: str) -> Endpoint:
         """Return the endpoint of a sandbox's envd; raise if it is paused without auto-resume."""
@@ -76,6 +94,10 @@ class CliTarget:
         if token:
             headers["X-Access-Token"] = token
         return Endpoint(self.url, headers)
+
+
+async def _authorization(access: Access) -> str | None:
+    return await access.credential.header()
 
 
 def path_of(sandbox_id: str) -> str:

@@ -97,7 +97,7 @@ class PodRuntime(HttpOnly):
         await caught_up(self._store, self._cluster._pods, parse_labels(names.LABEL_UID))
         return await self._cluster.driver.inspect(uid)
 
-    def crash(self, uid: str, _reason: str) -> None:
+    def crash(self, uid: str, _reason: str = "") -> None:
         [box] = [item for item in self._provider.all(Sandbox) if item.metadata.uid == uid]
         self._kubelet.processes[box.metadata.name].kill()
 
@@ -308,7 +308,7 @@ class ClusterWorld:
         self.plane.controllers.probes._prober = None
         if self.wire is not None:
             self.wire.hooks.clear()
-        for kind in (SandboxPool, SandboxClaim):
+        for kind in (BatchSandbox, SandboxPool, SandboxClaim):
             for item in (await self.store.list(kind)).items:
                 with contextlib.suppress(errors.NotFoundError):
                     await self.store.delete(kind, item.key)

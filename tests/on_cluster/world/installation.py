@@ -448,6 +448,28 @@ class Installation:
 
     # ---- clients -------------------------------------------------------------------------
 
+    async def command(self, *words: str) -> tuple[int, str, str]:
+        """Run `paddock` against this installation; return its exit code, output and messages."""
+        process = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).with_name("paddock")),
+            *words,
+            env={
+                **os.environ,
+                "PADDOCK_URL": f"http://127.0.0.1:{self.gateway_ports[0]}",
+                "PADDOCK_KUBECONFIG": self.info.kubeconfig,
+                "E2B_API_KEY": API_KEY,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            out, problem = await asyncio.wait_for(process.communicate(), self.client_seconds)
+        except BaseException:
+            process.kill()
+            await process.wait()
+            raise
+        return process.returncode or 0, out.decode(), problem.decode()
+
     async def sdk(self, script: str, *, gateway: int = 0, **values: str) -> Any:
         """Run a script with the unmodified client; its last line of output is JSON."""
         url = f"http://127.0.0.1:{self.gateway_ports[gateway]}"

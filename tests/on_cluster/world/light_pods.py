@@ -75,6 +75,11 @@ class LightPod:
             self.settings = json.loads(body)
         return b"HTTP/1.1 204 No Content\r\nPaddock-Main: life-%d\r\n\r\n" % self.running_pods
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was killed."""
+        return self._ended.done()
+
     def kill(self) -> None:
         for server in self._servers:
             server.close()
@@ -128,9 +133,12 @@ class LightKubelet(Kubelet):
         else:
             light.kill()
 
+    def _make_pod(self, address: str) -> LightPod:
+        return LightPod(address)
+
     async def _start(self, pod: PodManifest, address: str) -> Any:
         await asyncio.sleep(self.start_seconds)
-        made = self.pods[pod.metadata.uid] = LightPod(address)
+        made = self.pods[pod.metadata.uid] = self._make_pod(address)
         made.run = partial(self._ran, pod.metadata.name)
         self._cgroup(pod.metadata.uid)
         self.processes[pod.metadata.name] = made  # type: ignore[assignment]

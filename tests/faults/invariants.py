@@ -11,7 +11,7 @@ from contextlib import aclosing
 from datetime import datetime, timedelta
 
 from paddock.cache import states
-from paddock.claims.quota.ledger import Dimension, QuotaScope
+from paddock.claims.quota.ledger import Dimension, QuotaScope, counted_claim
 from paddock.controllers.sandbox.lifecycle import TRANSITIONS
 from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase
 from paddock.resources.kinds.pool import SandboxPool
@@ -71,6 +71,9 @@ class Audit:
         if claim is not None:
             if self._ids.setdefault(claim.sandbox_id, uid) != uid:
                 self._report(new, f"has the id {claim.sandbox_id} of another")
+            if new.is_deleting:
+                self._claimed.discard(uid)
+                return
             self._claimed.add(uid)
             self.most_seen = max(self.most_seen, len(self._claimed))
             if self._most_claimed is not None and len(self._claimed) > self._most_claimed:
@@ -107,7 +110,7 @@ async def settled(world: FaultyWorld, storm: Storm, audit: Audit) -> list[str]:
         if not plane.control.provider.waits.is_idle:
             found.append("a wait task was left behind")
         used = plane.control.ledger.used("team:default", Dimension.COUNT, QuotaScope.ALL)
-        claimed = sum(1 for item in sandboxes.values() if item.spec.claim is not None)
+        claimed = sum(1 for item in sandboxes.values() if counted_claim(item) is not None)
         if used != claimed:
             found.append(f"the ledger counts {used} sandboxes, the store has {claimed}")
     return found

@@ -90,8 +90,8 @@ def test_a_failed_sandbox_can_be_killed_and_frees_its_quota() -> None:
 
             with pytest.raises(NotFoundError):
                 await manager.lifecycle.kill(CALLER, made.spec.claim.sandbox_id)
-            await asyncio.sleep(5)
             await manager.claims.create(CALLER, NewSandbox(template="base"))
+            await asyncio.sleep(5)
 
     replayable(0, scenario)
 

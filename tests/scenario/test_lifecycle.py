@@ -207,10 +207,31 @@ async def test_a_quota_is_never_exceeded_and_resume_is_gated_too() -> None:
         with pytest.raises(QuotaExceededError):
             await world.manager.lifecycle.connect(CALLER, first, timeout_seconds=60)
         await world.manager.lifecycle.kill(CALLER, claim_of(replacement).sandbox_id)
-        await world.until(lambda: world.provider.sandbox(replacement.key) is None)
         await world.within_quota(
             lambda: world.manager.lifecycle.connect(CALLER, first, timeout_seconds=60),
         )
+
+
+async def test_the_quota_of_a_killed_sandbox_is_free_when_kill_returns() -> None:
+    async with paddock() as world:
+        world.runtime.set_latency(Operation.DESTROY, 30)
+        limits = (
+            QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 2),
+            QuotaLimit(Dimension.COUNT, QuotaScope.RUNNING, 1),
+        )
+        await world.plane.keyring.set_team_quota("default", Quota(limits))
+        create, lifecycle = world.manager.claims.create, world.manager.lifecycle
+        asleep = await create(CALLER, NewSandbox(template="base", auto_pause=True))
+        asleep = await lifecycle.pause(CALLER, claim_of(asleep).sandbox_id)
+        for _ in range(3):
+            made = await create(CALLER, WANTED)
+            with pytest.raises(QuotaExceededError):
+                await create(CALLER, WANTED)
+            with pytest.raises(QuotaExceededError):
+                await lifecycle.wake(asleep)
+            await lifecycle.kill(CALLER, claim_of(made).sandbox_id)
+            assert world.provider.sandbox(made.key) is not None, "its processes still end"
+        await lifecycle.wake(asleep)
 
 
 async def test_the_same_idempotency_key_gives_the_same_sandbox() -> None:

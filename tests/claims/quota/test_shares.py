@@ -24,7 +24,7 @@ from paddock.kit.errors import ConflictError, NotFoundError, PaddockError, Quota
 from paddock.kit.tasks import background
 from paddock.resources.kinds.builtin import Lease
 from paddock.resources.kinds.sandbox import Sandbox
-from paddock.runtime.simulated import SimulatedRuntime
+from paddock.runtime.simulated import Operation, SimulatedRuntime
 from paddock.settings import Settings
 from paddock.store.memory import MemoryStore
 from paddock.store.port import Change
@@ -131,7 +131,8 @@ class Planes:
                 if obj is None:
                     continue
                 self._claimed.pop(obj.metadata.uid, None)
-                if event.change is not Change.DELETED and obj.spec.claim is not None:
+                is_gone = event.change is Change.DELETED or obj.is_deleting
+                if not is_gone and obj.spec.claim is not None:
                     self._claimed[obj.metadata.uid] = not obj.spec.paused
                 self.now = len(self._claimed)
                 self.most = max(self.most, self.now)
@@ -247,6 +248,19 @@ async def test_one_control_plane_can_use_the_unused_share_of_another() -> None:
         assert world.now == world.most == 8
 
 
+async def test_the_place_of_a_killed_sandbox_is_free_while_its_processes_still_end() -> None:
+    async with planes(2) as world:
+        one, other = world.all
+        world.runtime.set_latency(Operation.DESTROY, 60)
+        await world.quota(count(1))
+        made = await one.manager.claims.create(CALLER, WANTED)
+        for killer in (one, other, one):
+            await killer.manager.lifecycle.kill(CALLER, id_of(made))
+            # Kills of another's sandbox too: its claim waits until the place is given back.
+            made = await killer.manager.claims.create(CALLER, WANTED)
+        assert world.now == world.most == 1
+
+
 async def test_the_share_of_a_control_plane_that_stops_is_free_at_once() -> None:
     async with planes(3) as world:
         one, other, third = world.all
@@ -329,7 +343,7 @@ async def test_a_key_whose_claim_failed_or_whose_sandbox_was_killed_can_be_used_
             )
         await one.manager.lifecycle.kill(CALLER, id_of(first))
         async with asyncio.timeout(10):
-            while world.now:
+            while one.control.provider.sandbox(first.key) is not None:
                 await asyncio.sleep(0.01)
         second = await one.manager.claims.create(CALLER, wanted)
         assert second.metadata.uid != first.metadata.uid

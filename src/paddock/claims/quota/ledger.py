@@ -1,6 +1,7 @@
 """The ledger: usage of quotas by teams and keys, with strict limits.
 
-It counts every claimed sandbox once, by its lock. A reservation is entered before the store is
+It counts every claimed sandbox once, by its lock, until its deletion is written: the processes of
+a killed sandbox may still be ending when its place is free. A reservation is entered before the store is
 written, so that two claims in flight cannot both take the last place; the informer's event for
 that lock confirms it. A write whose outcome is unknown keeps its reservation until the event or a
 read of the store resolves it.
@@ -17,7 +18,7 @@ from msgspec import Struct
 
 from paddock.kit.errors import QuotaExceededError
 from paddock.resources import quantity
-from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.sandbox import ClaimIdentity, Sandbox
 from paddock.resources.kinds.template import Resources
 
 DEFAULT_CPU_MILLIS = 2000
@@ -96,6 +97,14 @@ def resources_of(sandbox: Sandbox) -> Resources:
     if sandbox.spec.template is not None:
         return sandbox.spec.template.resources
     return sandbox.status.resources
+
+
+def counted_claim(sandbox: Sandbox) -> ClaimIdentity | None:
+    """Return the claim that a sandbox counts for; `None` if it is unclaimed or being deleted.
+
+    A deletion is never undone, so the usage of a claim can only end by it.
+    """
+    return None if sandbox.is_deleting else sandbox.spec.claim
 
 
 def holders(team: str, key_id: str) -> tuple[str, ...]:
@@ -201,10 +210,14 @@ class Ledger:
     def observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
         """Apply one event of the Sandbox informer."""
         before = old.spec.claim.lock if old is not None and old.spec.claim else None
-        claim = new.spec.claim if new is not None else None
+        written = new.spec.claim if new is not None else None
+        claim = counted_claim(new) if new is not None else None
         if before is not None and (claim is None or claim.lock != before):
             self._remove(before)
         if new is None or claim is None:
+            if written is not None:
+                # Claimed and deleted between two events: its reservation ends too.
+                self._remove(written.lock)
             return
         running = not new.spec.paused
         known = self._entries.get(claim.lock)

@@ -16,7 +16,14 @@ from msgspec import structs
 from paddock.cache.provider import Provider
 from paddock.claims.caller import Caller
 from paddock.claims.quota import share_math, share_store
-from paddock.claims.quota.ledger import Footprint, Ledger, Quota, QuotaScope, exceeded
+from paddock.claims.quota.ledger import (
+    Footprint,
+    Ledger,
+    Quota,
+    QuotaScope,
+    counted_claim,
+    exceeded,
+)
 from paddock.claims.quota.reservations import QuotaReservations, QuotaSource
 from paddock.claims.quota.share_store import USE_SECONDS, Demand, ShareStore, TeamAccount
 from paddock.kit.backoff import Backoff
@@ -204,7 +211,8 @@ class ShareManager(QuotaReservations):
         """Wake the maintenance of a team's share when its usage may have dropped."""
         claim = old.spec.claim if old is not None else None
         account = self._teams.get(claim.owner) if claim is not None else None
-        if account is None or (new is not None and new.spec.claim and not new.spec.paused):
+        is_running = new is not None and counted_claim(new) is not None and not new.spec.paused
+        if account is None or is_running:
             return
         account.changed.set()
         self._wake.set()

@@ -21,6 +21,7 @@ from paddock.claims.quota.ledger import (
     QuotaLimit,
     QuotaScope,
     UsageKey,
+    counted_claim,
     footprint,
     holders,
     resources_of,
@@ -213,7 +214,7 @@ def _used(sandboxes: Iterable[Sandbox], account: str, name: str) -> int:
     return sum(
         footprint(resources_of(sandbox)).of(dimension)
         for sandbox in sandboxes
-        if (claim := sandbox.spec.claim) is not None
+        if (claim := counted_claim(sandbox)) is not None
         and holder in holders(claim.owner, claim.key_id)
         and (
             claim.account == account

@@ -67,19 +67,19 @@ class Audit:
             self._claimed.discard(uid)
             return
         self._known[uid] = new
-        claim = new.spec.claim
-        if claim is not None:
-            if self._ids.setdefault(claim.sandbox_id, uid) != uid:
-                self._report(new, f"has the id {claim.sandbox_id} of another")
-            if new.is_deleting:
-                self._claimed.discard(uid)
-                return
-            self._claimed.add(uid)
-            self.most_seen = max(self.most_seen, len(self._claimed))
-            if self._most_claimed is not None and len(self._claimed) > self._most_claimed:
-                self._report(
-                    new, f"is number {len(self._claimed)}, the quota is {self._most_claimed}"
-                )
+        self._count(new)
+
+    def _count(self, new: Sandbox) -> None:
+        claim, uid = new.spec.claim, new.metadata.uid
+        if claim is not None and self._ids.setdefault(claim.sandbox_id, uid) != uid:
+            self._report(new, f"has the id {claim.sandbox_id} of another")
+        if counted_claim(new) is None:
+            self._claimed.discard(uid)
+            return
+        self._claimed.add(uid)
+        self.most_seen = max(self.most_seen, len(self._claimed))
+        if self._most_claimed is not None and len(self._claimed) > self._most_claimed:
+            self._report(new, f"is number {len(self._claimed)}, the quota is {self._most_claimed}")
 
     def _deletion(self, sandbox: Sandbox) -> None:
         at, end = sandbox.metadata.deletion_timestamp, sandbox.spec.shutdown_time

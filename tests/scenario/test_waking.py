@@ -63,11 +63,22 @@ async def test_an_expired_sandbox_is_not_woken() -> None:
             await world.manager.lifecycle.wake(asleep)
 
 
-@pytest.mark.parametrize(
-    ("timeout", "auto_pause", "keeps_end"),
-    [(None, False, False), (60, True, False), (60, False, True)],
-)
-async def test_a_retention_ends_with_its_pause(timeout, auto_pause, keeps_end) -> None:
+@pytest.mark.parametrize(("timeout", "expected"), [(60, 300), (1000, 1000)])
+async def test_a_woken_sandbox_that_shuts_down_has_a_deadline(timeout: int, expected: int) -> None:
+    async with paddock() as world:
+        asleep = await paused(world, timeout_seconds=timeout, auto_resume=True)
+        assert asleep.spec.shutdown_time is None
+        before = world.plane.clock.now()
+        woken = await world.manager.lifecycle.wake(asleep)
+        after = world.plane.clock.now()
+        fresh, second = timedelta(seconds=expected), timedelta(seconds=1)
+        assert woken.spec.pause_time is None
+        assert woken.spec.shutdown_time is not None
+        assert before + fresh - second <= woken.spec.shutdown_time <= after + fresh + second
+
+
+@pytest.mark.parametrize(("timeout", "auto_pause"), [(None, False), (60, True), (60, False)])
+async def test_a_retention_ends_with_its_pause(timeout, auto_pause) -> None:
     async with paddock() as world:
         wanted = NewSandbox(template="base", timeout_seconds=timeout, auto_pause=auto_pause)
         sandbox = await world.manager.claims.create(CALLER, wanted)
@@ -77,7 +88,7 @@ async def test_a_retention_ends_with_its_pause(timeout, auto_pause, keeps_end) -
         )
         assert asleep.spec.shutdown_time is not None
         woken = await world.manager.lifecycle.wake(asleep)
-        assert (woken.spec.shutdown_time == asleep.spec.shutdown_time) is keeps_end
+        assert woken.spec.shutdown_time != asleep.spec.shutdown_time
 
 
 async def test_a_used_up_quota_keeps_the_sandbox_paused() -> None:

@@ -288,6 +288,12 @@ async def test_everything_is_served_below_kruise_api_too_with_its_extension_keys
             await create(world)
         await create(world, 429, metadata=none)
         header = {"x-e2b-kruise-reserve-paused-sandbox-duration": "1h"}
+        asleep = await create(world, metadata={"e2b.agents.kruise.io/never-timeout": "true"})
+        asleep_path = f"/kruise/api/sandboxes/{asleep['sandboxID']}"
+        assert (await world.http.post(f"{asleep_path}/pause")).is_success
+        body = (await world.http.get(asleep_path)).json()
+        assert body["state"] == "paused"
+        assert body["endAt"].startswith("0001-01-01")
         paused = await world.http.post(f"{path}/pause", headers=header)
         assert paused.status_code == 204
         bad = {"x-e2b-kruise-reserve-paused-sandbox-duration": "soon"}

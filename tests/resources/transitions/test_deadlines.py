@@ -117,6 +117,21 @@ def test_resuming(before: SandboxSpec, expected: Any):
             id="traffic does not extend the deadline",
         ),
         pytest.param(
+            spec(paused=True),
+            (False, None, at(300)),
+            id="killed later, though its pause cleared it",
+        ),
+        pytest.param(
+            spec(paused=True, paused_retention_seconds=9000, shutdown_time=at(9000)),
+            (False, None, at(300)),
+            id="killed later, not at the end of the retention",
+        ),
+        pytest.param(
+            spec(paused=True, timeout=None, shutdown_time=at(7)),
+            (False, None, at(7)),
+            id="a deadline set during the pause, without a timeout",
+        ),
+        pytest.param(
             spec(paused=True, timeout=None, paused_retention_seconds=9, shutdown_time=at(9)),
             (False, None, None),
             id="no timeout",

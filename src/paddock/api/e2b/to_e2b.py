@@ -102,7 +102,10 @@ def _common(sandbox: Sandbox) -> dict[str, Any]:
     claim = _claim(sandbox)
     resources = resources_of(sandbox)
     paused = sandbox.spec.paused or sandbox.status.phase is Phase.PAUSED
-    end = sandbox.status.paused_at if paused else deadlines.end_of(sandbox.spec)
+    end = deadlines.end_of(sandbox.spec)
+    if paused and not deadlines.never_ends(sandbox.spec):
+        # As in E2B: its timeout ended with the pause.
+        end = sandbox.status.paused_at
     return {
         "template_id": claim.template_id,
         "sandbox_id": claim.sandbox_id,

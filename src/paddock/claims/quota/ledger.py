@@ -1,10 +1,10 @@
 """The ledger: usage of quotas by teams and keys, with strict limits.
 
 It counts every claimed sandbox once, by its lock, until its deletion is written: the processes of
-a killed sandbox may still be ending when its place is free. A reservation is entered before the store is
-written, so that two claims in flight cannot both take the last place; the informer's event for
-that lock confirms it. A write whose outcome is unknown keeps its reservation until the event or a
-read of the store resolves it.
+a killed sandbox may still be ending when its place is free. A reservation is entered before the
+store is written, so that two claims in flight cannot both take the last place; the informer's event
+for that lock confirms it. A write whose outcome is unknown keeps its reservation until the event or
+a read of the store resolves it.
 
 Where several processes serve, each sandbox also counts for the account of the process that
 claimed or resumed it; `share_manager` limits the accounts.

@@ -12,7 +12,7 @@ from msgspec import structs
 from paddock.resources.kinds.sandbox import SandboxSpec
 
 MIN_WAKE_SECONDS = 300
-"""A sandbox resumed by traffic runs at least this long before its next auto-pause."""
+"""A sandbox resumed by traffic runs at least this long before its timeout ends."""
 
 
 def end_of(spec: SandboxSpec) -> datetime | None:
@@ -59,23 +59,24 @@ def resumed(spec: SandboxSpec, *, now: datetime, seconds: float) -> SandboxSpec:
 
 
 def woken(spec: SandboxSpec, *, now: datetime) -> SandboxSpec:
-    """Resume it by traffic: only a sandbox with auto-pause gets a new timeout.
+    """Resume it by traffic, with a new timeout if the pause ended the last one.
 
-    Others keep their deadline: incoming traffic does not extend it. The end of a retention belongs
-    to the pause and is removed with it.
+    A shutdown that is still due is kept: incoming traffic does not extend it. The end of a
+    retention belongs to the pause and is removed with it.
     """
     retained = spec.paused and spec.paused_retention_seconds is not None
-    unretained = structs.replace(spec, shutdown_time=None) if retained else spec
-    if never_ends(spec):
-        return structs.replace(unretained, paused=False, pause_time=None)
-    if spec.claim is not None and spec.claim.auto_pause:
-        until = now + timedelta(seconds=wake_seconds(spec))
-        return structs.replace(unretained, paused=False, pause_time=until)
-    return structs.replace(spec, paused=False, pause_time=None)
+    due = None if retained else spec.shutdown_time
+    running = structs.replace(spec, paused=False, pause_time=None, shutdown_time=due)
+    if never_ends(spec) or spec.claim is None:
+        return running
+    until = now + timedelta(seconds=wake_seconds(spec))
+    if spec.claim.auto_pause:
+        return structs.replace(running, pause_time=until)
+    return running if due is not None else structs.replace(running, shutdown_time=until)
 
 
 def wake_seconds(spec: SandboxSpec) -> int:
-    """Return how long a sandbox resumed by traffic runs until its next auto-pause."""
+    """Return how long a sandbox resumed by traffic runs until its timeout ends."""
     configured = spec.wake_on_traffic.timeout_seconds if spec.wake_on_traffic else 0
     claimed = spec.claim.timeout_seconds if spec.claim and spec.claim.timeout_seconds else 0
     return max(configured, claimed, MIN_WAKE_SECONDS)

@@ -17,6 +17,8 @@ from msgspec import Meta, Struct
 from paddock.kit.errors import FieldProblem, InvalidError
 
 PREFIX = "PADDOCK_"
+PURGE_FILE = "purge.pid"
+"""File of the run directory: the process id of the supervisor that a purge stops."""
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 

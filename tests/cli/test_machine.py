@@ -220,6 +220,31 @@ def test_two_installations_on_one_machine_have_separate_networks(
     assert running.json("status")["answers"]
 
 
+def test_up_reports_whether_its_sandboxes_are_kept(machine: Machine) -> None:
+    def ended_by(*command: str) -> str:
+        with subprocess.Popen(
+            [PADDOCK, "up"], env=machine.environment, stderr=subprocess.PIPE, text=True
+        ) as up:
+            assert up.stderr is not None
+            for line in up.stderr:
+                if "Paddock is up" in line:
+                    break
+            machine(*command)
+            rest = up.stderr.read()
+            assert up.wait(START_SECONDS) == 0
+        return rest.strip().splitlines()[-1]
+
+    assert ended_by("down") == "stopped; sandboxes are kept for the next `paddock up`"
+    number = machine.number
+    assert (
+        ended_by("down", "--purge", "--yes")
+        == "stopped; `paddock down --purge` kills all sandboxes"
+    )
+    assert not machine.state.exists()
+    assert not (machine.home / "run").exists()
+    until(lambda: not any(traces(machine.state / "node", number).values()))
+
+
 def test_a_backup_restores_everything_except_the_contents_of_sandboxes(machine: Machine) -> None:
     machine("up", "--detach")
     machine("teams", "quota", "research", "--sandboxes", "7")

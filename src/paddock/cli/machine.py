@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
@@ -86,7 +86,7 @@ def down(target: CliTarget, output: Output, purge: bool, yes: bool) -> None:
     from paddock.cli import purge as purging  # only this command needs it
 
     has_state = purging.confirm(target, yes=yes)
-    was_up = _stop(target)
+    was_up = _stop(target, purging.announce if has_state else None)
     if has_state:
         with notes.status("killing sandboxes"):
             purging.purge(target)
@@ -94,11 +94,16 @@ def down(target: CliTarget, output: Output, purge: bool, yes: bool) -> None:
     output.done(text, {"stopped": was_up, "purged": has_state})
 
 
-def _stop(target: CliTarget) -> bool:
-    """Stop Paddock and wait for its end; return whether it was running."""
+def _stop(target: CliTarget, announce: Callable[[CliTarget, int], None] | None = None) -> bool:
+    """Stop Paddock and wait for its end; return whether it was running.
+
+    `announce` is called with the process id before the process is stopped.
+    """
     pid = _pid(target)
     if pid is None:
         return False
+    if announce is not None:
+        announce(target, pid)
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
     while _pid(target) == pid:

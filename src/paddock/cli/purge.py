@@ -16,12 +16,15 @@ import click
 from paddock.cli.target import CliTarget
 from paddock.kit import pidfile
 from paddock.kit.errors import ConflictError, InvalidError, PaddockError
-from paddock.settings import Settings
+from paddock.settings import PURGE_FILE, Settings
 
 NODE_SECONDS = 300.0
 _MARKERS = ("secrets.json", "node/images")
 """Every state directory of Paddock holds one of these."""
-_RUN_FILES = ("paddock.pid", "node.sock", "purge.sock", "envoy.json", "envoy-certificate.json")
+_RUN_FILES = (
+    *("paddock.pid", "node.sock", "purge.sock", "envoy.json", "envoy-certificate.json"),
+    PURGE_FILE,
+)
 
 
 def confirm(target: CliTarget, *, yes: bool) -> bool:
@@ -50,6 +53,11 @@ def confirm(target: CliTarget, *, yes: bool) -> bool:
     question = f"Kill all sandboxes and remove {state} with all files, images and keys?"
     click.confirm(question, abort=True, err=True)
     return True
+
+
+def announce(target: CliTarget, pid: int) -> None:
+    """Record that a running supervisor is stopped for a purge, so that it reports that."""
+    (target.settings.run / PURGE_FILE).write_text(str(pid))
 
 
 def purge(target: CliTarget) -> None:

@@ -38,17 +38,21 @@ def up(settings: Settings, config: Path | None, *, as_json: bool, detach: bool) 
     if detach:
         return _in_background(settings, config, as_json=as_json)
     progress = open_progress(notes, is_silent=as_json)
-    _run(
+    is_purged = _run(
         settings, config, progress, lambda secrets: _print_usage(settings, secrets, as_json=as_json)
     )
     if not as_json:
-        notes.print("stopped; sandboxes are kept for the next `paddock up`")
+        kept = "sandboxes are kept for the next `paddock up`"
+        notes.print(
+            f"stopped; {'`paddock down --purge` kills all sandboxes' if is_purged else kept}"
+        )
     return 0
 
 
 def _run(
     settings: Settings, config: Path | None, progress: Progress, on_ready: Callable[[Secrets], None]
-) -> None:
+) -> bool:
+    """Run until stopped; return whether a purge follows."""
     logs.configure(level="warning")
     with progress:
 
@@ -56,7 +60,7 @@ def _run(
             progress.stop()
             on_ready(secrets)
 
-        supervisor.run(settings, config, progress=progress, on_ready=ready)
+        return supervisor.run(settings, config, progress=progress, on_ready=ready)
 
 
 def _require_root(settings: Settings) -> None:

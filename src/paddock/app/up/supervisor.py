@@ -21,7 +21,7 @@ from paddock.app.wiring.secrets import Secrets, load_or_create
 from paddock.kit import pidfile
 from paddock.kit.errors import ConflictError, InvalidError
 from paddock.kit.tasks import background
-from paddock.settings import PREFIX, Settings
+from paddock.settings import PREFIX, PURGE_FILE, Settings
 
 START_SECONDS = 60.0
 LOG_ROTATE_SECONDS = 60.0
@@ -229,8 +229,8 @@ def run(
     *,
     progress: Progress,
     on_ready: Callable[[Secrets], None],
-) -> None:
-    """Run all processes until SIGTERM or SIGINT."""
+) -> bool:
+    """Run all processes until SIGTERM or SIGINT; return whether a purge follows."""
     secrets = load_or_create(settings)
 
     async def main(*, after_a_kill: bool) -> None:
@@ -255,3 +255,13 @@ def run(
         hint="`paddock status` shows it, `paddock down` stops it",
     ) as after_a_kill:
         asyncio.run(main(after_a_kill=after_a_kill))
+        # Read before the lock is released: the purge waits for it, and removes the file.
+        return _is_purge_announced(settings)
+
+
+def _is_purge_announced(settings: Settings) -> bool:
+    """Whether `paddock down --purge` stopped this process."""
+    try:
+        return (settings.run / PURGE_FILE).read_text() == str(os.getpid())
+    except FileNotFoundError:
+        return False

@@ -119,8 +119,8 @@ async def look_up(setting: PeerSetting, cluster: KubernetesClient | None) -> fro
 
 async def _by_dns(name: str, port: int) -> set[str]:
     loop = asyncio.get_running_loop()
-    answers = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    return {base_url(str(address[4][0]), port) for address in answers}
+    addresses = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    return {base_url(str(address[4][0]), port) for address in addresses}
 
 
 async def _by_service(cluster: KubernetesClient, service: PeerService) -> set[str]:

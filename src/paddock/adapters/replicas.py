@@ -58,14 +58,14 @@ class Replicas:
             found = set(self._static)
             for name, port in self._names:
                 try:
-                    answers = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+                    addresses = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
                 except OSError as error:
                     log.warning(
                         "replicas were not resolved", extra=fields(name=name, error=repr(error))
                     )
                     found |= self._urls
                     continue
-                found |= {base_url(str(answer[4][0]), port) for answer in answers}
+                found |= {base_url(str(address[4][0]), port) for address in addresses}
             self._urls = found
             await asyncio.sleep(RESOLVE_SECONDS)
 

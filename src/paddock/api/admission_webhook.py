@@ -64,12 +64,12 @@ def create_app(checks: Sequence[Check] = ()) -> Starlette:
             )
         if review.request is None:
             return Response("the AdmissionReview has no request", 400, media_type="text/plain")
-        answer = {
+        response = {
             "apiVersion": _API_VERSION,
             "kind": "AdmissionReview",
             "response": review_of(review.request, checks),
         }
-        return Response(msgspec.json.encode(answer), media_type="application/json")
+        return Response(msgspec.json.encode(response), media_type="application/json")
 
     return Starlette(routes=[Route(PATH, validate, methods=["POST"])])
 
@@ -86,8 +86,8 @@ def review_of(request: _Request, checks: Sequence[Check]) -> dict[str, Any]:
         text = error.message + (f" ({error.hint})" if error.hint else "")
         status = {"code": 422, "reason": "Invalid", "message": text}
         return {"uid": request.uid, "allowed": False, "status": status}
-    answer: dict[str, Any] = {"uid": request.uid, "allowed": True}
-    return {**answer, "warnings": warnings} if warnings else answer
+    response: dict[str, Any] = {"uid": request.uid, "allowed": True}
+    return {**response, "warnings": warnings} if warnings else response
 
 
 def _validate(request: _Request, checks: Sequence[Check]) -> list[str]:

@@ -73,7 +73,9 @@ class IdempotencyKeys:
         self._forgetting: set[asyncio.Task[None]] = set()
         provider.informer(Sandbox).subscribe(self._observe)
 
-    async def enter(self, team: str, key: str, asked: str, *, seconds: float) -> KeyLease | Sandbox:
+    async def enter(
+        self, team: str, key: str, fingerprint: str, *, seconds: float
+    ) -> KeyLease | Sandbox:
         """Return the right to create the sandbox, or the sandbox that another process created.
 
         `ConflictError` if the key was used for another request; `UnavailableError` if another
@@ -84,7 +86,7 @@ class IdempotencyKeys:
             found = self._known(team, key)
             if found is not None:
                 return found
-            wanted = self._record(team, key, asked, seconds)
+            wanted = self._record(team, key, fingerprint, seconds)
             started = self._clock.monotonic()
             try:
                 return KeyLease(await self._store.create(wanted), started + seconds)
@@ -161,14 +163,14 @@ class IdempotencyKeys:
             if self._known(team, key) is not None:
                 return
 
-    def _record(self, team: str, key: str, asked: str, seconds: float) -> Lease:
+    def _record(self, team: str, key: str, fingerprint: str, seconds: float) -> Lease:
         name = self._name(team, key)
         return Lease(
             metadata=ObjectMeta(
                 name=name.name, namespace=name.namespace, labels={LABEL_KIND: KIND_IDEMPOTENCY_KEY}
             ),
             spec=LeaseSpec(
-                holder_identity=asked,
+                holder_identity=fingerprint,
                 lease_duration_seconds=int(seconds + MARGIN_SECONDS) + 1,
                 acquire_time=self._clock.now(),
             ),

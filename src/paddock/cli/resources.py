@@ -88,13 +88,13 @@ def get(
         raise click.UsageError("NAME cannot be combined with --all-namespaces or --selector")
     query = f"?labelSelector={quote(selector)}" if selector else ""
     path = _path(info, "" if all_namespaces else namespace, wanted)
-    answer = target.kube.call("GET", path + query)
-    items: list[Any] = [answer] if wanted else answer["items"]
+    response = target.kube.call("GET", path + query)
+    items: list[Any] = [response] if wanted else response["items"]
     now = system().now().astimezone(UTC)
     columns = [column for column in info.columns if column.priority == 0]
     names = ("namespace", "name") if all_namespaces and info.cls.NAMESPACED else ("name",)
     output.rows(
-        answer if wanted else items,
+        response if wanted else items,
         (*names, *(column.name for column in columns)),
         (
             (

@@ -226,12 +226,12 @@ async def stopping_on_signals(
     loop = asyncio.get_running_loop()
     caught = signals or (signal.SIGINT, signal.SIGTERM)
 
-    def asked(number: signal.Signals) -> None:
+    def stop_on(number: signal.Signals) -> None:
         log.info("signal received", extra=fields(signal=number.name))
         supervisor.stop()
 
     for number in caught:
-        loop.add_signal_handler(number, asked, number)
+        loop.add_signal_handler(number, stop_on, number)
     try:
         yield
     finally:

@@ -81,14 +81,14 @@ class Activity:
 
     def collect(self) -> Iterable[Metric]:
         """Yield everything as Prometheus metric families."""
-        answers = CounterMetricFamily(
+        responses = CounterMetricFamily(
             "paddock_gateway_requests",
             "Requests by status; 499: the client hung up.",
             labels=["status"],
         )
         for status, count in sorted(self.statuses.items()):
-            answers.add_metric([str(status)], count)
-        yield answers
+            responses.add_metric([str(status)], count)
+        yield responses
         yield GaugeMetricFamily(
             "paddock_gateway_connections", "Connections from clients.", self.connections
         )

@@ -83,11 +83,11 @@ class HttpClient:
         response in time, `OSError` if the connection broke meanwhile.
         """
         connection = self._kept() or await self._connect()
-        answer = await connection.send(request, timeout_seconds)
+        response = await connection.send(request, timeout_seconds)
         if connection.is_usable:
             connection.idle_since = connection.loop.time()
             self._idle.append(connection)
-        return answer
+        return response
 
     def close(self) -> None:
         """Abort every connection, and make no new ones."""

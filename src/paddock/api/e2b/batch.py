@@ -54,8 +54,8 @@ async def create_batch(context: E2bContext, request: Request, caller: Caller) ->
     if key and not _IDEMPOTENCY_KEY.match(key):
         message = "up to 240 letters, digits, dashes, underscores"
         raise InvalidError.at("Idempotency-Key", message)
-    asked = new_sandbox(wanted, default_timeout=DEFAULT_TIMEOUT_SECONDS, idempotency_key=key)
-    made = await context.manager.batches.create_many(caller, asked, wanted.count)
+    new = new_sandbox(wanted, default_timeout=DEFAULT_TIMEOUT_SECONDS, idempotency_key=key)
+    made = await context.manager.batches.create_many(caller, new, wanted.count)
     results = tuple(_shown(context, item) for item in made)
     ids = [result.sandbox.sandbox_id for result in results if result.sandbox is not None]
     request.state.made = ",".join(ids)

@@ -64,13 +64,13 @@ def number(request: Request, name: str) -> int | None:
 
 def is_dry_run(request: Request, options: Mapping[str, Any] | None = None) -> bool:
     """Whether the request is a dry run."""
-    asked = request.query_params.getlist("dryRun")
+    values = request.query_params.getlist("dryRun")
     given = (options or {}).get("dryRun")
     if isinstance(given, list):
-        asked = [*asked, *(str(item) for item in cast("list[Any]", given))]
-    if unknown := [item for item in asked if item != "All"]:
+        values = [*values, *(str(item) for item in cast("list[Any]", given))]
+    if unknown := [item for item in values if item != "All"]:
         raise _bad("dryRun", f"{unknown[0][:40]!r} is not supported; the only value is All")
-    return bool(asked)
+    return bool(values)
 
 
 def field_validation(request: Request) -> str:

@@ -61,11 +61,11 @@ def follow(target: CliTarget, namespace: str, name: str, *, quiet: bool) -> dict
             total = int(item["spec"].get("replicas", 1))
             failed = int(status.get("taskFailed", 0))
             done = int(status.get("taskSucceeded", 0)) + failed
-            words = f"tasks ({failed} failed)" if failed else "tasks"
+            description = f"tasks ({failed} failed)" if failed else "tasks"
             progress.update(
                 bars["sandboxes"], completed=max(int(status.get("ready", 0)), done), total=total
             )
-            progress.update(bars["tasks"], completed=done, total=total, description=words)
+            progress.update(bars["tasks"], completed=done, total=total, description=description)
             if status.get("phase") in _END_PHASES:
                 return item
     raise UnavailableError(f"batch {name} was deleted before it ended")

@@ -1,7 +1,7 @@
 """Calls all admission plugins and finds the largest size that they admit.
 
 A plugin that raises, times out or returns garbage fails the request, not the controller: nothing
-grows without an answer, everything else continues. A plugin that blocks in a thread is not called
+grows without a result, everything else continues. A plugin that blocks in a thread is not called
 again before that thread returns.
 """
 
@@ -48,7 +48,7 @@ class AdmissionOutcome(StrEnum):
 
 
 class AdmissionVerdict(Struct, frozen=True, kw_only=True):
-    """The merged answer of all plugins."""
+    """The merged result of all plugins."""
 
     outcome: AdmissionOutcome
     admitted: int
@@ -58,7 +58,7 @@ class AdmissionVerdict(Struct, frozen=True, kw_only=True):
 
 
 class PluginFailedError(PaddockError):
-    """A plugin raised, timed out, or returned an invalid answer."""
+    """A plugin raised, timed out, or returned an invalid result."""
 
     reason = "PluginFailed"
 
@@ -133,8 +133,8 @@ class AdmissionGate:
     async def _allows(self, hook: str, request: PoolRequest, replicas: int) -> bool:
         if replicas >= request.replicas:
             return False
-        answer = await self._ask(hook, structs.replace(request, replicas=replicas))
-        return answer.allows(replicas)
+        result = await self._ask(hook, structs.replace(request, replicas=replicas))
+        return result.allows(replicas)
 
     # ---- one call --------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class AdmissionGate:
             raise PluginFailedError(f"admission plugin {name} timed out recently")
         try:
             async with asyncio.timeout(self._timeout):
-                answer = await self._call(name, getattr(plugin, hook), request)
+                result = await self._call(name, getattr(plugin, hook), request)
         except TimeoutError as error:
             # The next requests must not wait for it too.
             self._skipped_until[name] = loop.time() + SKIP_SECONDS
@@ -168,24 +168,24 @@ class AdmissionGate:
                 exc_info=error,
             )
             raise PluginFailedError(f"admission plugin {name} failed: {error!r}") from error
-        if not isinstance(answer, PoolAdmission):
+        if not isinstance(result, PoolAdmission):
             raise PluginFailedError(
-                f"admission plugin {name} returned {answer!r}, not a PoolAdmission"
+                f"admission plugin {name} returned {result!r}, not a PoolAdmission"
             )
-        return answer
+        return result
 
     async def _call(
         self, name: str, hook: Callable[[PoolRequest], Any], request: PoolRequest
     ) -> object:
         if inspect.iscoroutinefunction(hook) or _is_ours(hook):
-            answer = hook(request)
-            return await answer if inspect.isawaitable(answer) else answer
+            result = hook(request)
+            return await result if inspect.isawaitable(result) else result
         # A plain function of a third party may block: run it in a thread.
         running = _in_thread(name, hook, request)
         self._blocked[name] = running
         running.add_done_callback(lambda _: self._blocked.pop(name, None))
-        answer = await asyncio.shield(running)
-        return await answer if inspect.isawaitable(answer) else answer
+        result = await asyncio.shield(running)
+        return await result if inspect.isawaitable(result) else result
 
 
 def _in_thread(
@@ -196,25 +196,25 @@ def _in_thread(
     future: asyncio.Future[Any] = loop.create_future()
 
     def call() -> None:
-        answer, error = None, None
+        result, error = None, None
         try:
-            answer = hook(request)
+            result = hook(request)
         except Exception as raised:  # noqa: BLE001 - third-party code: every error is reported
             error = raised
         with contextlib.suppress(RuntimeError):  # The loop has ended.
-            loop.call_soon_threadsafe(_settle, future, answer, error)
+            loop.call_soon_threadsafe(_settle, future, result, error)
 
     threading.Thread(target=call, name=f"admission plugin {name}", daemon=True).start()
     return future
 
 
-def _settle(future: asyncio.Future[Any], answer: object, error: Exception | None) -> None:
+def _settle(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
     if future.done():
         return
     if error is not None:
         future.set_exception(error)
     else:
-        future.set_result(answer)
+        future.set_result(result)
 
 
 def _is_ours(hook: Callable[..., Any]) -> bool:

@@ -38,7 +38,7 @@ class PoolRequest(Struct, frozen=True, kw_only=True):
 
 
 class PoolAdmission(Struct, frozen=True, kw_only=True):
-    """A plugin's answer."""
+    """A plugin's result."""
 
     admitted: int | None = None
     """The largest admitted size; `None` sets no limit. Less than requested refuses the rest."""
@@ -83,9 +83,9 @@ class AdmissionPlugin:
         return ADMITTED
 
 
-def merged(answers: list[PoolAdmission]) -> PoolAdmission:
-    """Merge answers: the smallest size with its reason, the longest wait."""
-    limits = [item for item in answers if item.admitted is not None]
+def merged(results: list[PoolAdmission]) -> PoolAdmission:
+    """Merge results: the smallest size with its reason, the longest wait."""
+    limits = [item for item in results if item.admitted is not None]
     if not limits:
         return ADMITTED
     strictest = min(limits, key=lambda item: item.admitted or 0)

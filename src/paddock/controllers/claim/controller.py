@@ -153,10 +153,10 @@ class ClaimController:
         self, claim: SandboxClaim, status: SandboxClaimStatus, obstacle: str
     ) -> SandboxClaimStatus:
         """Record whether warm sandboxes are updated in place, or others are created instead."""
-        words = f"{obstacle}: new sandboxes are created" if obstacle else ""
-        if words:
-            self._recorder.normal(claim, "CreatedNew", words)
-        return updated(claim, status, words, now=self._clock.now())
+        message = f"{obstacle}: new sandboxes are created" if obstacle else ""
+        if message:
+            self._recorder.normal(claim, "CreatedNew", message)
+        return updated(claim, status, message, now=self._clock.now())
 
     async def _take_granted(self, claim: SandboxClaim, env: Key, queue: EnvironmentQueue) -> Result:
         """Take the sandboxes granted to this claim, and queue for the rest."""
@@ -210,9 +210,9 @@ class ClaimController:
         taken = sum(result is True for result in results)
         problem = _problem(results)
         if taken < count:
-            words = f"{count - taken} of {count} are not available yet"
+            message = f"{count - taken} of {count} are not available yet"
             self._recorder.normal(
-                claim, "NoAvailableSandboxes", f"{words}: {problem}" if problem else words
+                claim, "NoAvailableSandboxes", f"{message}: {problem}" if problem else message
             )
         await self._note(claim, self._sandboxes(claim, self._clock.now()), taken, problem)
         return RequeueAfter(
@@ -232,9 +232,9 @@ class ClaimController:
             # A claim that needs no more now must not delay others in the queue.
             self._queue.forget(claim.key)
         if ready > claim.status.claimed_replicas:
-            words = f"{ready} of {claim.spec.replicas} are ready"
+            message = f"{ready} of {claim.spec.replicas} are ready"
             await self._write(
-                claim, structs.replace(progress(claim, case.sandboxes), message=words)
+                claim, structs.replace(progress(claim, case.sandboxes), message=message)
             )
         seconds = (until - self._clock.now()).total_seconds()
         return RequeueAfter(max(seconds, 0.001), "waiting for its sandboxes")
@@ -263,20 +263,20 @@ class ClaimController:
         if creates and claim.key not in self._created_new:
             # As for API requests: create a sandbox of that size at once.
             self._created_new.add(claim.key)
-            told = structs.replace(claim, status=self._updated(claim, claim.status, problem))
-            case = structs.replace(case, claim=told)
+            changed = structs.replace(claim, status=self._updated(claim, claim.status, problem))
+            case = structs.replace(case, claim=changed)
         return await self._give_up(case, steps.GiveUp(refused, is_failure=not creates), problem)
 
     async def _give_up(self, case: "_Case", step: steps.GiveUp, why: str = "") -> Result:
         """Abandon sandboxes that were not handed over: delete them, or keep them for inspection."""
         claim, now, given_up = case.claim, self._clock.now(), 0
         for sandbox in step.sandboxes:
-            words = why or why_lost(sandbox, now=now)
+            message = why or why_lost(sandbox, now=now)
             if not await self._release(claim, sandbox):
                 continue
             given_up += 1
-            self._recorder.warning(claim, "SandboxGivenUp", words)
-            why = why or words
+            self._recorder.warning(claim, "SandboxGivenUp", message)
+            why = why or message
         status = structs.replace(
             progress(claim, case.sandboxes), message=f"{given_up} given up; {why}"
         )
@@ -309,8 +309,8 @@ class ClaimController:
     async def _note(
         self, claim: SandboxClaim, sandboxes: ClaimedSandboxes, taken: int, problem: str = ""
     ) -> None:
-        words = f"{taken} more claimed; {problem}" if problem else f"{taken} more claimed"
-        await self._write(claim, structs.replace(progress(claim, sandboxes), message=words))
+        message = f"{taken} more claimed; {problem}" if problem else f"{taken} more claimed"
+        await self._write(claim, structs.replace(progress(claim, sandboxes), message=message))
 
     async def _complete(self, case: "_Case", end: steps.Complete) -> Result:
         claim = case.claim

@@ -108,9 +108,9 @@ def _ending(
     if got >= wanted:
         return Complete(ALL_CLAIMED, f"{got} of {wanted} claimed")
     if is_late:
-        words = f"{got} of {wanted} claimed in time"
+        message = f"{got} of {wanted} claimed in time"
         _, _, why = claim.status.message.partition("; ")
-        return Complete("TimeoutReached", f"{words}; {why}" if why else words, timed_out=True)
+        return Complete("TimeoutReached", f"{message}; {why}" if why else message, timed_out=True)
     if sandboxes.pending:
         return None
     if not target_exists:

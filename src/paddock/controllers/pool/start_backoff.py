@@ -41,8 +41,8 @@ def count_starts(
 
 
 def _tried_after(sandbox: Sandbox) -> int:
-    told = sandbox.metadata.annotations.get(ANNOTATION_AFTER_FAILURES, "")
-    return int(told) if told.isascii() and told.isdigit() and len(told) < 10 else 0
+    value = sandbox.metadata.annotations.get(ANNOTATION_AFTER_FAILURES, "")
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
 
 
 def _counts(sandbox: Sandbox, revision: str, failures: int, now: datetime) -> bool:

@@ -134,13 +134,13 @@ class FileRoutes:
         sources = [self._environment.resolve(path, user) for path in wanted.source_paths]
         destination = self._environment.resolve(wanted.destination, user)
         await in_thread(_concatenate, sources, destination, user)
-        answer = WrittenFile(
+        response = WrittenFile(
             name=printable(posixpath.basename(destination)),
             path=printable(destination),
             type="file",
         )
         request.respond(
-            200, msgspec.json.encode(answer), headers=[("Content-Type", "application/json")]
+            200, msgspec.json.encode(response), headers=[("Content-Type", "application/json")]
         )
 
 

@@ -19,13 +19,16 @@ _SIGNAL_NAMES = {
 def end_event(status: ExitStatus) -> EndEvent:
     """Return the end event of an exit, with the strings that clients compare."""
     if status.signal:
-        words = "signal: " + _SIGNAL_NAMES.get(status.signal, f"signal {status.signal}")
+        status_text = "signal: " + _SIGNAL_NAMES.get(status.signal, f"signal {status.signal}")
         if status.is_core_dumped:
-            words += " (core dumped)"
-        return EndEvent(exit_code=-1, exited=False, status=words, error=words)
-    words = f"exit status {status.code}"
+            status_text += " (core dumped)"
+        return EndEvent(exit_code=-1, exited=False, status=status_text, error=status_text)
+    status_text = f"exit status {status.code}"
     return EndEvent(
-        exit_code=status.code, exited=True, status=words, error=words if status.code else None
+        exit_code=status.code,
+        exited=True,
+        status=status_text,
+        error=status_text if status.code else None,
     )
 
 

@@ -126,9 +126,9 @@ class ProcessRegistry:
     async def _enforce_deadline(self, process: ManagedProcess, timeout: float) -> None:
         """Kill an overdue process; if the sandbox was paused meanwhile, restart its deadline."""
         clock = asyncio.get_running_loop().time
-        asked = clock()
+        asked_at = clock()
         await process.wait_responsive()
-        if process.end is None and clock() - asked > PAUSED_SECONDS:
+        if process.end is None and clock() - asked_at > PAUSED_SECONDS:
             self._set_deadline(process, timeout, timeout)
         else:
             await process.time_out()

@@ -157,10 +157,10 @@ async def _serve_unary(request: HttpRequest, method: Unary, codec: Codec) -> Non
         encoding = request.headers.get("content-encoding", "identity").lower()
         message = _decode(body, encoding, method.message_type, codec)
         if call.timeout is None:
-            answer = await method.handler(call, message)
+            response = await method.handler(call, message)
         else:
             async with asyncio.timeout(call.timeout):
-                answer = await method.handler(call, message)
+                response = await method.handler(call, message)
     except ConnectError as error:
         respond_error(request, error)
     except BodyTooLargeError as error:
@@ -173,7 +173,7 @@ async def _serve_unary(request: HttpRequest, method: Unary, codec: Codec) -> Non
         log.exception("call failed", extra={"path": request.path})
         respond_error(request, ConnectError(Code.INTERNAL, f"internal error: {error}"))
     else:
-        request.respond(200, codec.encode(answer), headers=[("Content-Type", codec.unary_type)])
+        request.respond(200, codec.encode(response), headers=[("Content-Type", codec.unary_type)])
 
 
 async def _serve_stream(
@@ -190,8 +190,8 @@ async def _serve_stream(
         else:
             messages = _incoming(request, method.message_type, codec)
             async with asyncio.timeout(call.timeout):
-                answer = await method.handler(call, messages)
-            await stream.send(answer, is_last=True)
+                response = await method.handler(call, messages)
+            await stream.send(response, is_last=True)
     except ConnectError as error:
         end = b'{"error":%b}' % error.to_json()
     except TimeoutError:

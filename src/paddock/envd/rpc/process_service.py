@@ -216,8 +216,8 @@ class ProcessService:
 async def _send(stream: Stream, events: list[m.ProcessEvent]) -> None:
     if events:
         is_last = events[-1].end is not None
-        answers = (m.ProcessEventResponse(event=event) for event in events)
-        await stream.send(*answers, is_last=is_last)
+        responses = (m.ProcessEventResponse(event=event) for event in events)
+        await stream.send(*responses, is_last=is_last)
     else:
         keepalive = m.ProcessEvent(keepalive=m.Empty())
         await stream.send(m.ProcessEventResponse(event=keepalive))

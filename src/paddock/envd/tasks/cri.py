@@ -79,12 +79,12 @@ class CriClient:
             response_deserializer=None,
         )
         try:
-            answer = await unary(fields, timeout=seconds)
+            response = await unary(fields, timeout=seconds)
         except _rpc.aio.AioRpcError as error:
             is_gone = error.code() is _rpc.StatusCode.NOT_FOUND
             message = f"{method}: {error.details()} ({error.code().name})"
             raise CriError(message, is_gone=is_gone) from error
-        return decode(answer)
+        return decode(response)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -126,8 +126,8 @@ class RunningContainer:
 
     async def _exit_code(self) -> int | None:
         try:
-            answer = await self._client.call("ContainerStatus", {1: self._id})
-            status = get_message(answer, 1)
+            response = await self._client.call("ContainerStatus", {1: self._id})
+            status = get_message(response, 1)
             if get_int(status, 3) != _EXITED:
                 return None
             code = get_int(status, 7)
@@ -180,8 +180,10 @@ class ContainerLauncher:
         """Find the runtime and the own pod, or raise `ExecutorError`."""
         try:
             await self._client.call("Version", {1: "v1"})
-            answer = await self._client.call("ListPodSandbox", {1: self._pod_filter()})
-            found = [(get_text(item, 1), get_message(item, 2)) for item in get_messages(answer, 1)]
+            response = await self._client.call("ListPodSandbox", {1: self._pod_filter()})
+            found = [
+                (get_text(item, 1), get_message(item, 2)) for item in get_messages(response, 1)
+            ]
         except CriError as error:
             raise ExecutorError(f"no CRI runtime at {self._socket_path}: {error}") from error
         if len(found) != 1:
@@ -196,8 +198,8 @@ class ContainerLauncher:
     async def _read_cgroup_parent(self) -> str:
         """Return the cgroup of the pod, whose limits apply to tasks too, or an empty string."""
         try:
-            answer = await self._client.call("PodSandboxStatus", {1: self._sandbox, 2: True})
-            entries = {get_text(item, 1): get_text(item, 2) for item in get_messages(answer, 2)}
+            response = await self._client.call("PodSandboxStatus", {1: self._sandbox, 2: True})
+            entries = {get_text(item, 1): get_text(item, 2) for item in get_messages(response, 2)}
             info = msgspec.json.decode(entries.get("info", "{}"), type=_SandboxInfo)
         except (CriError, msgspec.DecodeError):
             return ""
@@ -259,8 +261,8 @@ class ContainerLauncher:
         """Find the container that an earlier executor created."""
         wanted = {LABEL_TASK: record.name, LABEL_ATTEMPT: str(record.attempt)}
         try:
-            answer = await self._client.call("ListContainers", {1: {4: map_entries(wanted)}})
-            ids = [get_text(item, 1) for item in get_messages(answer, 1)]
+            response = await self._client.call("ListContainers", {1: {4: map_entries(wanted)}})
+            ids = [get_text(item, 1) for item in get_messages(response, 1)]
         except CriError as error:
             raise TaskLaunchError(str(error)) from error
         if not ids:

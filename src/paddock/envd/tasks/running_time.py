@@ -31,12 +31,12 @@ async def wait_running(
         done, _ = await asyncio.wait(ends, timeout=span, return_when="FIRST_COMPLETED")
         if done:
             return
-        answer = asyncio.ensure_future(running.wait_responsive())
+        responsive = asyncio.ensure_future(running.wait_responsive())
         try:
-            done, _ = await asyncio.wait({*ends, answer}, return_when="FIRST_COMPLETED")
+            done, _ = await asyncio.wait({*ends, responsive}, return_when="FIRST_COMPLETED")
             if done & ends:
                 return
-            answer.result()
+            responsive.result()
         finally:
-            answer.cancel()
+            responsive.cancel()
         seconds -= span

@@ -247,8 +247,8 @@ class ZygoteServer:
         self._selector.unregister(reading)
         os.close(reading)
         if report == b"ok":
-            answer = {"op": "started", "id": child.id, "pid": child.pid}
-            self._send(child.requester, answer, [child.pidfd])
+            reply = {"op": "started", "id": child.id, "pid": child.pid}
+            self._send(child.requester, reply, [child.pidfd])
         else:
             error = report.decode("utf-8", "replace") or "envd ended while starting"
             self._send(child.requester, {"op": "failed", "id": child.id, "error": error})

@@ -184,16 +184,16 @@ async def _send_request(path: str, request: bytes) -> None:
 
 def _fake_init(channel: socket.socket) -> None:
     """Answer like the init of a sandbox whose commands end at once."""
-    asked = init_protocol.decode(channel.recv(65536), [])
-    if asked.op != init_protocol.SPAWN:
-        channel.send(_init_reply(asked))
+    request = init_protocol.decode(channel.recv(65536), [])
+    if request.op != init_protocol.SPAWN:
+        channel.send(_init_reply(request))
         return
-    ident = int.from_bytes(asked.body[:4], "little")
+    ident = int.from_bytes(request.body[:4], "little")
     reading, writing = os.pipe()
     os.write(writing, b"warm\n")
     ends = [reading, os.dup(reading)]
     begun = init_protocol.encode_record(ident, 2, init_protocol.RecordFlags(0), _OUTPUTS)
-    (reply,) = init_protocol.encode(asked.op | init_protocol.REPLY, asked.seq, begun)
+    (reply,) = init_protocol.encode(request.op | init_protocol.REPLY, request.seq, begun)
     channel.sendmsg([reply], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", ends))])
     for fd in (writing, *ends):
         os.close(fd)
@@ -259,10 +259,10 @@ def _profile_child(path: str, run_child: ChildMain) -> Collection[int]:
 
 def _drive_child(path: str, init: socket.socket) -> None:
     init.settimeout(_TIMEOUT_SECONDS)
-    asked = init.recv(64)
-    if not asked:
+    request = init.recv(64)
+    if not request:
         return  # it has exited; its report has the cause
-    init.send(_init_reply(init_protocol.decode(asked, [])))
+    init.send(_init_reply(init_protocol.decode(request, [])))
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_TIMEOUT_SECONDS)
         client.connect(path)
@@ -271,9 +271,9 @@ def _drive_child(path: str, init: socket.socket) -> None:
             pass
 
 
-def _init_reply(asked: init_protocol.InitMessage) -> bytes:
+def _init_reply(request: init_protocol.InitMessage) -> bytes:
     """Return the reply of an init without processes."""
-    (reply,) = init_protocol.encode(asked.op | init_protocol.REPLY, asked.seq, asked.body)
+    (reply,) = init_protocol.encode(request.op | init_protocol.REPLY, request.seq, request.body)
     return reply
 
 
@@ -323,8 +323,8 @@ async def _post_once(path: str, request: bytes) -> None:
     reader, writer = await asyncio.open_unix_connection(path)
     try:
         writer.write(request)
-        answer = await reader.read()
-        if not answer.startswith(b"HTTP/1.1 "):
+        response = await reader.read()
+        if not response.startswith(b"HTTP/1.1 "):
             raise RuntimeError("envd did not answer a warm-up request")
     finally:
         writer.close()

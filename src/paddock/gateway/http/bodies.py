@@ -103,7 +103,7 @@ class ChunkedReader:
                     self._keep(data[at:], b"\r\n")
                     return pieces, False
                 if data[at : at + 2] != b"\r\n":
-                    raise BadBody("a chunk is longer than it said")
+                    raise BadBody("a chunk is longer than its declared size")
                 at += 2
                 self._needs_line_end = False
             stop = data.find(b"\r\n", at)
@@ -123,7 +123,7 @@ class ChunkedReader:
 
     def _keep(self, data: bytes, expected: bytes) -> None:
         if not expected.startswith(data):
-            raise BadBody("a chunk is longer than it said")
+            raise BadBody("a chunk is longer than its declared size")
         self._buffer = data
 
     def _keep_line(self, data: bytes) -> None:

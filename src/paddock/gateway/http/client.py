@@ -350,10 +350,10 @@ class ClientConnection(asyncio.Protocol):
 
     def _abort_exchange(self, exchange: Exchange, message: str) -> None:
         """Abort an exchange whose body is malformed."""
-        has_answer = exchange.response is not None
+        has_response = exchange.response is not None
         self._exchange = None
         exchange.client_lost()
-        if has_answer:
+        if has_response:
             self.abort()
         else:
             self._refuse(400, message)

@@ -61,7 +61,7 @@ def _read_response(block: bytes, is_head: bool) -> ResponseHead:  # noqa: C901 -
     line = _STATUS_LINE.match(block)
     found = fields(block[line.end() :]) if line else None
     if line is None or found is None or len(found) > MAX_HEADERS:
-        raise BadHead(502, "The sandbox did not answer in HTTP")
+        raise BadHead(502, "The response of the sandbox is not HTTP")
     status = int(line[2])
     lines: list[bytes] = []
     length = encoding = upgrade = None
@@ -102,7 +102,7 @@ def _response_framing(
     status: int, length: bytes | None, encoding: bytes | None, *, is_head: bool
 ) -> Framing:
     if encoding is not None and length is not None:
-        raise BadHead(502, "the sandbox framed its answer in two ways")
+        raise BadHead(502, "the sandbox framed its response in two ways")
     if length is not None and not is_length(length):
         raise BadHead(502, "the sandbox gave a Content-Length that is not one number")
     if is_head or status in _BODYLESS or status < 200:

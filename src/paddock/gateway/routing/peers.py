@@ -143,10 +143,10 @@ class GatewayPeer:
     async def state(self, digest: str) -> TableState | None:
         """Fetch its table, without content if the digests are equal; None on failure."""
         body = msgspec.msgpack.encode(TableState(digest=digest))
-        answer = await self._request("PUT", body)
-        if answer is None or answer[0] != 200:
+        response = await self._request("PUT", body)
+        if response is None or response[0] != 200:
             return None
-        return msgspec.msgpack.decode(answer[1], type=TableState)
+        return msgspec.msgpack.decode(response[1], type=TableState)
 
     async def _request(self, method: str, body: bytes) -> tuple[int, bytes] | None:
         headers = sign(
@@ -164,11 +164,11 @@ class GatewayPeer:
         ]
         request = "\r\n".join((*head, "", "")).encode() + body
         try:
-            answer = await self._http.send(request, _TIMEOUT_SECONDS)
+            response = await self._http.send(request, _TIMEOUT_SECONDS)
         except (NoConnectionError, OSError) as error:
             log.debug("peer was not reached", extra=fields(peer=self.url, error=repr(error)))
             return None
-        return answer.code, answer.body
+        return response.code, response.body
 
     def close(self) -> None:
         """Close its connections."""
@@ -200,10 +200,10 @@ class GatewayPeers:
 
     async def send(self, routes: Iterable[Route]) -> int:
         """Send routes to all; return how many accepted. A short timeout bounds the delay."""
-        told = tuple(routes)
-        if not self._by_url or not told:
+        changed = tuple(routes)
+        if not self._by_url or not changed:
             return 0
-        return sum(await asyncio.gather(*(peer.send(told) for peer in self._by_url.values())))
+        return sum(await asyncio.gather(*(peer.send(changed) for peer in self._by_url.values())))
 
     async def sync(self, table: RouteTable) -> int:
         """Merge the tables of all peers into this one; return how many peers were ready."""

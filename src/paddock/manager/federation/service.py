@@ -1,6 +1,6 @@
 """A federation of control planes, one per cluster, that serve each other's claims.
 
-Each polls the members of the others and uses an answer for a bounded time. A claim that cannot be
+Each polls the members of the others and uses a reply for a bounded time. A claim that cannot be
 served here is forwarded once, to a cluster that can serve it. Nothing else is shared: specs stay
 in their cluster, and a cluster that is cut off continues by itself.
 """
@@ -54,7 +54,7 @@ ASK_SECONDS = 1.0
 PATIENCE_SECONDS = 2.0
 """Timeout of a poll."""
 FRESH_SECONDS = 5.0
-"""How long an answer is used."""
+"""How long a reply is used."""
 WAIT_SECONDS = 10.0
 """Longest wait of a claim in another cluster's queue."""
 TAKE_SECONDS = 1.0
@@ -183,10 +183,10 @@ class Federation:
                 data, _ = await self._transport.call(
                     peer, "GET", f"{PREFIX}/snapshot", b"", timeout_seconds=PATIENCE_SECONDS
                 )
-                told = msgspec.json.decode(data, type=Announcement)
-                if told.cluster != peer.cluster:
-                    raise ConflictError(f"{peer.url} is {told.cluster}, not {peer.cluster}")
-                self._known[peer.cluster] = _Known(told, self._clock.monotonic(), {})
+                announcement = msgspec.json.decode(data, type=Announcement)
+                if announcement.cluster != peer.cluster:
+                    raise ConflictError(f"{peer.url} is {announcement.cluster}, not {peer.cluster}")
+                self._known[peer.cluster] = _Known(announcement, self._clock.monotonic(), {})
                 was_reachable = True
             except (PaddockError, msgspec.DecodeError) as error:
                 if was_reachable:
@@ -302,7 +302,7 @@ class Federation:
         peer = self.home(sandbox_id)
         if peer is None:
             raise NotFoundError("the sandbox was not found")
-        return await self._answer(peer, call, patience)
+        return await self._forward(peer, call, patience)
 
     async def forward_to_all(
         self, call: ForwardedCall
@@ -312,14 +312,14 @@ class Federation:
 
         async def ask(peer: PeerCluster) -> None:
             try:
-                replies[peer.cluster] = await self._answer(peer, call, PATIENCE_SECONDS)
+                replies[peer.cluster] = await self._forward(peer, call, PATIENCE_SECONDS)
             except (PaddockError, msgspec.DecodeError) as error:
                 facts = fields(cluster=peer.cluster, path=call.path, error=str(error))
                 log.info("peer cluster did not reply", extra=facts)
 
         async with asyncio.TaskGroup() as tasks:
             for peer in self._peers.values():
-                # A cluster that has not answered recently must not delay the reply.
+                # A cluster that has not replied recently must not delay the reply.
                 if self._is_fresh(peer.cluster):
                     tasks.create_task(ask(peer), name=f"ask cluster {peer.cluster}")
         return replies, tuple(name for name in self._peers if name not in replies)
@@ -328,7 +328,7 @@ class Federation:
         known = self._known.get(cluster)
         return known is not None and self._clock.monotonic() - known.received_at <= FRESH_SECONDS
 
-    async def _answer(
+    async def _forward(
         self, peer: PeerCluster, call: ForwardedCall, patience: float
     ) -> ForwardedReply:
         data, _ = await self._transport.call(

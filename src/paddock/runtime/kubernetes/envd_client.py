@@ -96,10 +96,10 @@ class PodEnvdClient:
         )
 
     async def _call(self, method: str, uid: str, ip: str, path: str, body: bytes | None) -> bytes:
-        status, answer, _ = await self._exchange(method, ip, path, body, self._token(uid))
+        status, response, _ = await self._exchange(method, ip, path, body, self._token(uid))
         if status >= 300:
-            raise envd_api.refusal(uid, path, status, answer, retry_after_seconds=1.0)
-        return answer
+            raise envd_api.refusal(uid, path, status, response, retry_after_seconds=1.0)
+        return response
 
     async def _exchange(
         self, method: str, ip: str, path: str, body: bytes | None, token: str | None

@@ -143,23 +143,23 @@ class LocalRuntime:
         attempt = 0
         while True:
             try:
-                answers = self._client.stream("watch")
+                replies = self._client.stream("watch")
             except UnavailableError:
                 await asyncio.sleep(_RETRY_DELAYS[min(attempt, len(_RETRY_DELAYS) - 1)])
                 attempt += 1
                 continue
             attempt = 0
             try:
-                await answers.get()  # the node confirms the watch
+                await replies.get()  # the node confirms the watch
                 if was_lost:
                     for instance in await self.instances():
                         yield RuntimeEvent(
                             uid=instance.uid, state=instance.state, reason=instance.reason
                         )
-                while (answer := await answers.get()) is not None:
-                    yield msgspec.msgpack.decode(answer.result, type=RuntimeEvent)
+                while (reply := await replies.get()) is not None:
+                    yield msgspec.msgpack.decode(reply.result, type=RuntimeEvent)
             finally:
-                self._client.end_stream(answers)
+                self._client.end_stream(replies)
             was_lost = True
 
     async def _call(self, method: str, uid: str = "", body: object = None, *, kind: Any) -> Any:

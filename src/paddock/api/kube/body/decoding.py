@@ -57,8 +57,8 @@ def decode(call: KubeCall, body: Any) -> Decoded:
 def _name_in_body(plain: dict[str, Any]) -> str:
     """Return the object's name in a body, even if the rest is invalid."""
     meta = plain.get("metadata")
-    said = cast("dict[str, Any]", meta) if isinstance(meta, dict) else {}
-    name = said.get("name") or said.get("generateName")
+    fields = cast("dict[str, Any]", meta) if isinstance(meta, dict) else {}
+    name = fields.get("name") or fields.get("generateName")
     return name[:253] if isinstance(name, str) else ""
 
 

@@ -238,16 +238,16 @@ def to_version_2(operation: dict[str, Any]) -> dict[str, Any]:
         {key: value for key, value in item.items() if key != "schema"} | item["schema"]
         for item in operation["parameters"]
     ]
-    answers = {
+    responses = {
         code: {"description": item["description"], "schema": _only(item["content"])}
         for code, item in operation["responses"].items()
     }
-    said = {key: value for key, value in operation.items() if key != "requestBody"}
+    converted = {key: value for key, value in operation.items() if key != "requestBody"}
     if body:
         shape = {"schema": _only(body["content"]), "required": body.get("required", False)}
         parameters.append({"name": "body", "in": "body"} | shape)
-        said["consumes"] = [*body["content"]]
-    return said | {"produces": [_JSON], "parameters": parameters, "responses": answers}
+        converted["consumes"] = [*body["content"]]
+    return converted | {"produces": [_JSON], "parameters": parameters, "responses": responses}
 
 
 def _only(content: dict[str, Any]) -> Schema:

@@ -34,7 +34,7 @@ class ImageUpdater:
     async def begin(self, pod: Pod, image: str, *, main: str) -> Pod:
         """Patch the image. `main` is the sidecar's id of the current main container."""
         try:
-            answer = await self._server.request(
+            response = await self._server.request(
                 "PATCH",
                 f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}",
                 resource="pods",
@@ -46,7 +46,7 @@ class ImageUpdater:
                 f"the cluster rejects a new image for pod {pod.key}: {error.message}",
                 hint="use a template of that image",
             ) from error
-        return codec.decode(Pod, answer)
+        return codec.decode(Pod, response)
 
     async def last_warning(self, pod: Pod) -> str:
         """Return the kubelet's last warning about a pod, or an empty string."""

@@ -87,7 +87,7 @@ class Resizer:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/resize"
         body = msgspec.json.encode(resize_patch(limits, has_pod_limits=self._has_pod_limits))
         try:
-            answer = await self._server.request(
+            response = await self._server.request(
                 "PATCH", path, resource="pods", body=body, content_type=_STRATEGIC_MERGE_PATCH
             )
         except (InvalidError, ForbiddenError) as error:
@@ -97,7 +97,7 @@ class Resizer:
                 hint=_HINT,
             ) from error
         if not is_always_granted(before, limits):
-            resized = msgspec.json.decode(answer, type=ResizedPod)
+            resized = msgspec.json.decode(response, type=ResizedPod)
             await self._wait_granted(path, resized.metadata.generation)
 
     async def _wait_granted(self, path: str, generation: int) -> None:
@@ -152,8 +152,8 @@ def resize_patch(limits: Limits, *, has_pod_limits: bool) -> dict[str, Any]:
     }
 
 
-def _version(answer: Any) -> tuple[int, int]:
+def _version(response: Any) -> tuple[int, int]:
     # Some distributions report "36+".
-    found = [re.match(r"\d+", str(answer.get(part, ""))) for part in ("major", "minor")]
+    found = [re.match(r"\d+", str(response.get(part, ""))) for part in ("major", "minor")]
     major, minor = (int(match[0]) if match else 0 for match in found)
     return major, minor

@@ -26,7 +26,7 @@ class PodState(Struct, frozen=True):
     """The state of a sandbox, read from its pod."""
 
     instance: Instance
-    is_answering: bool
+    has_envd: bool
     """Whether its envd is reachable."""
 
 
@@ -91,7 +91,7 @@ def read(pod: Pod, uid: str) -> PodState:
         node_name=pod.spec.node_name or None,
         incarnation=incarnation(pod),
     )
-    return PodState(instance, is_answering=_has_envd(pod))
+    return PodState(instance, has_envd=_has_envd(pod))
 
 
 def address(pod: Pod) -> Address:

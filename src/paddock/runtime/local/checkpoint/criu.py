@@ -167,8 +167,8 @@ class CriuRun:
         self, options: CriuOptions, handlers: Mapping[str, NotifyHandler], *, seconds: float
     ) -> int:
         """Restore; return the pid of the root of the tree."""
-        answer = self.request(_RESTORE, options, handlers, seconds)
-        return get_int(decode_message(get_bytes(answer, 4)), 1)
+        reply = self.request(_RESTORE, options, handlers, seconds)
+        return get_int(decode_message(get_bytes(reply, 4)), 1)
 
     def request(
         self, kind: int, options: CriuOptions, handlers: Mapping[str, NotifyHandler], seconds: float
@@ -187,7 +187,7 @@ class CriuRun:
         except OSError as error:
             raise UnavailableError(f"communication with CRIU failed: {error}") from error
         except ProtobufError as error:
-            raise CriuError(_VERBS[kind], f"its answer is malformed: {error}") from error
+            raise CriuError(_VERBS[kind], f"its reply is malformed: {error}") from error
 
     def _until_done(
         self, channel: socket.socket, kind: int, handlers: Mapping[str, NotifyHandler]
@@ -197,10 +197,10 @@ class CriuRun:
             data = channel.recv(_MAX_ANSWER)
             if not data:
                 raise problem or EOFError
-            answer = decode_message(data)
-            if get_int(answer, 1) != _NOTIFY:
+            reply = decode_message(data)
+            if get_int(reply, 1) != _NOTIFY:
                 break
-            notice = decode_message(get_bytes(answer, 5))
+            notice = decode_message(get_bytes(reply, 5))
             try:
                 _handle_notify(notice, handlers)
             except Exception as error:  # noqa: BLE001 - raised after CRIU has rolled back
@@ -208,12 +208,12 @@ class CriuRun:
             channel.send(encode_message([(1, _NOTIFY), (3, int(problem is None))]))
         if problem is not None:
             raise problem
-        if not get_int(answer, 2):
-            message = get_bytes(answer, 9).decode(errors="replace").strip()
-            code = get_int(answer, 7)
+        if not get_int(reply, 2):
+            message = get_bytes(reply, 9).decode(errors="replace").strip()
+            code = get_int(reply, 7)
             reason = message or (os.strerror(code) if code else "it gave no reason")
             raise CriuError(_VERBS[kind], reason)
-        return answer
+        return reply
 
 
 _VERBS = {_DUMP: "store", _RESTORE: "restore"}
@@ -246,7 +246,7 @@ def _exit_reason(status: int) -> str:
         return "the control groups of the sandbox could not be joined"
     if status < 0:
         return f"it was ended by signal {-status}, perhaps for lack of memory"
-    return f"it ended with status {status} and without an answer"
+    return f"it ended with status {status} and without a reply"
 
 
 def errors_in_log(log: Path) -> str:

@@ -212,10 +212,10 @@ class EnvdListener:
             for caller in self._accept_pending():
                 tasks.create_task(self._reject(caller, head.encode() + body))
 
-    async def _reject(self, caller: socket.socket, answer: bytes) -> None:
+    async def _reject(self, caller: socket.socket, response: bytes) -> None:
         with caller, contextlib.suppress(OSError):
             async with asyncio.timeout(_REJECT_SECONDS):
-                await self._loop.sock_sendall(caller, answer)
+                await self._loop.sock_sendall(caller, response)
                 caller.shutdown(socket.SHUT_WR)
                 while await self._loop.sock_recv(caller, 1 << 16):
                     pass

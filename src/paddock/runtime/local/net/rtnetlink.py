@@ -134,8 +134,8 @@ class Channel:
         wanted = self._sequence
         self._socket.send(_message(kind, NLM_F_REQUEST, wanted, body))
         while True:
-            for answer, flags, sequence, content in self._receive():
-                if sequence == wanted and answer == _NLMSG_ERROR:
+            for reply_kind, flags, sequence, content in self._receive():
+                if sequence == wanted and reply_kind == _NLMSG_ERROR:
                     code = -struct.unpack_from("=i", content)[0]
                     raise NetlinkError(code, what, _explanation(flags, content))
                 if sequence == wanted:
@@ -144,28 +144,28 @@ class Channel:
     def dump(self, kind: int, body: bytes, what: str) -> list[bytes]:
         """Return the bodies of all objects; repeat if the list changed in between."""
         for _ in range(20):
-            answers, is_complete = self._dump_once(kind, body, what)
+            bodies, is_complete = self._dump_once(kind, body, what)
             if is_complete:
-                return answers
+                return bodies
         raise NetlinkError(errno.EINTR, what, "the list changed each time it was read")
 
     def _dump_once(self, kind: int, body: bytes, what: str) -> tuple[list[bytes], bool]:
         self._sequence += 1
         wanted = self._sequence
         self._socket.send(_message(kind, NLM_F_REQUEST | NLM_F_DUMP, wanted, body))
-        answers: list[bytes] = []
+        bodies: list[bytes] = []
         is_complete = True
         while True:
-            for answer, flags, sequence, content in self._receive():
+            for reply_kind, flags, sequence, content in self._receive():
                 if sequence != wanted:
                     continue
                 is_complete = is_complete and not flags & NLM_F_DUMP_INTR
-                if answer == _NLMSG_DONE:
-                    return answers, is_complete
-                if answer == _NLMSG_ERROR:
+                if reply_kind == _NLMSG_DONE:
+                    return bodies, is_complete
+                if reply_kind == _NLMSG_ERROR:
                     code = -struct.unpack_from("=i", content)[0]
                     raise NetlinkError(code, what, _explanation(flags, content))
-                answers.append(content)
+                bodies.append(content)
 
     def _receive(self) -> Iterator[tuple[int, int, int, bytes]]:
         data = self._socket.recv(1 << 17)

@@ -215,13 +215,13 @@ class RpcClient:
         self._waiting[ident] = future
         connection.send(_request(ident, method, uid, body))
         try:
-            answer, fds = await future
+            reply, fds = await future
         finally:
             self._waiting.pop(ident, None)
-        if answer.problem is not None:
+        if reply.problem is not None:
             _close(fds)
-            raise answer.problem.unpack()
-        return answer.result, fds
+            raise reply.problem.unpack()
+        return reply.result, fds
 
     def stream(self, method: str) -> "asyncio.Queue[RpcReply | None]":
         """Start a call with many replies; `None` in the queue means that the node exited."""
@@ -259,15 +259,15 @@ class RpcClient:
         return self._connection
 
     def _on_message(self, data: bytes, fds: list[int]) -> None:
-        answer = msgspec.msgpack.decode(data, type=RpcReply)
-        if (queue := self._streams.get(answer.id)) is not None:
-            queue.put_nowait(answer)
+        reply = msgspec.msgpack.decode(data, type=RpcReply)
+        if (queue := self._streams.get(reply.id)) is not None:
+            queue.put_nowait(reply)
             return
-        future = self._waiting.get(answer.id)
+        future = self._waiting.get(reply.id)
         if future is None or future.done():
             _close(fds)
             return
-        future.set_result((answer, fds))
+        future.set_result((reply, fds))
 
     def _on_lost(self) -> None:
         for future in self._waiting.values():

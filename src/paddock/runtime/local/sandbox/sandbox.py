@@ -69,12 +69,14 @@ class NodeSandbox:
     @property
     def limits(self) -> Limits:
         """Its limits, with the node's defaults where none is set."""
-        asked, default = self.record.blueprint.limits, self.context.settings.default_limits
+        requested, default = self.record.blueprint.limits, self.context.settings.default_limits
         return Limits(
-            cpu_millis=default.cpu_millis if asked.cpu_millis is None else asked.cpu_millis,
-            memory_bytes=default.memory_bytes if asked.memory_bytes is None else asked.memory_bytes,
-            disk_bytes=default.disk_bytes if asked.disk_bytes is None else asked.disk_bytes,
-            pids=default.pids if asked.pids is None else asked.pids,
+            cpu_millis=default.cpu_millis if requested.cpu_millis is None else requested.cpu_millis,
+            memory_bytes=default.memory_bytes
+            if requested.memory_bytes is None
+            else requested.memory_bytes,
+            disk_bytes=default.disk_bytes if requested.disk_bytes is None else requested.disk_bytes,
+            pids=default.pids if requested.pids is None else requested.pids,
         )
 
     def instance(self) -> Instance:

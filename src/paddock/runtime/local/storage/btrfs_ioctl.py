@@ -83,15 +83,15 @@ def snapshot(source: Path, target: Path) -> None:
 def subvolume_id(path: Path) -> int:
     """Return the id of the subvolume that contains path; its qgroup has the same id."""
     with _opened(path) as fd:
-        answer = _call(fd, _INO_LOOKUP, _LOOKUP_ARGS.pack(0, _FIRST_FREE_OBJECT, b""))
-    return _LOOKUP_ARGS.unpack(answer)[0]
+        result = _call(fd, _INO_LOOKUP, _LOOKUP_ARGS.pack(0, _FIRST_FREE_OBJECT, b""))
+    return _LOOKUP_ARGS.unpack(result)[0]
 
 
 def file_system_id(path: Path) -> str:
     """Return the UUID of the file system, which is also its directory name in sysfs."""
     with _opened(path) as fd:
-        answer = _call(fd, _FS_INFO, bytes(1024))
-    return str(uuid.UUID(bytes=answer[16:32]))
+        result = _call(fd, _FS_INFO, bytes(1024))
+    return str(uuid.UUID(bytes=result[16:32]))
 
 
 def enable_quotas(path: Path) -> bool:

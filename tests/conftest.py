@@ -10,7 +10,7 @@ import hypothesis
 
 from tests import leaks
 from tests.cluster.fixtures import kube_cluster, kube_namespace
-from tests.fuzz import effort
+from tests.fuzz import fuzz_budget
 
 __all__ = ["kube_cluster", "kube_namespace"]
 
@@ -56,21 +56,21 @@ def pytest_configure(config) -> None:
 
 def _draw_examples(option) -> None:
     """Use other examples than CI if more of them, or a seed, are requested."""
-    effort.times = max(option.fuzz_examples, 1)
-    if option.hypothesis_seed is None and effort.times > 1:
+    fuzz_budget.times = max(option.fuzz_examples, 1)
+    if option.hypothesis_seed is None and fuzz_budget.times > 1:
         # Chosen here, so that they can be requested again.
         option.hypothesis_seed = str(random.SystemRandom().randrange(1 << 32))
-    effort.seed = option.hypothesis_seed
-    if effort.seed is not None:
+    fuzz_budget.seed = option.hypothesis_seed
+    if fuzz_budget.seed is not None:
         # The seed of hypothesis does not affect derandomized runs.
         hypothesis.settings.load_profile("paddock, drawn anew")
 
 
 def pytest_report_header() -> str | None:
     """Print how to repeat the same examples."""
-    if effort.seed is None:
+    if fuzz_budget.seed is None:
         return None
-    return f"fuzz: --fuzz-examples={effort.times} --hypothesis-seed={effort.seed}"
+    return f"fuzz: --fuzz-examples={fuzz_budget.times} --hypothesis-seed={fuzz_budget.seed}"
 
 
 def pytest_addoption(parser) -> None:

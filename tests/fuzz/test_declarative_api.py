@@ -22,7 +22,7 @@ from paddock.api.kube.openapi.documents import document_v3
 from paddock.api.kube.scheme import GROUP_VERSIONS
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.store.memory import MemoryStore
-from tests.fuzz import effort
+from tests.fuzz import fuzz_budget
 
 TOKEN = "correct-horse"
 URL = "http://testserver"
@@ -60,7 +60,7 @@ class Asked:
         there = {**self._examples.get(kind, {}), "metadata": {"name": "x"}}
 
         @settings(
-            max_examples=effort.examples(4),
+            max_examples=fuzz_budget.examples(4),
             deadline=None,
             database=None,
             phases=[Phase.generate],
@@ -98,7 +98,7 @@ def find_something(case: schemathesis.Case) -> None:
             step["path"] = PLACES[number % len(PLACES)]
 
 
-@pytest.mark.timeout(effort.seconds(120))
+@pytest.mark.timeout(fuzz_budget.seconds(120))
 @pytest.mark.parametrize(("group", "version"), GROUP_VERSIONS)
 def test_no_documented_request_is_a_server_error(group: str, version: str) -> None:
     document = json.loads(document_v3(group, version))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from paddock.envd import blocking
 from tests.envd.rig import Response, Rig, open_rig
-from tests.fuzz import effort
+from tests.fuzz import fuzz_budget
 
 UNARY = (
     "/filesystem.Filesystem/Stat",
@@ -116,13 +116,13 @@ def judge(response: Response, said: object) -> None:
         assert b'"unknown"' not in last, (said, last)
 
 
-@pytest.mark.timeout(effort.seconds(180))
+@pytest.mark.timeout(fuzz_budget.seconds(180))
 def test_no_request_makes_envd_return_a_500(directory: Path) -> None:
     with asyncio.Runner() as runner:
         rig = runner.run(open_rig(directory))
 
         @settings(
-            max_examples=effort.examples(300),
+            max_examples=fuzz_budget.examples(300),
             deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import effort
+from tests.fuzz import fuzz_budget
 from tests.fuzz.targets import CORPUS, TARGETS
 
 SEEDS = {
@@ -39,11 +39,11 @@ def test_the_corpus_is_handled_correctly(name: str, path) -> None:
     TARGETS[name](path.read_bytes())
 
 
-@pytest.mark.timeout(effort.seconds(180))
+@pytest.mark.timeout(fuzz_budget.seconds(180))
 @pytest.mark.parametrize("name", TARGETS)
 def test_any_input_is_parsed_or_refused(name: str) -> None:
     @settings(
-        max_examples=effort.examples(250),
+        max_examples=fuzz_budget.examples(250),
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),

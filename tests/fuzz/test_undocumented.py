@@ -33,7 +33,7 @@ from paddock.kit.clock import SystemClock
 from paddock.manager.federation.protocol import SIGNATURE, Signer
 from paddock.resources.tokens import TokenSeed
 from paddock.settings import Settings
-from tests.fuzz import effort
+from tests.fuzz import fuzz_budget
 from tests.scenario.paddock import SECRETS, paddock
 
 KEYS = (
@@ -164,7 +164,7 @@ SERVERS = {
 }  # fmt: skip
 
 
-@pytest.mark.timeout(effort.seconds(120))
+@pytest.mark.timeout(fuzz_budget.seconds(120))
 @pytest.mark.parametrize("name", SERVERS)
 def test_no_request_is_a_server_error_of_an_undocumented_server(name: str) -> None:
     opened, requests, headers = SERVERS[name]
@@ -174,7 +174,7 @@ def test_no_request_is_a_server_error_of_an_undocumented_server(name: str) -> No
         ask = runner.run(stack.enter_async_context(opened()))
 
         @settings(
-            max_examples=effort.examples(200),
+            max_examples=fuzz_budget.examples(200),
             deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),

@@ -13,7 +13,7 @@ import pytest
 from tests.gateway.rig import PATIENCE_SECONDS
 from tests.installation import Box, Installation
 from tests.runtime.local.nodes import eventually
-from tests.store.kubernetes.valve import valve
+from tests.store.kubernetes.stalling_proxy import stalling_proxy
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(300)]
 
@@ -249,7 +249,7 @@ async def test_only_a_sandbox_without_requests_and_cpu_use_is_paused_as_idle() -
 async def test_a_partitioned_gateway_recovers_through_its_peers_without_stale_routes() -> None:
     async with (
         Installation(gateways=3, gateway_ports=True, pool_size=3) as paddock,
-        valve(f"http://127.0.0.1:{paddock.api_port}") as control,
+        stalling_proxy(f"http://127.0.0.1:{paddock.api_port}") as control,
     ):
         await paddock.stop("gateway-2")
         await paddock.start_gateway(2, PADDOCK_API_PORT=control.url.rpartition(":")[2])

@@ -29,10 +29,10 @@ from tests.on_cluster.world.installation import Installation
 from tests.on_cluster.world.light_pods import LightKubelet
 from tests.scenario import (
     test_claims,
+    test_concurrent_calls,
     test_lifecycle,
     test_nothing_is_lost,
     test_pools,
-    test_quarrels,
     test_waking,
 )
 from tests.scenario.paddock import CALLER
@@ -47,7 +47,7 @@ MODULES = (
     test_lifecycle,
     test_claims,
     test_pools,
-    test_quarrels,
+    test_concurrent_calls,
     test_waking,
     test_nothing_is_lost,
 )

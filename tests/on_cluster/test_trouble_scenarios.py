@@ -25,10 +25,10 @@ from tests.on_cluster.world.intercepting_proxy import InterceptingProxy
 from tests.on_cluster.world.light_pods import LightKubelet
 from tests.scenario import (
     test_claims,
+    test_concurrent_calls,
     test_nothing_is_lost,
     test_pools,
     test_probing,
-    test_quarrels,
     test_store_faults,
 )
 from tests.scenario.paddock import CALLER
@@ -42,7 +42,7 @@ pytestmark = [
 MODULES = (
     test_store_faults,
     test_probing,
-    test_quarrels,
+    test_concurrent_calls,
     test_nothing_is_lost,
     test_claims,
     test_pools,

@@ -105,7 +105,7 @@ PORTS = [{"port": 80, "name": "a"}, {"port": 81}]
         ),
     ],
 )
-def test_merging(base: Any, patch: dict[str, Any], expected: dict[str, Any]):
+def test_a_patch_is_merged(base: Any, patch: dict[str, Any], expected: dict[str, Any]):
     before = copy.deepcopy((base, patch))
     result = merge(base, patch)
     assert result == expected

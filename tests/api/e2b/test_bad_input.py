@@ -24,16 +24,16 @@ from schemathesis.checks import CheckContext
 from schemathesis.config import SchemathesisConfig
 
 from paddock.api.e2b.openapi import PREFIX, document
-from tests.fuzz import effort
+from tests.fuzz import fuzz_budget
 from tests.ports import free_port
 
-pytestmark = pytest.mark.timeout(effort.seconds(120))
+pytestmark = pytest.mark.timeout(fuzz_budget.seconds(120))
 """The first test waits for a process to start."""
 
 SCHEMA = schemathesis.openapi.from_dict(
     # Generated keys would only be refused, so the generator does not see the security scheme.
     {**document(), "security": []},
-    config=SchemathesisConfig(seed=effort.source(1).getrandbits(64)),
+    config=SchemathesisConfig(seed=fuzz_budget.source(1).getrandbits(64)),
 )
 NOT_OFFERED = 501
 NEVER_OFFERED = {
@@ -223,7 +223,9 @@ def asked(server: Server) -> Generator[Asked]:
 
 
 @SCHEMA.parametrize()
-@settings(max_examples=effort.examples(8), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=fuzz_budget.examples(8), deadline=None, suppress_health_check=list(HealthCheck)
+)
 def test_no_request_breaks_the_server(case: schemathesis.Case, asked: Asked) -> None:
     turn = next(asked.turns)
     if turn // 2 % 2:

@@ -15,12 +15,12 @@ from paddock.resources.registry import ALL
 from paddock.store.memory import MemoryStore
 from tests.api.kube.conftest import TOKEN
 from tests.api.kube.objects import POOLS, ROOT, SANDBOXES, pool, sandbox
-from tests.fuzz import effort
+from tests.fuzz import fuzz_budget
 
-pytestmark = pytest.mark.timeout(effort.seconds(180))
+pytestmark = pytest.mark.timeout(fuzz_budget.seconds(180))
 
 quick = settings(
-    max_examples=effort.examples(150),
+    max_examples=fuzz_budget.examples(150),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

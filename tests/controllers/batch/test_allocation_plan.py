@@ -53,7 +53,7 @@ def demand(
         ),
     ],
 )  # fmt: skip
-def test_grants(
+def test_sandboxes_are_granted_in_order_and_within_the_stock(
     algorithm: str, waiting: list[BatchDemand], ready: int, grants: dict[str, int]
 ) -> None:
     decision = plan(tuple(waiting), PoolStock(ready=ready), algorithm=algorithm, now=NOW)

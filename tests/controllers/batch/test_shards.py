@@ -67,7 +67,7 @@ def result(shard: int, state: TaskState, **more: object) -> TaskResult:
         ),
     ],
 )
-def test_wanted_shards(found: BatchSandbox, wanted: tuple[int, ...]) -> None:
+def test_which_shards_a_batch_wants(found: BatchSandbox, wanted: tuple[int, ...]) -> None:
     assert shards.wanted_shards(found) == wanted
 
 
@@ -99,7 +99,7 @@ DONE = (result(0, TaskState.SUCCEEDED), result(1, TaskState.FAILED), result(2, T
         ),
     ],
 )
-def test_missing_shards(found: BatchSandbox, missing: tuple[int, ...]) -> None:
+def test_which_shards_are_missing(found: BatchSandbox, missing: tuple[int, ...]) -> None:
     assert shards.missing_shards(found) == missing
 
 
@@ -174,7 +174,7 @@ SICK = Condition(type=CONDITION_HEALTHY, status=ConditionStatus.FALSE, reason="P
         (sandbox("u0", Phase.RUNNING, READY, SICK), False),
     ],
 )
-def test_is_ready(found: Sandbox | None, is_ready: bool) -> None:
+def test_when_a_shard_is_ready(found: Sandbox | None, is_ready: bool) -> None:
     assert shards.is_ready(found) is is_ready
 
 

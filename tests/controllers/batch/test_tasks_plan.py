@@ -80,7 +80,9 @@ def test_a_patch_that_cannot_be_merged_is_invalid() -> None:
         pytest.param((result(TaskState.RUNNING, 2),), TaskState.FAILED, id="was the last attempt"),
     ],
 )
-def test_after_loss(found: tuple[TaskResult, ...], state: TaskState | None) -> None:
+def test_the_state_of_a_task_after_its_sandbox_is_lost(
+    found: tuple[TaskResult, ...], state: TaskState | None
+) -> None:
     after = plan.after_loss(with_results(*found), 0)
     assert (after.state if after else None) is state
     if after is not None:

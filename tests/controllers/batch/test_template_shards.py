@@ -25,7 +25,9 @@ TEMPLATE = SandboxTemplateSpec(image="base", env={"A": "1"})
         pytest.param(2, "base", {"A": "1"}, id="beyond the patches"),
     ],
 )
-def test_template_of(shard: int, image: str, env: dict[str, str]) -> None:
+def test_the_template_of_a_shard_includes_its_patch(
+    shard: int, image: str, env: dict[str, str]
+) -> None:
     patches = ({}, {"image": "other", "env": {"B": "2"}})
     found = template_shards.template_of(
         batch("b", 3, template=TEMPLATE, shard_patches=patches), shard

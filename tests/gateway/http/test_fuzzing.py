@@ -19,13 +19,13 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.fuzz import effort
+from tests.fuzz import fuzz_budget
 from tests.gateway.rig import rig
 from tests.ports import free_ports
 from tests.runtime.local.nodes import eventually
 
 CORPUS = Path(__file__).with_name("corpus") / "smuggling.txt"
-ROUNDS = effort.examples(250)
+ROUNDS = fuzz_budget.examples(250)
 
 
 class Strict:
@@ -192,9 +192,9 @@ def generated(source: random.Random) -> bytes:
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(effort.seconds(300))
+@pytest.mark.timeout(fuzz_budget.seconds(300))
 async def test_requests_are_parsed_the_same_behind_the_gateway_and_behind_nginx() -> None:
-    source = effort.source(20260)
+    source = fuzz_budget.source(20260)
     cases = corpus() + [generated(source) for _ in range(ROUNDS)]
     one, two, reference = Strict(), Strict(), Strict()
     async with rig() as paddock:
@@ -236,13 +236,13 @@ async def test_requests_are_parsed_the_same_behind_the_gateway_and_behind_nginx(
             )
 
 
-@pytest.mark.timeout(effort.seconds(180))
+@pytest.mark.timeout(fuzz_budget.seconds(180))
 async def test_random_bytes_never_crash_the_gateway_or_reach_a_sandbox() -> None:
-    source = effort.source(7)
+    source = fuzz_budget.source(7)
     upstream = Strict()
     async with rig() as paddock:
         await paddock.upstream(upstream, "boxone")
-        for _ in range(effort.examples(10)):
+        for _ in range(fuzz_budget.examples(10)):
             await asyncio.gather(
                 *(
                     exchange(paddock.port, source.randbytes(source.randint(1, 400)), [])

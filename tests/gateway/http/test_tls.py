@@ -13,7 +13,7 @@ import pytest
 from paddock.app.up import envoy as tls
 from paddock.kit.errors import InvalidError
 from paddock.settings import Settings
-from tests.gateway.authority import issue
+from tests.gateway.certificates import issue
 from tests.installation import Installation
 from tests.ports import free_ports
 from tests.runtime.local.nodes import eventually

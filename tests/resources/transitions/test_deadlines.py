@@ -66,7 +66,9 @@ def test_setting_a_timeout(before: SandboxSpec, seconds: float, expected: Any):
         pytest.param(spec(timeout=None), 10, (False, None, None), id="without a timeout"),
     ],
 )
-def test_extending(before: SandboxSpec, seconds: float, expected: Any):
+def test_a_timeout_extends_a_deadline_and_never_shortens_it(
+    before: SandboxSpec, seconds: float, expected: Any
+):
     assert instants(deadlines.extended(before, now=NOW, seconds=seconds)) == expected
 
 
@@ -80,7 +82,7 @@ def test_extending(before: SandboxSpec, seconds: float, expected: Any):
         pytest.param(spec(paused_retention_seconds=0), (True, None, NOW), id="no retention"),
     ],
 )
-def test_pausing(before: SandboxSpec, expected: Any):
+def test_a_pause_starts_the_retention(before: SandboxSpec, expected: Any):
     assert instants(deadlines.paused(before, now=NOW)) == expected
 
 
@@ -96,7 +98,7 @@ def test_pausing(before: SandboxSpec, expected: Any):
         ),
     ],
 )
-def test_resuming(before: SandboxSpec, expected: Any):
+def test_a_resume_sets_a_new_deadline(before: SandboxSpec, expected: Any):
     assert instants(deadlines.resumed(before, now=NOW, seconds=20)) == expected
 
 
@@ -171,7 +173,7 @@ def test_a_sandbox_resumed_by_traffic_runs_for_a_minimum_time(found: SandboxSpec
         ),
     ],
 )
-def test_due_deadlines(found: SandboxSpec, is_over: bool, is_pause_due: bool):
+def test_when_deadlines_are_due(found: SandboxSpec, is_over: bool, is_pause_due: bool):
     assert deadlines.is_over(found, now=NOW) is is_over
     assert deadlines.is_pause_due(found, now=NOW) is is_pause_due
 

@@ -15,7 +15,7 @@ from paddock.store.port import Change, WatchEvent
 from tests.cluster.binaries import BinariesMissingError, directory_with
 from tests.cluster.control_plane import KubeCluster
 from tests.store.kubernetes.conftest import open_store
-from tests.store.kubernetes.valve import valve
+from tests.store.kubernetes.stalling_proxy import stalling_proxy
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.faults, pytest.mark.timeout(180)]
 
@@ -132,7 +132,7 @@ async def test_a_network_that_drops_all_data_causes_timeouts_only(
     direct = open_store(cluster.info)
     since = (await direct.list(Secret, namespace="default")).version
     seen: list[str] = []
-    async with valve(cluster.info.server) as network:
+    async with stalling_proxy(cluster.info.server) as network:
         access = structs.replace(direct.client.access, server=network.url)
         patient = ClientSettings(timeout_seconds=PATIENCE_SECONDS, watch_silence_seconds=1.0)
         store = KubernetesStore.open(access, patient)

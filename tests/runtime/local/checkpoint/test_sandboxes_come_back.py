@@ -516,7 +516,7 @@ async def test_failures_of_criu_have_a_reason(lab: Lab):
     for program, groups, said in (
         (lab.checkpointer._criu.path, ("/sys/fs/cgroup/not/there",), "could not be joined"),
         (Path("/nowhere/criu"), (), "could not be started"),
-        (Path("/bin/true"), (), "status 0 and without an answer"),
+        (Path("/bin/true"), (), "status 0 and without a reply"),
     ):
         checkpointer = Checkpointer(program)
         (root,) = await lab.launcher.mount_root(

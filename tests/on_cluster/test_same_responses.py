@@ -33,7 +33,7 @@ class Step(NamedTuple):
     kind: str = JSON
 
 
-class Answer(NamedTuple):
+class ComparedResponse(NamedTuple):
     """The compared parts of a response."""
 
     code: int
@@ -113,7 +113,9 @@ def ours() -> Iterator[Server]:
         yield server
 
 
-def send(server: str, step: Step, namespace: str, token: str = "", ca: str | None = None) -> Answer:
+def send(
+    server: str, step: Step, namespace: str, token: str = "", ca: str | None = None
+) -> ComparedResponse:
     request = urllib.request.Request(
         server + step.path.replace("{ns}", namespace),
         method=step.method,
@@ -128,7 +130,7 @@ def send(server: str, step: Step, namespace: str, token: str = "", ca: str | Non
     except urllib.error.HTTPError as error:
         code, document = error.code, _json(error.read())
     causes = (document.get("details") or {}).get("causes", []) if code >= 400 else []
-    return Answer(
+    return ComparedResponse(
         code,
         document.get("reason", "") if code >= 400 else "",
         frozenset(cause.get("field", "").lstrip(".") for cause in causes),
@@ -157,7 +159,7 @@ def _spec(document: dict[str, Any]) -> Any:
     return spec
 
 
-def _agree(mine: Answer, theirs: Answer) -> bool:
+def _agree(mine: ComparedResponse, theirs: ComparedResponse) -> bool:
     is_same_reason = mine.reason == theirs.reason or (theirs.code == 404 and not theirs.reason)
     is_same_blame = not theirs.blamed or bool(mine.blamed & theirs.blamed)
     return (

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 
-class Valve:
+class StallingProxy:
     """Forwards data between clients and one server while it is open."""
 
     def __init__(self, server: str) -> None:
@@ -42,8 +42,8 @@ class Valve:
 
 
 @asynccontextmanager
-async def valve(server: str) -> AsyncIterator[Valve]:
-    made = Valve(server)
+async def stalling_proxy(server: str) -> AsyncIterator[StallingProxy]:
+    made = StallingProxy(server)
     conversations: set[asyncio.Task[None]] = set()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""The effort of fuzz tests: enough for CI, or `--fuzz-examples` times as much.
+"""Examples and seconds of a fuzz test: enough for CI, or `--fuzz-examples` times as much.
 
 `tests/conftest.py` sets both before any test is imported, since decorators read them then.
 """

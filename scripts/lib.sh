@@ -33,6 +33,9 @@ find_python() {
   die "Python 3.11 or newer was not found" "apt-get install python3"
 }
 
+# stamp_of LOCK: print a hash of everything that decides which packages are installed.
+stamp_of() { cat "$ROOT/requirements/$1.txt" "$ROOT/pyproject.toml" | sha256sum | cut -d' ' -f1; }
+
 # make_venv LOCK: create a virtual environment with the packages of the lock file, and Paddock.
 make_venv() {
   local lock=$1 stamp python
@@ -42,13 +45,15 @@ make_venv() {
       apt_install "$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
     "$python" -m venv "$VENV"
   fi
-  stamp=$(cat "$ROOT/requirements/$lock.txt" "$ROOT/pyproject.toml" | sha256sum | cut -d' ' -f1)
+  stamp=$(stamp_of "$lock")
   if [ "$(cat "$VENV/.paddock-$lock" 2>/dev/null)" != "$stamp" ]; then
     say "installing Python packages ($lock)"
     "$VENV/bin/pip" install -q --require-hashes -r "$ROOT/requirements/$lock.txt"
     "$VENV/bin/pip" install -q --no-deps --no-build-isolation -e "$ROOT" 2>/dev/null ||
       "$VENV/bin/pip" install -q --no-deps -e "$ROOT"
     echo "$stamp" > "$VENV/.paddock-$lock"
+    # The packages of `dev` include those of `run`.
+    [ "$lock" = run ] || stamp_of run > "$VENV/.paddock-run"
   fi
 }
 

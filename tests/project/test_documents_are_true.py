@@ -1,6 +1,6 @@
 """What the documentation names exists: links, commands with their options, settings.
 
-Its Python and JavaScript examples are run by `tests/sdk/test_documents.py`.
+README and the how-to guides are run by `tests/newcomer`.
 """
 
 import re
@@ -24,6 +24,8 @@ PAGES = {
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 HEREDOC = re.compile(r"<<'?(\w+)'?(.*?)\n.*?^\1$", re.MULTILINE | re.DOTALL)
 ENDS = set("();<>|&\n")
+OTHER_COMMANDS = {"helm", "kubectl"}
+"""Commands whose arguments may be the word `paddock`."""
 OF_OTHERS = {"URL", "CACHE", "VENV", "SHARD", "REPLICAS", "BATCH", "COMPLETE", "TEST_SEED"}
 """Variables that are not settings: of the command, of scripts, of tasks."""
 
@@ -50,15 +52,19 @@ def calls(block: str) -> Iterator[list[str]]:
         words = shlex.shlex(line, posix=True, punctuation_chars=True)
         words.whitespace_split, words.commenters = True, "#"
         found: list[str] | None = None
+        is_argument = False
         for word in (*words, ";"):
             if set(word) <= ENDS:
                 if found:
                     yield found
-                found = None
+                found, is_argument = None, False
             elif found is not None:
                 found.append(word)
-            elif word == "paddock":
+            elif word == "paddock" and not is_argument:
                 found = []
+            else:
+                # Assignments and keywords such as `do` come before a command.
+                is_argument = word in OTHER_COMMANDS or is_argument
 
 
 def mistake(words: list[str]) -> str | None:

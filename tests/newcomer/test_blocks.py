@@ -1,0 +1,56 @@
+"""Every block of README and the how-to guides is run, or names the test that covers it."""
+
+import re
+
+import pytest
+
+from tests.newcomer.blocks import (
+    ROOT,
+    blocks,
+    console_steps,
+    expected_output,
+    indented,
+    pages,
+)
+
+RUN = {"sh", "console", "python", "js", "yaml"}
+REASONS = re.compile(
+    r"needs (systemd|a cluster|more machines|an outside registry|this checkout|podman)\b"
+)
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_block_is_run_or_names_its_reason_and_its_test(page: str) -> None:
+    assert not indented(page), "use a fence with a language"
+    for block in blocks(page):
+        if block.skip is None:
+            assert block.language in RUN, f"{block.place}: the walk cannot run {block.language!r}"
+            continue
+        reason, test = block.skip
+        assert REASONS.match(reason), f"{block.place}: {reason!r} is not a reason"
+        assert (ROOT / test).exists(), f"{block.place}: {test} does not exist"
+
+
+def test_marks_belong_to_the_block_beside_them() -> None:
+    page = (
+        "<!-- walk: exit 1 -->\n```sh\nfalse\n```\n<!-- walk: check test -f out -->\n"
+        "<!-- walk: skip needs a cluster: tests/on_cluster -->\n\n```sh\nkubectl get pods\n```\n"
+    )
+    first, second = blocks("page.md", page)
+    assert (first.text, first.exit_code, first.checks) == ("false\n", 1, ["test -f out"])
+    assert second.skip == ("needs a cluster", "tests/on_cluster")
+    for wrong in ("<!-- walk: exit 1 -->\ntext\n", "<!-- walk: check true -->\n"):
+        with pytest.raises(ValueError, match=r"page\.md:\d"):
+            blocks("page.md", wrong)
+
+
+def test_comments_behind_print_are_the_expected_output() -> None:
+    [line] = expected_output('print(f"http://{host}/")   # http://8000-ID.localhost:3000/\n')
+    assert line.fullmatch("http://8000-i7b2.localhost:3000/")
+    assert not line.fullmatch("http://8000-i7b2.example.org/")
+
+
+def test_a_console_block_has_commands_and_their_output() -> None:
+    [(command, [line])] = console_steps("$ paddock logs | tail -1\n… called method=… key=…\n")
+    assert command == "paddock logs | tail -1"
+    assert line.fullmatch("2026-11-16 called method=DELETE key=8727")

@@ -82,7 +82,8 @@ async def run(box: Instance, script: str) -> bytes:
     return output(events)
 
 
-async def test_an_sdk_session_succeeds_in_a_sandbox(box: Instance, sdk_python: Path) -> None:
+async def run_client(box: Instance, sdk_python: Path, script_name: str) -> str:
+    """Run a script with E2B's SDK against the envd of a sandbox; return its output."""
     assert box.address.envd is not None
     path = box.address.envd.removeprefix("unix:")
 
@@ -104,7 +105,7 @@ async def test_an_sdk_session_succeeds_in_a_sandbox(box: Instance, sdk_python: P
 
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    script = Path(__file__).parent / "sdk_scripts" / "sdk_session.py"
+    script = Path(__file__).parent / "sdk_scripts" / script_name
     process = await asyncio.create_subprocess_exec(
         sdk_python,
         script,
@@ -118,7 +119,40 @@ async def test_an_sdk_session_succeeds_in_a_sandbox(box: Instance, sdk_python: P
     if relays:
         await asyncio.wait(relays, timeout=30)
 
-    assert said.decode().strip().endswith("done"), said.decode()
+    return said.decode().strip()
+
+
+async def test_an_sdk_session_succeeds_in_a_sandbox(box: Instance, sdk_python: Path) -> None:
+    said = await run_client(box, sdk_python, "sdk_session.py")
+
+    assert said.endswith("done"), said
+
+
+async def test_a_command_that_uses_up_the_memory_is_explained(
+    node: TestNode, sdk_python: Path
+) -> None:
+    agent = AgentConfig(access_token=TOKEN, sandbox_id="ismall", template_id="host")
+    limits = Limits(memory_bytes=64 << 20)
+    box = await node.runtime.create(
+        Blueprint(uid="small", image="host", agent=agent, limits=limits)
+    )
+    events = node.runtime.watch()
+    seen = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)  # the watch is sent
+
+    said = await run_client(box, sdk_python, "out_of_memory.py")
+
+    assert said.endswith("done"), said
+    cause = "the sandbox used its 64 MiB of memory"
+    event = await asyncio.wait_for(seen, 30)
+    assert event.reason == f"processes were killed: {cause}"
+    assert event.memory_kills >= 1
+    logged = [line.message for line in await node.runtime.logs(box.uid)]
+    assert f"killed: {cause}" in logged
+    assert "processes of a sandbox were killed for lack of memory" in node.log.read_text()
+    await events.aclose()
+    await node.runtime.destroy(box.uid)
+    node.runtime.close()
 
 
 async def test_pids_ids_and_environment_are_those_of_the_sandbox(box: Instance) -> None:

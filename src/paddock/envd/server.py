@@ -20,6 +20,7 @@ from paddock.envd.files.signature import is_token
 from paddock.envd.files.watch import Watchers
 from paddock.envd.http.request import BodyTooLargeError, HttpRequest
 from paddock.envd.http.server import HttpListener
+from paddock.envd.memory_kills import from_meters
 from paddock.envd.metrics import Meter
 from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.process.registry import ProcessRegistry
@@ -78,7 +79,7 @@ class Envd:
         config, spawner = config or Config(), spawner or DirectSpawner()
         self.config = config
         self.environment = Environment(config)
-        self.registry = ProcessRegistry(spawner)
+        self.registry = ProcessRegistry(spawner, from_meters(meters))
         self.watchers = Watchers()
         self._meters = meters
         self._meter = Meter(config, meters)
@@ -110,7 +111,7 @@ class Envd:
         """Serve this sandbox; must be called before `start`."""
         if config.tasks_dir != self.config.tasks_dir:
             self._task_files.use_directory(config.tasks_dir)
-        self.registry.assign(spawner)
+        self.registry.assign(spawner, from_meters(meters))
         self._meters = meters
         self._is_attached = False
         self.reconfigure(config)

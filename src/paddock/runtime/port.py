@@ -187,6 +187,8 @@ class RuntimeEvent(Struct, frozen=True, kw_only=True):
     uid: str
     state: InstanceState
     reason: str | None = None
+    memory_kills: int = 0
+    """Processes that were killed for lack of memory, while the sandbox goes on."""
 
 
 class Runtime(Protocol):

@@ -184,6 +184,10 @@ class SimulatedRuntime:
         )
         self._publish(box.instance)
 
+    def kill_for_memory(self, uid: str, reason: str) -> None:
+        """Report that processes of a sandbox were killed for lack of memory; it goes on."""
+        self._publish(structs.replace(self._box(uid).instance, reason=reason), memory_kills=1)
+
     def never_ready(self, uid: str) -> None:
         """Make `start` of this sandbox time out on its ready command."""
         self._never_ready.add(uid)
@@ -485,8 +489,9 @@ class SimulatedRuntime:
             reason = self._capabilities.reasons.get(name, "it is configured without it")
             raise UnsupportedError(f"the simulated driver lacks {name}: {reason}")
 
-    def _publish(self, instance: Instance) -> None:
-        event = RuntimeEvent(uid=instance.uid, state=instance.state, reason=instance.reason)
+    def _publish(self, instance: Instance, memory_kills: int = 0) -> None:
+        uid, state, reason = instance.uid, instance.state, instance.reason
+        event = RuntimeEvent(uid=uid, state=state, reason=reason, memory_kills=memory_kills)
         for watcher in self._watchers:
             watcher.put_nowait(event)
 

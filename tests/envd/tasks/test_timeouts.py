@@ -32,6 +32,8 @@ class Sleeper:
         if not self._code.done():
             self._code.set_result(code)
 
+    cause = ""
+
     async def wait(self) -> int:
         return await asyncio.shield(self._code)
 

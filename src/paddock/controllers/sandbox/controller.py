@@ -84,7 +84,7 @@ class SandboxController:
         self._live_config = LiveConfig(templates, runtime, seed, clock)
         self._destroyed: set[str] = set()
         """Uids of sandboxes in a reset whose used instance is already destroyed."""
-        self.runtime_events = RuntimeEvents(sandboxes, runtime, clock)
+        self.runtime_events = RuntimeEvents(sandboxes, runtime, clock, recorder)
         """Must be subscribed to the Sandbox informer and run."""
         self._perform: dict[
             type[steps.Step], Callable[[Any, Any, Instance | None], Awaitable[Result]]

@@ -1,4 +1,4 @@
-"""Enqueues sandboxes on runtime events, and skips needless inspections.
+"""Enqueues sandboxes on runtime events, records them, and skips needless inspections.
 
 An inspection costs one round trip per sandbox. For a short time after a start or a claim the
 instance is assumed to run, because the runtime reports by an event if it does not.
@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from paddock.engine.informer import Informer
 from paddock.engine.queue import WorkQueue
+from paddock.engine.recorder import Recorder
 from paddock.kit.clock import Clock
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
@@ -21,6 +22,7 @@ from paddock.runtime.port import Instance, InstanceState, Runtime, RuntimeEvent
 
 log = logging.getLogger(__name__)
 
+REASON_OUT_OF_MEMORY = "OutOfMemory"
 _FRESH = timedelta(seconds=5)
 """After a start or a claim the instance is not inspected for this long."""
 
@@ -28,10 +30,13 @@ _FRESH = timedelta(seconds=5)
 class RuntimeEvents:
     """Watches the runtime's events."""
 
-    def __init__(self, sandboxes: Informer[Sandbox], runtime: Runtime, clock: Clock) -> None:
+    def __init__(
+        self, sandboxes: Informer[Sandbox], runtime: Runtime, clock: Clock, recorder: Recorder
+    ) -> None:
         self._sandboxes = sandboxes
         self._runtime = runtime
         self._clock = clock
+        self._recorder = recorder
         self._started = clock.now()
         self._keys: dict[str, Key] = {}
         self._stale: set[str] = set()
@@ -89,3 +94,5 @@ class RuntimeEvents:
         if (key := self._keys.get(event.uid)) is not None:
             self._stale.add(event.uid)
             queue.add(key)
+            if event.memory_kills and (sandbox := self._sandboxes.get(key)) is not None:
+                self._recorder.warning(sandbox, REASON_OUT_OF_MEMORY, event.reason or "")

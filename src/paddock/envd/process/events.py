@@ -16,20 +16,21 @@ _SIGNAL_NAMES = {
 }  # fmt: skip
 
 
-def end_event(status: ExitStatus) -> EndEvent:
-    """Return the end event of an exit, with the strings that clients compare."""
+def end_event(status: ExitStatus, cause: str | None = None) -> EndEvent:
+    """Return the end event of an exit, with the strings that clients compare.
+
+    `status` is always one of these; `cause` follows it in `error`.
+    """
+    because = f": {cause}" if cause else ""
     if status.signal:
         status_text = "signal: " + _SIGNAL_NAMES.get(status.signal, f"signal {status.signal}")
         if status.is_core_dumped:
             status_text += " (core dumped)"
-        return EndEvent(exit_code=-1, exited=False, status=status_text, error=status_text)
+        error = status_text + because
+        return EndEvent(exit_code=-1, exited=False, status=status_text, error=error)
     status_text = f"exit status {status.code}"
-    return EndEvent(
-        exit_code=status.code,
-        exited=True,
-        status=status_text,
-        error=status_text if status.code else None,
-    )
+    error = status_text + because if status.code else None
+    return EndEvent(exit_code=status.code, exited=True, status=status_text, error=error)
 
 
 class Subscription:

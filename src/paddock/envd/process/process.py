@@ -14,6 +14,7 @@ import struct
 import termios
 from collections.abc import Callable
 
+from paddock.envd.memory_kills import MemoryKills
 from paddock.envd.process.events import Subscription, data_event, end_event
 from paddock.envd.process.init_protocol import SignalScope
 from paddock.envd.process.spawner import ExitStatus, SpawnedProcess
@@ -25,6 +26,8 @@ HIGH_WATER = 1 << 20
 LOW_WATER = 256 << 10
 _READS_PER_TURN = 8
 _DRAIN_LIMIT = 1 << 20
+_KILLED_CODE = 128 + signal.SIGKILL
+"""The exit code of a shell whose command was killed."""
 
 
 class StdinError(Exception):
@@ -34,9 +37,15 @@ class StdinError(Exception):
 class ManagedProcess:
     """One process: running, or ended and retained for a while."""
 
-    def __init__(self, config: ProcessConfig, tag: str | None) -> None:
+    def __init__(
+        self, config: ProcessConfig, tag: str | None, memory_kills: MemoryKills | None = None
+    ) -> None:
         self.config = config
         self.tag = tag
+        self.cause: str | None = None
+        """Why the process was killed, if not by a client: the memory that was used up."""
+        self._memory_kills = memory_kills
+        self._kills_before = memory_kills.count() if memory_kills else 0
         self.pid = 0
         self.end: EndEvent | None = None
         self.is_pty = False
@@ -72,12 +81,21 @@ class ManagedProcess:
     def exited(self, status: ExitStatus) -> None:
         """Record the exit of the process itself; its pipes may still be open."""
         self._exit = status
+        self.cause = None if self._is_signalled else self._memory_cause(status)
         if status.signal in (signal.SIGKILL, signal.SIGTERM):
             self._is_signalled = True
         if self.on_leader_exit is not None:
             self.on_leader_exit(status)
         if self._child is not None:
             self._end_if_complete()
+
+    def _memory_cause(self, status: ExitStatus) -> str | None:
+        """Return the cause of a kill for lack of memory since the process was started."""
+        is_killed = status.signal == signal.SIGKILL or status.code == _KILLED_CODE
+        if not is_killed or self._memory_kills is None:
+            return None
+        kills = self._memory_kills.count()
+        return self._memory_kills.cause() if kills > self._kills_before else None
 
     @property
     def leader_exit(self) -> ExitStatus | None:
@@ -188,8 +206,10 @@ class ManagedProcess:
             return
         if self._open and not self._is_signalled:
             return
-        self.end = end_event(self._exit)  # before draining, which calls this again
+        self.end = end_event(self._exit, self.cause)  # before draining, which calls this again
         self._drain()
+        if self.cause:
+            self._print_cause(self.cause)
         if self._deadline is not None:
             self._deadline.cancel()
         for name in tuple(self._open):
@@ -200,6 +220,14 @@ class ManagedProcess:
         self._subscribers.clear()
         if self.on_end is not None:
             self.on_end(self)
+
+    def _print_cause(self, cause: str) -> None:
+        """Send the cause as the last output: some clients show that and not the end's error."""
+        line = f"killed: {cause}"
+        data = f"{line}\r\n".encode() if self.is_pty else f"{line}\n".encode()
+        event = ProcessEvent(data=data_event("pty" if self.is_pty else "stderr", data))
+        for subscriber in self._subscribers:
+            subscriber.push(event, len(data))
 
     def _drain(self) -> None:
         """Read what is in the pipes now, and no more than a pipe holds."""

@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Iterator
 
 import msgspec
 
+from paddock.envd.memory_kills import MemoryKills
 from paddock.envd.process.events import Subscription
 from paddock.envd.process.init_protocol import MAX_MEMO
 from paddock.envd.process.process import ManagedProcess
@@ -28,15 +29,17 @@ MAX_ENDED = 256
 class ProcessRegistry:
     """Starts, finds and retains processes."""
 
-    def __init__(self, spawner: Spawner) -> None:
+    def __init__(self, spawner: Spawner, memory_kills: MemoryKills | None = None) -> None:
         self._spawner = spawner
+        self._memory_kills = memory_kills
         self._processes: dict[int, ManagedProcess] = {}
         self._ended: dict[int, ManagedProcess] = {}
         self._background: set[asyncio.Task[None]] = set()
 
-    def assign(self, spawner: Spawner) -> None:
+    def assign(self, spawner: Spawner, memory_kills: MemoryKills | None = None) -> None:
         """Set the spawner; called before any process is started."""
         self._spawner = spawner
+        self._memory_kills = memory_kills
 
     def running(self) -> Iterator[ManagedProcess]:
         yield from self._processes.values()
@@ -66,7 +69,7 @@ class ProcessRegistry:
         If the caller is cancelled meanwhile, the command is still started and retained, and killed
         after `timeout` seconds.
         """
-        process = ManagedProcess(config, tag)
+        process = ManagedProcess(config, tag, self._memory_kills)
         subscription = process.subscribe()
         until = None if timeout is None else asyncio.get_running_loop().time() + timeout
         memo = msgspec.json.encode(_Memo(config=config, tag=tag, timeout=timeout, until=until))
@@ -103,7 +106,7 @@ class ProcessRegistry:
         inherited = await self._spawner.attach(watcher)
         for item in inherited:
             memo = _read_memo(item.memo)
-            process = ManagedProcess(memo.config, memo.tag)
+            process = ManagedProcess(memo.config, memo.tag, self._memory_kills)
             known[item.child.pid] = process
             self._adopt(process, item.child)
             status = item.exit or early.get(item.child.pid)

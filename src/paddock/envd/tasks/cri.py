@@ -101,6 +101,12 @@ class RunningContainer:
         self._grace = grace
         self._log = log
         self._stopping: set[asyncio.Task[None]] = set()
+        self._cause = ""
+
+    @property
+    def cause(self) -> str:
+        """Why the container was killed, as far as its runtime reports it."""
+        return self._cause
 
     @property
     def handle(self) -> str:
@@ -131,6 +137,8 @@ class RunningContainer:
             if get_int(status, 3) != _EXITED:
                 return None
             code = get_int(status, 7)
+            if get_text(status, 10) == "OOMKilled":
+                self._cause = "the container used up its memory"
             await self._client.call("RemoveContainer", {1: self._id})
         except CriError as error:
             # Containers survive a restart of the runtime, so the call is retried.

@@ -24,6 +24,11 @@ class RunningTask(Protocol):
         """The string by which a later launcher finds the command."""
         ...
 
+    @property
+    def cause(self) -> str:
+        """Why the ended command was killed, if the launcher knows; otherwise empty."""
+        ...
+
     async def wait(self) -> int:
         """Wait for the end; return the exit code, or 128 plus the signal number."""
         ...

@@ -65,6 +65,11 @@ class RunningProcess:
         """The pid, for people; the process is found by its tag."""
         return str(self._process.pid)
 
+    @property
+    def cause(self) -> str:
+        """Why the process was killed, or empty."""
+        return self._process.cause or ""
+
     async def wait(self) -> int:
         """Wait for the leader to exit, and shortly for the rest of its output."""
         status = await asyncio.shield(self._exit)

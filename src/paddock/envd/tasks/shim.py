@@ -59,6 +59,11 @@ class RunningShim:
         """The pid and start time, which identify the process."""
         return f"{self._pid}:{self._started}"
 
+    @property
+    def cause(self) -> str:
+        """Empty: its shell writes the exit code only."""
+        return ""
+
     async def wait(self) -> int:
         """Wait for the shell to end; return the exit code that it wrote."""
         await asyncio.shield(self._gone)

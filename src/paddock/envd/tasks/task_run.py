@@ -119,8 +119,10 @@ class TaskRun:
                 )
             if ended.done():
                 code = ended.result()
-                reason = "Succeeded" if code == 0 else "Failed"
-                return AttemptResult(reason, "" if code == 0 else f"exit code {code}", code)
+                if code == 0:
+                    return AttemptResult("Succeeded", "", 0)
+                because = f": {running.cause}" if running.cause else ""
+                return AttemptResult("Failed", f"exit code {code}{because}", code)
             grace = process.grace_seconds if process is not None else 10.0
             await self._terminate(running, ended, grace)
             if stopped.done():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from paddock.envd.memory_kills import MemoryKills
 from paddock.runtime.port import Limits
 
 _PERIOD_US = 100_000
@@ -232,6 +233,18 @@ class Cgroups:
         at = self._at("memory", name)
         is_v2 = "memory" in self.layout.v2
         return 0 if at is None else _flag(f"{at}/{_OOM_FILES[is_v2]}", "oom_kill")
+
+    def oom_cause(self, name: str) -> str:
+        """Return which memory was used up when processes of a cgroup were killed."""
+        at = self._at("memory", name)
+        try:
+            fd = os.open(at or "", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return "it ran out of memory"
+        try:
+            return MemoryKills(fd, "memory" in self.layout.v2).cause()
+        finally:
+            os.close(fd)
 
     def _memory(self, at: str) -> tuple[int, int, int]:
         is_v2 = "memory" in self.layout.v2

@@ -31,7 +31,6 @@ from paddock.runtime.local.node.rpc_server import FdResult, Handler, LogArgument
 from paddock.runtime.local.sandbox.freeze import SandboxFreezer
 from paddock.runtime.local.sandbox.hibernation import Hibernation
 from paddock.runtime.local.sandbox.lifecycle import UP, SandboxLifecycle
-from paddock.runtime.local.sandbox.sandbox import NodeSandbox
 from paddock.runtime.port import Instance, InstanceState, LogLine
 
 log = logging.getLogger(__name__)
@@ -174,18 +173,8 @@ class Node:
     async def _check_oom_kills(self) -> None:
         for sandbox in list(self.lifecycle.by_uid.values()):
             if sandbox.record.state is InstanceState.RUNNING:
-                self._check_oom_kills_of(sandbox)
+                self.lifecycle.oom_monitor.check(sandbox)
                 await asyncio.sleep(0)  # do not block the loop: there may be hundreds
-
-    def _check_oom_kills_of(self, sandbox: NodeSandbox) -> None:
-        kills = self.context.cgroups.oom_kills(sandbox.cgroup)
-        if kills <= sandbox.record.oom_kills:
-            return
-        count = kills - sandbox.record.oom_kills
-        sandbox.save(oom_kills=kills)
-        reason = f"the memory limit was reached: {count} processes were killed"
-        sandbox.log_file.write("out of memory", level="warning", killed=str(count))
-        self.lifecycle.publish(sandbox, reason)
 
     async def _log_errors(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
         try:

@@ -314,7 +314,7 @@ class Hibernation:
         restored: Restored | None = None
         try:
             phase = before.phase if before.phase is RecordPhase.CREATING else RecordPhase.RESTORING
-            sandbox.save(slot=slot, phase=phase)
+            sandbox.save(slot=slot, phase=phase, oom_kills=0)
             context.cgroups.create(name)
             context.cgroups.limit(name, sandbox.limits)
             restore = self._restore_request(sandbox, memory, keep_connections=keep_connections)

@@ -35,6 +35,7 @@ from paddock.runtime.local.sandbox.builder import (
     validate,
 )
 from paddock.runtime.local.sandbox.identity import rewrite_identity
+from paddock.runtime.local.sandbox.oom_monitor import OomMonitor
 from paddock.runtime.local.sandbox.readiness import wait_until_ready
 from paddock.runtime.local.sandbox.sandbox import NodeSandbox, Spawn
 from paddock.runtime.local.sandbox.usage import measure
@@ -73,6 +74,7 @@ class SandboxLifecycle:
         self.warm_stock = WarmStock(context, self.builder, clock, spawn)
         self.by_uid: dict[str, NodeSandbox] = {}
         self._publish = publish
+        self.oom_monitor = OomMonitor(context.cgroups, clock, publish)
         self._locks: dict[str, asyncio.Lock] = {}
         self._lock_users: Counter[str] = Counter()
 
@@ -99,12 +101,10 @@ class SandboxLifecycle:
             raise NotFoundError(f"sandbox {uid} does not exist on this node")
         return sandbox
 
-    def publish(self, sandbox: NodeSandbox, reason: str | None = None) -> None:
+    def publish(self, sandbox: NodeSandbox) -> None:
         """Notify watchers of a change that no caller requested."""
         record = sandbox.record
-        self._publish(
-            RuntimeEvent(uid=record.uid, state=record.state, reason=reason or record.reason)
-        )
+        self._publish(RuntimeEvent(uid=record.uid, state=record.state, reason=record.reason))
 
     # Create
 
@@ -247,7 +247,7 @@ class SandboxLifecycle:
         disk, network = ground
         init = records.identify(skeleton.pid)
         sandbox.record = structs.replace(
-            sandbox.record, slot=skeleton.slot, init=init, place=network.slot
+            sandbox.record, slot=skeleton.slot, init=init, place=network.slot, oom_kills=0
         )
         return skeleton, disk, network
 
@@ -400,6 +400,7 @@ class SandboxLifecycle:
             sandbox.save_if_possible(phase=RecordPhase.DESTROYING)
             await self.erase(sandbox)
             self.by_uid.pop(uid, None)
+            self.oom_monitor.forget(uid)
             log.info("sandbox destroyed", extra=fields(sandbox=uid))
 
     async def erase(self, sandbox: NodeSandbox) -> None:
@@ -452,10 +453,8 @@ class SandboxLifecycle:
             if sandbox.record.state not in UP:
                 return
             reason = "its init was killed"
-            if self.context.cgroups.is_usable:
-                usage = self.context.cgroups.usage(sandbox.cgroup)
-                if usage.oom_kills > sandbox.record.oom_kills:
-                    reason = "it ran out of memory"
+            if (cause := self.oom_monitor.exit_cause(sandbox)) is not None:
+                reason = f"{reason}: {cause}"
             sandbox.save_if_possible(state=InstanceState.FAILED, reason=reason, ip=None)
             log.warning("sandbox failed", extra=fields(sandbox=sandbox.uid, reason=reason))
             self.publish(sandbox)

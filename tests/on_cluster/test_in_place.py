@@ -9,7 +9,6 @@ import pytest
 from paddock.kit.tasks import background
 from paddock.resources import quantity
 from paddock.resources.kinds.claim import (
-    ClaimPhase,
     InplaceUpdate,
     SandboxClaim,
     SandboxClaimSpec,
@@ -182,7 +181,7 @@ async def test_a_declared_claim_changes_warm_pods_as_they_run(paddock: Installat
 
     async def is_complete() -> bool:
         found = await paddock.store.get(SandboxClaim, claim.key)
-        return found.status.phase is ClaimPhase.COMPLETED
+        return found.status.phase.is_final
 
     await paddock.eventually(is_complete)
     done = await paddock.store.get(SandboxClaim, claim.key)

@@ -7,7 +7,7 @@ import pytest
 from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import QuotaExceededError, UnavailableError
-from paddock.resources.kinds.claim import ClaimPhase, SandboxClaim, SandboxClaimSpec
+from paddock.resources.kinds.claim import SandboxClaim, SandboxClaimSpec
 from paddock.resources.meta import Key, ObjectMeta, is_true
 from tests.scenario.paddock import CALLER, World, paddock
 
@@ -28,7 +28,7 @@ async def claim(world: World, **spec) -> SandboxClaim:
 
     def completed() -> bool:
         found = world.provider.get(SandboxClaim, Key("default", "three"))
-        return found is not None and found.status.phase is ClaimPhase.COMPLETED
+        return found is not None and found.status.phase.is_final
 
     await world.until(completed, seconds=200)
     found = world.provider.get(SandboxClaim, Key("default", "three"))
@@ -41,6 +41,8 @@ async def test_a_claim_uses_the_stock_and_creates_the_rest() -> None:
         await world.stocked(2)
         done = await claim(world, replicas=12, env_vars={"A": "1"})
         assert done.status.claimed_replicas == 12
+        assert done.status.phase == "Completed"
+        assert is_true(done.status.conditions, "Completed")
         assert len({item.sandbox_id for item in done.status.sandboxes}) == 12
         owned = world.provider.sandboxes_of_claim(done.key)
         assert len(owned) == 12
@@ -51,7 +53,10 @@ async def test_a_claim_that_may_not_create_keeps_what_it_got_at_its_timeout() ->
     async with paddock(pool_size=0) as world:
         done = await claim(world, replicas=3, create_on_no_stock=False, claim_timeout_seconds=10)
         assert done.status.claimed_replicas == 0
+        assert done.status.phase == "Failed"
         assert is_true(done.status.conditions, "TimedOut")
+        assert is_true(done.status.conditions, "Failed")
+        assert not is_true(done.status.conditions, "Completed")
 
 
 async def test_a_completed_claim_is_final_and_deleted_after_its_ttl_without_its_sandboxes() -> None:
@@ -77,11 +82,12 @@ async def test_a_claim_on_a_missing_target_reports_it() -> None:
 
         def completed() -> bool:
             found = world.provider.get(SandboxClaim, created.key)
-            return found is not None and found.status.phase is ClaimPhase.COMPLETED
+            return found is not None and found.status.phase.is_final
 
         await world.until(completed)
         found = world.provider.get(SandboxClaim, created.key)
         assert found is not None
+        assert found.status.phase == "Failed"
         assert "nowhere" in found.status.message
 
 

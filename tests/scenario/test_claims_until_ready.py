@@ -12,7 +12,6 @@ from paddock.kit.clock import LoopClock
 from paddock.kit.errors import InvalidError, UnavailableError, UnsupportedError
 from paddock.resources.kinds.builtin import Event
 from paddock.resources.kinds.claim import (
-    ClaimPhase,
     InplaceUpdate,
     SandboxClaim,
     SandboxClaimSpec,
@@ -51,7 +50,7 @@ def found(world: World) -> SandboxClaim:
 
 
 async def completed(world: World) -> SandboxClaim:
-    await world.until(lambda: found(world).status.phase is ClaimPhase.COMPLETED, seconds=200)
+    await world.until(lambda: found(world).status.phase.is_final, seconds=200)
     return found(world)
 
 
@@ -173,7 +172,7 @@ async def test_an_impossible_request_is_refused_at_once_with_a_reason(spec, word
         done = await completed(world)
         assert words in done.status.message
         assert done.status.claimed_replicas == 0
-        assert reason(done, "Completed") == "True InplaceUpdateRefused"
+        assert reason(done, "Failed") == "True InplaceUpdateRefused"
         assert reason(done, "InplaceUpdate") == "False Refused"
         assert words in await said(world, "InplaceUpdateRefused")
         assert {item.metadata.uid for item in world.provider.all(Sandbox)} == stock
@@ -368,7 +367,7 @@ async def test_under_random_faults_a_claim_gets_exactly_what_it_requested(
         await asyncio.sleep(dice.uniform(0.1, 20))
     # The control plane was stopped in the middle, and another continues.
     async with paddock(pool_size=4, **settings) as world:
-        await world.until(lambda: found(world).status.phase is ClaimPhase.COMPLETED, seconds=3600)
+        await world.until(lambda: found(world).status.phase.is_final, seconds=3600)
         store.is_unreliable = False
         done = found(world)
         named = {item.name for item in done.status.sandboxes}

@@ -71,19 +71,19 @@ def completed(seconds_ago: float) -> SandboxClaimStatus:
         pytest.param(
             claim(),
             10,
-            claiming.Complete("AllReplicasClaimed", "10 of 10 claimed"),
+            claiming.End("AllReplicasClaimed", "10 of 10 claimed"),
             id="has all",
         ),
         pytest.param(
             claim(SandboxClaimStatus(claim_start_time=NOW, claimed_replicas=10)),
             4,
-            claiming.Complete("AllReplicasClaimed", "10 of 10 claimed"),
+            claiming.End("AllReplicasClaimed", "10 of 10 claimed"),
             id="what was killed since still counts",
         ),
         pytest.param(
             claim(SandboxClaimStatus(claim_start_time=NOW - timedelta(seconds=61))),
             4,
-            claiming.Complete("TimeoutReached", "4 of 10 claimed in time", timed_out=True),
+            claiming.End("TimeoutReached", "4 of 10 claimed in time", timed_out=True),
             id="its time is up: keeps what it has",
         ),
         pytest.param(
@@ -94,7 +94,7 @@ def completed(seconds_ago: float) -> SandboxClaimStatus:
                 )
             ),
             4,
-            claiming.Complete(
+            claiming.End(
                 "TimeoutReached",
                 "4 of 10 claimed in time; team default has 4 of 4",
                 timed_out=True,
@@ -178,7 +178,7 @@ OVER = SandboxClaimStatus(claim_start_time=NOW - timedelta(seconds=60))
         pytest.param(
             claim(OVER),
             having(ready=3),
-            claiming.Complete("TimeoutReached", "3 of 10 claimed in time", timed_out=True),
+            claiming.End("TimeoutReached", "3 of 10 claimed in time", timed_out=True),
             id="and what is ready stays",
         ),
         pytest.param(
@@ -201,7 +201,7 @@ def test_an_unsatisfiable_claim_fails_once_nothing_is_in_flight() -> None:
             claim(inplace_update=IN_PLACE), has, target_exists=True, refusal="no", now=NOW
         )
 
-    assert step(having()) == claiming.Complete("InplaceUpdateRefused", "no")
+    assert step(having()) == claiming.End("InplaceUpdateRefused", "no")
     assert step(having(coming=5)) == claiming.AwaitSandboxes(LATER)
 
 
@@ -214,7 +214,7 @@ def test_backoff_after_failures_grows_to_a_limit(failures: int, seconds: int) ->
 
 def test_a_claim_on_a_missing_template_ends_at_once() -> None:
     step = claiming.plan(claim(), having(), target_exists=False, now=NOW)
-    assert isinstance(step, claiming.Complete)
+    assert isinstance(step, claiming.End)
     assert step.reason == "TemplateNotFound"
 
 

@@ -24,12 +24,12 @@ def claim(name: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-async def completed(place: Installation, name: str) -> dict[str, Any]:
-    async def is_complete() -> bool:
+async def ended(place: Installation, name: str) -> dict[str, Any]:
+    async def is_final() -> bool:
         found = await place.kube("GET", f"{CLAIMS}/{name}")
-        return found.get("status", {}).get("phase") == "Completed"
+        return found.get("status", {}).get("phase") in ("Completed", "Failed")
 
-    await eventually(is_complete, seconds=PATIENCE_SECONDS)
+    await eventually(is_final, seconds=PATIENCE_SECONDS)
     return (await place.kube("GET", f"{CLAIMS}/{name}"))["status"]
 
 
@@ -39,7 +39,8 @@ async def test_sandboxes_of_a_claim_have_the_requested_size() -> None:
     small = {"resources": {"cpu": "500m", "memory": "128Mi"}}
     async with Installation(pool_size=1) as place:
         await place.kube("POST", CLAIMS, claim("small", replicas=2, inplaceUpdate=small))
-        status = await completed(place, "small")
+        status = await ended(place, "small")
+        assert status["phase"] == "Completed"
 
         assert status["claimedReplicas"] == 2, status
         reasons = {item["type"]: item["reason"] for item in status["conditions"]}
@@ -56,6 +57,7 @@ async def test_sandboxes_of_a_claim_have_the_requested_size() -> None:
 
         only_stock = claim("stock", createOnNoStock=False, inplaceUpdate=small)
         await place.kube("POST", CLAIMS, only_stock)
-        refused = await completed(place, "stock")
+        refused = await ended(place, "stock")
+        assert refused["phase"] == "Failed"
         assert refused.get("claimedReplicas", 0) == 0
         assert "this runtime cannot give a warm sandbox that size" in refused["message"]

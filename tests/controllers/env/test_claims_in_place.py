@@ -5,7 +5,6 @@ import pytest
 from paddock.adapters.runtime_agent import RuntimeAgent
 from paddock.kit.errors import InvalidError
 from paddock.resources.kinds.claim import (
-    ClaimPhase,
     InplaceUpdate,
     SandboxClaim,
     SandboxClaimSpec,
@@ -36,7 +35,7 @@ async def claimed(world: World, **spec) -> SandboxClaim:
 
     def is_complete() -> bool:
         claim = found()
-        return claim is not None and claim.status.phase is ClaimPhase.COMPLETED
+        return claim is not None and claim.status.phase.is_final
 
     await world.until(is_complete, seconds=200)
     claim = found()

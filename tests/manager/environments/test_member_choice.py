@@ -17,7 +17,7 @@ from paddock.manager.environments.queue import ClaimQueue
 from paddock.manager.environments.ticket import Ticket
 from paddock.resources.kinds.batch import BatchSandbox, BatchSandboxSpec
 from paddock.resources.kinds.builtin import Event
-from paddock.resources.kinds.claim import ClaimPhase, SandboxClaim, SandboxClaimSpec
+from paddock.resources.kinds.claim import SandboxClaim, SandboxClaimSpec
 from paddock.resources.kinds.env import (
     Autoscaling,
     EnvCluster,
@@ -286,7 +286,7 @@ async def test_a_sandbox_claim_on_an_environment_is_queued_and_served() -> None:
 
         def completed() -> bool:
             claim = world.provider.get(SandboxClaim, wanted.key)
-            return claim is not None and claim.status.phase is ClaimPhase.COMPLETED
+            return claim is not None and claim.status.phase.is_final
 
         await world.until(completed)
         claim = world.provider.get(SandboxClaim, wanted.key)

@@ -21,7 +21,7 @@ from paddock.controllers.claim.progress import (
     why_lost,
 )
 from paddock.controllers.claim.source import ResolvedSource, SourceResolver
-from paddock.controllers.claim.status import completed, is_over, progress, updated
+from paddock.controllers.claim.status import ended, is_over, progress, updated
 from paddock.controllers.claim.take_or_create import ClaimAcquirer
 from paddock.engine.controller import Done, Gone, RequeueAfter, Result
 from paddock.engine.recorder import Recorder
@@ -122,8 +122,8 @@ class ClaimController:
 
     async def _perform(self, case: "_Case", step: steps.Step) -> Result:
         match step:
-            case steps.Complete():
-                return await self._complete(case, step)
+            case steps.End():
+                return await self._end(case, step)
             case steps.GiveUp():
                 return await self._give_up(case, step)
             case steps.Resize(sandboxes):
@@ -312,12 +312,14 @@ class ClaimController:
         message = f"{taken} more claimed; {problem}" if problem else f"{taken} more claimed"
         await self._write(claim, structs.replace(progress(claim, sandboxes), message=message))
 
-    async def _complete(self, case: "_Case", end: steps.Complete) -> Result:
+    async def _end(self, case: "_Case", end: steps.End) -> Result:
         claim = case.claim
-        status = completed(claim, case.sandboxes, end, now=self._clock.now())
+        status = ended(claim, case.sandboxes, end, now=self._clock.now())
         await self._write(claim, status)
         if end.reason == steps.UPDATE_REFUSED:
             self._recorder.warning(claim, steps.UPDATE_REFUSED, end.message)
+        elif end.is_failure:
+            self._recorder.warning(claim, "ClaimFailed", end.message)
         else:
             self._recorder.normal(claim, "ClaimCompleted", end.message)
         return RequeueAfter(0.001, end.message)

@@ -1,9 +1,9 @@
 """Decides the next step for one SandboxClaim. Pure.
 
-A claim is like a Job: once completed it stays so. Its sandboxes belong to its owner and outlive
-it; killing one later does not make the claim acquire another. A sandbox that failed before it was
-ready is given up and replaced until the claim times out, with backoff and one at a time: a claim
-that cannot be served must not use up a pool's warm sandboxes.
+A claim is like a Job: once completed or failed it stays so. Its sandboxes belong to its owner and
+outlive it; killing one later does not make the claim acquire another. A sandbox that failed before
+it was ready is given up and replaced until the claim times out, with backoff and one at a time: a
+claim that cannot be served must not use up a pool's warm sandboxes.
 """
 
 from datetime import datetime, timedelta
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from paddock.controllers.claim.progress import ClaimedSandboxes
 from paddock.controllers.steps import Expire, Step, Wait
 from paddock.kit.backoff import Backoff
-from paddock.resources.kinds.claim import ClaimPhase, SandboxClaim
+from paddock.resources.kinds.claim import SandboxClaim
 from paddock.resources.kinds.sandbox import Sandbox
 
 ALL_CLAIMED = "AllReplicasClaimed"
@@ -51,12 +51,17 @@ class GiveUp(Step, frozen=True):
     """Whether they failed; False if only the claim timed out."""
 
 
-class Complete(Step, frozen=True):
-    """Complete the claim, with all or part of its replicas."""
+class End(Step, frozen=True):
+    """End the claim: completed with all of its replicas, or failed with fewer."""
 
     reason: str
     message: str
     timed_out: bool = False
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the claim got fewer sandboxes than it requested."""
+        return self.reason != ALL_CLAIMED
 
 
 def plan(
@@ -73,8 +78,8 @@ def plan(
     """
     if claim.is_deleting:
         return Wait(None)
-    if claim.status.phase is ClaimPhase.COMPLETED:
-        return _completed(claim, now)
+    if claim.status.phase.is_final:
+        return _expire(claim, now)
     started = claim.status.claim_start_time
     if started is None:
         return Begin()
@@ -102,21 +107,21 @@ def _ending(
     target_exists: bool,
     refusal: str,
     is_late: bool,
-) -> Complete | None:
-    """Return how the claim completes, if it completes now."""
+) -> End | None:
+    """Return how the claim ends, if it ends now."""
     got, wanted = _got(claim, sandboxes), claim.spec.replicas
     if got >= wanted:
-        return Complete(ALL_CLAIMED, f"{got} of {wanted} claimed")
+        return End(ALL_CLAIMED, f"{got} of {wanted} claimed")
     if is_late:
         message = f"{got} of {wanted} claimed in time"
         _, _, why = claim.status.message.partition("; ")
-        return Complete("TimeoutReached", f"{message}; {why}" if why else message, timed_out=True)
+        return End("TimeoutReached", f"{message}; {why}" if why else message, timed_out=True)
     if sandboxes.pending:
         return None
     if not target_exists:
         name = claim.spec.template_name
-        return Complete("TemplateNotFound", f"no pool, environment or template {name!r}")
-    return Complete(UPDATE_REFUSED, refusal) if refusal else None
+        return End("TemplateNotFound", f"no pool, environment or template {name!r}")
+    return End(UPDATE_REFUSED, refusal) if refusal else None
 
 
 def _more(claim: SandboxClaim, sandboxes: ClaimedSandboxes, end: datetime, now: datetime) -> Step:
@@ -142,7 +147,7 @@ def pause_after(failures: int) -> timedelta:
     return timedelta(seconds=_BACKOFF.delay(failures))
 
 
-def _completed(claim: SandboxClaim, now: datetime) -> Step:
+def _expire(claim: SandboxClaim, now: datetime) -> Step:
     ttl, finished = claim.spec.ttl_seconds_after_completed, claim.status.completion_time
     if ttl < 0 or finished is None:
         return Wait(None)

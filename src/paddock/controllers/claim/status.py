@@ -4,7 +4,7 @@ from datetime import datetime
 
 from msgspec import structs
 
-from paddock.controllers.claim.plan import UPDATE_REFUSED, Complete
+from paddock.controllers.claim.plan import UPDATE_REFUSED, End
 from paddock.controllers.claim.progress import ClaimedSandboxes
 from paddock.resources.kinds.claim import (
     ClaimedSandbox,
@@ -16,6 +16,8 @@ from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.meta import Condition, ConditionStatus, set_condition
 
 CONDITION_COMPLETED = "Completed"
+CONDITION_FAILED = "Failed"
+"""As for a Job, exactly one of the two is set at the end of a claim."""
 CONDITION_TIMED_OUT = "TimedOut"
 CONDITION_UPDATED = "InplaceUpdate"
 """Whether warm sandboxes get the image and size of the claim; if not, the reason says what happens
@@ -27,7 +29,7 @@ REASON_REFUSED = "Refused"
 
 def is_over(claim: SandboxClaim) -> bool:
     """Whether the controller has nothing more to do for a claim."""
-    return claim.is_deleting or claim.status.phase is ClaimPhase.COMPLETED
+    return claim.is_deleting or claim.status.phase.is_final
 
 
 def progress(claim: SandboxClaim, sandboxes: ClaimedSandboxes) -> SandboxClaimStatus:
@@ -49,11 +51,12 @@ def updated(
     return structs.replace(status, conditions=set_condition(status.conditions, new, now=now))
 
 
-def completed(
-    claim: SandboxClaim, sandboxes: ClaimedSandboxes, end: Complete, *, now: datetime
+def ended(
+    claim: SandboxClaim, sandboxes: ClaimedSandboxes, end: End, *, now: datetime
 ) -> SandboxClaimStatus:
-    """Return the status of a completed claim, with its sandboxes."""
-    new = [_condition(claim, CONDITION_COMPLETED, end.reason, end.message)]
+    """Return the status of a claim that has ended, with its sandboxes."""
+    kind = CONDITION_FAILED if end.is_failure else CONDITION_COMPLETED
+    new = [_condition(claim, kind, end.reason, end.message)]
     if end.timed_out:
         new.append(_condition(claim, CONDITION_TIMED_OUT, "ClaimTimeoutReached", end.message))
     if end.reason == UPDATE_REFUSED:
@@ -63,7 +66,7 @@ def completed(
         conditions = set_condition(conditions, item, now=now)
     return structs.replace(
         progress(claim, sandboxes),
-        phase=ClaimPhase.COMPLETED,
+        phase=ClaimPhase.FAILED if end.is_failure else ClaimPhase.COMPLETED,
         message=end.message,
         sandboxes=tuple(_named(sandbox) for sandbox in sandboxes.ready),
         completion_time=now,

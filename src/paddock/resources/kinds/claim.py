@@ -10,10 +10,18 @@ from paddock.resources.meta import Condition, Resource, ResourcePart
 
 
 class ClaimPhase(StrEnum):
-    """Phase of a claim. Completed is final, as for a Job."""
+    """Phase of a claim. Completed and Failed are final, as for a Job."""
 
     CLAIMING = "Claiming"
     COMPLETED = "Completed"
+    """All requested sandboxes were ready."""
+    FAILED = "Failed"
+    """The claim ended with fewer sandboxes than requested."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the claim has ended."""
+        return self is not ClaimPhase.CLAIMING
 
 
 class UpdatedResources(ResourcePart, frozen=True, kw_only=True):
@@ -49,7 +57,7 @@ class SandboxClaimSpec(ResourcePart, frozen=True, kw_only=True):
     shutdown_time: datetime | None = None
     """Time at which the sandboxes shut down. If unset, they have no deadline."""
     claim_timeout_seconds: int = 60
-    """Number of seconds after which the claim completes. Sandboxes that are not ready by then are
+    """Number of seconds after which the claim ends. Sandboxes that are not ready by then are
     abandoned. Defaults to 60."""
     wait_ready_timeout_seconds: int = 30
     """Number of seconds that each sandbox may take to become ready. After that it is abandoned and
@@ -57,8 +65,8 @@ class SandboxClaimSpec(ResourcePart, frozen=True, kw_only=True):
     inplace_update: InplaceUpdate | None = None
     """Differences between the claimed sandboxes and their template. Immutable."""
     ttl_seconds_after_completed: int = 3600
-    """Number of seconds after completion at which the claim is deleted. A negative value means
-    never. Defaults to 3600."""
+    """Number of seconds after its end at which the claim is deleted. A negative value means never.
+    Defaults to 3600."""
     labels: Mapping[str, str] = EMPTY
     """Labels added to every sandbox."""
     annotations: Mapping[str, str] = EMPTY
@@ -92,7 +100,7 @@ class SandboxClaimStatus(ResourcePart, frozen=True, kw_only=True):
     observed_generation: int = 0
     """The generation that this status reflects."""
     phase: ClaimPhase = ClaimPhase.CLAIMING
-    """Phase of the claim: Claiming, then Completed."""
+    """Phase of the claim: Claiming, then Completed or Failed."""
     message: str = ""
     """Human-readable details about the phase."""
     claimed_replicas: int = 0
@@ -107,9 +115,9 @@ class SandboxClaimStatus(ResourcePart, frozen=True, kw_only=True):
     claim_start_time: datetime | None = None
     """Time at which claiming started."""
     completion_time: datetime | None = None
-    """Time at which the claim was completed."""
+    """Time at which the claim was completed or failed."""
     conditions: tuple[Condition, ...] = ()
-    """Conditions of the claim, such as Completed."""
+    """Conditions of the claim, such as Completed or Failed."""
 
 
 class SandboxClaim(Resource, frozen=True, kw_only=True):

@@ -254,29 +254,6 @@ def swap() -> str:
     return f"{', '.join(areas)}{' (compressed memory)' if compressed else ''}"
 
 
-def gvisor() -> str:
-    path = shutil.which("runsc")
-    if path is None:
-        raise MissingError("runsc is not installed")
-    done = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, timeout=10, check=False
-    )
-    return f"{path} {done.stdout.splitlines()[0] if done.stdout else ''}".strip()
-
-
-def kvm() -> str:
-    """Check the processor flags and /dev/kvm: the device node alone does not prove support."""
-    flags = next(
-        (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line[:5] == "flags"), ""
-    ).split()
-    found = next((flag for flag in ("vmx", "svm") if flag in flags), None)
-    if found is None:
-        raise MissingError("the processor has neither vmx nor svm")
-    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        raise MissingError(f"the processor has {found}, but /dev/kvm cannot be opened")
-    return f"{found} and /dev/kvm"
-
-
 def base_image() -> str:
     """Check whether the base image is built."""
     if not is_built():

@@ -107,14 +107,6 @@ def _probes(state: Path, *, is_root: bool) -> tuple[MachineProbe, ...]:
             "swap", Importance.OPTIONAL, probes.swap,
             "memory of frozen sandboxes is freed", _ZRAM,
         ),
-        _probe(
-            "gVisor", Importance.OPTIONAL, probes.gvisor,
-            "stronger isolation of sandboxes from the kernel", "apt-get install runsc",
-        ),
-        _probe(
-            "KVM", Importance.OPTIONAL, probes.kvm,
-            "sandboxes as virtual machines", None,
-        ),
     ]  # fmt: skip
     return tuple(questions)
 

@@ -100,7 +100,8 @@ def _missing_to_ready(sandbox: Sandbox) -> str | None:
     if states.is_ready(sandbox):
         return None
     if sandbox.status.phase is not Phase.RUNNING:
-        return f"its phase is {sandbox.status.phase}"
+        detail = f": {sandbox.status.message}" if sandbox.status.message else ""
+        return f"its phase is {sandbox.status.phase}{detail}"
     found = condition(sandbox.status.conditions, CONDITION_READY)
     if found is None:
         return "it has not reported its readiness yet"

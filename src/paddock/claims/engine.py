@@ -35,8 +35,9 @@ from paddock.kit.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from paddock.resources.kinds.pool import CONDITION_DEGRADED, SandboxPool
 from paddock.resources.kinds.sandbox import Sandbox
-from paddock.resources.meta import Key
+from paddock.resources.meta import ConditionStatus, Key, condition
 from paddock.resources.tokens import TokenSeed
 from paddock.resources.transitions.claim import Terms
 
@@ -223,10 +224,19 @@ class Claims:
                     )
                 return found
         except TimeoutError as error:
+            problem = self._start_problem(pool)
             raise DeadlineExceededError(
-                f"no sandbox was available within {request.claim_timeout_seconds:g} s",
+                f"no sandbox was available within {request.claim_timeout_seconds:g} s{problem}",
                 hint="raise the pool's buffer, or request a longer claim timeout",
             ) from error
+
+    def _start_problem(self, pool: Key | None) -> str:
+        """Return why the sandboxes of a pool do not start, if they do not."""
+        found = self._provider.informer(SandboxPool).get(pool) if pool is not None else None
+        degraded = condition(found.status.conditions, CONDITION_DEGRADED) if found else None
+        if degraded is None or degraded.status is not ConditionStatus.TRUE:
+            return ""
+        return f"; sandboxes of its pool do not start: {degraded.message}"
 
     def _new_sandbox(
         self, caller: Caller, request: NewSandbox, target: ClaimTarget, terms: Terms

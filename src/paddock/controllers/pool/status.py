@@ -5,12 +5,11 @@ from datetime import datetime
 from msgspec import structs
 
 from paddock.controllers.pool.plan import Counts, PoolPlan
-from paddock.resources.kinds.pool import SandboxPool, SandboxPoolStatus
+from paddock.resources.kinds.pool import CONDITION_DEGRADED, SandboxPool, SandboxPoolStatus
 from paddock.resources.kinds.sandbox import LABEL_CLAIMED, LABEL_POOL
 from paddock.resources.meta import Condition, ConditionStatus, set_condition
 
 CONDITION_AVAILABLE = "Available"
-CONDITION_DEGRADED = "Degraded"
 _FALSE = ("Empty", "AsExpected")
 
 

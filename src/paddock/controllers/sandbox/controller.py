@@ -17,6 +17,7 @@ from paddock.controllers.sandbox import plan as steps
 from paddock.controllers.sandbox.lifecycle import Trigger, move
 from paddock.controllers.sandbox.live_config import LiveConfig
 from paddock.controllers.sandbox.runtime_events import RuntimeEvents
+from paddock.controllers.sandbox.start_errors import StartErrors
 from paddock.controllers.sandbox.status import moved, with_condition
 from paddock.controllers.sandbox.templates import TemplateSource
 from paddock.engine.controller import Done, Gone, RequeueAfter, Result
@@ -81,6 +82,7 @@ class SandboxController:
         self._clock = clock
         self._recorder = recorder
         self._retry_budget = RetryBudget(clock)
+        self._start_errors = StartErrors(write, clock)
         self._live_config = LiveConfig(templates, runtime, seed, clock)
         self._destroyed: set[str] = set()
         """Uids of sandboxes in a reset whose used instance is already destroyed."""
@@ -146,10 +148,12 @@ class SandboxController:
             )
             instance = await self._runtime.create(wanted)
             instance = await self._runtime.start(wanted.uid)
-        except _TRANSIENT:
+        except _TRANSIENT as error:
+            await self._start_errors.record(sandbox, error)
             raise
         except PaddockError as error:
             return await self._fail(sandbox, steps.Fail(error.message), None)
+        self._start_errors.forget(sandbox.metadata.uid)
         resources = sandbox.spec.resources or template.resources
         strategy = sandbox.spec.pause_strategy or template.pause_strategy
         running = self._moved(sandbox, Trigger.STARTED, instance)
@@ -343,6 +347,7 @@ class SandboxController:
 
     async def _destroy(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
         self._live_config.forget(sandbox.metadata.uid)
+        self._start_errors.forget(sandbox.metadata.uid)
         self._destroyed.discard(sandbox.metadata.uid)
         await self._runtime.destroy(sandbox.metadata.uid)
         left = tuple(name for name in sandbox.metadata.finalizers if name != FINALIZER_SANDBOX)

@@ -12,6 +12,9 @@ from paddock.resources.meta import Condition, Resource, ResourcePart
 FINALIZER_POOL = "paddock.dev/pool"
 """Delays deletion of a pool until the sandboxes that batches hold are detached from it."""
 
+CONDITION_DEGRADED = "Degraded"
+"""Sandboxes of the pool do not start; the message states the last error."""
+
 
 class RecycleType(StrEnum):
     """What happens to a released sandbox."""

@@ -1,6 +1,7 @@
-"""A test certificate authority, and a wildcard certificate signed by it."""
+"""A test certificate authority, and a certificate for names and addresses signed by it."""
 
 import datetime
+import ipaddress
 from pathlib import Path
 
 from cryptography import x509
@@ -25,7 +26,7 @@ def issue(directory: Path, *names: str) -> tuple[Path, Path, Path]:
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(
-            x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False
+            x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False
         )
         .sign(ca_key, hashes.SHA256())
     )
@@ -37,6 +38,13 @@ def issue(directory: Path, *names: str) -> tuple[Path, Path, Path]:
         key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return files
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
 
 
 def _name(text: str) -> x509.Name:

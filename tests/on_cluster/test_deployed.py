@@ -1,8 +1,8 @@
 """Paddock installed on a cluster: every role is a pod on a node with a real kubelet.
 
 Images, probes, security contexts, service accounts, rights, Secrets, Services, DNS names and
-policies are those of `paddock kube install`. The test node replaces kube-proxy, cluster DNS and a
-network plugin that enforces policies.
+policies are those of `paddock kube install`. Gateways serve TLS, and clients verify it. The test
+node replaces kube-proxy, cluster DNS and a network plugin that enforces policies.
 """
 
 import asyncio
@@ -31,6 +31,8 @@ pytestmark = [
 NAMESPACE = "sandboxing"
 """Not the default namespace: nothing may depend on that."""
 REPLICAS = 2
+SECRET = "certificate"
+"""The Secret with which gateways serve TLS."""
 LAST = "test_nothing_is_left_after_a_purge"
 
 
@@ -42,16 +44,20 @@ def cluster() -> Iterator[KubeCluster]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def deployed(cluster: KubeCluster) -> AsyncGenerator[Deployed]:
+async def deployed(
+    cluster: KubeCluster, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Deployed]:
     """The result of `paddock kube install --wait`, which returns when all probes pass."""
     if not SDK.exists():
         pytest.skip("the E2B client is not installed (scripts/install-clients)")
     archive = await asyncio.to_thread(images.archive)
     async with real.RealNode(cluster, [archive], pause=images.PAUSE, has_services=True) as node:
         made = Deployed(cluster.info, node, NAMESPACE)
+        await made.certify(tmp_path_factory.mktemp("tls"), SECRET)
         said = await made.paddock(
             *("install", "--image", images.PADDOCK, "--default-image", images.SANDBOX),
-            *("--node", "--webhook", "--replicas", str(REPLICAS), "--wait", "300"),
+            *("--tls-secret", SECRET, "--tls-image", images.ENVOY),
+            *("--webhook", "--replicas", str(REPLICAS), "--wait", "300"),
         )
         made.api_key = said["apiKey"]
         yield made
@@ -148,8 +154,9 @@ async def test_only_allowed_clients_reach_pods(deployed: Deployed) -> None:
         for role in ("controllers", "api", "gateway", "node")
     }
     # This is for clients.
-    await deployed.eventually(lambda: deployed.reaches(addresses["gateway"], 3000))
+    await deployed.eventually(lambda: deployed.reaches(addresses["gateway"], 3443))
     closed = {
+        "the gateway without TLS": (addresses["gateway"], 3000),
         "what gateways tell each other": (addresses["gateway"], 3002),
         "the API, past the gateways": (addresses["api"], 3001),
         "what the leader tells of itself": (addresses["controllers"], 3001),

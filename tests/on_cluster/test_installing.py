@@ -102,7 +102,7 @@ def test_components_equal_the_options_of_the_command(
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     overlay = tmp_path / "deploy" / "kustomize" / "overlay"
     overlay.mkdir()
-    names = ("node", "webhook", "monitor")
+    names = ("webhook", "monitor", "tls")
     (overlay / "kustomization.yaml").write_text(
         yaml.safe_dump(
             {"resources": ["../base"], "components": [f"../components/{name}" for name in names]}
@@ -110,22 +110,41 @@ def test_components_equal_the_options_of_the_command(
     )
     built = yaml.safe_load_all(kubectl(kube_cluster, "kustomize", str(overlay)))
     found = {key_of(item): item for item in built}
-    chosen = KubeOptions(has_node=True, has_webhook=True, monitoring="monitoring")
+    chosen = KubeOptions(has_webhook=True, monitoring="monitoring", tls_secret="paddock-tls")
     ours = {key_of(item): item for item in manifests(chosen)}
     issued = {("Issuer", "paddock-webhook"), ("Certificate", "paddock-webhook")}
     crds = {key for key in found if key[0] == "CustomResourceDefinition"}
     assert set(found) == {*ours, *issued, *crds}
-    api = found["Deployment", "paddock-api"]["spec"]["template"]["spec"]
-    wanted = ours["Deployment", "paddock-api"]["spec"]["template"]["spec"]
-    for name in ("env", "ports", "volumeMounts"):
-        by_name = {item["name"]: item for item in api["containers"][0][name]}
-        assert by_name == {item["name"]: item for item in wanted["containers"][0][name]}
-    assert {v["name"] for v in api["volumes"]} == {v["name"] for v in wanted["volumes"]}
+    for role in ("paddock-api", "paddock-gateway"):
+        pod = found["Deployment", role]["spec"]["template"]["spec"]
+        wanted = ours["Deployment", role]["spec"]["template"]["spec"]
+        containers = {item["name"]: item for item in pod["containers"]}
+        assert set(containers) == {item["name"] for item in wanted["containers"]}
+        for container in wanted["containers"]:
+            for name in {"env", "ports", "volumeMounts"} & set(container):
+                by_name = {item["name"]: item for item in containers[container["name"]][name]}
+                assert by_name == {item["name"]: item for item in container[name]}
+        assert {v["name"] for v in pod["volumes"]} == {v["name"] for v in wanted["volumes"]}
+    served = found["Service", "paddock"]["spec"]
+    assert served["ports"] == ours["Service", "paddock"]["spec"]["ports"]
     webhook = found["ValidatingWebhookConfiguration", "paddock"]
     assert webhook == ours["ValidatingWebhookConfiguration", "paddock"]
     for policy in ("paddock-api", "paddock-gateway"):
         rules = found["NetworkPolicy", policy]["spec"]["ingress"]
         assert all(r in rules for r in ours["NetworkPolicy", policy]["spec"]["ingress"]), policy
+
+
+def test_the_component_without_agents_removes_them(
+    kube_cluster: ClusterInfo, tmp_path: Path
+) -> None:
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    overlay = tmp_path / "deploy" / "kustomize" / "overlay"
+    overlay.mkdir()
+    chosen = {"resources": ["../base"], "components": ["../components/no-node"]}
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(chosen))
+    built = list(yaml.safe_load_all(kubectl(kube_cluster, "kustomize", str(overlay))))
+    names = {key_of(item) for item in built if item["kind"] != "CustomResourceDefinition"}
+    assert names == {key_of(item) for item in manifests(KubeOptions(has_node=False))}
 
 
 def test_paddock_kube_installs_upgrades_shows_and_removes(empty_cluster: ClusterInfo) -> None:
@@ -146,6 +165,9 @@ def test_paddock_kube_installs_upgrades_shows_and_removes(empty_cluster: Cluster
     }
     assert shown["sandboxes"] == 0
 
+    refused = paddock(empty_cluster, "install", "--image", "paddock:1", "--tls-secret", "absent")
+    assert refused.returncode != 0
+    assert "there is no Secret absent in namespace paddock-system" in refused.stderr
     chosen = ("--replicas", "3", "--node", "--webhook")
     again = paddock(empty_cluster, "install", "--image", "paddock:2", *chosen)
     assert again.returncode == 0, again.stderr
@@ -358,12 +380,15 @@ def test_the_chart_lints_and_equals_paddock_kube(helm: str) -> None:
         "-n",
         "paddock-system",
         "--set",
-        "node.enabled=true,webhook.enabled=true,serviceMonitor.enabled=true",
+        "webhook.enabled=true,serviceMonitor.enabled=true,tls.enabled=true",
     )
     rendered = {key_of(item): item for item in yaml.safe_load_all(text) if item}
     certificate = rendered["Secret", "paddock-webhook"]["data"]["tls.crt"]
     chosen = KubeOptions(
-        has_node=True, has_webhook=True, ca_bundle=certificate, monitoring="monitoring"
+        has_webhook=True,
+        ca_bundle=certificate,
+        monitoring="monitoring",
+        tls_secret="paddock-tls",
     )
     ours = {key_of(item): item for item in manifests(chosen)}
     ours.pop(("Namespace", "paddock-system"))
@@ -379,16 +404,62 @@ def test_the_chart_lints_and_equals_paddock_kube(helm: str) -> None:
             assert theirs == item["spec"], key
         elif item["kind"] in ("Deployment", "DaemonSet"):
             pods = [one["spec"]["template"]["spec"] for one in (item, rendered[key])]
-            [mine], [theirs] = [pod.pop("containers") for pod in pods]
+            containers = [pod.pop("containers") for pod in pods]
             assert pods[0] == pods[1], key
-            theirs.pop("imagePullPolicy")
-            by_name = {one["name"]: one for one in theirs.pop("env")}
-            assert by_name == {one["name"]: one for one in mine["env"]}, key
-            assert theirs == {name: value for name, value in mine.items() if name != "env"}, key
+            for mine, theirs in zip(*containers, strict=True):
+                theirs.pop("imagePullPolicy")
+                by_name = {one["name"]: one for one in theirs.pop("env", ())}
+                assert by_name == {one["name"]: one for one in mine.pop("env", ())}, key
+                assert theirs == mine, key
+        elif item["kind"] == "ConfigMap":
+            assert rendered[key]["data"] == item["data"]
+
+
+def test_the_default_chart_can_pause_and_one_without_agents_says_that_it_cannot(
+    helm: str,
+) -> None:
+    default = rendered(helm)
+    assert ("DaemonSet", "paddock-node") in default
+    without = rendered(helm, "node.enabled=false")
+    assert {key for key in default if "node" in key[1]} == set(default) - set(without)
+    narrow = rendered(helm, "node.cgroupPath=/sys/fs/cgroup/kubepods.slice")
+    pod = narrow["DaemonSet", "paddock-node"]["spec"]["template"]["spec"]
+    assert {"path": "/sys/fs/cgroup/kubepods.slice"} in [v.get("hostPath") for v in pod["volumes"]]
+
+
+def rendered(helm: str, chosen: str = "") -> dict[tuple[str, str], dict[str, Any]]:
+    options = ("--set", chosen) if chosen else ()
+    text = run_helm(helm, None, "template", "p", str(CHART), "-n", "paddock-system", *options)
+    return {key_of(item): item for item in yaml.safe_load_all(text) if item}
+
+
+def test_with_tls_clients_reach_only_the_tls_port_and_cert_manager_issues_the_certificate(
+    helm: str,
+) -> None:
+    issued = "tls.certManager.enabled=true,tls.certManager.issuerRef.name=le"
+    names = "tls.certManager.dnsNames={sandboxes.example.com,*.sandboxes.example.com}"
+    found = rendered(helm, f"tls.enabled=true,tls.secretName=own,{issued},{names}")
+    assert [p["port"] for p in found["Service", "paddock"]["spec"]["ports"]] == [443]
+    open_to_all = [
+        port["port"]
+        for rule in found["NetworkPolicy", "paddock-gateway"]["spec"]["ingress"]
+        for port in rule["ports"]
+        if "from" not in rule
+    ]
+    assert open_to_all == [3443]
+    spec = found["Certificate", "paddock-tls"]["spec"]
+    assert spec["secretName"] == "own"
+    assert spec["dnsNames"] == ["sandboxes.example.com", "*.sandboxes.example.com"]
+    assert spec["issuerRef"] == {"kind": "ClusterIssuer", "name": "le"}
+    pod = found["Deployment", "paddock-gateway"]["spec"]["template"]["spec"]
+    assert {"secretName": "own"} in [volume.get("secret") for volume in pod["volumes"]]
+    assert ("Certificate", "paddock-tls") not in rendered(helm, "tls.enabled=true")
+    with pytest.raises(AssertionError, match=r"tls\.certManager needs dnsNames"):
+        rendered(helm, f"tls.enabled=true,{issued}")
 
 
 def test_the_placement_of_roles_does_not_affect_node_agents(helm: str) -> None:
-    chosen = "node.enabled=true,nodeSelector.pool=system,node.nodeSelector.pool=sandboxes"
+    chosen = "nodeSelector.pool=system,node.nodeSelector.pool=sandboxes"
     text = run_helm(helm, None, "template", "paddock", str(CHART), "--set", chosen)
     found = {
         item["metadata"]["name"]: item["spec"]["template"]["spec"]["nodeSelector"]["pool"]
@@ -409,7 +480,8 @@ def test_roles_meet_the_restricted_pod_security_standard(
     profile = "pod-security.kubernetes.io/warn=restricted"
     kubectl(kube_cluster, "label", "namespace", kube_namespace, profile)
     warned = set[str]()
-    for item in manifests(KubeOptions(namespace=kube_namespace, has_node=True)):
+    chosen = KubeOptions(namespace=kube_namespace, tls_secret="paddock-tls")
+    for item in manifests(chosen):
         if item["kind"] not in ("Deployment", "DaemonSet"):
             continue
         done = subprocess.run(
@@ -436,6 +508,8 @@ def test_roles_meet_the_restricted_pod_security_standard(
         "unknown=1",
         "image=",
         "webhook.failurePolicy=Maybe",
+        "tls.secretName=",
+        "node.cgroupPath=/etc",
     ],
 )
 def test_the_schema_names_a_wrong_value(helm: str, setting: str) -> None:

@@ -1,4 +1,4 @@
-"""The images of a real node in one archive: Paddock, sandbox and pause.
+"""The images of a real node in one archive: Paddock, sandbox, Envoy and pause.
 
     python -m tests.cluster.node.images     build it if missing or outdated, and print its path
 
@@ -10,6 +10,7 @@ image of sandboxes: both share their first layer, and no registry is needed.
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 
+from paddock.app.up import envoy
 from tests.cluster.binaries import ROOT
 from tests.cluster.kubelet import base_rootfs, build_hold
 
@@ -27,6 +29,7 @@ OTHER = "localhost/other:local"
 """The same files, and one with the image's name."""
 SIGN = "etc/image"
 PAUSE = "localhost/pause:local"
+ENVOY = "localhost/envoy:local"
 IMAGE = ROOT / "deploy" / "image"
 OLD_SECONDS = 3600
 PLACE = Path(os.environ.get("PADDOCK_CACHE", "/var/cache/paddock")) / "node"
@@ -101,6 +104,9 @@ def _build(base: Path, target: Path) -> None:
     other = PLACE / "other"
     (other / SIGN).parent.mkdir(parents=True, exist_ok=True)
     (other / SIGN).write_text(OTHER)
+    tls = PLACE / "envoy"
+    (tls / "usr/local/bin").mkdir(parents=True, exist_ok=True)
+    shutil.copy(envoy.binary(), tls / "usr/local/bin/envoy")
     pack = packer()
     pack.LEVEL = 0
     draft = target.with_suffix(".draft")
@@ -111,6 +117,7 @@ def _build(base: Path, target: Path) -> None:
             (PAUSE, [pause], {"Entrypoint": ["/hold"]}),
             (SANDBOX, [base], shell),
             (OTHER, [base, other], shell),
+            (ENVOY, [base, tls], shell),
             (PADDOCK, [base, PLACE / "layer"], pack.CONFIG),
         ],
     )

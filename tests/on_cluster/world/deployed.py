@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.cluster.info import ClusterInfo, RefusedError
 from tests.cluster.node.machine import RealNode
+from tests.gateway.certificates import issue
 from tests.on_cluster.world.installation import SDK
 
 PATIENCE_SECONDS = 400.0
@@ -31,6 +32,18 @@ class Deployed:
         self.node = node
         self.namespace = namespace
         self.api_key = ""
+        self.authority: Path | None = None
+        """The certificate authority of the gateways, if they serve TLS."""
+
+    async def certify(self, directory: Path, secret: str) -> None:
+        """Create a Secret with a certificate for the address of the Service, which is reserved."""
+        place = ("-n", self.namespace)
+        await self.kubectl("create", "namespace", self.namespace)
+        await self.kubectl("create", "service", "clusterip", "paddock", "--tcp=443:3443", *place)
+        address = self.service("paddock")["spec"]["clusterIP"]
+        self.authority, certificate, key = issue(directory, address, "*.sandboxes.test")
+        files = (f"--cert={certificate}", f"--key={key}")
+        await self.kubectl("create", "secret", "tls", secret, *files, *place)
 
     # ---- commands ------------------------------------------------------------------------
 
@@ -48,8 +61,11 @@ class Deployed:
 
         It runs in the node's network namespace, where Services are reachable.
         """
-        url = url or f"http://{self.service('paddock')['spec']['clusterIP']}"
+        scheme = "http" if self.authority is None else "https"
+        url = url or f"{scheme}://{self.service('paddock')['spec']['clusterIP']}"
         environment = {"E2B_API_KEY": self.api_key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
+        if self.authority is not None:
+            environment["SSL_CERT_FILE"] = str(self.authority)
         inside = ["nsenter", f"--target={self.node.pid}", "--net", "--"]
         near = [] if url.startswith("http://127.") else inside
         head = "import json, os\nfrom e2b import Sandbox\n"
@@ -80,10 +96,10 @@ class Deployed:
     @contextlib.asynccontextmanager
     async def forwarded(self, port: int) -> AsyncGenerator[str]:
         """Forward a port to the gateways, as documented."""
-        place = f"{port}:80"
+        place = f"{port}:3000"
         process = await asyncio.create_subprocess_exec(
             *(self.info.kubectl, f"--kubeconfig={self.info.kubeconfig}", "-n", self.namespace),
-            *("port-forward", "service/paddock", place),
+            *("port-forward", "deployment/paddock-gateway", place),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )

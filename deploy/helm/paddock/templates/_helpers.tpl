@@ -26,6 +26,11 @@ app.kubernetes.io/part-of: paddock
   "PADDOCK_PORT" "3000"
   "PADDOCK_ADMIN_PORT" "3002") }}
 {{- end }}
+{{- if and (eq .role "gateway") .root.Values.tls.enabled }}
+{{- $_ := merge $env (dict
+  "PADDOCK_TLS_CERTIFICATE" "/etc/paddock/tls/tls.crt"
+  "PADDOCK_FRONT_PORT" "3004") }}
+{{- end }}
 {{- if and (eq .role "api") .root.Values.webhook.enabled }}
 {{- $_ := merge $env (dict
   "PADDOCK_WEBHOOK_CERTIFICATE" "/etc/paddock/webhook/tls.crt"

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from paddock.cli.context import with_target
 from paddock.cli.kube.kubectl import Kubectl, as_list
-from paddock.cli.kube.manifests import definitions, manifests, secret
+from paddock.cli.kube.manifests import definitions, manifests, node, secret
 from paddock.cli.kube.options import KubeOptions, Manifest, labels
 from paddock.cli.kube.webhook import WEBHOOK_NAME, certificate
 from paddock.cli.output import Output
@@ -56,8 +56,8 @@ def _choices(command: Any) -> Any:
         ),
         click.option(
             "--node/--no-node",
-            default=False,
-            help="Run an agent per node that freezes pods.  [default: no]",
+            default=True,
+            help="Run an agent per node that freezes pods.  [default: yes]",
         ),
         click.option(
             "--pool-size",
@@ -79,6 +79,16 @@ def _choices(command: Any) -> Any:
         click.option(
             "--monitoring",
             help="Let Prometheus in this namespace read metrics.  [default: none]",
+        ),
+        click.option(
+            "--tls-secret",
+            help="Serve TLS with the certificate in this Secret.  [default: no TLS]",
+        ),
+        click.option(
+            "--tls-image",
+            default=KubeOptions().tls_image,
+            show_default=True,
+            help="Use this image of Envoy, which serves TLS.",
         ),
     ):
         command = option(command)
@@ -113,6 +123,10 @@ def install(
     kubectl.wait("--for=condition=Established", "--timeout=60s", *served)
     kubectl.apply([item for item in manifests(options) if item["kind"] == "Namespace"])
     key = _ensure_secret(kubectl, options)
+    if options.tls_secret:
+        _require_tls_secret(kubectl, options)
+    if not options.has_node:
+        kubectl.delete_all(node(options))
     if options.has_webhook:
         options = structs.replace(options, ca_bundle=_ensure_certificate(kubectl, options))
     else:
@@ -151,6 +165,16 @@ def _ensure_secret(kubectl: Kubectl, options: KubeOptions) -> str | None:
     return key
 
 
+def _require_tls_secret(kubectl: Kubectl, options: KubeOptions) -> None:
+    """Fail before the roles are changed: gateways would wait for the Secret."""
+    if not kubectl.get("secret", options.tls_secret, "-n", options.namespace):
+        raise NotFoundError(
+            f"there is no Secret {options.tls_secret} in namespace {options.namespace}",
+            hint=f"`kubectl -n {options.namespace} create secret tls {options.tls_secret} "
+            "--cert=FILE --key=FILE` creates it",
+        )
+
+
 def _ensure_certificate(kubectl: Kubectl, options: KubeOptions) -> str:
     """Create the webhook's certificate if it is missing; return its CA bundle."""
     found = kubectl.get("secret", WEBHOOK_NAME, "-n", options.namespace)
@@ -177,9 +201,9 @@ def uninstall(
     prometheus = kubectl.get("crd", "podmonitors.monitoring.coreos.com")
     options = KubeOptions(
         namespace=namespace,
-        has_node=True,
         has_webhook=True,
         monitoring="monitoring" if prometheus else "",
+        tls_secret="any",  # noqa: S106 - not deleted; the other objects of TLS are
     )
     objects = manifests(options)
     # First, because nothing will answer it any more.
@@ -292,6 +316,8 @@ def _chosen(
     default_image: str,
     webhook: bool,
     monitoring: str | None,
+    tls_secret: str | None,
+    tls_image: str,
 ) -> KubeOptions:
     return KubeOptions(
         image=image,
@@ -302,4 +328,6 @@ def _chosen(
         default_image=default_image,
         has_webhook=webhook,
         monitoring=monitoring or "",
+        tls_secret=tls_secret or "",
+        tls_image=tls_image,
     )

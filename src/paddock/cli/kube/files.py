@@ -10,13 +10,23 @@ from pathlib import Path
 import yaml
 
 from paddock.cli.kube.manifests import manifests, monitor, node
+from paddock.cli.kube.network import service
 from paddock.cli.kube.options import KubeOptions, Manifest, labels
 from paddock.cli.kube.rights import CLUSTER_RULES, OWN_RULES
+from paddock.cli.kube.tls import (
+    TLS_ENVIRONMENT,
+    TLS_NAME,
+    envoy_files,
+    tls_configuration,
+    tls_container,
+    tls_volumes,
+)
 from paddock.cli.kube.webhook import WEBHOOK_CONTAINER, WEBHOOK_VOLUME, issued, webhook
 from paddock.resources.registry import KINDS
 from paddock.resources.schema.crds import file_name
 
 _BASE = KubeOptions()
+_WITH_TLS = KubeOptions(tls_secret=TLS_NAME)
 
 
 def write_deploy(directory: Path) -> list[Path]:
@@ -35,19 +45,23 @@ def write_deploy(directory: Path) -> list[Path]:
     }
     for name, (objects, patches) in _components().items():
         target = directory / "kustomize/components" / name
-        files[target / f"{name}.yaml"] = objects
+        if objects:
+            files[target / f"{name}.yaml"] = objects
         files[target / "kustomization.yaml"] = [
             {
                 "apiVersion": "kustomize.config.k8s.io/v1alpha1",
                 "kind": "Component",
-                "resources": [f"{name}.yaml"],
+                **({"resources": [f"{name}.yaml"]} if objects else {}),
                 **({"patches": patches} if patches else {}),
             }
         ]
-    for path, documents in files.items():
+    texts = {path: "---\n".join(map(_dump, documents)) for path, documents in files.items()}
+    for name, text in envoy_files().items():
+        texts[directory / "helm/paddock/files" / name] = text
+    for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("---\n".join(_dump(document) for document in documents))
-    return [*files]
+        path.write_text(text)
+    return [*texts]
 
 
 def _kustomization(resources: list[str]) -> Manifest:
@@ -63,7 +77,8 @@ def _components() -> Mapping[str, tuple[list[Manifest], list[Manifest]]]:
     api = labels("api")
     has_all = KubeOptions(has_webhook=True, monitoring="monitoring")
     return {
-        "node": (node(_BASE), []),
+        "no-node": ([], [_deletion(item) for item in node(_BASE)]),
+        "tls": ([tls_configuration(_WITH_TLS)], _tls_patches()),
         "webhook": (
             [*webhook(_BASE.namespace, api, ""), *issued(_BASE.namespace, api)],
             [_webhook_patch(), *_policy_patches(KubeOptions(has_webhook=True))],
@@ -84,6 +99,44 @@ def _webhook_patch() -> Manifest:
         "spec": {"template": {"spec": pod}},
     }
     return {"patch": _dump(body), "target": {"kind": "Deployment", "name": "paddock-api"}}
+
+
+def _deletion(item: Manifest) -> Manifest:
+    """Return a patch that removes an object of the base."""
+    name = item["metadata"]["name"]
+    body = {
+        "apiVersion": item["apiVersion"],
+        "kind": item["kind"],
+        "metadata": {"name": name},
+        "$patch": "delete",
+    }
+    return {"patch": _dump(body), "target": {"kind": item["kind"], "name": name}}
+
+
+def _tls_patches() -> list[Manifest]:
+    """Return the patches of the gateways: Envoy beside each, and its port instead of theirs."""
+    pod = {
+        "containers": [{"name": "gateway", "env": TLS_ENVIRONMENT}, tls_container(_WITH_TLS)],
+        "volumes": tls_volumes(_WITH_TLS),
+    }
+    body = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "paddock-gateway"},
+        "spec": {"template": {"spec": pod}},
+    }
+    served = service(_WITH_TLS, "gateway", "paddock", 3000, outside=80)["spec"]["ports"]
+    allowed = _ingress(_WITH_TLS)["paddock-gateway"][0]
+    ports = [{"op": "replace", "path": "/spec/ports", "value": served}]
+    ingress = [{"op": "replace", "path": "/spec/ingress/0", "value": allowed}]
+    return [
+        {"patch": _dump(body), "target": {"kind": "Deployment", "name": "paddock-gateway"}},
+        {"patch": _dump(ports), "target": {"kind": "Service", "name": "paddock"}},
+        {
+            "patch": _dump(ingress),
+            "target": {"kind": "NetworkPolicy", "name": "paddock-gateway"},
+        },
+    ]
 
 
 def _policy_patches(options: KubeOptions) -> list[Manifest]:

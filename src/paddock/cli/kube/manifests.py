@@ -8,6 +8,7 @@ from paddock.cli.kube.network import policies, policy, service
 from paddock.cli.kube.options import KubeOptions, Manifest, labels, meta
 from paddock.cli.kube.rights import GROUP, identity
 from paddock.cli.kube.roles import PROBED, budget, deployment, node_agent
+from paddock.cli.kube.tls import tls_configuration
 from paddock.cli.kube.webhook import webhook
 from paddock.resources.registry import KINDS
 from paddock.resources.schema.crds import crd
@@ -37,6 +38,8 @@ def manifests(options: KubeOptions) -> list[Manifest]:
         service(options, "gateway", "paddock-gateway-peers", 3002, headless=True),
         *policies(options),
     ]
+    if options.tls_secret:
+        objects.append(tls_configuration(options))
     if options.has_node:
         objects += node(options)
     if options.has_webhook:

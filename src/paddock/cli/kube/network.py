@@ -1,6 +1,7 @@
 """Services and NetworkPolicies of the roles on a cluster."""
 
 from paddock.cli.kube.options import KubeOptions, Manifest, labels, meta
+from paddock.cli.kube.tls import TLS_PORT
 from paddock.cli.kube.webhook import WEBHOOK_PORT
 
 
@@ -18,6 +19,8 @@ def service(
         "selector": labels(component),
         "ports": [{"name": "http", "port": outside or port, "targetPort": port}],
     }
+    if outside and options.tls_secret:
+        spec["ports"] = [{"name": "https", "port": 443, "targetPort": TLS_PORT}]
     if headless:
         # Replicas must find each other before they are ready.
         spec |= {"clusterIP": "None", "publishNotReadyAddresses": True}
@@ -42,13 +45,14 @@ def policies(options: KubeOptions) -> list[Manifest]:
     if options.has_webhook:
         # The API server of the cluster has a node address, which no selector matches.
         api.append({"ports": [{"port": WEBHOOK_PORT}]})
+    clients = TLS_PORT if options.tls_secret else 3000
     return [
         policy(options, "api", api),
         policy(options, "controllers", [{"from": peers, "ports": [{"port": 3001}]}]),
         policy(
             options,
             "gateway",
-            [{"ports": [{"port": 3000}]}, {"from": peers, "ports": [{"port": 3002}]}],
+            [{"ports": [{"port": clients}]}, {"from": peers, "ports": [{"port": 3002}]}],
         ),
     ]
 

@@ -13,7 +13,8 @@ class KubeOptions(Struct, frozen=True, kw_only=True):
     image: str = "paddock"
     namespace: str = "paddock-system"
     replicas: int = 2
-    has_node: bool = False
+    has_node: bool = True
+    """Whether an agent per node freezes pods; without it, pods pause only by Stop."""
     pool_size: int = 2
     default_image: str = "debian:13"
     secret: str = "paddock"  # noqa: S105 - an object's name
@@ -24,6 +25,10 @@ class KubeOptions(Struct, frozen=True, kw_only=True):
     """Base64 of the webhook's certificate; empty: cert-manager fills it in."""
     monitoring: str = ""
     """Namespace whose pods may read metrics; empty: none."""
+    tls_secret: str = ""
+    """Secret of type `kubernetes.io/tls` with which gateways serve TLS; empty: no TLS."""
+    tls_image: str = "envoyproxy/envoy:v1.40.0"
+    """Image of the Envoy that serves TLS."""
 
 
 def labels(component: str | None = None) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The pods of each role: settings, probes, resources and security contexts."""
 
 from paddock.cli.kube.options import KubeOptions, Manifest, labels, meta
+from paddock.cli.kube.tls import TLS_ENVIRONMENT, tls_container, tls_volumes
 from paddock.cli.kube.webhook import WEBHOOK_CONTAINER, WEBHOOK_VOLUME
 
 
@@ -96,7 +97,12 @@ def deployment(options: KubeOptions, component: str) -> Manifest:
     # Service links would set variables such as PADDOCK_PORT, which are settings.
     selector = labels(component)
     container = _container(options, component)
+    containers = [container]
     volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
+    if component == "gateway" and options.tls_secret:
+        container["env"] += TLS_ENVIRONMENT
+        containers.append(tls_container(options))
+        volumes += tls_volumes(options)
     if component == "api" and options.has_webhook:
         for name, additions in WEBHOOK_CONTAINER.items():
             container[name] += additions
@@ -121,7 +127,7 @@ def deployment(options: KubeOptions, component: str) -> Manifest:
                     "enableServiceLinks": False,
                     "terminationGracePeriodSeconds": 30,
                     "topologySpreadConstraints": [spread],
-                    "containers": [container],
+                    "containers": containers,
                     "volumes": volumes,
                 },
             },

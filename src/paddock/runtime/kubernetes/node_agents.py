@@ -53,7 +53,8 @@ class NodeAgents:
         if not agents:
             raise UnsupportedError(
                 "pods cannot be frozen here: the node DaemonSet is not installed",
-                hint="install it (node.enabled in the chart), or pause with Stop and a volume",
+                hint="install it (node.enabled=true in the chart, or `paddock kube install`), or "
+                "pause with Stop and a volume",
             )
         ip = agents.get(pod.spec.node_name)
         if ip is None:

@@ -166,7 +166,7 @@ async def test_valid_objects_are_accepted_and_invalid_updates_rejected(world: Wo
     assert not (await world.ask("GET", listed))["items"]
 
 
-async def test_an_unsupported_pause_strategy_causes_a_warning(world: World) -> None:
+async def test_an_unsupported_pause_strategy_is_refused(world: World) -> None:
     template = {
         "apiVersion": "paddock.dev/v1alpha1",
         "kind": "SandboxTemplate",
@@ -174,8 +174,8 @@ async def test_an_unsupported_pause_strategy_causes_a_warning(world: World) -> N
         "spec": {"image": "i", "pauseStrategy": "Hibernate"},
     }
     done = await world.apply(template)
-    assert done.returncode == 0, done.stderr
-    assert "Warning: spec.pauseStrategy: pods cannot store their memory" in done.stderr
+    assert done.returncode != 0
+    assert "spec.pauseStrategy: pods cannot store their memory; use Freeze" in done.stderr
 
 
 async def test_writes_of_paddock_are_not_sent_to_the_webhook(world: World) -> None:

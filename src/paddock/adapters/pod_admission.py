@@ -12,7 +12,7 @@ from paddock.kit.errors import FieldProblem, InvalidError, PaddockError
 from paddock.resources.kinds.batch import BatchSandbox
 from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.sandbox import Sandbox, SandboxSpec
-from paddock.resources.kinds.template import PauseStrategy, SandboxTemplate, SandboxTemplateSpec
+from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import ObjectMeta, Resource
 from paddock.resources.tokens import TokenSeed
 from paddock.runtime.blueprint import blueprint
@@ -37,7 +37,7 @@ def pod_check(settings: Settings) -> Check:
         if template is None or (old is not None and _template(old)[1] == template):
             return ()
         _refuse_impossible(template, pods, path)
-        return _warnings(template, path)
+        return ()
 
     return check
 
@@ -74,12 +74,3 @@ def _refuse_impossible(template: SandboxTemplateSpec, pods: PodSettings, path: s
     except PaddockError as error:
         problem = FieldProblem(f"{path}.network", error.message)
         raise InvalidError(str(problem), problems=[problem], hint=error.hint) from error
-
-
-def _warnings(template: SandboxTemplateSpec, path: str) -> list[str]:
-    field = f"{path}.pauseStrategy"
-    if template.pause_strategy is PauseStrategy.HIBERNATE:
-        return [f"{field}: pods cannot store their memory; its sandboxes will refuse to pause"]
-    if template.pause_strategy is PauseStrategy.STOP and not template.volume_claim_templates:
-        return [f"{field}: without volumeClaimTemplates its sandboxes will refuse to pause"]
-    return []

@@ -17,6 +17,7 @@ from paddock.resources import quantity
 from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.kinds.template import NetworkPolicy, Resources, SandboxTemplateSpec
 from paddock.resources.tokens import TokenSeed, control_token
+from paddock.runtime import support
 from paddock.runtime.blueprint import agent_config, limits
 from paddock.runtime.kubernetes.envd_client import PodEnvdClient, read_usage
 from paddock.runtime.kubernetes.pods.resize import Resizer
@@ -57,6 +58,10 @@ class PodAgent:
     def can_update_image(self) -> bool:
         """Return True: every cluster can change the image of a running pod."""
         return True
+
+    def check_network(self, policy: NetworkPolicy) -> None:
+        """Raise `InvalidError` for a policy that no NetworkPolicy can express."""
+        support.check_network(support.KUBERNETES, policy)
 
     async def set_network(self, sandbox: Sandbox, policy: NetworkPolicy) -> None:
         """Do nothing: the controllers apply the policy of the Sandbox."""

@@ -18,6 +18,7 @@ from paddock.manager.sandboxes.requests import LogEntry, UsageSample
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import NetworkPolicy, Resources, SandboxTemplateSpec
 from paddock.resources.tokens import TokenSeed
+from paddock.runtime import support
 from paddock.runtime.blueprint import agent_config, egress
 from paddock.runtime.port import Runtime, Usage
 
@@ -59,6 +60,10 @@ class RuntimeAgent:
     def can_update_image(self) -> bool:
         """Return False: a new sandbox of the other image starts quickly on this machine."""
         return False
+
+    def check_network(self, policy: NetworkPolicy) -> None:
+        """Raise `InvalidError` for a policy that the runtime cannot enforce."""
+        support.check_network(self._runtime.name, policy)
 
     async def set_network(self, sandbox: Sandbox, policy: NetworkPolicy) -> None:
         """Apply a changed egress policy."""

@@ -94,8 +94,9 @@ class Claims:
         return await self._create_once(caller, request, target)
 
     def check(self, request: NewSandbox) -> None:
-        """Raise `InvalidError` for a request that is wrong whatever the store holds."""
+        """Raise `InvalidError` for a request that cannot be served whatever the store holds."""
         check_request(request, max_timeout_seconds=self._max_timeout)
+        self._hand_over.check(request)
 
     # ---- idempotency keys ----------------------------------------------------------------
 

@@ -54,6 +54,11 @@ class HandOver:
         self._cleanup = cleanup
         self._clock = clock
 
+    def check(self, request: NewSandbox) -> None:
+        """Raise `InvalidError` for a request that the runtime cannot serve."""
+        if request.network is not None:
+            self._agent.check_network(request.network)
+
     async def prepare(
         self, sandbox: Sandbox, request: NewSandbox, template: SandboxTemplateSpec, source: str
     ) -> Sandbox:

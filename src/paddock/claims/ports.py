@@ -35,6 +35,10 @@ class ClaimAgent(Protocol):
         """Whether the controllers can change the image of a warm sandbox."""
         ...
 
+    def check_network(self, policy: NetworkPolicy) -> None:
+        """Raise `InvalidError` for a policy that the runtime cannot enforce."""
+        ...
+
     async def set_network(self, sandbox: Sandbox, policy: NetworkPolicy) -> None:
         """Apply a changed egress policy."""
         ...

@@ -7,7 +7,7 @@ namespaces.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from paddock.api.admission_webhook import Check
 from paddock.api.kube import discovery, routes
 from paddock.api.kube.auth import authenticate
 from paddock.api.kube.context import KubeContext, json_response
@@ -35,9 +36,15 @@ _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _AGGREGATED = "APIGroupDiscoveryList"
 
 
-def create_app(store: Store, settings: KubeApiSettings, *, clock: Clock | None = None) -> Starlette:
+def create_app(
+    store: Store,
+    settings: KubeApiSettings,
+    *,
+    clock: Clock | None = None,
+    checks: Sequence[Check] = (),
+) -> Starlette:
     """Return the application."""
-    context = KubeContext(store, settings, clock or system())
+    context = KubeContext(store, settings, clock or system(), tuple(checks))
     app = Starlette(
         routes=[
             Route("/version", _version),

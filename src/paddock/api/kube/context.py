@@ -7,10 +7,12 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paddock.api.admission_webhook import Check
 from paddock.api.kube.scheme import ResourceTarget
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.kit.clock import Clock
 from paddock.kit.errors import FieldProblem
+from paddock.resources.meta import Resource
 from paddock.store.port import Store
 
 _encoder = msgspec.json.Encoder()
@@ -22,6 +24,8 @@ class KubeContext(Struct, frozen=True):
     store: Store
     settings: KubeApiSettings
     clock: Clock
+    checks: tuple[Check, ...] = ()
+    """Further checks of new and changed objects, for example of what the runtime supports."""
 
 
 class KubeCall(Struct, frozen=True):
@@ -35,6 +39,13 @@ class KubeCall(Struct, frozen=True):
     def store(self) -> Store:
         """The store of the resources."""
         return self.context.store
+
+    def check(self, old: Resource | None, new: Resource) -> None:
+        """Raise if a further check refuses the object; one that is being deleted may change."""
+        if self.target.subresource or (old is not None and old.is_deleting):
+            return
+        for check in self.context.checks:
+            check(old, new)
 
 
 def json_response(

@@ -29,6 +29,7 @@ from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
 from paddock.resources.tokens import TokenSeed
 from paddock.runtime.port import Runtime
+from paddock.runtime.support import support_check
 from paddock.settings import Settings
 from paddock.store.embedded import EmbeddedStore
 from paddock.store.port import Store
@@ -103,7 +104,7 @@ class ControlPlane:
         return build_application(
             self.assembly,
             self.manager,
-            kube=create_kube(self.store, kube),
+            kube=create_kube(self.store, kube, checks=[support_check(self.runtime.name)]),
             token=self.secrets.token,
             on_report=self.on_report,
         )

@@ -13,6 +13,7 @@ from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.kit.errors import InvalidError
 from paddock.kit.logs import fields
 from paddock.kit.tasks import background
+from paddock.runtime.support import KUBERNETES, support_check
 from paddock.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
     files = (Path(settings.webhook_certificate), Path(settings.webhook_key))
     context = _loaded(files)
     server = AsgiServer(
-        create_app([pod_check(settings)]),
+        create_app([support_check(KUBERNETES), pod_check(settings)]),
         listen(settings.api_host, settings.webhook_port),
         lambda: log.info("webhook serves", extra=fields(port=settings.webhook_port)),
         tls=context,

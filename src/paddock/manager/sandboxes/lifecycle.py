@@ -292,6 +292,7 @@ class Lifecycle:
         sandbox = self._queries.find(caller, sandbox_id)
         if sandbox.spec.paused:
             raise ConflictError(f"sandbox {sandbox_id} is paused")
+        self._agent.check_network(policy)
         before = sandbox.spec.network or NetworkPolicy()
         changed = structs.replace(
             policy,

@@ -63,7 +63,7 @@ class Volume(ResourcePart, frozen=True, kw_only=True):
     host_path: str | None = None
     """Directory of the node. Only operators may use it."""
     claim_name: str | None = None
-    """Name of a PersistentVolumeClaim (Kubernetes) or of a volume of Paddock (local runtime)."""
+    """Name of a PersistentVolumeClaim. Only on Kubernetes: refused by one machine."""
     read_only: bool = False
     """Whether the volume is mounted read-only."""
 
@@ -140,10 +140,10 @@ class SandboxTemplateSpec(ResourcePart, frozen=True, kw_only=True):
     probe: Probe | None = None
     """Health check of idle sandboxes."""
     pod_template: Mapping[str, Any] | None = None
-    """Pod template that is merged over the pod on Kubernetes. Ignored by other runtimes."""
+    """Pod template that is merged over the pod. Only on Kubernetes: refused by one machine."""
     volume_claim_templates: tuple[Mapping[str, Any], ...] = ()
-    """PersistentVolumeClaims that are created for each sandbox on Kubernetes. Ignored by other
-    runtimes."""
+    """PersistentVolumeClaims that are created for each sandbox. Only on Kubernetes: refused by one
+    machine."""
     aliases: tuple[str, ...] = ()
     """Other names by which clients can refer to the template."""
     public: bool = True

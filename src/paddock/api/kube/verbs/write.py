@@ -51,6 +51,7 @@ async def create(call: KubeCall) -> Response:
     dry_run = is_dry_run(call.request)
     body = await read_document(call.request, call.context.settings)
     decoded = decode(call, body)
+    call.check(None, decoded.object)
     stored = await call.store.create(decoded.object, dry_run=dry_run)
     return json_response(
         render_form(call, stored, form), 201, headers=warnings_header(decoded.unknown)
@@ -68,7 +69,7 @@ async def update(call: KubeCall) -> Response:
         obj = server_side.keep_owners(decoded.object, live)
         if not obj.metadata.resource_version:
             obj = with_meta(obj, resource_version=live.metadata.resource_version)
-        return await _write(call, obj, dry_run)
+        return await _write(call, live, obj, dry_run)
 
     is_unconditional = not decoded.object.metadata.resource_version
     stored = await _retry_on_conflict(call, attempt, attempts=_ATTEMPTS if is_unconditional else 1)
@@ -93,7 +94,7 @@ async def patch(call: KubeCall) -> Response:
         unknown[:] = decoded.unknown
         obj = server_side.keep_owners(decoded.object, live)
         version = live.metadata.resource_version
-        return await _write(call, with_meta(obj, resource_version=version), dry_run)
+        return await _write(call, live, with_meta(obj, resource_version=version), dry_run)
 
     stored = await _retry_on_conflict(call, attempt)
     return json_response(render_form(call, stored, form), headers=warnings_header(unknown))
@@ -114,6 +115,7 @@ async def apply(call: KubeCall) -> Response:
     async def make() -> Resource:
         merged = server_side.apply({}, wanted, manager=manager, owners={}, force=force)
         obj = decode(call, {**merged.document, **_identity(wanted)}).object
+        call.check(None, obj)
         return await call.store.create(server_side.with_owners(obj, merged.owners), dry_run=dry_run)
 
     async def attempt(live: Resource) -> Resource:
@@ -124,7 +126,7 @@ async def apply(call: KubeCall) -> Response:
         )
         obj = server_side.with_owners(decode(call, merged.document).object, merged.owners)
         version = live.metadata.resource_version
-        return await _write(call, with_meta(obj, resource_version=version), dry_run)
+        return await _write(call, live, with_meta(obj, resource_version=version), dry_run)
 
     async def make_or_merge() -> tuple[Resource, int]:
         try:
@@ -244,7 +246,8 @@ async def _retry_on_conflict(
             version = live.metadata.resource_version
 
 
-async def _write(call: KubeCall, obj: Resource, dry_run: bool) -> Resource:
+async def _write(call: KubeCall, live: Resource, obj: Resource, dry_run: bool) -> Resource:
+    call.check(live, obj)
     if call.target.subresource == "status":
         return await call.store.update_status(obj, dry_run=dry_run)
     return await call.store.update(obj, dry_run=dry_run)

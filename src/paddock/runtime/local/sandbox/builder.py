@@ -19,6 +19,7 @@ from paddock.kit.errors import (
     InvalidError,
     PaddockError,
     UnavailableError,
+    UnsupportedError,
 )
 from paddock.runtime.local.envd.envd_listener import ENVD_PARTS, PARTS_OF_RUNNING_INIT
 from paddock.runtime.local.envd.zygote import WaitingEnvd
@@ -54,9 +55,15 @@ _REMOVAL_DELAYS = (
 
 
 def validate(blueprint: Blueprint) -> None:
-    """Raise `InvalidError` for a uid or a mount path that no sandbox may have."""
+    """Raise `InvalidError` for a uid or a mount that no sandbox may have."""
     records.check_uid(blueprint.uid)
     for number, mount in enumerate(blueprint.mounts):
+        if not mount.source.startswith("/"):
+            raise InvalidError.at(
+                f"mounts[{number}].source",
+                f"{mount.source!r} is not a directory: one machine has no volume claims",
+                hint="mount a directory of the machine with hostPath",
+            )
         parts = [part for part in mount.path.split("/") if part not in ("", ".", "..")]
         if not parts or parts[0] in _RESERVED_DIRECTORIES:
             message = "must not be / or below /" + ", /".join(sorted(_RESERVED_DIRECTORIES))
@@ -332,7 +339,10 @@ def create_writable_dirs(upper: Path) -> None:
 def rootless_overlay(request: MakeRoot) -> str:
     """Return the mount options of an overlay that an unprivileged user namespace can mount."""
     if request.binds:
-        raise ConflictError("cannot mount directories of the host: the node runs without root")
+        raise UnsupportedError(
+            "cannot mount directories of the host: the node runs without root",
+            hint="run `sudo paddock up`, or remove `volumes` from the template",
+        )
     return (
         f"lowerdir={':'.join(request.layers)},upperdir={request.disk}/upper,"
         f"workdir={request.disk}/work,userxattr"

@@ -65,6 +65,19 @@ async def test_an_expired_template_batch_deletes_its_sandboxes() -> None:
             assert await world.runtime.inspect(uid) is None
 
 
+async def test_batches_of_the_same_instant_with_any_pool_choose_different_ones() -> None:
+    async with batching() as (_, batches):
+        made = SandboxTemplateSpec(image="python")
+        await batches.create(*(pool(name, most=6, template=made) for name in ("one", "two")))
+        gangs = [
+            batch(name, 5, pool_ref="*", template=made, min_available=5) for name in ("a", "b")
+        ]
+        await asyncio.gather(*(batches.create(gang) for gang in gangs))
+        for name in ("a", "b"):
+            await batches.ready(name)
+        assert {batches.get(name).status.pool for name in ("a", "b")} == {"one", "two"}
+
+
 async def test_a_batch_with_any_pool_gets_the_one_that_fits() -> None:
     async with batching() as (_, batches):
         small = Resources(cpu="1", memory="1Gi")

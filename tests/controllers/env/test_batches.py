@@ -1,11 +1,14 @@
 """Batches on an environment: its pools grow for them within their limits."""
 
+import asyncio
+
 import pytest
 
 from paddock.claims.requests import NewSandbox
 from paddock.resources.kinds.env import ScalingGroup
 from paddock.resources.kinds.sandbox import LABEL_POOL
 from paddock.resources.meta import condition
+from paddock.runtime.simulated import Operation
 from tests.controllers.batch.make import batch, batching
 from tests.controllers.env.make import environment, idle, member
 from tests.scenario.paddock import CALLER
@@ -73,3 +76,37 @@ async def test_a_batch_waiting_for_a_full_member_does_not_block_claims_on_its_si
         await world.until(lambda: len(batches.held("b")) == 4, seconds=120)
         box = await world.manager.claims.create(CALLER, NewSandbox(template="agents"))
         assert box.metadata.labels[LABEL_POOL] == "agents-second"
+
+
+async def test_batches_of_the_same_instant_choose_members_that_can_hold_them() -> None:
+    async with batching() as (world, batches):
+        names = ("first", "second", "third")
+        members = {name: member(min_replicas=1, max_replicas=6) for name in names}
+        group = ScalingGroup(max_replicas=18)
+        await batches.create(environment(members, group=group))
+        for name in names:
+            await idle(world, f"agents-{name}", 1)
+        gangs = [batch(f"b{i}", 5, pool_ref="agents", min_available=5) for i in range(3)]
+        await asyncio.gather(*(batches.create(gang) for gang in gangs))
+        for gang in gangs:
+            await batches.ready(gang.metadata.name)
+        chosen = {batches.get(gang.metadata.name).status.pool for gang in gangs}
+        assert chosen == {"agents-first", "agents-second", "agents-third"}
+
+
+async def test_a_batch_avoids_the_member_that_an_earlier_one_waits_for() -> None:
+    async with batching() as (world, batches):
+        sizes = {"min_replicas": 1, "max_replicas": 6}
+        members = {"first": member(**sizes), "second": member(priority=1, **sizes)}
+        group = ScalingGroup(max_replicas=12)
+        await batches.create(environment(members, group=group))
+        for name in members:
+            await idle(world, f"agents-{name}", 1)
+        world.runtime.set_latency(Operation.CREATE, 20)
+        await batches.create(batch("b", 5, pool_ref="agents", min_available=5))
+        await asyncio.sleep(5)
+        assert not batches.held("b")
+        await batches.create(batch("late", 5, pool_ref="agents", min_available=5))
+        for name in ("b", "late"):
+            await world.until(lambda name=name: len(batches.held(name)) == 5, seconds=120)
+        assert batches.get("late").status.pool != batches.get("b").status.pool

@@ -90,6 +90,7 @@ class BatchControllers:
                 clock,
                 profiles,
                 of_environment=environments.claim_queue.pool_for,
+                waiting=self.allocator.waiting,
             ),
             task_watcher=self.task_watcher,
             seed=seed,

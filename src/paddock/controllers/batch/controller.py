@@ -91,6 +91,7 @@ class BatchController:
         if batch is None:
             self._task_watcher.forget(key)
             self._shard_backoff.forget(key)
+            self._pool_selector.forget(key)
             self._on_gone(key)
             await self._collect_orphans(key)
             return Done()

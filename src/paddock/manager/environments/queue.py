@@ -177,13 +177,18 @@ class ClaimQueue:
             there = tuple(structs.replace(item, idle=0) for item in there)
         return choose_federated((*here, *there))
 
-    def pool_for(self, env: Key, wanted: int, at_once: int) -> Key | None:
+    def pool_for(
+        self, env: Key, wanted: int, at_once: int, promised: Callable[[Key], int]
+    ) -> Key | None:
         """Return the member that should serve a batch; `None` if there is none.
 
         One member serves all of it: preferably one with room for the whole batch, else for the
-        part that it needs at once.
+        part that it needs at once. `promised` returns what other batches wait for at a pool.
         """
-        found = self.candidates(env)
+        found = tuple(
+            structs.replace(item, idle=item.idle - promised(item.pool))
+            for item in self.candidates(env)
+        )
         large_enough = (
             choose(item for item in found if item.room >= count) for count in (wanted, at_once)
         )

@@ -23,6 +23,7 @@ class PoolCandidate(Struct, frozen=True, kw_only=True):
     pool: SandboxPool
     template: SandboxTemplateSpec
     allocated: int = 0
+    """Allocated, or promised to batches that wait for the pool."""
     total: int = 0
 
     @property
@@ -134,9 +135,10 @@ def _labelselector(batch: BatchSandbox, candidate: PoolCandidate, profile: Profi
 
 def _capacity(batch: BatchSandbox, candidate: PoolCandidate, _profile: Profile) -> str:
     capacity = candidate.pool.spec.capacity
-    if capacity is None or capacity.pool_max - candidate.allocated >= batch.spec.replicas:
+    if capacity is None:
         return ""
-    return f"it has room for {max(capacity.pool_max - candidate.allocated, 0)} more"
+    room = max(capacity.pool_max - candidate.allocated, 0)
+    return "" if room >= batch.spec.replicas else f"it has room for {room} more"
 
 
 PREDICATES: dict[str, Predicate] = {

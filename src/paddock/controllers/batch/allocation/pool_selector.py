@@ -1,11 +1,17 @@
-"""Selects the pool that serves a batch: by name, or the best fit for `*`."""
+"""Selects the pool that serves a batch: by name, or the best fit for `*`.
 
-from collections.abc import Callable, Mapping
+What batches wait for at a pool counts as used, from the moment of their choice: two batches of the
+same instant do not choose the same pool while another can hold one of them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from msgspec import structs
 
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
+from paddock.controllers.batch.allocation.plan import BatchDemand
 from paddock.controllers.batch.allocation.pool_scoring import (
     NoPoolFits,
     PoolCandidate,
@@ -23,6 +29,8 @@ from paddock.resources.meta import ConditionStatus, Key, condition
 SHARED_NAMESPACE = "default"
 """Pools of this namespace serve every namespace."""
 ANY = "*"
+Promised = Callable[[Key], int]
+"""Returns how many sandboxes of a pool are promised to other batches."""
 
 
 class PoolSelector:
@@ -35,19 +43,27 @@ class PoolSelector:
         clock: Clock,
         profiles: Mapping[str, Profile],
         *,
-        of_environment: Callable[[Key, int, int], Key | None],
+        of_environment: Callable[[Key, int, int, Promised], Key | None],
+        waiting: Callable[[Key], Iterable[BatchDemand]],
     ) -> None:
-        """`of_environment(key, replicas, at_once)` selects an environment's pool, if any."""
+        """`of_environment(key, replicas, at_once, promised)` selects an environment's pool, if any.
+
+        `waiting` returns the demand for a pool, by batch.
+        """
         self._provider = provider
         self._pool_members = pool_members
         self._clock = clock
         self._profiles = profiles
         self._of_environment = of_environment
+        self._waiting = waiting
+        self._chosen: dict[Key, tuple[Key, int]] = {}
+        """The pool of each batch whose status does not show it yet, and its missing shards."""
 
     def select(self, batch: BatchSandbox) -> tuple[BatchSandbox, bool]:
         """Return the batch with its pool, and whether it has one (or needs none)."""
         if not batch.spec.pool_ref:
             return batch, True
+        self._chosen.pop(batch.key, None)
         if batch.status.pool and (self.pool_of(batch) is not None or not missing_shards(batch)):
             return self._clear_error(batch), True
         if batch.spec.pool_ref != ANY:
@@ -57,8 +73,7 @@ class PoolSelector:
             return self._with_condition(
                 batch, holds=False, reason="NoPoolFits", text=decision.why
             ), False
-        chosen = structs.replace(batch.status, pool=_reference(batch, decision))
-        batch = structs.replace(batch, status=chosen)
+        batch = self._with_pool(batch, decision)
         text = f"pool {decision} was chosen"
         return self._with_condition(batch, holds=True, reason="PoolChosen", text=text), True
 
@@ -67,15 +82,31 @@ class PoolSelector:
         at_once = batch.spec.min_available or 0
         for namespace in (batch.metadata.namespace, SHARED_NAMESPACE):
             key = Key(namespace, name)
-            key = self._of_environment(key, wanted, at_once) or key
+            promised = partial(self._promised, batch.key)
+            key = self._of_environment(key, wanted, at_once, promised) or key
             pool = self._provider.get(SandboxPool, key)
             if pool is None or pool.is_deleting:
                 continue
-            status = structs.replace(batch.status, pool=_reference(batch, pool.key))
-            return self._clear_error(structs.replace(batch, status=status)), True
+            return self._clear_error(self._with_pool(batch, pool.key)), True
         places = " or ".join(dict.fromkeys((batch.metadata.namespace, SHARED_NAMESPACE)))
         text = f"no pool or environment {name!r} exists in {places}"
         return self._with_condition(batch, holds=False, reason="PoolNotFound", text=text), False
+
+    def _with_pool(self, batch: BatchSandbox, pool: Key) -> BatchSandbox:
+        self._chosen[batch.key] = (pool, len(missing_shards(batch)))
+        status = structs.replace(batch.status, pool=_reference(batch, pool))
+        return structs.replace(batch, status=status)
+
+    def _promised(self, batch: Key, pool: Key) -> int:
+        """Return how many sandboxes of a pool other batches wait for."""
+        missing = {item.key: item.missing for item in self._waiting(pool)}
+        missing |= {key: count for key, (chosen, count) in self._chosen.items() if chosen == pool}
+        missing.pop(batch, None)
+        return sum(missing.values())
+
+    def forget(self, batch: Key) -> None:
+        """Forget a batch that is gone."""
+        self._chosen.pop(batch, None)
 
     def pool_of(self, batch: BatchSandbox) -> SandboxPool | None:
         """Return the pool that serves a batch; `None` if it does not exist (any more)."""
@@ -109,7 +140,7 @@ class PoolSelector:
                 if template is None or pool.is_deleting:
                     continue
                 members = self._pool_members.members(pool.key)
-                allocated = len(members.allocated)
+                allocated = len(members.allocated) + self._promised(batch.key, pool.key)
                 idle = len(members.available) + len(members.creating) + len(members.reserved)
                 found.append(
                     PoolCandidate(

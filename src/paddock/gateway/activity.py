@@ -41,6 +41,11 @@ class Activity:
         """Return a sandbox's traffic, or None if it had none."""
         return self._by_uid.get(uid)
 
+    def in_flight(self, uid: str) -> int:
+        """Return how many requests to a sandbox are in flight or held."""
+        traffic = self._by_uid.get(uid)
+        return traffic.in_flight if traffic is not None else 0
+
     def get_or_create(self, uid: str, sandbox_id: str) -> SandboxTraffic:
         """Return a sandbox's traffic; callers update its counters directly."""
         traffic = self._by_uid.get(uid)

@@ -155,6 +155,12 @@ FROZEN = instance(InstanceState.FROZEN)
             id="paused otherwise than asked now: stays",
         ),
         pytest.param(
+            sandbox(Phase.PAUSED, paused=True, pause_strategy=PauseStrategy.HIBERNATE),
+            FROZEN,
+            steps.HibernateFrozen(),
+            id="frozen for the sake of waiting requests",
+        ),
+        pytest.param(
             sandbox(Phase.RUNNING, paused=True),
             FROZEN,
             steps.Pause(PauseStrategy.FREEZE),

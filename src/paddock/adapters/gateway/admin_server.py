@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from paddock.adapters.membership import base_url
 from paddock.gateway.activity import Activity
-from paddock.gateway.routing.peers import MAX_BODY_BYTES, PATH, PeerEndpoint
+from paddock.gateway.routing.peers import MAX_BODY_BYTES, PATH, PAUSE_PATH, PeerEndpoint
 from paddock.gateway.routing.routes import RouteTable
 from paddock.kit import metrics
 from paddock.kit.clock import Clock
@@ -62,6 +62,12 @@ def create_app(
         endpoint.receive_routes(request.headers, await request.read())
         return web.Response(status=204)
 
+    async def receive_pause(request: web.Request) -> web.Response:
+        routes = endpoint.receive_routes(request.headers, await request.read())
+        # Applying the route has cut what does not outlive the pause: the rest waits for a wake.
+        waiting = sum(activity.in_flight(route.uid) for route in routes)
+        return web.Response(body=msgspec.msgpack.encode(waiting))
+
     async def exchange_state(request: web.Request) -> web.Response:
         return web.Response(body=endpoint.serve_state(request.headers, await request.read()))
 
@@ -75,6 +81,7 @@ def create_app(
             web.get("/activity", recent),
             web.post(PATH, receive_routes),
             web.put(PATH, exchange_state),
+            web.post(PAUSE_PATH, receive_pause),
         ]
     )
     return app

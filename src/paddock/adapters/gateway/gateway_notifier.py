@@ -1,13 +1,15 @@
 """Pushes routes to gateways before the API responds.
 
 A gateway has the route of a sandbox before the client that created it does, and has its pause or
-its end before the client gets the response.
+its end before the client gets the response. It has a pause before the sandbox hibernates, too, and
+replies with the requests that the pause would interrupt.
 """
 
 from msgspec import structs
 
 from paddock.cache.states import SandboxState
 from paddock.claims.ports import Announcer
+from paddock.controllers.sandbox.waiting_requests import WaitingRequests
 from paddock.gateway.routing.peers import GatewayPeers
 from paddock.gateway.routing.routes import Route, route_of
 from paddock.kit.clock import Clock
@@ -25,16 +27,19 @@ class GatewayNotifier:
         self._clock = clock
         self._peers = GatewayPeers(seed, clock)
         self._seen: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
+        """As `_seen`, but with gateways that did not answer: they may serve requests."""
 
     def register(self, url: str) -> tuple[str, ...]:
         """Record that a gateway reported; return the addresses of all gateways."""
-        self._seen[url] = self._clock.monotonic()
+        self._seen[url] = self._reported[url] = self._clock.monotonic()
         self._refresh()
         return self._peers.urls()
 
     def _refresh(self) -> None:
         limit = self._clock.monotonic() - FORGET_SECONDS
         self._seen = {url: at for url, at in self._seen.items() if at > limit}
+        self._reported = {url: at for url, at in self._reported.items() if at > limit}
         self._peers.set_urls(self._seen)
 
     async def announce(self, sandbox: Sandbox) -> None:
@@ -47,6 +52,18 @@ class GatewayNotifier:
         if route is not None:
             route = structs.replace(route, state=SandboxState.DEAD, version=int(version or 0))
         await self._push(route)
+
+    async def has_requests(self, sandbox: Sandbox) -> bool:
+        """Announce a pause; return whether requests to the sandbox wait for its end.
+
+        A gateway that reported a moment ago and does not answer may have some.
+        """
+        self._refresh()
+        route = route_of(sandbox, self._clock.now())
+        if route is None or not self._reported:
+            return False
+        waiting = await self._peers.announce_pause(route)
+        return any(waiting.values()) or any(url not in waiting for url in self._reported)
 
     async def _push(self, route: Route | None) -> None:
         if route is None or not self._seen:
@@ -62,3 +79,4 @@ class GatewayNotifier:
 
 
 _: type[Announcer] = GatewayNotifier
+_waiting: type[WaitingRequests] = GatewayNotifier

@@ -85,7 +85,7 @@ class ControlPlane:
         self.manager = self.assembly.build_manager(self.agent, announcer or self.gateways)
         self.batches = self.assembly.build_batches(runtime, self.recorder, tasks)
         self.controllers = self.assembly.build_controllers(
-            runtime, self.agent, self.recorder, self.batches
+            runtime, self.agent, self.recorder, self.batches, self.gateways
         )
         self.activity = ActivityReports(self.clock)
         self._idle = IdlePauses(

@@ -22,6 +22,7 @@ from paddock.app.wiring.cluster_runtime import ClusterRuntime
 from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.app.wiring.idle_pause import IdlePauses
 from paddock.app.wiring.secrets import load_or_create
+from paddock.controllers.sandbox.waiting_requests import NoWaitingRequests
 from paddock.engine.election import Elector, Timing
 from paddock.engine.recorder import Recorder
 from paddock.engine.supervisor import Part, StartGroup
@@ -63,7 +64,11 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         )
         recorder = Recorder(store, "paddock", clock=clock)
         controllers = parts.build_controllers(
-            runtime, agent, recorder, parts.build_batches(runtime, recorder)
+            runtime,
+            agent,
+            recorder,
+            parts.build_batches(runtime, recorder),
+            NoWaitingRequests(),
         )
         sampler = RuntimeAgent(runtime, seed, provider, clock)
         client = store.client if isinstance(store, KubernetesStore) else None

@@ -25,6 +25,7 @@ from paddock.claims.quota.ledger import Ledger
 from paddock.claims.quota.reservations import QuotaReservations
 from paddock.claims.quota.share_manager import ShareManager
 from paddock.controllers.batch.tasks.runner import TaskRunner
+from paddock.controllers.sandbox.waiting_requests import WaitingRequests
 from paddock.engine.informer import Filter
 from paddock.engine.recorder import Recorder
 from paddock.kit import ids
@@ -101,7 +102,12 @@ class Assembly(Struct, frozen=True, kw_only=True):
         )
 
     def build_controllers(
-        self, runtime: Runtime, agent: Agent, recorder: Recorder, batches: BatchControllers
+        self,
+        runtime: Runtime,
+        agent: Agent,
+        recorder: Recorder,
+        batches: BatchControllers,
+        requests: WaitingRequests,
     ) -> Controllers:
         """Wire all controllers."""
         return Controllers(
@@ -121,6 +127,7 @@ class Assembly(Struct, frozen=True, kw_only=True):
                 clock=self.clock,
             ),
             overrides=build_overrides(self.settings, agent, self.provider),
+            requests=requests,
         )
 
     async def keep_keys_flushed(self) -> None:

@@ -22,6 +22,7 @@ from paddock.controllers.sandbox import events as sandbox_events
 from paddock.controllers.sandbox.controller import SandboxController
 from paddock.controllers.sandbox.health_probe import HealthProbes, Prober
 from paddock.controllers.sandbox.templates import CachedTemplates
+from paddock.controllers.sandbox.waiting_requests import WaitingRequests
 from paddock.controllers.sandbox.wall_clock import watch_clock
 from paddock.engine.controller import Controller
 from paddock.engine.recorder import Recorder
@@ -53,6 +54,7 @@ class Controllers:
         environments: Environments,
         acquirer: Acquirer,
         overrides: ClaimOverrides,
+        requests: WaitingRequests,
         prober: Prober | None = None,
     ) -> None:
         self._provider = provider
@@ -72,6 +74,7 @@ class Controllers:
             seed=seed,
             clock=clock,
             recorder=recorder,
+            requests=requests,
         )
         self.probes = HealthProbes(prober or default_prober(runtime), write, clock, recorder)
         pools = PoolController(

@@ -20,6 +20,7 @@ from paddock.controllers.sandbox.runtime_events import RuntimeEvents
 from paddock.controllers.sandbox.start_errors import StartErrors
 from paddock.controllers.sandbox.status import moved, with_condition
 from paddock.controllers.sandbox.templates import TemplateSource
+from paddock.controllers.sandbox.waiting_requests import WaitingRequests
 from paddock.engine.controller import Done, Gone, RequeueAfter, Result
 from paddock.engine.informer import Informer
 from paddock.engine.recorder import Recorder
@@ -57,6 +58,13 @@ log = logging.getLogger(__name__)
 REASON_IMAGE = "ImageUpdating"
 """Reason of the condition Ready (False) while the sandbox restarts with another image."""
 REASON_IMAGE_KEPT = "ImageUpdateRefused"
+REASON_START_FAILED = "StartCommandFailed"
+"""Reason of the event of a restarted sandbox whose start or ready command failed."""
+REASON_NOT_HIBERNATED = "HibernationFailed"
+"""Reason of the event of a sandbox that stays frozen because it cannot hibernate."""
+CHECK_REQUESTS_SECONDS = 0.5
+"""How often a frozen sandbox with waiting requests is checked. They wake it within milliseconds,
+unless waking fails."""
 _TRANSIENT = (UnavailableError, ConflictError)
 
 
@@ -73,6 +81,7 @@ class SandboxController:
         seed: TokenSeed,
         clock: Clock,
         recorder: Recorder,
+        requests: WaitingRequests,
     ) -> None:
         self._sandboxes = sandboxes
         self._templates = templates
@@ -81,6 +90,7 @@ class SandboxController:
         self._seed = seed
         self._clock = clock
         self._recorder = recorder
+        self._requests = requests
         self._retry_budget = RetryBudget(clock)
         self._start_errors = StartErrors(write, clock)
         self._live_config = LiveConfig(templates, runtime, seed, clock)
@@ -96,6 +106,7 @@ class SandboxController:
             steps.AddFinalizer: self._add_finalizer,
             steps.Create: self._create,
             steps.Pause: self._pause,
+            steps.HibernateFrozen: self._hibernate_frozen,
             steps.Resume: self._resume,
             steps.UpdateImage: self._update_image,
             steps.RecordRunning: self._record_running,
@@ -166,6 +177,9 @@ class SandboxController:
     ) -> Result:
         phase = sandbox.status.phase
         trigger = {Phase.PENDING: Trigger.STARTED, Phase.RUNNING: None}.get(phase, Trigger.RESUMED)
+        if phase is Phase.RESUMING and sandbox.status.pause_strategy is PauseStrategy.STOP:
+            # Restarted before a crash, perhaps without its start command.
+            instance = await self._start_again(sandbox) or instance
         status = self._moved(sandbox, trigger, instance)
         await self._write.update_status(structs.replace(sandbox, status=status))
         return Done("runs")
@@ -208,13 +222,11 @@ class SandboxController:
         uid = sandbox.metadata.uid
         current = sandbox
         try:
-            if strategy is PauseStrategy.FREEZE:
-                instance = await self._runtime.freeze(uid)
-            else:
+            if strategy is not PauseStrategy.FREEZE:
                 current = await self._announce(sandbox, Phase.RUNNING, Trigger.PAUSE_BEGAN)
-                stop = strategy is PauseStrategy.STOP
-                pausing = self._runtime.stop if stop else self._runtime.hibernate
-                instance = await pausing(uid)
+            if strategy is PauseStrategy.HIBERNATE and await self._is_waited_for(current):
+                strategy = PauseStrategy.FREEZE
+            instance = await self._pause_instance(uid, strategy)
         except UnsupportedError as error:
             return await self._refuse_pause(current, error)
         except (ConflictError, NotFoundError):
@@ -228,6 +240,45 @@ class SandboxController:
         status = structs.replace(status, pause_strategy=strategy, paused_at=self._clock.now())
         await self._write.update_status(structs.replace(current, status=status))
         return RequeueAfter(0.001, f"paused: {strategy}")
+
+    async def _pause_instance(self, uid: str, strategy: PauseStrategy) -> Instance:
+        if strategy is PauseStrategy.FREEZE:
+            return await self._runtime.freeze(uid)
+        if strategy is PauseStrategy.STOP:
+            return await self._runtime.stop(uid)
+        return await self._runtime.hibernate(uid)
+
+    async def _is_waited_for(self, sandbox: Sandbox) -> bool:
+        """Whether requests in flight wake the sandbox as soon as it is paused."""
+        capabilities = await self._runtime.capabilities()
+        if not (capabilities.can_freeze and capabilities.can_checkpoint):
+            return False
+        return await self._requests.has_requests(sandbox)
+
+    async def _hibernate_frozen(
+        self, sandbox: Sandbox, _step: steps.Step, instance: Instance | None
+    ) -> Result:
+        uid = sandbox.metadata.uid
+        if await self._requests.has_requests(sandbox):
+            return RequeueAfter(CHECK_REQUESTS_SECONDS, "requests wait for the frozen sandbox")
+        try:
+            instance = await self._runtime.hibernate(uid)
+        except (ConflictError, NotFoundError):
+            raise
+        except PaddockError as error:
+            if not isinstance(error, UnsupportedError) and not self._retry_budget.is_spent(uid):
+                raise
+            self._retry_budget.reset(uid)
+            self._recorder.warning(
+                sandbox, REASON_NOT_HIBERNATED, f"it stays frozen: {error.message}"
+            )
+            until = deadlines.next_instant(sandbox.spec)
+            return await self._wait(sandbox, steps.Wait(until, "the sandbox is frozen"), instance)
+        self._retry_budget.reset(uid)
+        status = self._moved(sandbox, None, instance)
+        status = structs.replace(status, pause_strategy=PauseStrategy.HIBERNATE)
+        await self._write.update_status(structs.replace(sandbox, status=status))
+        return RequeueAfter(0.001, "hibernated")
 
     async def _refuse_pause(self, sandbox: Sandbox, error: PaddockError) -> Result:
         """Keep the sandbox running, clear `spec.paused`, and report the reason in a condition."""
@@ -271,6 +322,8 @@ class SandboxController:
             else:
                 current = await self._announce(sandbox, Phase.PAUSED, Trigger.RESUME_BEGAN)
                 instance = await self._runtime.restore(uid)
+                if step.strategy is PauseStrategy.STOP:
+                    instance = await self._start_again(current) or instance
         except NotFoundError as error:
             return await self._fail(current, steps.Fail(error.message), None)
         current = await self._with_time_left(current)
@@ -278,6 +331,19 @@ class SandboxController:
         status = self._moved(current, Trigger.RESUMED if paused else None, instance)
         await self._write.update_status(structs.replace(current, status=status))
         return RequeueAfter(0.001, "resumed")
+
+    async def _start_again(self, sandbox: Sandbox) -> Instance | None:
+        """Run the start and ready commands after a restart; None if they failed.
+
+        The sandbox keeps running then: its files are needed.
+        """
+        try:
+            return await self._runtime.start(sandbox.metadata.uid)
+        except (*_TRANSIENT, NotFoundError):
+            raise
+        except PaddockError as error:
+            self._recorder.warning(sandbox, REASON_START_FAILED, error.message)
+            return None
 
     async def _with_time_left(self, sandbox: Sandbox) -> Sandbox:
         """Extend the deadline of a sandbox whose resume took longer than its timeout."""

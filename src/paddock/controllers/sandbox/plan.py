@@ -25,6 +25,10 @@ class Pause(Step, frozen=True):
     strategy: PauseStrategy
 
 
+class HibernateFrozen(Step, frozen=True):
+    """Hibernate a sandbox that was only frozen because requests waited for it."""
+
+
 class Resume(Step, frozen=True):
     """Resume the instance."""
 
@@ -93,6 +97,12 @@ def _towards_paused(sandbox: Sandbox, instance: Instance) -> Step:
     strategy = pause_strategy(sandbox)
     if sandbox.status.phase is Phase.PAUSED and instance.state is _PAUSED_STATES[strategy]:
         return Wait(deadlines.next_instant(sandbox.spec), "the sandbox is paused")
+    if (
+        sandbox.status.phase is Phase.PAUSED
+        and strategy is PauseStrategy.HIBERNATE
+        and instance.state is InstanceState.FROZEN
+    ):
+        return HibernateFrozen()
     if sandbox.status.phase is Phase.PAUSED and instance.state in _PAUSED_STATES.values():
         # Paused with another strategy than the spec has now: keep it until it is resumed.
         return Wait(deadlines.next_instant(sandbox.spec), "the sandbox is paused")

@@ -28,6 +28,7 @@ from paddock.resources.tokens import TokenSeed
 log = logging.getLogger(__name__)
 
 PATH = "/_paddock/routes"
+PAUSE_PATH = "/_paddock/pause"
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_AGE_SECONDS = 30.0
 _PURPOSE = "peer"
@@ -132,7 +133,7 @@ class GatewayPeer:
     async def _send(self, news: RouteUpdate) -> bool:
         body = msgspec.msgpack.encode(news)
         for attempt in range(_ATTEMPTS):
-            status = await self._request("POST", body)
+            status = await self._request("POST", PATH, body)
             if status is not None and status[0] < 500:
                 self.failures = 0
                 return status[0] == 204
@@ -140,15 +141,29 @@ class GatewayPeer:
         self.failures += 1
         return False
 
+    async def announce_pause(self, route: Route) -> int | None:
+        """Send the route of a sandbox that is being paused; return how many requests wait for it.
+
+        Once the gateway has the route, it sends the sandbox no more requests: 0 is final. None: the
+        gateway did not answer.
+        """
+        body = msgspec.msgpack.encode(RouteUpdate(routes=(route,)))
+        for attempt in range(_ATTEMPTS):
+            response = await self._request("POST", PAUSE_PATH, body)
+            if response is not None and response[0] == 200:
+                return msgspec.msgpack.decode(response[1], type=int)
+            await asyncio.sleep(0.01 * (attempt + 1))
+        return None
+
     async def state(self, digest: str) -> TableState | None:
         """Fetch its table, without content if the digests are equal; None on failure."""
         body = msgspec.msgpack.encode(TableState(digest=digest))
-        response = await self._request("PUT", body)
+        response = await self._request("PUT", PATH, body)
         if response is None or response[0] != 200:
             return None
         return msgspec.msgpack.decode(response[1], type=TableState)
 
-    async def _request(self, method: str, body: bytes) -> tuple[int, bytes] | None:
+    async def _request(self, method: str, path: str, body: bytes) -> tuple[int, bytes] | None:
         headers = sign(
             self._seed,
             method,
@@ -157,7 +172,7 @@ class GatewayPeer:
             nonce=secrets.token_hex(12),
         )
         head = [
-            f"{method} {self._http.prefix}{PATH} HTTP/1.1",
+            f"{method} {self._http.prefix}{path} HTTP/1.1",
             f"Host: {self._http.host}",
             f"Content-Length: {len(body)}",
             *(f"{name}: {value}" for name, value in headers.items()),
@@ -205,6 +220,13 @@ class GatewayPeers:
             return 0
         return sum(await asyncio.gather(*(peer.send(changed) for peer in self._by_url.values())))
 
+    async def announce_pause(self, route: Route) -> dict[str, int]:
+        """Send the route of a sandbox that is being paused; return the requests that wait for it,
+        by the URL of each gateway that answered."""
+        urls = tuple(self._by_url)
+        counts = await asyncio.gather(*(self._by_url[url].announce_pause(route) for url in urls))
+        return {url: count for url, count in zip(urls, counts, strict=True) if count is not None}
+
     async def sync(self, table: RouteTable) -> int:
         """Merge the tables of all peers into this one; return how many peers were ready."""
         ready = 0
@@ -236,12 +258,14 @@ class PeerEndpoint:
         self._verifier = verifier
         self._on_news = on_routes
 
-    def receive_routes(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Apply a signed route update."""
+    def receive_routes(self, headers: Mapping[str, str], body: bytes) -> tuple[Route, ...]:
+        """Apply a signed route update; return its routes."""
         self._verifier.check("POST", headers, body)
-        apply_update(self._table, msgspec.msgpack.decode(body, type=RouteUpdate))
+        news = msgspec.msgpack.decode(body, type=RouteUpdate)
+        apply_update(self._table, news)
         if self._on_news is not None:
             self._on_news()
+        return news.routes
 
     def serve_state(self, headers: Mapping[str, str], body: bytes) -> bytes:
         """Return the full table, or only the digest if the sender's is equal."""

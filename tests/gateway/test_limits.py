@@ -11,4 +11,5 @@ def test_default_limits_are_as_documented() -> None:
     assert (limits.requests_per_sandbox, limits.requests_reserved) == (2_000, 200)
     assert limits.connections == 20_000
     assert limits.pause_grace_seconds == 1
+    assert limits.boot_seconds == 10
     assert Settings().wake_timeout_seconds == 60

@@ -151,6 +151,30 @@ async def change(paddock: Installation, sandbox_id: str, spec: object) -> str:
     return f"{base}/{name}"
 
 
+async def test_a_request_that_reboots_a_stopped_sandbox_waits_for_its_server() -> None:
+    async with Installation() as paddock:
+        group = "/apis/paddock.dev/v1alpha1/namespaces/default"
+        base = await paddock.kube("GET", f"{group}/sandboxtemplates/base")
+        template = {
+            "apiVersion": "paddock.dev/v1alpha1",
+            "kind": "SandboxTemplate",
+            "metadata": {"name": "server"},
+            # The server listens later than the sandbox runs.
+            "spec": {
+                **base["spec"],
+                "startCommand": "sleep 1; exec python3 /home/user/server.py 8000",
+            },
+        }
+        await paddock.kube("POST", f"{group}/sandboxtemplates", template)
+        box = await paddock.create(templateID="server", timeout=300, **WAKES)
+        await paddock.serve_inside(box, 8000, SERVER)
+        _, before = await paddock.call(box, 8000)
+        await paddock.api("POST", f"/sandboxes/{box.id}/pause", {"memory": False})
+        status, after = await paddock.call(box, 8000)
+        assert status == 200
+        assert after != before, "the processes started again"
+
+
 async def test_every_gateway_has_the_route_before_create_returns() -> None:
     async with Installation(gateways=3, gateway_ports=True, pool_size=4) as paddock:
         await eventually(lambda: all_reported(paddock), seconds=60)

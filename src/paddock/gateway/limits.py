@@ -34,6 +34,8 @@ class GatewayLimits(Struct, frozen=True, kw_only=True):
     pause_grace_seconds: float = 1.0
     """A request younger than this, when its sandbox is paused, is held until the sandbox runs
     again."""
+    boot_seconds: float = 10.0
+    """How long a request waits for a closed port of a sandbox that was rebooted."""
 
 
 class GatewayOptions(Struct, frozen=True, kw_only=True):

@@ -220,6 +220,7 @@ async def test_wake_errors_reveal_no_internals(error: Exception, status: int, wo
         assert response.status == status
         assert words in json.loads(response.body)["message"]
         assert str(error) not in response.body.decode()
+        assert ("retry-after" in response.headers) == (status == 429)
 
 
 async def test_a_wake_timeout_returns_retry_after() -> None:
@@ -322,8 +323,9 @@ async def test_an_older_request_is_aborted_by_a_pause_and_wakes_nothing() -> Non
         wire.send(get())
         await asyncio.wait_for(arrived.wait(), PATIENCE_SECONDS)
         paddock.change(state=SandboxState.PAUSED)
-        with pytest.raises(ConnectionResetError):
-            await wire.rest()
+        response = await wire.response()
+        assert response.status == 502
+        assert json.loads(response.body)["message"] == "The sandbox was paused before it answered"
         await wire.close()
         assert paddock.wakes == []
 
@@ -365,8 +367,7 @@ async def test_changes_during_a_connect_apply_to_its_request(wakes: bool, change
         if wakes and "state" in change:
             assert (await wire.response()).body == b"ok"
         else:
-            with pytest.raises(ConnectionResetError):
-                await wire.rest()
+            assert (await wire.response()).status == 502
         assert thawed.is_set() == (wakes and "state" in change)
         await wire.close()
 
@@ -408,6 +409,74 @@ async def test_streams_are_aborted_when_their_sandbox_is_paused_or_ends(
                 await wire.rest()
             await wire.close()
             assert paddock.wakes == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"state": SandboxState.PAUSED}, "The sandbox was paused before it answered"),
+        (
+            {"state": SandboxState.PAUSING, "wakes": True, "loses_processes": True},
+            "The sandbox was paused before it answered",
+        ),
+        ({"state": SandboxState.DEAD}, "The sandbox ended before it answered"),
+        ({"incarnation": 1}, "The sandbox was restarted before it answered"),
+    ],
+)
+async def test_an_unanswered_request_gets_a_502_when_its_sandbox_is_paused_or_ends(
+    change: dict, message: str
+) -> None:
+    arrived = asyncio.Event()
+
+    async def serve(reader, writer) -> None:
+        await read_request(reader)
+        arrived.set()
+        await reader.read()
+
+    async with rig() as paddock:
+        await paddock.upstream(serve)
+        wire = await paddock.connect()
+        wire.send(get())
+        await asyncio.wait_for(arrived.wait(), PATIENCE_SECONDS)
+        paddock.change(**change)
+        response = await wire.response()
+        assert (response.status, json.loads(response.body)["message"]) == (502, message)
+        # The client's connection is kept.
+        assert "connection" not in response.headers
+        assert paddock.wakes == []
+        await wire.close()
+
+
+@pytest.mark.parametrize("opens", [True, False])
+async def test_a_request_waits_for_the_server_of_a_rebooted_sandbox(opens: bool) -> None:
+    async with rig(GatewayLimits(boot_seconds=60 if opens else 0.2)) as paddock:
+        await paddock.upstream(OK, **ASLEEP)
+        target = paddock.dialer.targets.pop(("abc", 8000))
+
+        async def reboot(asleep):
+            return structs.replace(
+                asleep, state=SandboxState.RUNNING, version=9, incarnation=1, is_rebooted=True
+            )
+
+        paddock.on_resume = reboot
+        asking = asyncio.create_task(paddock.get())
+        await eventually(lambda: paddock.dialer.dials > 1)
+        if opens:
+            paddock.dialer.targets["abc", 8000] = target
+            assert (await asking).status == 200
+        else:
+            response = await asking
+            assert (response.status, response.headers["retry-after"]) == (502, "5")
+            assert json.loads(response.body)["port"] == 8000
+
+
+async def test_a_closed_port_of_a_sandbox_that_kept_its_memory_fails_at_once() -> None:
+    async with rig(GatewayLimits(boot_seconds=60)) as paddock:
+        await paddock.upstream(OK, **ASLEEP)
+        paddock.dialer.targets.clear()
+        response = await paddock.get()
+        assert response.status == 502
+        assert "retry-after" not in response.headers
 
 
 async def test_a_sandbox_that_ends_during_a_request_leaves_no_unawaited_coroutine() -> None:

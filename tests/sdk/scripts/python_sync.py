@@ -1,6 +1,7 @@
 """Checks of E2B's synchronous Python SDK against a whole installation."""
 
 import datetime
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -269,6 +270,29 @@ def traffic_resumes_with_auto_resume():
         assert box.commands.run("echo awake").stdout == "awake\n"
         assert box.get_info().lifecycle["auto_resume"] is True
         keeps_counting(box)
+
+
+@check(newer=True)
+def is_running_returns_while_a_sandbox_is_paused_and_killed():
+    box = Sandbox.create()
+    polls, done = [], threading.Event()
+
+    def poll():
+        while not done.is_set():
+            polls.append(box.is_running())
+
+    with ThreadPoolExecutor(4) as pool:
+        polling = [pool.submit(poll) for _ in range(4)]
+        try:
+            for _ in range(4):
+                box.pause()
+                box.connect()
+            box.kill()
+        finally:
+            done.set()
+        for one in polling:
+            one.result()
+    assert set(polls) == {True, False}, set(polls)
 
 
 @check(newer=True)

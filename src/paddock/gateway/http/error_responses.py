@@ -25,6 +25,9 @@ REASONS = {
 }
 NOT_FOUND = "The sandbox was not found"
 PORT_CLOSED = "The sandbox is running but port is not open"
+PAUSED_UNANSWERED = "The sandbox was paused before it answered"
+RESTARTED_UNANSWERED = "The sandbox was restarted before it answered"
+ENDED_UNANSWERED = "The sandbox ended before it answered"
 
 PREFLIGHT = (
     b"HTTP/1.1 204 No Content\r\nAccess-Control-Allow-Origin: *\r\n"

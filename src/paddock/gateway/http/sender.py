@@ -14,6 +14,7 @@ from paddock.gateway.http.request_rewrite import write_lines, write_request
 from paddock.gateway.http.upstream import IdleConnections, UpstreamConnection
 from paddock.gateway.limits import GatewayLimits, GatewayOptions
 from paddock.gateway.routing.addressing import ENVD_PORT, TASKS_PORT, Destination
+from paddock.gateway.routing.boot_windows import BootWindows
 from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.kit.clock import Clock
 from paddock.kit.errors import NotFoundError, UnavailableError
@@ -22,6 +23,8 @@ from paddock.kit.logs import fields
 log = logging.getLogger(__name__)
 
 _API = PoolKey("api", 0, 0)
+_BOOT_POLL_SECONDS = 0.1
+_BOOT_RETRY_SECONDS = 5
 _LATE_SECONDS = 0.25
 """If a timeout fires this late, this process was stalled, and the other side is not to blame."""
 
@@ -57,6 +60,7 @@ class Sender:
         self._limits = limits
         self._trusts = options.trusts_forwarded
         self._pool = ConnectionPool(clock.monotonic)
+        self._boots = BootWindows(routes, clock.monotonic, seconds=limits.boot_seconds)
 
     def sweep(self) -> None:
         """Close connections that have been idle for too long."""
@@ -104,13 +108,10 @@ class Sender:
 
     async def _connect(self, exchange: Exchange, route: Route, port: int, head: bytes) -> None:
         try:
-            connection = await self._dial_in_time(
-                lambda: self._dial(
-                    route, port, UpstreamConnection(self.idle_connections(route, port))
-                )
-            )
+            connection = await self._dial_until_open(route, port)
         except ConnectionRefusedError:
-            exchange.fail(502, error_responses.PORT_CLOSED, port=port)
+            retry = _BOOT_RETRY_SECONDS if self._boots.has_booted(route) else None
+            exchange.fail(502, error_responses.PORT_CLOSED, port=port, retry_after_seconds=retry)
         except TimeoutError:
             exchange.fail(504, "the sandbox did not take the connection in time", port=port)
         except (OSError, UnavailableError, NotFoundError) as error:
@@ -121,6 +122,20 @@ class Sender:
                 exchange.fail(502, error_responses.PORT_CLOSED, port=port)
         else:
             _serve(connection, exchange, head)
+
+    async def _dial_until_open(self, route: Route, port: int) -> UpstreamConnection:
+        """Connect; after a reboot, wait until the port is open."""
+        while True:
+            try:
+                return await self._dial_in_time(
+                    lambda: self._dial(
+                        route, port, UpstreamConnection(self.idle_connections(route, port))
+                    )
+                )
+            except ConnectionRefusedError:
+                if not self._boots.is_open(route):
+                    raise
+            await asyncio.sleep(_BOOT_POLL_SECONDS)
 
     async def _dial_in_time(
         self, dial: Callable[[], Awaitable[UpstreamConnection]]

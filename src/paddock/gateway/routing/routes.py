@@ -16,6 +16,7 @@ from paddock.cache import states
 from paddock.cache.states import SandboxState
 from paddock.kit.clock import Clock
 from paddock.resources.kinds.sandbox import Sandbox
+from paddock.resources.kinds.template import PauseStrategy
 from paddock.resources.meta import Key
 from paddock.resources.tokens import hashed
 
@@ -42,6 +43,10 @@ class Route(Struct, frozen=True, kw_only=True):
     envd: str | None = None
     node: str | None = None
     incarnation: int = 0
+    is_rebooted: bool = False
+    """Whether its processes ended with its last pause."""
+    loses_processes: bool = False
+    """Whether it is paused, or being paused, in a way that ends its processes."""
     ends_at: datetime | None = None
     """The sandbox counts as dead from this time on, whatever its state."""
     remote: str | None = None
@@ -71,6 +76,8 @@ def route_of(sandbox: Sandbox, now: datetime) -> Route | None:
         envd=address.envd,
         node=address.node,
         incarnation=sandbox.status.incarnation,
+        loses_processes=sandbox.spec.paused and sandbox.spec.pause_strategy is PauseStrategy.STOP,
+        is_rebooted=sandbox.status.pause_strategy is PauseStrategy.STOP,
         ends_at=sandbox.spec.shutdown_time,
     )
 

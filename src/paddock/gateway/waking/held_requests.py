@@ -66,7 +66,11 @@ def _refuse(exchange: Exchange, error: PaddockError) -> None:
     if isinstance(error, (NotFoundError, ConflictError)):
         exchange.fail(502, error_responses.NOT_FOUND)
     elif isinstance(error, QuotaExceededError):
-        exchange.fail(429, "the sandbox cannot be resumed: its team's quota is used up")
+        exchange.fail(
+            429,
+            "the sandbox cannot be resumed: its team's quota is used up",
+            retry_after_seconds=5,
+        )
     elif isinstance(error, DeadlineExceededError):
         exchange.fail(503, "the sandbox did not wake in time", retry_after_seconds=5)
     else:

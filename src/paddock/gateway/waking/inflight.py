@@ -1,8 +1,9 @@
 """Requests in flight, by sandbox, and what happens to them when the sandbox changes.
 
-When a sandbox ends, its in-flight requests are aborted. When it is paused, its streams are
-aborted; a request that has just started is held until the sandbox runs again, if traffic wakes
-it. Connections to an earlier incarnation are never used again.
+When a sandbox ends, its in-flight requests are cut. When it is paused, its streams and older
+requests are cut; a request that has just started is held until the sandbox runs again, if traffic
+wakes it and the pause keeps its processes. A request that is cut gets a 502, or a reset if its
+response has begun. Connections to an earlier incarnation are never used again.
 """
 
 from collections.abc import Callable, Coroutine
@@ -90,46 +91,51 @@ class InflightRequests:
         if exchange.upstream is None or current is None or current.uid != route.uid:
             return
         if current.incarnation != route.incarnation:
-            exchange.abort()
+            exchange.fail(502, error_responses.RESTARTED_UNANSWERED)
         elif current.state in (SandboxState.PAUSING, SandboxState.PAUSED):
-            if self._options.wakes and current.wakes:
+            if self._outlives_pause(current):
                 self._spawn(
                     exchange, self._wait_until_running(exchange, current), "hold over pause"
                 )
             else:
-                exchange.abort()
+                exchange.fail(502, error_responses.PAUSED_UNANSWERED)
 
     def _route_changed(self, old: Route | None, new: Route | None) -> None:
-        """Abort requests to a sandbox that ended, was replaced, restarted or paused."""
+        """Cut or hold requests to a sandbox that ended, was replaced, restarted or paused."""
         if old is None:
             return
         if new is None or new.uid != old.uid:
             self._sender.drop(old.uid)
             for exchange in tuple(self.in_flight.get(old.uid, ())):
                 if exchange.upstream is not None:
-                    exchange.abort()
+                    exchange.fail(502, error_responses.ENDED_UNANSWERED)
                 else:
                     exchange.fail(502, error_responses.NOT_FOUND)
             self._activity.forget(old.uid)
             self.in_flight.pop(old.uid, None)
         elif new.incarnation != old.incarnation:
             self._sender.drop(old.uid)
-            self._abort_upstream(old.uid, keep_young=False)
+            self._cut_sent(old.uid, error_responses.RESTARTED_UNANSWERED, keep_young=False)
         elif old.state is SandboxState.RUNNING and new.state in (
             SandboxState.PAUSING,
             SandboxState.PAUSED,
         ):
             self._sender.drop(old.uid)
-            self._abort_upstream(old.uid, keep_young=self._options.wakes and new.wakes)
+            keep_young = self._outlives_pause(new)
+            self._cut_sent(old.uid, error_responses.PAUSED_UNANSWERED, keep_young=keep_young)
             self._hold_over_pause(new)
 
-    def _abort_upstream(self, uid: str, *, keep_young: bool) -> None:
-        """Abort requests sent to a sandbox; with `keep_young`, except those that just started."""
+    def _outlives_pause(self, route: Route) -> bool:
+        """Whether a request that was sent just before a pause can be answered after it."""
+        return self._options.wakes and route.wakes and not route.loses_processes
+
+    def _cut_sent(self, uid: str, message: str, *, keep_young: bool) -> None:
+        """Cut requests sent to a sandbox; with `keep_young`, except those that just started."""
         limit = self._now() - self._limits.pause_grace_seconds
         for exchange in tuple(self.in_flight.get(uid, ())):
             is_young = exchange.started >= limit and not _is_stream(exchange)
             if exchange.upstream is not None and not (keep_young and is_young):
-                exchange.abort()
+                exchange.fail(502, message)
 
     def _hold_over_pause(self, route: Route) -> None:
         """Hold requests whose sandbox was paused after they were sent, and wake it."""

@@ -72,7 +72,7 @@ _NO_MEMORY = Restriction(
 )
 _NO_HOSTS = Restriction(
     uses=_host_names,
-    reason="NetworkPolicies of Kubernetes support addresses only",
+    reason="NetworkPolicies support addresses only",
     alternative="use addresses or CIDRs",
 )
 TEMPLATES: Mapping[str, tuple[Restriction, ...]] = {

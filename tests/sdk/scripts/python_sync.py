@@ -322,6 +322,14 @@ def pause_without_memory_keeps_files_only():
         assert again.commands.run("pgrep -x sleep || echo none").stdout == "none\n"
 
 
+@check
+def an_unknown_template_has_advice():
+    missing = str(expect(e2b.SandboxException, Sandbox.create, "code-interpreter-v1"))
+    assert "template 'code-interpreter-v1' not found" in missing, missing
+    assert "no code interpreter is included" in missing, missing
+    assert "templates that exist: base" in missing, missing
+
+
 @check(newer=True)
 def a_snapshot_can_be_used_as_a_template():
     box = Sandbox.create()

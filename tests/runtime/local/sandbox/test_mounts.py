@@ -17,7 +17,7 @@ def test_a_volume_claim_is_refused_with_the_alternative() -> None:
 
 
 def test_a_node_without_root_refuses_directories_of_the_host() -> None:
-    request = MakeRoot(base="/b", layers=("l",), disk="/d", binds=(("/srv", False),))
+    request = MakeRoot(base=0, layers=("l",), disk="/d", binds=(("/srv", False),))
     with pytest.raises(UnsupportedError, match="without root") as refused:
         rootless_overlay(request)
     assert "sudo paddock up" in (refused.value.hint or "")

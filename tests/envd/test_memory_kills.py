@@ -71,3 +71,10 @@ def test_sizes_are_short() -> None:
         "2 KiB",
         "12 bytes",
     ]
+
+
+def test_the_limit_of_a_pod_is_above_the_cgroup(tmp_path: Path, directory: int) -> None:
+    write(tmp_path, memory__max="max", memory__events="oom 0\noom_kill 1")
+    kills = from_meters({"cgroup": directory}, GIB // 2)
+    assert kills is not None
+    assert kills.cause() == "the sandbox used its 512 MiB of memory"

@@ -21,6 +21,8 @@ class MemoryKills(Struct, frozen=True):
 
     directory: int
     is_v2: bool
+    limit_above: int = 0
+    """The sandbox's limit if its cgroup has none, because one above it has: that of a pod."""
 
     def count(self) -> int:
         """Return how many processes were killed since the cgroup was created."""
@@ -35,6 +37,8 @@ class MemoryKills(Struct, frozen=True):
             limit = _number(self._read("memory.limit_in_bytes"))
             limit = 0 if limit > _NO_LIMIT_V1 else limit
             is_full = _number(self._read("memory.max_usage_in_bytes")) >= limit * _FULL
+        if not limit and self.limit_above:
+            limit, is_full = self.limit_above, True
         if limit and is_full:
             return f"the sandbox used its {size(limit)} of memory"
         return "the machine ran out of memory"
@@ -57,13 +61,13 @@ class MemoryKills(Struct, frozen=True):
             os.close(fd)
 
 
-def from_meters(meters: Mapping[str, int] | None) -> MemoryKills | None:
-    """Return the counter of a sandbox, or None if its cgroup is not known."""
+def from_meters(meters: Mapping[str, int] | None, limit: int | None = None) -> MemoryKills | None:
+    """Return the counter of a sandbox with this limit, or None if its cgroup is not known."""
     meters = meters or {}
     if (fd := meters.get("cgroup")) is not None:
-        return MemoryKills(fd, True)
+        return MemoryKills(fd, True, limit or 0)
     fd = meters.get("cgroup_memory")
-    return None if fd is None else MemoryKills(fd, False)
+    return None if fd is None else MemoryKills(fd, False, limit or 0)
 
 
 def size(count: int) -> str:

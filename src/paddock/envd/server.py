@@ -79,7 +79,7 @@ class Envd:
         config, spawner = config or Config(), spawner or DirectSpawner()
         self.config = config
         self.environment = Environment(config)
-        self.registry = ProcessRegistry(spawner, from_meters(meters))
+        self.registry = ProcessRegistry(spawner, from_meters(meters, config.memory_total_bytes))
         self.watchers = Watchers()
         self._meters = meters
         self._meter = Meter(config, meters)
@@ -111,7 +111,7 @@ class Envd:
         """Serve this sandbox; must be called before `start`."""
         if config.tasks_dir != self.config.tasks_dir:
             self._task_files.use_directory(config.tasks_dir)
-        self.registry.assign(spawner, from_meters(meters))
+        self.registry.assign(spawner)
         self._meters = meters
         self._is_attached = False
         self.reconfigure(config)
@@ -121,6 +121,7 @@ class Envd:
         self.config = config
         self.environment.assign(config)
         self._meter = Meter(config, self._meters)
+        self.registry.memory_kills = from_meters(self._meters, config.memory_total_bytes)
 
     async def attach(self) -> int:
         """Find surviving processes and tasks; return the number of processes."""

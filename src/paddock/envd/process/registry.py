@@ -31,15 +31,15 @@ class ProcessRegistry:
 
     def __init__(self, spawner: Spawner, memory_kills: MemoryKills | None = None) -> None:
         self._spawner = spawner
-        self._memory_kills = memory_kills
+        self.memory_kills = memory_kills
+        """Counts the OOM kills of the sandbox; `None` if they are not known."""
         self._processes: dict[int, ManagedProcess] = {}
         self._ended: dict[int, ManagedProcess] = {}
         self._background: set[asyncio.Task[None]] = set()
 
-    def assign(self, spawner: Spawner, memory_kills: MemoryKills | None = None) -> None:
+    def assign(self, spawner: Spawner) -> None:
         """Set the spawner; called before any process is started."""
         self._spawner = spawner
-        self._memory_kills = memory_kills
 
     def running(self) -> Iterator[ManagedProcess]:
         yield from self._processes.values()
@@ -69,7 +69,7 @@ class ProcessRegistry:
         If the caller is cancelled meanwhile, the command is still started and retained, and killed
         after `timeout` seconds.
         """
-        process = ManagedProcess(config, tag, self._memory_kills)
+        process = ManagedProcess(config, tag, self.memory_kills)
         subscription = process.subscribe()
         until = None if timeout is None else asyncio.get_running_loop().time() + timeout
         memo = msgspec.json.encode(_Memo(config=config, tag=tag, timeout=timeout, until=until))
@@ -106,7 +106,7 @@ class ProcessRegistry:
         inherited = await self._spawner.attach(watcher)
         for item in inherited:
             memo = _read_memo(item.memo)
-            process = ManagedProcess(memo.config, memo.tag, self._memory_kills)
+            process = ManagedProcess(memo.config, memo.tag, self.memory_kills)
             known[item.child.pid] = process
             self._adopt(process, item.child)
             status = item.exit or early.get(item.child.pid)

@@ -67,6 +67,8 @@ class ContainerStatus(ResourcePart, frozen=True, kw_only=True):
     container_id: str = field(name="containerID", default="")
     """Changes with every restart. Empty before the first start."""
     state: ContainerState = ContainerState()
+    last_state: ContainerState = ContainerState()
+    """How the previous run ended, if it was restarted."""
 
 
 class PodCondition(ResourcePart, frozen=True, kw_only=True):

@@ -132,6 +132,22 @@ def _has_envd(pod: Pod) -> bool:
     )
 
 
+def is_envd_killed_for_memory(before: Pod | None, after: Pod) -> bool:
+    """Whether the sidecar was restarted since `before`, because its commands used up the memory."""
+    if before is None:
+        return False
+    old, new = _envd_status(before), _envd_status(after)
+    if old is None or new is None or new.restart_count <= old.restart_count:
+        return False
+    ended = new.last_state.terminated
+    return ended is not None and ended.reason == "OOMKilled"
+
+
+def _envd_status(pod: Pod) -> ContainerStatus | None:
+    found = (item for item in pod.status.init_container_statuses if item.name == names.ENVD)
+    return next(found, None)
+
+
 def envd_wait_reason(pod: Pod) -> str:
     """Return the kubelet's reason why the sidecar is not running, or an empty string."""
     for status in pod.status.init_container_statuses:

@@ -101,9 +101,12 @@ class PodWatch:
         was = instance_of(uid, before).state if before is not None else None
         now = instance_of(uid, after) if after is not None else None
         state = now.state if now is not None else InstanceState.FAILED
-        if state is was:
+        is_killed = after is not None and status.is_envd_killed_for_memory(before, after)
+        if state is was and not is_killed:
             return
         reason = now.reason if now is not None else "its pod is gone"
-        event = RuntimeEvent(uid=uid, state=state, reason=reason)
+        if is_killed:
+            reason = "processes were killed: the sandbox used its memory"
+        event = RuntimeEvent(uid=uid, state=state, reason=reason, memory_kills=int(is_killed))
         for watcher in self._watchers:
             watcher.put_nowait(event)

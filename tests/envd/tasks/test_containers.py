@@ -30,6 +30,8 @@ class FakeRuntime(grpc.GenericRpcHandler):
         self.made = 0
         self.last_words = b""
         """Output that appears in the log shortly after the container is removed."""
+        self.malformed = 0
+        """Number of next statuses that are malformed."""
 
     def service(self, handler_call_details):
         name = handler_call_details.method.rpartition("/")[2]
@@ -83,6 +85,9 @@ class FakeRuntime(grpc.GenericRpcHandler):
 
     async def ContainerStatus(self, request, context):
         process = self.containers[get_text(request, 1)]["process"]
+        if self.malformed:
+            self.malformed -= 1
+            return {1: b"\xff"}
         if process.returncode is None:
             return {1: {1: get_text(request, 1), 3: 1}}
         await self.containers[get_text(request, 1)]["copy"]
@@ -176,6 +181,22 @@ async def test_output_written_after_the_exit_is_kept(runtime, tmp_path: Path) ->
     tasks = TaskManager(launcher, TaskFiles(tmp_path))
     tasks.set([wanted("t", "/bin/sh", "-c", "echo hello")])
     assert (await final(tasks, "t"))["outputHead"] == "hello\nunfinished\n"
+    await launcher._client.close()
+
+
+async def test_a_malformed_status_is_reported_once_and_read_again(
+    runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cri, path = runtime
+    cri.malformed = 3
+    launcher = await opened(path)
+    tasks = TaskManager(launcher, TaskFiles(tmp_path))
+    tasks.set([wanted("t", "/bin/sh", "-c", "exit 3")])
+    status = await final(tasks, "t")
+    assert status["terminated"]["exitCode"] == 3
+    [said] = [item for item in caplog.records if item.message == "container status not read"]
+    assert "malformed message from the container runtime" in said.error
+    assert said.container == "c1"
     await launcher._client.close()
 
 

@@ -8,6 +8,7 @@ executor finds them. Output is copied by `cri_logs.py`. Needs the extra `cri` (g
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,8 @@ from paddock.envd.tasks.cri_wire import (
 from paddock.envd.tasks.launcher import ExecutorError, TaskLaunchError
 from paddock.envd.tasks.model import TaskRecord
 from paddock.wire.protobuf import Message
+
+log = logging.getLogger(__name__)
 
 LABEL_TASK = "paddock.dev/task"
 LABEL_ATTEMPT = "paddock.dev/attempt"
@@ -102,6 +105,8 @@ class RunningContainer:
         self._log = log
         self._stopping: set[asyncio.Task[None]] = set()
         self._cause = ""
+        self._problem = ""
+        """The last error of the runtime; each is logged once."""
 
     @property
     def cause(self) -> str:
@@ -135,14 +140,24 @@ class RunningContainer:
             response = await self._client.call("ContainerStatus", {1: self._id})
             status = get_message(response, 1)
             if get_int(status, 3) != _EXITED:
+                self._problem = ""
                 return None
             code = get_int(status, 7)
             if get_text(status, 10) == "OOMKilled":
                 self._cause = "the container used up its memory"
             await self._client.call("RemoveContainer", {1: self._id})
         except CriError as error:
+            if error.is_gone:
+                return LOST_CODE
             # Containers survive a restart of the runtime, so the call is retried.
-            return LOST_CODE if error.is_gone else None
+            if str(error) != self._problem:
+                self._problem = str(error)
+                log.warning(
+                    "container status not read",
+                    extra={"container": self._id, "error": self._problem},
+                )
+            return None
+        self._problem = ""
         return code
 
     async def signal(self, number: int) -> None:

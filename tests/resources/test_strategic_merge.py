@@ -131,6 +131,11 @@ def test_the_result_is_a_plain_copy():
             {"env": [{"name": "a"}, {"b": 1}]}, "env[1].name", id="second item without key"
         ),
         pytest.param({"env": [{"name": {"x": 1}}]}, "env[0].name", id="key is an object"),
+        pytest.param(
+            {"containers": [{"name": "a", "ports": [{"containerPort": 1}, {"name": "b"}]}]},
+            "containers[0].ports[1].containerPort",
+            id="port of a container without its number",
+        ),
     ],
 )
 def test_an_invalid_patch_is_rejected_with_its_path(patch: dict[str, Any], path: str):

@@ -112,7 +112,9 @@ class _Merge:
         if self._has_directives and any(item.get("$patch") == "replace" for item in patch):
             return [_copied(item) for item in patch if "$patch" not in item]
         fitting = (key for key in keys if all(key in item for item in patch))
-        key = next(fitting, keys[-1])
+        # The key to ask for if none fits: ports of containers have another than ports of templates.
+        asked = keys[0] if "ontainers[" in path else keys[-1]
+        key = next(fitting, asked)
         result: dict[int, Any] = dict(enumerate(present))
         places: dict[Any, int] = {}
         for place, item in enumerate(present):

@@ -6,8 +6,9 @@ Starts a control plane of its own (scripts/kube-build first). Claims are the man
 tokens and configuration, on a stock that is there. The ceiling is the very same write to the same
 kind of object in the same stock, in turns with the claims, sent as ready-made bytes of whose
 answers nothing is read (`kubernetes_raw`), by as many clients at once and with the same watch open.
-Claimed sandboxes are simulated: what a pod costs beside its Sandbox (one create, one delete) is in
-the driver's tests. Those that the `controllers` process leads have their pods.
+Claimed sandboxes are simulated: this measures the control plane and the API server. Those that the
+`controllers` process leads have their pods, which no kubelet runs. `kubernetes_pods.py` measures
+real pods.
 """
 
 import argparse

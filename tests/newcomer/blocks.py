@@ -5,6 +5,7 @@ A mark is an HTML comment, which readers of the page do not see:
     <!-- walk: skip REASON: TEST -->   before a block: it is not run, TEST covers it
     <!-- walk: exit 1 -->              before a block: its exit code
     <!-- walk: types yes -->           before a block: the answer to its question
+    <!-- walk: file NAME -->           before a block: it is a file that a later block uses
     <!-- walk: check COMMAND -->       after a block: COMMAND must succeed then
 """
 
@@ -18,7 +19,8 @@ LAST = "docs/how-to/operating.md"
 
 _FENCE = re.compile(r"^```(\w*)$")
 _MARK = re.compile(r"^<!-- walk: (\w+) (.+) -->$")
-_KINDS_BEFORE = ("skip", "exit", "types")
+_DIAGRAM = "mermaid"
+_KINDS_BEFORE = ("skip", "exit", "types", "file")
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,13 @@ class Block:
 
 
 def pages() -> list[str]:
-    """Return README and every how-to guide, in the order of the walk."""
-    guides = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/how-to").glob("*.md"))
-    return ["README.md", *(page for page in guides if page != LAST), LAST]
+    """Return README, every how-to guide and every page of concepts, in the order of the walk."""
+    found = [
+        str(path.relative_to(ROOT))
+        for directory in ("docs/how-to", "docs")
+        for path in sorted((ROOT / directory).glob("*.md"))
+    ]
+    return ["README.md", *(page for page in found if page != LAST), LAST]
 
 
 def blocks(page: str, text: str | None = None) -> list[Block]:
@@ -75,7 +81,8 @@ def blocks(page: str, text: str | None = None) -> list[Block]:
         elif fence := _FENCE.match(line):
             end = lines.index("```", number)
             body = "\n".join(lines[number:end]) + "\n"
-            found.append(Block(page, number, fence[1], body, marks))
+            if fence[1] != _DIAGRAM:
+                found.append(Block(page, number, fence[1], body, marks))
             marks, number = {}, end + 1
         elif line.strip() and marks:
             raise ValueError(f"{page}:{number}: the mark {marks} is not followed by a block")
@@ -107,6 +114,9 @@ def console_steps(text: str) -> list[tuple[str, list[re.Pattern[str]]]]:
     for line in text.splitlines():
         if line.startswith("$ "):
             steps.append((line[2:], []))
+        elif steps and steps[-1][0].endswith("\\"):
+            command, lines = steps.pop()
+            steps.append((f"{command}\n{line}", lines))
         else:
             steps[-1][1].append(pattern(line))
     return steps

@@ -30,6 +30,8 @@ from tests.sdk.clients import NEWEST, NODE, NODE_CLIENTS, python_of
 START_SECONDS = 100
 BLOCK_SECONDS = 150
 READY = "Paddock is up"
+_END = "\x1e"
+"""Separates the output of commands."""
 COPIED = ("scripts", "requirements", "examples", "pyproject.toml", "README.md", "LICENSE")
 
 
@@ -110,13 +112,14 @@ class Walk:
     def run(self, block: Block) -> None:
         """Run a block; fail if text and behaviour differ."""
         text = self.adapted(block.text)
-        if text == "scripts/up\n":
+        if name := block.marks.get("file"):
+            (self.checkout / name).write_text(text)
+        elif text == "scripts/up\n":
             self.start()
         elif block.language == "sh":
             self.shell(text, block.exit_code, types=block.marks.get("types"))
         elif block.language == "console":
-            for command, lines in console_steps(text):
-                _require(self.shell(command, block.exit_code), lines)
+            self._console(text, block.exit_code)
         elif block.language == "python":
             self._program([python_of(NEWEST), "-c", text], text)
         elif block.language == "js":
@@ -132,6 +135,17 @@ class Walk:
             raise AssertionError(f"no way to run a block of the language {block.language!r}")
         for check in block.checks:
             self.shell(self.adapted(check))
+
+    def _console(self, text: str, exit_code: int) -> None:
+        """Run the commands of a terminal: one that fails ends nothing, and `$?` is its code."""
+        steps = console_steps(text)
+        script = "".join(
+            f"{command}\ncode=$?; printf '%s' '{_END}'; (exit $code)\n" for command, _ in steps
+        )
+        *outputs, rest = self.shell(f"set +e\n{script}", exit_code).split(_END)
+        assert len(outputs) == len(steps), f"the session ended early:\n{rest[-3000:]}"
+        for output, (_, lines) in zip(outputs, steps, strict=True):
+            _require(output, lines)
 
     def _program(self, command: list[object], text: str) -> None:
         words = shlex.join(str(word) for word in command)

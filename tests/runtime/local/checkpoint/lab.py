@@ -17,6 +17,7 @@ from paddock.runtime.local.checkpoint import (
     Restore,
     Restored,
     RestoreMounts,
+    StoredMemory,
     find_criu,
 )
 from paddock.runtime.local.images import base_directory
@@ -193,7 +194,7 @@ class Lab:
         wanted = self.root_of(slot, box.path, binds)
         loop = asyncio.get_running_loop()
 
-        def mount_root() -> RestoreMounts:
+        def mount_root(_: StoredMemory) -> RestoreMounts:
             mounting = self.launcher.mount_root(userns, wanted)
             root, *mounts = asyncio.run_coroutine_threadsafe(mounting, loop).result(30)
             return RestoreMounts(root=root, binds=dict(zip(binds or {}, mounts, strict=True)))

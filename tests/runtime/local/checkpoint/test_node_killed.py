@@ -38,7 +38,7 @@ checkpointer = Checkpointer(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 checkpointer.restore(Restore(images=Path(sys.argv[2]), id_base=int(sys.argv[3]),
-                             mount_root=lambda: RestoreMounts(root=int(sys.argv[4])),
+                             mount_root=lambda _: RestoreMounts(root=int(sys.argv[4])),
                              groups=sys.argv[5:]))
 sys.stdin.readline()
 """

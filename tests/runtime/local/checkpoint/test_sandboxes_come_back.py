@@ -13,7 +13,13 @@ import pytest
 
 from paddock.envd.process.init_protocol import SpawnFlags
 from paddock.kit.errors import UnavailableError
-from paddock.runtime.local.checkpoint import Checkpointer, Restore, RestoreMounts, mounts
+from paddock.runtime.local.checkpoint import (
+    Checkpointer,
+    Restore,
+    RestoreMounts,
+    StoredMemory,
+    mounts,
+)
 from paddock.runtime.local.kernel import syscalls
 from tests import disks
 from tests.disks import small_disk
@@ -530,5 +536,5 @@ async def test_failures_of_criu_have_a_reason(lab: Lab):
         checkpointer.close()
 
 
-def _copy_of(root: int) -> RestoreMounts:
+def _copy_of(root: int, _: StoredMemory) -> RestoreMounts:
     return RestoreMounts(root=os.dup(root))

@@ -31,7 +31,7 @@ Requirements on a sandbox, which the launcher has to meet (each was tested):
                            group=..., while_frozen=lambda: storage.snapshot(uid, cp)))   # snapshot
 
     userns = checkpointer.id_namespace(base)            # for the launcher's `MakeRoot`
-    mount_root = lambda: RestoreMounts(root=..., binds=...)   # detached mounts from MakeRoot
+    mount_root = lambda memory: RestoreMounts(root=..., binds=...)   # detached mounts
     restored = checkpointer.restore(Restore(
         images=..., id_base=base, mount_root=mount_root,
         groups=(cgroups.unified(group), *cgroups.joins(group)),

@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -70,10 +70,12 @@ class Restore(Struct, frozen=True, kw_only=True):
     images: Path
     id_base: int
     """First host id of the new range."""
-    mount_root: Callable[[], RestoreMounts]
+    mount_root: Callable[[StoredMemory], RestoreMounts]
     """Called in the caller's thread while CRIU starts; returns the mounts of the tree."""
     groups: Sequence[str] = ()
     """Directories of the control groups in which the processes start."""
+    cpus: Collection[int] = ()
+    """CPUs that the processes may run on; empty means those of the caller."""
     keep_connections: bool = False
     """Whether established connections are restored (same sandbox) or closed (clones)."""
     connect_network: Callable[[int], None] | None = None
@@ -165,9 +167,12 @@ class Checkpointer:
     def _restore_at(
         self, memory: StoredMemory, images: int, request: Restore, caller: CallerThread
     ) -> Restored:
+        if request.cpus:
+            # Of this thread alone, which ends after the restore. CRIU and the processes inherit it.
+            os.sched_setaffinity(0, request.cpus)
         with contextlib.ExitStack() as given:
             run = given.enter_context(self._criu.start(request.groups))
-            mounts = caller.run(request.mount_root)
+            mounts = caller.run(lambda: request.mount_root(memory))
             for fd in (mounts.root, *mounts.binds.values()):
                 given.callback(os.close, fd)
             missing = sorted(set(memory.externals) - set(mounts.binds))
@@ -245,6 +250,7 @@ def _write_manifest(
         id_count=count,
         devices={one.key: one.source for one in externals if one.source is not None},
         externals={one.point: one.key for one in externals if one.source is None},
+        sizes=_sizes_of(request.pid, externals),
     )
     stored = manifest.write(request.images, memory)
     if request.durable:
@@ -259,6 +265,16 @@ def _externals_of(pid: int) -> tuple[ExternalMount, ...]:
         raise UnavailableError(f"the init process {pid} of the sandbox is gone") from error
     host = Path("/proc/self/mountinfo").read_text()
     return find_externals(parse_mountinfo(inside), parse_mountinfo(host))
+
+
+def _sizes_of(pid: int, externals: Sequence[ExternalMount]) -> dict[str, int]:
+    """Return the sizes of external files below /proc and /sys, where no sandbox changes names."""
+    points = (one.point for one in externals if one.source is None)
+    return {
+        point: os.stat(f"/proc/{pid}/root{point}").st_size
+        for point in points
+        if point.startswith(("/proc/", "/sys/"))
+    }
 
 
 def _id_range_of(pid: int) -> tuple[int, int]:

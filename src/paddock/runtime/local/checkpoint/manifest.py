@@ -33,6 +33,9 @@ class StoredMemory(Struct, frozen=True, kw_only=True):
     """Host paths of device nodes by CRIU's key for their mounts."""
     externals: Mapping[str, str] = {}
     """CRIU's keys of other bind mounts by their mount point inside."""
+    sizes: Mapping[str, int] = {}
+    """Sizes of files of the host that were mounted below /proc and /sys, by mount point. CRIU
+    refuses to reopen a file that has another size."""
     files: Mapping[str, int] = {}
     """Sizes of the images."""
 

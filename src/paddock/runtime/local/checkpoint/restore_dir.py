@@ -7,6 +7,7 @@ namespace that ends with the thread. So the host never sees it, and nothing is l
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,7 +79,10 @@ class RestoreDir:
 
     def _attach(self, cleanup: contextlib.ExitStack, name: str, mount: int) -> Path:
         path = self._path / name
-        path.mkdir(mode=0o700)
+        if stat.S_ISDIR(os.fstat(mount).st_mode):
+            path.mkdir(mode=0o700)
+        else:
+            path.touch(mode=0o600)
         syscalls.move_mount(mount, str(path))
         cleanup.callback(syscalls.umount, str(path), syscalls.MNT_DETACH)
         return path

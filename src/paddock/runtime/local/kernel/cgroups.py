@@ -116,6 +116,17 @@ class Cgroups:
             found["cgroup_cpu"] = at
         return found
 
+    def parents(self) -> tuple[str, str, str]:
+        """Return the directories above sandboxes' cgroups: unified, of memory, of CPU time."""
+        unified = f"{self.layout.unified}/{self._parent}"
+        memory = self.layout.v1.get("memory")
+        cpu = self.layout.v1.get("cpuacct")
+        return (
+            unified,
+            f"{memory}/{self._parent}" if memory else unified,
+            f"{cpu}/{self._parent}" if cpu else unified,
+        )
+
     def create(self, name: str) -> None:
         """Create a sandbox's cgroups."""
         for path in (self.unified(name), *self.joins(name)):

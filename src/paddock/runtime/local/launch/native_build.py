@@ -1,4 +1,4 @@
-"""Builds the two native programs, init and the launcher; builds are cached by the hash of sources.
+"""Builds the native programs (init, launcher, view server); cached by hash of source.
 
 Init is a layer of its own on top of every image. The layer also holds what every root needs and
 some images lack: mount points, and the files that device nodes are bind-mounted on. It is shared,
@@ -22,11 +22,13 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 PREFIX = "init-"
 
 LAUNCHER_PREFIX = "launcher-"
+VIEWS_PREFIX = "views-"
 CACHE = Path("/var/cache/paddock/init")
 """The cache of a node that runs as root."""
 
 _SOURCES = Path(__file__).parent / "native" / "init"
 _LAUNCHER_SOURCES = Path(__file__).parent / "native" / "launcher"
+_VIEWS_SOURCES = Path(__file__).parent / "native" / "views"
 _DIRECTORIES = {
     "proc": 0o555, "sys": 0o555, "tmp": 0o1777, "run": 0o755, ".paddock": 0o755,
     "dev": 0o755, "dev/pts": 0o755, "dev/shm": 0o1777,
@@ -53,6 +55,13 @@ def ensure_launcher(cache: Path = CACHE) -> Path:
     """Return the path of the launcher, building it if needed."""
     program = cache / f"{LAUNCHER_PREFIX}{_digest(_LAUNCHER_SOURCES)}"
     _ensure(program, functools.partial(_compile, _LAUNCHER_SOURCES / "launcher.c"))
+    return program
+
+
+def ensure_views(cache: Path = CACHE) -> Path:
+    """Return the path of the view server, building it if needed."""
+    program = cache / f"{VIEWS_PREFIX}{_digest(_VIEWS_SOURCES)}"
+    _ensure(program, functools.partial(_compile, _VIEWS_SOURCES / "views.c"))
     return program
 
 
@@ -121,7 +130,7 @@ def _compile(source: Path, target: Path) -> None:
             f"cannot build {source.stem}: there is no C compiler",
             hint="apt-get install gcc libc6-dev",
         )
-    command = [compiler, "-static", "-Os", "-s", "-o", str(target), str(source)]
+    command = [compiler, "-static", "-Os", "-s", "-o", str(target), str(source), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UnavailableError(

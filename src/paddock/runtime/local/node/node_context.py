@@ -30,6 +30,7 @@ from paddock.runtime.local.net.fabric import Fabric, FabricSettings
 from paddock.runtime.local.node.records import StateDirectory
 from paddock.runtime.local.node.slots import SandboxSlots
 from paddock.runtime.local.storage import Storage, open_storage
+from paddock.runtime.local.views import ResourceViews
 from paddock.runtime.port import Limits
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,9 @@ class NodeContext:
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="node")
         self._cache = settings.state / "cache" if self.is_rootless else native_build.CACHE
         self.launcher = SandboxLauncher(str(self.directories.stage), self._cache)
+        self.views = ResourceViews(
+            self.directories.views, self._cache, self.cgroups, self.slots.first_id(0)
+        )
         self._host_image = asyncio.Lock()
         self._host_layers: tuple[str, ...] = ()
 
@@ -95,6 +99,7 @@ class NodeContext:
         await self.run_in_thread(native_build.ensure_launcher, self._cache)
         if self.cgroups.is_usable:
             self.cgroups.prepare()
+        await self.run_in_thread(self.views.open)
         if not self.is_rootless:
             await self.run_in_thread(sysctls.raise_limits)
         self._storage = await self.run_in_thread(
@@ -111,6 +116,7 @@ class NodeContext:
         self.directories.socket_dirs.close()
         self.launcher.stop()
         self.zygote.stop()
+        self.views.close(purge=purge)
         if self.fabric is not None:
             if purge:
                 await self.fabric.purge()

@@ -141,6 +141,7 @@ class Node:
             "pid": os.getpid(),
             "launcher": self.context.launcher.pid,
             "zygote": self.context.zygote.pid,
+            "views": self.context.views.server_pid,
             "warm": self.lifecycle.warm_stock.count,
             "warm_sandboxes": self.lifecycle.warm_stock.sandbox_count,
             "warm_image": most_requested.image if most_requested else None,
@@ -166,6 +167,9 @@ class Node:
         while True:
             await asyncio.sleep(_MONITOR_SECONDS)
             await self._log_errors("check oom kills", self._check_oom_kills())
+            await self._log_errors(
+                "check views", self.context.run_in_thread(self.context.views.check)
+            )
             if clock.system().monotonic() - last_sweep > _SWEEP_SECONDS:
                 last_sweep = clock.system().monotonic()
                 await self._log_errors("sweep", recovery.sweep(self.lifecycle))

@@ -79,6 +79,8 @@ class SandboxRecord(Struct, frozen=True, kw_only=True):
     is_started: bool = False
     """Whether the start command was run."""
     oom_kills: int = 0
+    boot_id: str = ""
+    """Its /proc/sys/kernel/random/boot_id: stays as long as its memory does."""
 
 
 # Created at import, not at first use: see docs/decisions/0080.
@@ -99,6 +101,7 @@ class StateDirectory:
         self.trash = root / "trash"
         self.stage = root / "stage"
         self.layers = root / "layers"
+        self.views = root / "views"
         self._scratch = root / "scratch"
         self._socket_root = self.sandboxes.absolute()
         self.socket_dirs = SocketDirs(root / "premises")

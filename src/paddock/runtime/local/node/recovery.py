@@ -109,6 +109,8 @@ async def _recover_one(
         _mark_failed(lifecycle, record, "its init exited while no node was running")
         await lifecycle.kill_processes(lifecycle.by_uid[record.uid])
         return
+    if record.init is not None:
+        context.views.adopt(sandbox.cgroup, sandbox.limits, record.init.pid)
     envd = _envd_of(record, running_envds)
     lifecycle.attach_init(sandbox, pidfd, envd=envd)
     if (
@@ -186,7 +188,7 @@ async def sweep(lifecycle: SandboxLifecycle) -> tuple[str, ...]:
     context = lifecycle.context
     removed: list[str] = []
     if context.cgroups.is_usable:
-        for name in context.cgroups.names():
+        for name in context.cgroups.names() | context.views.names():
             slot = name.removeprefix("s")
             if not slot.isdigit() or context.slots.is_taken(int(slot)):
                 continue

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -34,6 +34,7 @@ from paddock.runtime.local.node.slots import cgroup_name
 from paddock.runtime.local.sandbox.identity import write_identity
 from paddock.runtime.local.sandbox.sandbox import NodeSandbox
 from paddock.runtime.local.storage import SandboxDisk
+from paddock.runtime.local.views.views import Bind
 from paddock.runtime.port import Blueprint
 from paddock.wire.seqpacket import close_all
 
@@ -223,11 +224,15 @@ class SandboxBuilder:
 
     async def _launch(self, sandbox: NodeSandbox, skeleton: Skeleton, disk: SandboxDisk) -> None:
         blueprint = sandbox.record.blueprint
-        request = self._root_request(sandbox, str(disk.path))
+        views = self._context.views.binds(sandbox.cgroup, sandbox.limits, sandbox.record.boot_id)
+        request = self.root_request(sandbox, str(disk.path), views)
         launch = Launch(
             hostname=host_name(blueprint),
             locked=blueprint.privileges == "locked",
-            binds=tuple(mount.path for mount in blueprint.mounts),
+            binds=(
+                *(mount.path for mount in blueprint.mounts),
+                *(point for _, point in views),
+            ),
         )
         if self._context.is_rootless:
             trees = host.host_trees() if blueprint.image == "host" else ()
@@ -243,6 +248,8 @@ class SandboxBuilder:
         if self._context.cgroups.is_usable:
             self._context.cgroups.limit(sandbox.cgroup, sandbox.limits)
             nproc_reserve.apply(pid, sandbox.limits.pids)
+            cpus = self._context.views.cpus(sandbox.cgroup, sandbox.limits)
+            os.sched_setaffinity(pid, cpus)
         if while_launching is not None:
             while_launching()
 
@@ -270,14 +277,18 @@ class SandboxBuilder:
         finally:
             os.close(netns)
 
-    def _root_request(self, sandbox: NodeSandbox, disk: str) -> MakeRoot:
+    def root_request(self, sandbox: NodeSandbox, disk: str, views: Sequence[Bind]) -> MakeRoot:
+        """Return the request to mount a sandbox's root, its mounts and its views."""
         blueprint = sandbox.record.blueprint
         return MakeRoot(
             base=self._context.slots.first_id(sandbox.record.slot),
             layers=sandbox.record.layers,
             disk=disk,
             locked=blueprint.privileges == "locked",
-            binds=tuple((mount.source, mount.read_only) for mount in blueprint.mounts),
+            binds=(
+                *((mount.source, mount.read_only) for mount in blueprint.mounts),
+                *((path, True) for path, _ in views),
+            ),
         )
 
 
@@ -289,7 +300,8 @@ async def kill_and_wait(pidfd: int) -> None:
 
 
 async def remove_cgroups(context: NodeContext, name: str) -> None:
-    """Remove the cgroups of a sandbox, waiting until the last killed process has left them."""
+    """Remove the cgroups and views of a slot once the last killed process has left them."""
+    context.views.remove(name)
     if not context.cgroups.is_usable:
         return
     for pause in _REMOVAL_DELAYS:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -27,10 +28,10 @@ from paddock.runtime.local.checkpoint import (
     Restore,
     Restored,
     RestoreMounts,
+    StoredMemory,
     is_complete,
 )
 from paddock.runtime.local.kernel import nproc_reserve, pidfds
-from paddock.runtime.local.launch.protocol import MakeRoot
 from paddock.runtime.local.node import records
 from paddock.runtime.local.node.capabilities import NodeCapabilities
 from paddock.runtime.local.node.node_context import unlock_workdir
@@ -41,6 +42,7 @@ from paddock.runtime.local.sandbox.freeze import SandboxFreezer
 from paddock.runtime.local.sandbox.identity import write_identity
 from paddock.runtime.local.sandbox.lifecycle import UP, SandboxLifecycle
 from paddock.runtime.local.sandbox.sandbox import NodeSandbox
+from paddock.runtime.local.views.views import new_boot_id
 from paddock.runtime.port import Blueprint, Instance, InstanceState, StoredCheckpoint
 
 log = logging.getLogger(__name__)
@@ -314,7 +316,8 @@ class Hibernation:
         restored: Restored | None = None
         try:
             phase = before.phase if before.phase is RecordPhase.CREATING else RecordPhase.RESTORING
-            sandbox.save(slot=slot, phase=phase, oom_kills=0)
+            boot_id = before.boot_id or new_boot_id()
+            sandbox.save(slot=slot, phase=phase, oom_kills=0, boot_id=boot_id)
             context.cgroups.create(name)
             context.cgroups.limit(name, sandbox.limits)
             restore = self._restore_request(sandbox, memory, keep_connections=keep_connections)
@@ -352,8 +355,9 @@ class Hibernation:
         context, builder = self._context, self._lifecycle.builder
         loop = asyncio.get_running_loop()
 
-        def mount_root() -> RestoreMounts:
-            return asyncio.run_coroutine_threadsafe(self._prepare_root(sandbox), loop).result(30)
+        def mount_root(stored: StoredMemory) -> RestoreMounts:
+            prepared = self._prepare_root(sandbox, stored.sizes)
+            return asyncio.run_coroutine_threadsafe(prepared, loop).result(30)
 
         def connect_network(pid: int) -> None:
             # Runs in the restoring thread, before any process of the sandbox runs.
@@ -367,11 +371,12 @@ class Hibernation:
                 context.cgroups.unified(sandbox.cgroup),
                 *context.cgroups.joins(sandbox.cgroup),
             ),
+            cpus=context.views.cpus(sandbox.cgroup, sandbox.limits),
             keep_connections=keep_connections,
             connect_network=connect_network,
         )
 
-    async def _prepare_root(self, sandbox: NodeSandbox) -> RestoreMounts:
+    async def _prepare_root(self, sandbox: NodeSandbox, sizes: Mapping[str, int]) -> RestoreMounts:
         """Reserve the network and mount the root for a restore."""
         context, record = self._context, sandbox.record
         await context.ensure_layers(record.layers)
@@ -384,18 +389,11 @@ class Hibernation:
         write_identity(
             disk.upper, hostname=hostname, ip=network.ip, resolv_conf=network.resolv_conf
         )
-        mounts = record.blueprint.mounts
-        request = MakeRoot(
-            base=context.slots.first_id(record.slot),
-            layers=record.layers,
-            disk=str(disk.path),
-            locked=record.blueprint.privileges == "locked",
-            binds=tuple((mount.source, mount.read_only) for mount in mounts),
-        )
+        views = context.views.restore_binds(sandbox.cgroup, sandbox.limits, record.boot_id, sizes)
+        request = self._lifecycle.builder.root_request(sandbox, str(disk.path), views)
         root, *binds = await context.launcher.mount_root(None, request)
-        return RestoreMounts(
-            root=root, binds={mount.path: fd for mount, fd in zip(mounts, binds, strict=True)}
-        )
+        points = (*(mount.path for mount in record.blueprint.mounts), *(one for _, one in views))
+        return RestoreMounts(root=root, binds=dict(zip(points, binds, strict=True)))
 
     def _mark_settled(self, sandbox: NodeSandbox, now: InstanceState) -> None:
         is_started = sandbox.record.is_started and now is InstanceState.HIBERNATED

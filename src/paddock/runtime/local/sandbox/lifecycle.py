@@ -41,6 +41,7 @@ from paddock.runtime.local.sandbox.sandbox import NodeSandbox, Spawn
 from paddock.runtime.local.sandbox.usage import measure
 from paddock.runtime.local.sandbox.warm_stock import WarmKind, WarmSandbox, WarmStock
 from paddock.runtime.local.storage import SandboxDisk
+from paddock.runtime.local.views.views import new_boot_id
 from paddock.runtime.port import (
     AgentConfig,
     Blueprint,
@@ -187,6 +188,9 @@ class SandboxLifecycle:
         if sandbox.limits != before.limits and context.cgroups.is_usable:
             context.cgroups.limit(sandbox.cgroup, sandbox.limits)
             nproc_reserve.apply(warm.init.pid, sandbox.limits.pids)
+            context.views.limit(sandbox.cgroup, sandbox.limits)
+            cpus = context.views.cpus(sandbox.cgroup, sandbox.limits)
+            os.sched_setaffinity(warm.init.pid, cpus)  # it has no other process yet
         if sandbox.limits.disk_bytes != before.limits.disk_bytes:
             limit = sandbox.limits.disk_bytes or 0
             await context.run_in_thread(context.storage.limit, sandbox.home, limit)
@@ -247,7 +251,12 @@ class SandboxLifecycle:
         disk, network = ground
         init = records.identify(skeleton.pid)
         sandbox.record = structs.replace(
-            sandbox.record, slot=skeleton.slot, init=init, place=network.slot, oom_kills=0
+            sandbox.record,
+            slot=skeleton.slot,
+            init=init,
+            place=network.slot,
+            oom_kills=0,
+            boot_id=new_boot_id(),
         )
         return skeleton, disk, network
 

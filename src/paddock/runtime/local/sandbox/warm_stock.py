@@ -32,6 +32,7 @@ from paddock.runtime.local.sandbox.builder import (
     remove_cgroups,
 )
 from paddock.runtime.local.sandbox.sandbox import NodeSandbox, Spawn
+from paddock.runtime.local.views.views import new_boot_id
 from paddock.runtime.port import Blueprint, InstanceState
 
 log = logging.getLogger(__name__)
@@ -276,6 +277,7 @@ class WarmStock:
             egress=like.egress,
             layers=kind.layers,
             home=home,
+            boot_id=new_boot_id(),
         )
 
 

@@ -51,6 +51,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 /* From <sys/mount.h>, which conflicts with the kernel's header. */
@@ -59,9 +60,9 @@ extern int umount2(const char *, int);
 extern int unshare(int);                     /* and from <sched.h>, likewise */
 enum { DETACH = 2 };
 
-enum { MESSAGE = 128 << 10, MAX_FIELDS = 1024, MAX_FDS = 32, RANGE = 65536, NOFILE = 65536 };
+enum { MESSAGE = 128 << 10, MAX_FIELDS = 1024, MAX_FDS = 64, RANGE = 65536, NOFILE = 65536 };
 enum { FIRST_CHANNEL = 100, CHANNELS = 2, READY_FD = 104 };
-enum { NO_SETUID_FIXUP = 1 << 2 };
+enum { NO_SETUID_FIXUP = 1 << 2, NEW_TIME = 0x80 };
 enum { NO_GROUP = 96 };                      /* exit status, also in `checkpoint/criu.py` */
 
 static const char *const devices[] = { "null", "zero", "full", "random", "urandom", "tty" };
@@ -70,6 +71,7 @@ enum { DEVICES = sizeof devices / sizeof *devices };
 static int control, is_rootless, is_staged;
 static char data[MESSAGE + 1], *fields[MAX_FIELDS], error_text[2048];
 static int nfields, fds[MAX_FDS], nfds;
+static struct timespec cloned_at;            /* since the machine's boot: before the start of this skeleton */
 
 /* ---- errors: a text in `error_text`, and a negative errno as result ---- */
 
@@ -333,6 +335,8 @@ static int assemble(const struct mounts *m) {
     }
     if (move_to(m->proc, "proc") || move_to(m->sys, "sys") || move_to(m->pts, "dev/pts") || move_to(m->shm, "dev/shm"))
         return failed("attaching file systems");
+    if (mount("proc/sys", "proc/sys", NULL, MS_BIND, NULL) ||
+        mount("", "proc/sys", NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | quiet, NULL)) return failed("making /proc/sys read-only");
     for (int i = 0; i < binds.count; i++) {
         if ((result = mount_point(binds.item[i], path, sizeof path))) return result;
         if (move_to(bind_fds[i], path)) return failed("attaching %s", binds.item[i]);
@@ -340,10 +344,19 @@ static int assemble(const struct mounts *m) {
     if ((result = protect_init())) return result;
     /* sys/fs/cgroup is always empty, because no cgroup file system is mounted there. */
     if ((result = hide(&files, "dev/null")) || (result = hide(&directories, "sys/fs/cgroup"))) return result;
-    if (mount("proc/sys", "proc/sys", NULL, MS_BIND, NULL) ||
-        mount("", "proc/sys", NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | quiet, NULL)) return failed("making /proc/sys read-only");
     if (syscall(SYS_pivot_root, ".", ".") || umount2(".", DETACH) || chdir("/")) return failed("changing the root");
     return 0;
+}
+
+/* A time namespace in which time since boot starts with init: /proc/uptime, sysinfo(2), the boot time in
+ * /proc/stat and start times of processes agree, and CRIU lets the clock continue after a restore. It takes effect
+ * for children, and for init itself at exec (Linux 6.3). Monotonic time stays that of the machine. */
+static int start_uptime(void) {
+    char text[64];
+    if (unshare(NEW_TIME)) return errno == EINVAL ? 0 : failed("unsharing the time namespace");
+    snprintf(text, sizeof text, "boottime %lld 0\n", -(long long)cloned_at.tv_sec);
+    prctl(PR_SET_DUMPABLE, 1);               /* or the file belongs to the host's root, who is nobody here */
+    return write_file("/proc/self/timens_offsets", text);
 }
 
 static void become_init(int channel) {
@@ -359,7 +372,7 @@ static void run_skeleton(int channel, int go, const int *joins, int njoins) {
     close(go);
     if (!prepare(joins, njoins, &mounts)) {
         if (send_text(channel, "ready") || !receive(channel)) _exit(0);
-        if (!assemble(&mounts)) become_init(channel);
+        if (!assemble(&mounts) && !start_uptime()) become_init(channel);
     }
     send_text(channel, error_text);
     _exit(70);
@@ -393,6 +406,7 @@ static int make_skeleton(int *given, pid_t *pid) {
     }
     if (pipe2(go, O_CLOEXEC)) { result = failed("pipe"); goto out; }
     /* The cgroup namespace is unshared later, after all cgroups are joined. */
+    clock_gettime(CLOCK_BOOTTIME, &cloned_at);
     *pid = clone_into(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS, cgroup, given);
     if (*pid == 0) {
         close(go[1]);

@@ -55,7 +55,7 @@ class OomMonitor:
             extra=fields(sandbox=sandbox.uid, reason=cause, killed=count),
         )
         with contextlib.suppress(OSError):  # a full disk
-            sandbox.log_file.write(f"killed: {cause}", level="warning", processes=str(count))
+            sandbox.log_file.write(f"killed: {cause}", level="warn", processes=str(count))
         self._publish(
             RuntimeEvent(
                 uid=sandbox.uid,

@@ -106,14 +106,14 @@ box = Sandbox.create(timeout=600)
 box.files.write("/home/user/site/index.html", "served from a pod")
 box.commands.run("python3 -m http.server 8000 -d site", background=True)
 try:
-    killed = box.commands.run("python3 -c 'bytearray(400 << 20)'").exit_code
+    killed = box.commands.run("python3 -c 'bytearray(400 << 20)'").stderr
 except CommandExitException as error:
-    killed = error.exit_code
+    killed = str(error)
 after = box.commands.run("echo still here").stdout
 print(json.dumps([box.sandbox_id, killed, after]))
 """
     )
-    assert killed != 0, "the pod's limit is the template's"
+    assert "killed: the sandbox used its 256 MiB of memory" in killed, "the template's limit"
     assert after == "still here\n"
     url = f"http://127.0.0.1:{paddock.gateway_ports[0]}/"
     headers = {"E2b-Sandbox-Id": sandbox_id, "E2b-Sandbox-Port": "8000"}

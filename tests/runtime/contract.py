@@ -137,8 +137,8 @@ class RuntimeContract:
     async def test_a_uid_can_be_used_again_after_destroying(self, world):
         instance = await world.running()
         await world.runtime.destroy(instance.uid)
-        again = await world.running(uid=instance.uid)
-        assert again.state is InstanceState.RUNNING
+        again = await world.running(uid=instance.uid, incarnation=4)
+        assert (again.state, again.incarnation) == (InstanceState.RUNNING, 4)
 
     @needs("can_freeze")
     async def test_freezing_and_thawing_may_be_repeated(self, world):

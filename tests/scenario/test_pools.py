@@ -7,8 +7,15 @@ from msgspec import structs
 
 from paddock.cache.pool_members import revision_of
 from paddock.claims.requests import NewSandbox
-from paddock.kit.errors import NotFoundError
-from paddock.resources.kinds.pool import RecycleStrategy, RecycleType, SandboxPool, UpdateStrategy
+from paddock.kit.errors import InvalidError, NotFoundError
+from paddock.resources.kinds.builtin import Event
+from paddock.resources.kinds.pool import (
+    Capacity,
+    RecycleStrategy,
+    RecycleType,
+    SandboxPool,
+    UpdateStrategy,
+)
 from paddock.resources.kinds.sandbox import LABEL_EVICT, LABEL_POOL, Phase, Sandbox
 from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplate
 from paddock.resources.meta import Key, with_meta
@@ -162,8 +169,73 @@ async def test_a_killed_sandbox_returns_to_a_pool_that_recycles(kind: RecycleTyp
         assert "team" not in back.metadata.labels
         restarted = kind is RecycleType.RESTART
         assert back.status.recycled_count == int(restarted)
+        # Connections belong to one incarnation: those of the last client must not be reused.
+        assert back.status.incarnation == claimed.status.incarnation + int(restarted)
         if restarted:
             assert world.runtime.calls[Operation.CREATE] > created
+
+
+async def test_every_returned_sandbox_is_reset_while_the_band_has_room() -> None:
+    async with paddock(pool_size=1) as world:
+        await world.stocked(1)
+        band = Capacity(buffer_min=1, buffer_max=2, pool_min=0, pool_max=2)
+        strategy = RecycleStrategy(type=RecycleType.RESTART, max_recycles=100)
+        await change_pool(world, recycle_strategy=strategy, replicas=None, capacity=band)
+        seen: set[str] = set()
+        for turn in range(20):
+            claimed = await world.manager.claims.create(CALLER, WANTED)
+            seen.add(claimed.metadata.uid)
+            if turn % 3:
+                await asyncio.sleep(5)
+            await world.manager.lifecycle.kill(CALLER, sandbox_id(claimed))
+            await world.until(lambda uid=claimed.metadata.uid: uid in uids(idle(world)))
+        assert len(seen) <= 2
+        assert sum(item.status.recycled_count for item in idle(world)) == 20
+        assert all(
+            item.status.incarnation == item.status.recycled_count + 1 for item in idle(world)
+        )
+
+
+async def test_a_returned_sandbox_beyond_the_buffer_is_deleted_with_an_event() -> None:
+    async with paddock(pool_size=1) as world:
+        await world.stocked(1)
+        await change_pool(world, recycle_strategy=RecycleStrategy(type=RecycleType.RESTART))
+        claimed = await world.manager.claims.create(CALLER, WANTED)
+        await world.stocked(1)
+        world.runtime.set_latency(Operation.CREATE, 5)
+        await world.manager.lifecycle.kill(CALLER, sandbox_id(claimed))
+        await world.until(lambda: world.provider.sandbox(claimed.key) is None)
+        await asyncio.sleep(1)  # events are written in the background
+        events = (await world.store.list(Event)).items
+        [text] = [item.message for item in events if item.reason == "ResetSkipped"]
+        assert text == f"sandbox {claimed.metadata.name} is deleted, not reset: 1 too many"
+
+
+async def test_a_reset_that_fails_gives_its_place_free_at_once() -> None:
+    async with paddock(pool_size=1) as world:
+        await world.stocked(1)
+        band = Capacity(buffer_min=1, buffer_max=1, pool_min=0, pool_max=1)
+        strategy = RecycleStrategy(type=RecycleType.RESTART, timeout_seconds=3600)
+        await change_pool(world, recycle_strategy=strategy, replicas=None, capacity=band)
+        claimed = await world.manager.claims.create(CALLER, WANTED)
+        world.runtime.fail_next(Operation.CREATE, InvalidError("the image is broken"))
+        await world.manager.lifecycle.kill(CALLER, sandbox_id(claimed))
+        await world.until(lambda: world.provider.sandbox(claimed.key) is None, seconds=30)
+        await world.stocked(1)
+
+
+async def test_a_returned_sandbox_is_not_ended_by_a_second_kill() -> None:
+    async with paddock(pool_size=1) as world:
+        await world.stocked(1)
+        strategy = RecycleStrategy(type=RecycleType.RESTART)
+        await change_pool(world, recycle_strategy=strategy, paused=True)
+        claimed = await world.manager.claims.create(CALLER, WANTED)
+        name = sandbox_id(claimed)
+        kills = (world.manager.lifecycle.kill(CALLER, name) for _ in range(5))
+        results = await asyncio.gather(*kills, return_exceptions=True)
+        assert results.count(None) >= 1
+        assert all(item is None or isinstance(item, NotFoundError) for item in results)
+        await world.until(lambda: claimed.metadata.uid in uids(idle(world)))
 
 
 async def test_a_sandbox_is_not_claimable_during_its_reset() -> None:

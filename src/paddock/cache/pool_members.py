@@ -31,6 +31,8 @@ class PoolState(StrEnum):
     """The state of a sandbox within its pool."""
 
     CREATING = "creating"
+    RECYCLING = "recycling"
+    """Returned to the pool, and not reset yet."""
     AVAILABLE = "available"
     LEAVING = "leaving"
     ALLOCATED = "allocated"
@@ -47,7 +49,8 @@ def pool_state(sandbox: Sandbox) -> PoolState:
     if sandbox.spec.claim is not None or controller_of(sandbox) is None:
         return PoolState.ALLOCATED
     if sandbox.spec.recycle or sandbox.status.phase is Phase.RECYCLING:
-        return PoolState.LEAVING if sandbox.is_deleting else PoolState.CREATING
+        is_over = sandbox.is_deleting or sandbox.status.phase in (Phase.FAILED, Phase.SUCCEEDED)
+        return PoolState.LEAVING if is_over else PoolState.RECYCLING
     if sandbox.is_deleting or LABEL_EVICT in sandbox.metadata.labels or sandbox.spec.paused:
         return PoolState.LEAVING
     if sandbox.status.phase is Phase.PENDING:
@@ -73,12 +76,13 @@ class Members:
     """One pool's sandboxes by state."""
 
     __slots__ = (
-        *("allocated", "available", "creating", "leaving"),
+        *("allocated", "available", "creating", "leaving", "recycling"),
         *("allocated_total", "reserved", "revisions"),
     )
 
     def __init__(self) -> None:
         self.creating: dict[Key, Sandbox] = {}
+        self.recycling: dict[Key, Sandbox] = {}
         self.available: dict[Key, Sandbox] = {}
         self.leaving: dict[Key, Sandbox] = {}
         self.allocated: dict[Key, Sandbox] = {}
@@ -105,6 +109,7 @@ class Members:
         """Return the sandboxes of one state."""
         return {
             PoolState.CREATING: self.creating,
+            PoolState.RECYCLING: self.recycling,
             PoolState.AVAILABLE: self.available,
             PoolState.LEAVING: self.leaving,
             PoolState.ALLOCATED: self.allocated,
@@ -113,9 +118,7 @@ class Members:
     @property
     def is_empty(self) -> bool:
         """Whether it has no sandboxes."""
-        return not (
-            self.creating or self.available or self.leaving or self.allocated or self.reserved
-        )
+        return not (self.reserved or any(self.of(state) for state in PoolState))
 
 
 class PoolMembers:
@@ -261,7 +264,7 @@ class PoolMembers:
         """Reserve this sandbox, for deletion; false if it is reserved or allocated."""
         where = self._where.get(key)
         if where is None or where[1] is not PoolState.AVAILABLE:
-            # Sandboxes that are being created or leaving are never given to a claim.
+            # Sandboxes that are being created, reset or leaving are never given to a claim.
             return where is not None and where[1] is not PoolState.ALLOCATED
         members = self._pools[where[0]]
         sandbox = members.available.pop(key, None)

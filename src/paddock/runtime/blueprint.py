@@ -35,6 +35,7 @@ def blueprint(
         pod_template=template.pod_template,
         volume_claim_templates=template.volume_claim_templates,
         labels=metadata.labels,
+        incarnation=sandbox.status.incarnation + 1,
     )
 
 

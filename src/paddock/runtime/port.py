@@ -120,6 +120,8 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     volume_claim_templates: tuple[Mapping[str, object], ...] = ()
     """Volumes to create for this sandbox alone; for drivers that create pods."""
     labels: Mapping[str, str] = {}
+    incarnation: int = 1
+    """The incarnation of the new instance: higher than that of any instance it replaces."""
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -144,7 +146,7 @@ class Instance(Struct, frozen=True, kw_only=True):
     image: str = ""
     node_name: str | None = None
     incarnation: int = 1
-    """Incremented by every restore, so that older connections are not reused."""
+    """Incremented by every restore and reset, so that older connections are not reused."""
 
 
 class Usage(Struct, frozen=True, kw_only=True):

@@ -458,6 +458,7 @@ class SimulatedRuntime:
             started_at=self._clock.now(),
             image=blueprint.image,
             node_name=self._node_name,
+            incarnation=blueprint.incarnation,
         )
         box = _Box(blueprint, instance)
         box.files = files

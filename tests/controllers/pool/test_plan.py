@@ -76,6 +76,50 @@ def test_a_pool_grows_and_shrinks_towards_its_band(
     decision = plan(spec, counts, now=NOW)
     assert decision.create == create
     assert decision.delete_creating + decision.delete_available == delete
+    assert not decision.delete_recycling
+
+
+@pytest.mark.parametrize(
+    ("spec", "counts", "create", "deleted"),
+    [
+        pytest.param(
+            banded(1, 2, ceiling=2),
+            Counts(available_new=1, recycling_new=1),
+            *(0, (0, 0, 0)),
+            id="the band has room for it",
+        ),
+        pytest.param(
+            banded(1, 2, ceiling=2),
+            Counts(recycling_new=2),
+            *(0, (0, 0, 0)),
+            id="all are being reset",
+        ),
+        pytest.param(
+            banded(1, 2),
+            Counts(available_new=2, recycling_new=1),
+            *(0, (0, 1, 0)),
+            id="the buffer is full",
+        ),
+        pytest.param(
+            banded(2, 2),
+            Counts(available_new=1, creating_new=1, recycling_new=1),
+            *(0, (1, 0, 0)),
+            id="one that is being created is given up first",
+        ),
+        pytest.param(
+            banded(0, 2, ceiling=50),
+            Counts(recycling_new=1, supply=5),
+            *(4, (0, 0, 0)),
+            id="it serves what waits",
+        ),
+    ],
+)
+def test_a_returned_sandbox_is_kept_while_the_band_has_room(
+    spec: SandboxPoolSpec, counts: Counts, create: int, deleted: tuple[int, int, int]
+) -> None:
+    found = plan(spec, counts, now=NOW)
+    assert found.create == create
+    assert (found.delete_creating, found.delete_recycling, found.delete_available) == deleted
 
 
 def test_a_fresh_pool_starts_slowly_and_doubles_with_success() -> None:
@@ -121,6 +165,8 @@ counts = st.builds(
     Counts,
     creating_new=st.integers(0, 50),
     creating_old=st.integers(0, 50),
+    recycling_new=st.integers(0, 50),
+    recycling_old=st.integers(0, 50),
     available_new=st.integers(0, 50),
     available_old=st.integers(0, 50),
     leaving=st.integers(0, 50),
@@ -138,12 +184,14 @@ def test_for_any_counts_the_maximum_holds_and_only_idle_sandboxes_are_deleted(
 ) -> None:
     decision = plan(spec, now, now=NOW)
     assert spec.capacity is not None
-    present = now.creating + now.available + now.allocated
+    present = now.creating + now.recycling + now.available + now.allocated
     if decision.create:
         assert present + now.leaving + decision.create <= spec.capacity.pool_max
     assert decision.delete_creating <= now.creating
+    assert decision.delete_recycling <= now.recycling
     assert decision.delete_available <= now.available
-    assert not (decision.create and (decision.delete_creating or decision.delete_available))
+    deleted = decision.delete_creating + decision.delete_recycling + decision.delete_available
+    assert not (decision.create and deleted)
     assert decision.desired >= now.allocated
     assert desired_total(spec, now) == decision.desired
 

@@ -60,7 +60,7 @@ class AutoscaleStep:
         members = self._pool_members.members(run.key)
         run.idle = len(members.available)
         run.running = len(members.allocated) + len(members.reserved)
-        run.pending = len(members.creating)
+        run.pending = len(members.creating) + len(members.recycling)
         if run.pool is not None and run.pool.status.autoscaling is not None:
             run.state = run.pool.status.autoscaling
         if run.group is not None and run.is_scaled:

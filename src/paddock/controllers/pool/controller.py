@@ -122,11 +122,14 @@ class PoolController:
 
     def _count(self, pool: SandboxPool, members: Members, current: str) -> Counts:
         new = members.count(PoolState.CREATING, current)
+        reset_new = members.count(PoolState.RECYCLING, current)
         stale = sum(1 for _ in self._stale(pool, current))
         ready = len(members.available) + len(members.reserved)
         return Counts(
             creating_new=new,
             creating_old=len(members.creating) - new,
+            recycling_new=reset_new,
+            recycling_old=len(members.recycling) - reset_new,
             available_new=ready - stale,
             available_old=stale,
             leaving=len(members.leaving),
@@ -180,6 +183,7 @@ class PoolController:
             old = (item for item in members.creating.values() if revision_of(item) != current)
             victims.extend(islice(old, decision.replace_creating))
         await self._delete(victims)
+        await self._skip_resets(pool, members, current, decision)
         if decision.create:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(decision.create):
@@ -188,15 +192,33 @@ class PoolController:
                         name=f"create a sandbox of {pool.key}",
                     )
 
-    async def _delete(self, victims: Iterable[Sandbox]) -> None:
+    async def _skip_resets(
+        self, pool: SandboxPool, members: Members, current: str, decision: PoolPlan
+    ) -> None:
+        """Delete returned sandboxes that the pool has no use for, and report each."""
+        many = _oldest_revision_first(members.recycling, current, decision.delete_recycling)
+        for victim in await self._delete(many):
+            text = f"sandbox {victim.metadata.name} is deleted, not reset: {decision.reason}"
+            self._recorder.normal(pool, "ResetSkipped", text)
+        if not decision.replace_recycling:
+            return
+        old = [item for item in members.recycling.values() if revision_of(item) != current]
+        for victim in await self._delete(old[: decision.replace_recycling]):
+            text = f"sandbox {victim.metadata.name} is deleted, not reset: its template has changed"
+            self._recorder.normal(pool, "ResetSkipped", text)
+
+    async def _delete(self, victims: Iterable[Sandbox]) -> list[Sandbox]:
+        """Delete sandboxes that are still as they were read; return those."""
         # Lock all first: a batch must not be given a member that is about to be deleted.
         locked = [
             victim for victim in tuple(victims) if self._pool_members.reserve_exact(victim.key)
         ]
+        deleted: list[Sandbox] = []
         for victim in locked:
             try:
                 version = victim.metadata.resource_version
                 await self._write.delete(victim, resource_version=version)
+                deleted.append(victim)
             except (ConflictError, NotFoundError):
                 # Claimed, changed or deleted in the meantime: its event enqueues the pool again.
                 self._pool_members.unreserve(victim.key)
@@ -204,6 +226,7 @@ class PoolController:
                 for left in locked:
                     self._pool_members.unreserve(left.key)
                 raise
+        return deleted
 
     async def _report(
         self, pool: SandboxPool, status: SandboxPoolStatus, current: str, decision: PoolPlan

@@ -23,7 +23,7 @@ def computed(
     now: datetime,
 ) -> SandboxPoolStatus:
     """Return the status from the counts and the plan."""
-    idle = counts.creating + counts.available
+    idle = counts.starting + counts.available
     stocked = _condition(pool, CONDITION_AVAILABLE, "Stocked" if counts.available else "Empty")
     loops = status.failures > 0
     looping = _condition(
@@ -38,13 +38,13 @@ def computed(
         observed_generation=pool.metadata.generation,
         replicas=idle,
         available=counts.available,
-        creating=counts.creating,
+        creating=counts.starting,
         allocated=counts.allocated,
         total=idle + counts.allocated,
         desired=decision.desired,
         pending_requests=counts.supply,
         revision=revision,
-        updated=counts.creating_new + counts.available_new,
+        updated=counts.creating_new + counts.recycling_new + counts.available_new,
         updated_available=counts.available_new,
         selector=f"{LABEL_POOL}={pool.metadata.name},{LABEL_CLAIMED}=false",
         conditions=set_condition(conditions, looping, now=now),

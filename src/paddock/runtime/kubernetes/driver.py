@@ -130,7 +130,7 @@ class KubernetesRuntime:
         if pod is None or pod.is_deleting:
             await self.policies.ensure(blueprint.egress, blueprint.namespace)
             await self._factory.create_claims(blueprint)
-            pod = await self._factory.create_pod(blueprint, incarnation=1)
+            pod = await self._factory.create_pod(blueprint, incarnation=blueprint.incarnation)
         return await self._watch.wait_running(blueprint.uid)
 
     async def start(self, uid: str) -> Instance:

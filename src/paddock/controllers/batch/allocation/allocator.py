@@ -98,7 +98,7 @@ class Allocator:
         served = 0
         for batch_key, count in decision.grants.items():
             served += await self._grant(pool, batch_key, count)
-        if decision.unmet or any(item.spec.recycle for item in self._recycling(key)):
+        if decision.unmet or self._pool_members.members(key).recycling:
             seconds = AGAIN_SECONDS if decision.unmet else RESET_LOOK_SECONDS
             return RequeueAfter(seconds, f"{served} allocated, {decision.unmet} unmet")
         return Done(f"{served} allocated" if served else "")
@@ -218,14 +218,9 @@ class Allocator:
 
     # ---- recycling --------------------------------------------------------------------------
 
-    def _recycling(self, pool: Key) -> list[Sandbox]:
-        return [
-            item for item in self._pool_members.members(pool).creating.values() if item.spec.recycle
-        ]
-
     async def _delete_overdue_resets(self, pool: Key) -> None:
         now = self._clock.now()
-        for sandbox in self._recycling(pool):
+        for sandbox in tuple(self._pool_members.members(pool).recycling.values()):
             if is_overdue(sandbox, now):
                 log.warning("reset took too long", extra=fields(sandbox=sandbox.key))
                 try:

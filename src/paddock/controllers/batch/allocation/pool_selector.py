@@ -141,7 +141,8 @@ class PoolSelector:
                     continue
                 members = self._pool_members.members(pool.key)
                 allocated = len(members.allocated) + self._promised(batch.key, pool.key)
-                idle = len(members.available) + len(members.creating) + len(members.reserved)
+                idle = len(members.available) + len(members.reserved)
+                idle += len(members.creating) + len(members.recycling)
                 found.append(
                     PoolCandidate(
                         pool=pool, template=template, allocated=allocated, total=allocated + idle

@@ -278,7 +278,7 @@ class Hibernation:
             egress=blueprint.egress,
             layers=stored.layers,
             is_started=stored.is_started and stored.stored.has_memory,
-            incarnation=0,
+            incarnation=blueprint.incarnation - 1,
         )
         sandbox = NodeSandbox(self._context, record, self._lifecycle.clock, self._lifecycle.spawn)
         try:

@@ -158,6 +158,7 @@ class SandboxLifecycle:
             init=warm.init,
             envd=warm.waiting_envd.process if warm.waiting_envd else None,
             ip=warm.build.ip,
+            incarnation=blueprint.incarnation,
             started_at=self.clock.now(),
         )
         sandbox = NodeSandbox(self.context, record, self.clock, self.spawn)
@@ -210,6 +211,7 @@ class SandboxLifecycle:
             agent=blueprint.agent,
             egress=blueprint.egress,
             layers=layers,
+            incarnation=blueprint.incarnation,
         )
         sandbox = NodeSandbox(self.context, record, self.clock, self.spawn)
         skeleton: Skeleton | None = None

@@ -284,6 +284,8 @@ def write_name(name: str) -> bytes:
 def read_name(data: bytes, at: int) -> tuple[str, int]:
     labels: list[str] = []
     while data[at]:
+        if data[at] >= 0xC0:  # a pointer ends a name
+            return ".".join((*labels, read_name(data, data[at + 1])[0])), at + 2
         assert data[at] < 64
         labels.append(data[at + 1 : at + 1 + data[at]].decode().lower())
         at += data[at] + 1

@@ -24,7 +24,7 @@ from paddock.runtime.local.net.dns.upstream import UpstreamResolver, host_server
 from paddock.runtime.local.net.fabric_state import FabricState
 from paddock.runtime.local.net.policy import compile_policy
 from paddock.runtime.local.net.rtnetlink import Channel
-from paddock.runtime.local.net.settings import Attachment, FabricSettings
+from paddock.runtime.local.net.settings import HOST_NAME, Attachment, FabricSettings
 from paddock.runtime.port import EgressPolicy
 
 __all__ = ["Attachment", "Fabric", "FabricSettings"]
@@ -150,6 +150,8 @@ class Fabric:
             host_servers=lambda: host_servers(settings.resolv_conf),
             upstream=UpstreamResolver(self._netns_fd),
             settings=settings.resolver,
+            own_names={HOST_NAME: self._state.plan.gateway} if settings.host_ports else {},
+            private_networks=settings.private_networks,
         )
         sockets = await self._run_in_worker(self._state.listeners)
         for one in sockets:

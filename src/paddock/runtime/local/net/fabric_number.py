@@ -5,7 +5,7 @@ addresses of that fabric. A fabric with sandboxes is in use even if no node runs
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from paddock.kit.errors import ConflictError, UnavailableError
@@ -22,25 +22,33 @@ NUMBERS = range(10)
 _NUMBER_FILE = "number"
 
 
-async def open_node_fabric(directory: Path) -> Fabric:
+def _default(number: int, directory: Path) -> FabricSettings:
+    return FabricSettings.numbered(number, str(directory))
+
+
+SettingsOf = Callable[[int, Path], FabricSettings]
+"""Returns the settings of a fabric by its number and the directory of its records."""
+
+
+async def open_node_fabric(directory: Path, settings_of: SettingsOf = _default) -> Fabric:
     """Open the fabric that this node used before, or a free one."""
     known = _recorded_number(directory)
     if known is not None:
         try:
-            return await Fabric.open(FabricSettings.numbered(known, str(directory)))
+            return await Fabric.open(settings_of(known, directory))
         except ConflictError:
             if _has_records(directory):
                 # The node's sandboxes have addresses of this fabric: no other one can be used.
                 raise
             log.info("fabric is in use, choosing another one", extra=fields(number=known))
-    return await _open_free(directory)
+    return await _open_free(directory, settings_of)
 
 
-async def _open_free(directory: Path) -> Fabric:
+async def _open_free(directory: Path, settings_of: SettingsOf) -> Fabric:
     problem: ConflictError | None = None
     for number in _unused_numbers(NUMBERS):
         try:
-            fabric = await Fabric.open(FabricSettings.numbered(number, str(directory)))
+            fabric = await Fabric.open(settings_of(number, directory))
         except ConflictError as error:
             problem = error
             continue

@@ -65,6 +65,8 @@ class FirewallSync:
             dns_port=settings.dns_port,
             max_flows=settings.max_flows,
             max_queries_per_second=settings.max_queries_per_second,
+            host_ports=settings.host_ports,
+            private_networks=settings.private_networks,
         )
         self._uses: Counter[ruleset.Element] = Counter()
         """Number of sandboxes per element."""

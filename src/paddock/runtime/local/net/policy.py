@@ -1,8 +1,10 @@
 """Compile an `EgressPolicy` to rules for the firewall and the resolver. Pure functions.
 
 Order of evaluation, the first match wins:
-  1. always denied: this machine, multicast, other sandboxes;
-  2. denied unless `allow_private`: private, link-local (cloud metadata), carrier-grade ranges;
+  1. always denied: this machine, except the ports that the operator names, multicast, other
+     sandboxes;
+  2. denied unless `allow_private`: private, link-local (cloud metadata), carrier-grade ranges,
+     except the networks that the operator opens for all sandboxes;
   3. allowed: addresses and networks of `allow_out`, then resolved addresses of its domains;
   4. denied even with `allow_private`: link-local addresses not named by `allow_out`;
   5. denied: `deny_out`;
@@ -111,11 +113,21 @@ def compile_policy(policy: EgressPolicy, *, root: str = "") -> EgressRules:
     )
 
 
-def is_admissible(address: IPv4Address, *, reaches_private: bool) -> bool:
-    """Whether a resolved address of an allowed name may be admitted."""
+def is_admissible(
+    address: IPv4Address,
+    *,
+    reaches_private: bool,
+    private_networks: tuple[IPv4Network, ...] = (),
+) -> bool:
+    """Whether a resolved address of an allowed name may be admitted.
+
+    `private_networks` are those that every sandbox may reach.
+    """
     if any(address in network for network in NEVER) or address in LINK_LOCAL:
         return False
-    return reaches_private or not any(address in network for network in PRIVATE)
+    if reaches_private or any(address in network for network in private_networks):
+        return True
+    return not any(address in network for network in PRIVATE)
 
 
 def _allowed(

@@ -14,6 +14,7 @@ of a sandbox are kept in `known`, so packets for a former owner of the address a
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Network, collapse_addresses
 
 from msgspec import Struct
 
@@ -46,6 +47,10 @@ class RulesetSettings(Struct, frozen=True, kw_only=True):
     max_flows: int
     """Maximum connections of a sandbox: the machine's conntrack table is shared."""
     max_queries_per_second: int
+    host_ports: tuple[int, ...] = ()
+    """TCP ports of this machine that sandboxes may reach on the gateway's address."""
+    private_networks: tuple[IPv4Network, ...] = ()
+    """Private networks that every sandbox may reach."""
 
 
 def fingerprint(plan: AddressPlan, settings: RulesetSettings) -> str:
@@ -127,6 +132,13 @@ def _elements(verb: str, table: str, elements: Iterable[Element]) -> list[str]:
     ]
 
 
+def _constants(name: str, kind: str, elements: Iterable[str]) -> str:
+    """Return a set whose elements do not change while the table exists."""
+    listed = ", ".join(elements)
+    filled = f" elements = {{ {listed} }};" if listed else ""
+    return f"set {name} {{ type {kind};{filled} }}"
+
+
 def _body(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
     ours = f'"{plan.link_prefix}*"'
     gateway = plan.gateway
@@ -139,6 +151,8 @@ def _body(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
     asking = f"ip daddr {gateway} meta l4proto {{ tcp, udp }} th dport {settings.dns_port}"
     never = ", ".join(str(one) for one in (*NEVER, plan.subnet) if one.version == 4)
     private = ", ".join(str(one) for one in PRIVATE)
+    service = f"ip daddr {gateway} tcp dport @host_ports"
+    opened = collapse_addresses(settings.private_networks)
     remember = "ct mark set ip {side} map @edition accept"
     return [
         "set members { type ifname . ipv4_addr; }",
@@ -155,6 +169,8 @@ def _body(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
         "set queries { type ipv4_addr; size 65536; flags dynamic,timeout; timeout 10s; }",
         f"set never {{ type ipv4_addr; flags interval; elements = {{ {never} }}; }}",
         f"set private {{ type ipv4_addr; flags interval; elements = {{ {private} }}; }}",
+        _constants("host_ports", "inet_service", map(str, sorted(settings.host_ports))),
+        _constants("sites", "ipv4_addr; flags interval", map(str, opened)),
         # A reset ends connections that were allowed before. Unlike ICMP errors, resets are not
         # rate-limited by the kernel.
         "chain refuse {",
@@ -175,7 +191,19 @@ def _body(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
         "chain newcomer {",
         f"  add @flows {{ ip saddr ct count over {settings.max_flows} }} drop",
         f"  ip daddr {gateway} meta l4proto {{ tcp, udp }} th dport {ports} return",
+        f"  {service} goto service",
         "  fib daddr type { local, broadcast, anycast, multicast } goto refuse",
+        "}",
+        # A service of this machine. The mark lets the flow pass if DNAT forwards it to a container.
+        "chain service {",
+        "  ip saddr . ct mark @current accept",
+        "  meta mark set ip saddr map @class",
+        f"  meta mark . ip daddr @allowed meta mark set 0 {remember.format(side='saddr')}",
+        f"  ip saddr . ip daddr @resolved meta mark set 0 {remember.format(side='saddr')}",
+        "  meta mark . ip daddr @denied goto refuse",
+        "  meta mark set 0",
+        f"  ip saddr @open {remember.format(side='saddr')}",
+        "  goto refuse",
         "}",
         "chain names { type nat hook prerouting priority dstnat; policy accept;",
         f"  iifname != {ours} accept",
@@ -195,6 +223,8 @@ def _body(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
         # Every packet counts, also those of established flows: the resolver is shared.
         f"  {asking} add @queries {{ ip saddr limit rate over {limit} }} drop",
         f"  {asking} accept",
+        # Every packet, so that a change of policy ends established flows.
+        f"  ct direction original {service} goto service",
         "  ct state established,related accept",
         "  goto refuse",
         "}",
@@ -208,7 +238,7 @@ def _body(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
         "  ct state invalid drop",
         "  ip saddr . ct mark @current accept",
         "  ip daddr @never goto refuse",
-        "  ip daddr @private ip saddr != @insiders goto refuse",
+        "  ip daddr @private ip daddr != @sites ip saddr != @insiders goto refuse",
         "  meta mark set ip saddr map @class",
         f"  meta mark . ip daddr @allowed meta mark set 0 {remember.format(side='saddr')}",
         f"  ip daddr {LINK_LOCAL} goto refuse",
@@ -225,7 +255,7 @@ def _body(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
         "  ip daddr . ct mark @current accept",
         "  ip daddr . ct mark != @known drop",
         "  ip saddr @never drop",
-        "  ip saddr @private ip daddr != @insiders drop",
+        "  ip saddr @private ip saddr != @sites ip daddr != @insiders drop",
         "  meta mark set ip daddr map @class",
         f"  meta mark . ip saddr @allowed meta mark set 0 {remember.format(side='daddr')}",
         f"  ip saddr {LINK_LOCAL} drop",

@@ -1,10 +1,14 @@
 """Settings of the fabric, and the description of an attachment."""
 
+from ipaddress import IPv4Network
+
 from msgspec import Struct
 
 from paddock.runtime.local.net.dns.server import ResolverSettings
 
 _LAST_ABOVE = 42
+HOST_NAME = "host.paddock.internal"
+"""Name of this machine in sandboxes, if they may reach ports of it."""
 
 
 class FabricSettings(Struct, frozen=True, kw_only=True):
@@ -35,13 +39,29 @@ class FabricSettings(Struct, frozen=True, kw_only=True):
     max_answer_seconds: int = 86400
     max_addresses: int = 2048
     """Maximum number of addresses admitted for a sandbox by domain names."""
+    host_ports: tuple[int, ...] = ()
+    """TCP ports of this machine that sandboxes may reach, as `HOST_NAME` or by the gateway's
+    address."""
+    private_networks: tuple[IPv4Network, ...] = ()
+    """Private networks that every sandbox may reach, such as the one of a proxy."""
     resolver: ResolverSettings = ResolverSettings()
 
     @classmethod
-    def numbered(cls, number: int, state_directory: str) -> "FabricSettings":
+    def numbered(
+        cls,
+        number: int,
+        state_directory: str,
+        *,
+        host_ports: tuple[int, ...] = (),
+        private_networks: tuple[IPv4Network, ...] = (),
+    ) -> "FabricSettings":
         """Return the settings of one of several fabrics on the same machine (0 to 99)."""
         if number == 0:
-            return cls(state_directory=state_directory)
+            return cls(
+                state_directory=state_directory,
+                host_ports=host_ports,
+                private_networks=private_networks,
+            )
         # Count up to the end of the private range, then down from 10.212.
         second = 213 + number if number <= _LAST_ABOVE else 213 + _LAST_ABOVE - number
         return cls(
@@ -50,6 +70,8 @@ class FabricSettings(Struct, frozen=True, kw_only=True):
             link_prefix=f"pd{number}-",
             table=f"paddock{number}",
             dns_port=15353 + number,
+            host_ports=host_ports,
+            private_networks=private_networks,
         )
 
 

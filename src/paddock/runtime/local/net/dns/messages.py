@@ -131,6 +131,16 @@ def reply_from(data: bytes, query: DnsQuery) -> bytes:
     return struct.pack("!H", query.id) + data[2:]
 
 
+def own_answer(query: DnsQuery, address: IPv4Address, ttl: int) -> bytes:
+    """Return the address of a name that this resolver owns; no records for other types."""
+    if query.type != TYPE_A:
+        return _reply(query, 0, b"")
+    # The owner is a pointer to the name in the question.
+    record = b"\xc0\x0c" + _RECORD.pack(TYPE_A, CLASS_IN, ttl, 4) + address.packed
+    head = _HEADER.pack(query.id, _QR | _RA | (_RD if query.is_recursive else 0), 1, 1, 0, 0)
+    return head + query.question + record
+
+
 def truncated(query: DnsQuery) -> bytes:
     """Return a truncated reply, upon which the client retries by TCP."""
     return _reply(query, _TC, b"")

@@ -14,8 +14,8 @@ import logging
 import socket
 import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from ipaddress import IPv4Address
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network
 
 from msgspec import Struct
 
@@ -27,6 +27,7 @@ from paddock.runtime.local.net.policy import EgressRules, is_admissible
 log = logging.getLogger(__name__)
 
 _MAX_QUERY = 1024
+_OWN_TTL_SECONDS = 60
 
 
 class ResolverSettings(Struct, frozen=True, kw_only=True):
@@ -54,12 +55,17 @@ class Resolver:
         host_servers: Callable[[], Sequence[str]],
         upstream: UpstreamResolver,
         settings: ResolverSettings,
+        own_names: Mapping[str, IPv4Address] | None = None,
+        private_networks: tuple[IPv4Network, ...] = (),
     ) -> None:
+        """`own_names` are answered here and not forwarded."""
         self._rules_of = rules_of
         self._admit = admit
         self._host_servers = host_servers
         self._upstream = upstream
         self._settings = settings
+        self._own_names = own_names or {}
+        self._private_networks = private_networks
         self._open: Counter[str] = Counter()
         self._connections: Counter[str] = Counter()
         self.is_serving = asyncio.Event()
@@ -175,6 +181,10 @@ class Resolver:
             return wire.failure(
                 query, wire.REFUSED, extended=wire.PROHIBITED, text="egress policy of this sandbox"
             )
+        if (own := self._own_names.get(query.name)) is not None:
+            if rules.admits_answers:
+                await self._admit(ip, query.name, [(own, _OWN_TTL_SECONDS)])
+            return wire.own_answer(query, own, _OWN_TTL_SECONDS)
         try:
             servers = rules.dns_servers or self._host_servers()
             raw, answer = await self._upstream.query(query, servers, by_tcp=by_tcp)
@@ -196,7 +206,11 @@ class Resolver:
                 [
                     (address, ttl)
                     for address, ttl in answer.addresses
-                    if is_admissible(address, reaches_private=reaches_private)
+                    if is_admissible(
+                        address,
+                        reaches_private=reaches_private,
+                        private_networks=self._private_networks,
+                    )
                 ],
             )
         if not by_tcp and len(raw) > (query.udp_size or 512):

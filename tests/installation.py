@@ -28,6 +28,7 @@ import msgspec
 
 from paddock.app.up import envoy
 from paddock.app.wiring.secrets import Secrets
+from paddock.runtime.outbound_settings import node_file, write_node_file
 from paddock.settings import load
 from tests import disks
 from tests.fabrics import usable_numbers
@@ -168,12 +169,15 @@ class Installation:
 
     async def start_node(self) -> None:
         socket_path = self.directory / "run" / "node.sock"
+        settings = load(environ=self.environment)
+        settings.run.mkdir(exist_ok=True)
+        write_node_file(settings)
         self._start(
             "node",
             [
                 *("paddock.runtime.local.node.process", "--state", str(self.node_state)),
                 *("--socket", str(socket_path), "--network", str(self._number)),
-                "--purge-on-exit",
+                *("--outbound", str(node_file(settings)), "--purge-on-exit"),
             ],
         )
         # Compare the process: a child of a killed node may hold the old socket for a moment.

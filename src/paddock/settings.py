@@ -149,6 +149,29 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     adopt_pools: bool = False
     """Create an environment for each pool that has none."""
 
+    sandbox_http_proxy: str = ""
+    """URL of the proxy that programs in sandboxes use for HTTP. Templates can override it."""
+    sandbox_https_proxy: str = ""
+    """URL of the proxy for HTTPS. If empty, `sandbox_http_proxy`."""
+    sandbox_no_proxy: str = ""
+    """Hosts, domains and addresses that sandboxes reach without the proxy, separated by commas."""
+    sandbox_ca_file: str = ""
+    """PEM file with CA certificates that programs in sandboxes trust in addition to those of their
+    image. It is read at start."""
+    sandbox_pip_index: str = ""
+    """URL of the Python package index for pip and uv in sandboxes."""
+    sandbox_npm_registry: str = ""
+    """URL of the registry for npm, pnpm and Yarn in sandboxes."""
+    sandbox_apt_mirror: str = ""
+    """Base URL of a mirror that serves `/debian`, `/debian-security` and `/ubuntu`, for apt in
+    sandboxes."""
+    sandbox_host_ports: str = ""
+    """TCP ports of this machine that sandboxes can reach as `host.paddock.internal`, separated by
+    commas. Only for the runtime `local`. If empty, none."""
+    sandbox_private_networks: str = ""
+    """Private addresses or CIDRs that sandboxes can reach, such as the address of a proxy,
+    separated by commas. Only for the runtime `local`. If empty, none."""
+
     lease_seconds: float = 15.0
     """Duration of the leader lease of the controllers, in seconds. If the leader fails, another one
     takes over after this time."""

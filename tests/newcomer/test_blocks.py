@@ -14,7 +14,9 @@ from tests.newcomer.blocks import (
 )
 
 RUN = {"sh", "console", "python", "js", "yaml"}
-REASONS = re.compile(r"needs (systemd|a cluster|more machines|an outside registry|another start)\b")
+REASONS = re.compile(
+    r"needs (systemd|a cluster|a company network|more machines|an outside registry|another start)\b"
+)
 
 
 @pytest.mark.parametrize("page", pages())

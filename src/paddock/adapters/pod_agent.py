@@ -21,6 +21,7 @@ from paddock.runtime import support
 from paddock.runtime.blueprint import agent_config, limits
 from paddock.runtime.kubernetes.envd_client import PodEnvdClient, read_usage
 from paddock.runtime.kubernetes.pods.resize import Resizer
+from paddock.runtime.port import OutboundConfig
 from paddock.settings import Settings
 from paddock.store.kubernetes.backend import KubernetesStore
 
@@ -110,10 +111,14 @@ class PodAgent:
 
 
 async def open_pod_agent(
-    settings: Settings, store: KubernetesStore, seed: TokenSeed, clock: Clock
+    settings: Settings,
+    store: KubernetesStore,
+    seed: TokenSeed,
+    clock: Clock,
+    installation: OutboundConfig,
 ) -> tuple[PodAgent, Callable[[], Awaitable[None]]]:
     """Probe the features of the cluster; return an agent and the function that closes it."""
-    envd_client = PodEnvdClient(lambda uid: control_token(seed, uid))
+    envd_client = PodEnvdClient(lambda uid: control_token(seed, uid), installation=installation)
     resizer = Resizer(store.client, has_pod_limits=settings.pod_limits)
     await resizer.detect()
     return PodAgent(envd_client, resizer, seed, clock), envd_client.close

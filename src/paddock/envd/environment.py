@@ -10,14 +10,15 @@ import os
 import msgspec
 from msgspec import Struct
 
-from paddock.envd.config import Config, EnvdSettings
+from paddock.envd.config import CA_VARIABLES, Config, EnvdSettings, OutboundFiles
 from paddock.envd.files import paths
+from paddock.envd.outbound import OutboundWriter
 from paddock.envd.rpc.connect_frames import Code, ConnectError, printable
 from paddock.envd.users import User, Users
 
 
 class InitRequest(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The body of `POST /init`. The node handles clock, volumes and certificates."""
+    """The body of `POST /init`. The node handles the clock and volumes."""
 
     env_vars: dict[str, str] | None = None
     access_token: str | None = None
@@ -26,6 +27,7 @@ class InitRequest(Struct, frozen=True, kw_only=True, rename="camel"):
     default_workdir: str | None = None
     sandbox_id: str | None = None
     template_id: str | None = None
+    outbound: OutboundFiles | None = None
 
 
 class Environment:
@@ -36,6 +38,7 @@ class Environment:
         self._timestamp = ""
         self._written: dict[str, str] = {}
         self.settings: EnvdSettings = config.settings
+        self._outbound = OutboundWriter()
         self.users = Users(config.passwd_path, config.group_path)
 
     def assign(self, config: Config) -> None:
@@ -45,6 +48,7 @@ class Environment:
         self._config = config
         self._timestamp = ""
         self.settings = config.settings
+        self._outbound = OutboundWriter()
         self.users.assign(config.passwd_path, config.group_path)
 
     @property
@@ -78,6 +82,8 @@ class Environment:
             env["E2B_SANDBOX_ID"] = self._config.sandbox_id
         if self._config.template_id:
             env["E2B_TEMPLATE_ID"] = self._config.template_id
+        if self._outbound.has_certificates:
+            env |= CA_VARIABLES
         return env | dict(self.settings.env_vars)
 
     def variables(self, user: User) -> dict[str, str]:
@@ -105,7 +111,10 @@ class Environment:
             changes["default_user"] = request.default_user
         if request.default_workdir is not None:
             changes["default_workdir"] = request.default_workdir or None
+        if request.outbound is not None:
+            changes["outbound"] = request.outbound
         self.settings = msgspec.structs.replace(self.settings, **changes)
+        self.write_outbound()
         if request.sandbox_id is not None:
             # A warm sandbox gets its id when it is claimed.
             self._config = msgspec.structs.replace(
@@ -114,6 +123,11 @@ class Environment:
                 template_id=request.template_id or "",
             )
             self.write_identity()
+
+    def write_outbound(self) -> None:
+        """Write CA certificates and mirrors into the sandbox, if they changed."""
+        if self._config.owns_root:
+            self._outbound.apply(self.settings.outbound)
 
     def write_identity(self) -> None:
         """Write the ids as files into the sandbox; ignore a sandbox that prevents it."""

@@ -135,6 +135,7 @@ class Envd:
         """Attach, unless already attached, then serve both listeners."""
         inherited = 0 if self._is_attached else await self.attach()
         self.environment.write_identity()
+        self.environment.write_outbound()
         await self._public.start(listener)
         if control is not None:
             await self._control.start(control)

@@ -4,9 +4,22 @@ from collections.abc import Callable, Mapping
 
 from paddock.resources import quantity
 from paddock.resources.kinds.sandbox import LABEL_POOL, Sandbox
-from paddock.resources.kinds.template import NetworkPolicy, Resources, SandboxTemplateSpec, Volume
+from paddock.resources.kinds.template import (
+    NetworkPolicy,
+    Outbound,
+    Resources,
+    SandboxTemplateSpec,
+    Volume,
+)
 from paddock.resources.tokens import TokenSeed
-from paddock.runtime.port import AgentConfig, Blueprint, EgressPolicy, Limits, Mount
+from paddock.runtime.port import (
+    AgentConfig,
+    Blueprint,
+    EgressPolicy,
+    Limits,
+    Mount,
+    OutboundConfig,
+)
 
 
 def blueprint(
@@ -48,6 +61,7 @@ def agent_config(sandbox: Sandbox, template: SandboxTemplateSpec, seed: TokenSee
             env=env,
             default_user=template.user,
             default_workdir=template.workdir,
+            outbound=_outbound(template.outbound),
             is_reserved=LABEL_POOL in sandbox.metadata.labels,
         )
     return AgentConfig(
@@ -57,6 +71,7 @@ def agent_config(sandbox: Sandbox, template: SandboxTemplateSpec, seed: TokenSee
         default_workdir=template.workdir,
         sandbox_id=claim.sandbox_id,
         template_id=claim.template_id,
+        outbound=_outbound(template.outbound),
     )
 
 
@@ -82,6 +97,20 @@ def egress(network: NetworkPolicy) -> EgressPolicy:
         deny_out=network.deny_out,
         dns_servers=network.dns_servers,
         allow_private=network.allow_private_networks,
+    )
+
+
+def _outbound(own: Outbound | None) -> OutboundConfig:
+    if own is None:
+        return OutboundConfig()
+    return OutboundConfig(
+        http_proxy=own.http_proxy,
+        https_proxy=own.https_proxy,
+        no_proxy=own.no_proxy,
+        ca_certificates=own.ca_certificates,
+        pip_index=own.pip_index,
+        npm_registry=own.npm_registry,
+        apt_mirror=own.apt_mirror,
     )
 
 

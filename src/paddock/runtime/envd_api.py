@@ -37,6 +37,7 @@ def init_body(
         "accessToken": settings.access_token or "",
         "defaultUser": settings.default_user,
         "defaultWorkdir": settings.default_workdir or "",
+        "outbound": settings.outbound,
     }
     if sandbox_id is not None:
         body |= {"sandboxId": sandbox_id, "templateId": template_id or ""}

@@ -76,6 +76,22 @@ class Mount(Struct, frozen=True, kw_only=True):
     read_only: bool = False
 
 
+class OutboundConfig(Struct, frozen=True, kw_only=True):
+    """Proxies, CA certificates and package mirrors of a sandbox. URLs may hold passwords.
+
+    `None` is the value of the installation, an empty text is none.
+    """
+
+    http_proxy: str | None = None
+    https_proxy: str | None = None
+    no_proxy: tuple[str, ...] = ()
+    ca_certificates: str = ""
+    """In PEM format; in addition to those of the image."""
+    pip_index: str | None = None
+    npm_registry: str | None = None
+    apt_mirror: str | None = None
+
+
 class AgentConfig(Struct, frozen=True, kw_only=True):
     """The configuration of envd; set at claim, kept across pauses and restarts."""
 
@@ -85,6 +101,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     default_workdir: str | None = None
     sandbox_id: str | None = None
     template_id: str | None = None
+    outbound: OutboundConfig = OutboundConfig()
+    """Of the template; drivers merge it with the settings of the installation."""
     is_reserved: bool = False
     """A warm member of a pool: not claimed yet, but called right after a claim, so envd is started
     early."""

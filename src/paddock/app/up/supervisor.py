@@ -21,6 +21,7 @@ from paddock.app.wiring.secrets import Secrets, load_or_create
 from paddock.kit import pidfile
 from paddock.kit.errors import ConflictError, InvalidError
 from paddock.kit.tasks import background
+from paddock.runtime.outbound_settings import node_file, write_node_file
 from paddock.settings import PREFIX, PURGE_FILE, Settings
 
 START_SECONDS = 60.0
@@ -47,6 +48,7 @@ class MachineSupervisor:
                 *("--state", str(settings.state / "node")),
                 *("--socket", settings.node_socket),
                 *("--log-level", settings.log_level),
+                *("--outbound", str(node_file(settings))),
             ],
             log_file=logs / "node.log",
         )
@@ -135,6 +137,7 @@ class MachineSupervisor:
         async with contextlib.AsyncExitStack() as stack:
             settings = self.settings
             if settings.runtime == "local":
+                write_node_file(settings)
                 await self._start(stack, self.node, progress)
                 await _started(self.node, "the node", lambda: _accepts(settings.node_socket), tries)
             await self._start(stack, self.control, progress)

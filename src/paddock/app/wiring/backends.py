@@ -12,6 +12,7 @@ from paddock.kit.errors import InvalidError
 from paddock.manager.ports import Agent
 from paddock.resources.tokens import TokenSeed
 from paddock.runtime.local.driver import LocalRuntime
+from paddock.runtime.outbound_settings import load_outbound
 from paddock.runtime.port import Runtime
 from paddock.runtime.simulated import SimulatedRuntime
 from paddock.settings import Settings
@@ -64,7 +65,9 @@ async def opened_agent(
 ) -> AsyncGenerator[Agent]:
     """Open the agent for sandboxes that are pods, or the one for a runtime of this machine."""
     if settings.runtime == "kubernetes" and isinstance(store, KubernetesStore):
-        agent, close = await open_pod_agent(settings, store, seed, clock)
+        agent, close = await open_pod_agent(
+            settings, store, seed, clock, load_outbound(settings).outbound
+        )
         try:
             yield agent
         finally:

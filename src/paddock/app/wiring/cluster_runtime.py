@@ -25,6 +25,7 @@ from paddock.runtime.kubernetes.driver import KubernetesRuntime
 from paddock.runtime.kubernetes.envd_client import PodEnvdClient
 from paddock.runtime.kubernetes.node_agents import NodeAgents
 from paddock.runtime.kubernetes.pods.render import PodSettings
+from paddock.runtime.outbound_settings import load_outbound
 from paddock.runtime.port import Blueprint
 from paddock.settings import Settings
 from paddock.store.kubernetes.backend import KubernetesStore
@@ -63,7 +64,9 @@ class ClusterRuntime:
             provider.informer(SandboxTemplate), provider.informer(Checkpoint), provider.write
         )
         provider.informer(Sandbox).subscribe(self._observe)
-        self._envd_client = PodEnvdClient(lambda uid: control_token(seed, uid))
+        self._envd_client = PodEnvdClient(
+            lambda uid: control_token(seed, uid), installation=load_outbound(settings).outbound
+        )
         self._node_agents = NodeAgents(self._agents, lambda: node_token(seed))
         self.driver = KubernetesRuntime(
             cluster=store,

@@ -52,7 +52,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from paddock.envd import isolation, logs
+from paddock.envd import isolation, logs, outbound
 from paddock.envd.server import Envd
 from paddock.envd.zygote.child import (
     MAX_FDS,
@@ -311,6 +311,7 @@ def main(arguments: list[str] | None = None) -> int:
     tempfile.gettempdir()  # cached: TMPDIR is removed with the environment
     os.environ.clear()
     isolation.preload()
+    outbound.preload()
     warm_up(lambda config, fds, report: run_child(Envd(), config, fds, report))
     # Here rather than in each child, where every page that it touches would be copied.
     isolation.seal_interpreter()

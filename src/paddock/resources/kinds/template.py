@@ -82,13 +82,38 @@ class NetworkPolicy(ResourcePart, frozen=True, kw_only=True):
     dns_servers: tuple[str, ...] = ()
     """Addresses of DNS servers. Defaults to those of the runtime."""
     allow_private_networks: bool = False
-    """Whether private address ranges can be reached. The node itself can never be reached."""
+    """Whether private address ranges can be reached. Of the node itself only ports that the
+    operator opens can be reached."""
     allow_public_traffic: bool = True
     """Whether ports can be reached without a token. If false, requests need the traffic token of
     the sandbox. Defaults to true."""
     mask_request_host: str | None = None
     """Value of the Host header that processes in the sandbox see. `${PORT}` is replaced by the
     port."""
+
+
+class Outbound(ResourcePart, frozen=True, kw_only=True):
+    """Proxies, CA certificates and package mirrors that programs in a sandbox use.
+
+    A field that is set overrides the setting of the installation; an empty text removes it.
+    Certificates and exceptions of the proxy are added to those of the installation. Passwords in
+    URLs are stored in plain text.
+    """
+
+    http_proxy: str | None = None
+    """URL of the proxy for HTTP, such as `http://proxy.example:3128`."""
+    https_proxy: str | None = None
+    """URL of the proxy for HTTPS. Defaults to `httpProxy`."""
+    no_proxy: tuple[str, ...] = ()
+    """Hosts, domains and addresses that are reached without the proxy."""
+    ca_certificates: str = ""
+    """CA certificates that programs trust in addition to those of the image, in PEM format."""
+    pip_index: str | None = None
+    """URL of the Python package index, for pip and uv."""
+    npm_registry: str | None = None
+    """URL of the registry for npm, pnpm and Yarn."""
+    apt_mirror: str | None = None
+    """Base URL of a mirror that serves `/debian`, `/debian-security` and `/ubuntu`."""
 
 
 class Probe(ResourcePart, frozen=True, kw_only=True):
@@ -133,6 +158,9 @@ class SandboxTemplateSpec(ResourcePart, frozen=True, kw_only=True):
     """Directories from outside that are mounted into the sandbox."""
     network: NetworkPolicy = NetworkPolicy()
     """Allowed outgoing and incoming traffic."""
+    outbound: Outbound | None = None
+    """Proxies, CA certificates and package mirrors. Defaults to the settings of the installation.
+    """
     privileges: Privileges = Privileges.SUDO
     """Whether processes in the sandbox can become root in the sandbox."""
     pause_strategy: PauseStrategy = PauseStrategy.FREEZE

@@ -42,6 +42,7 @@ from paddock.resources.kinds.pool import (
 from paddock.resources.kinds.sandbox import ClaimIdentity, IdlePause, SandboxSpec, WakeOnTraffic
 from paddock.resources.kinds.template import (
     NetworkPolicy,
+    Outbound,
     Port,
     Probe,
     Resources,
@@ -169,6 +170,19 @@ LIMITS: Mapping[type[Struct], Mapping[str, FieldLimit]] = {
             meaning="a host name, optionally with ${PORT}",
             max_length=253,
         ),
+    },
+    Outbound: {
+        "http_proxy": FieldLimit(max_length=2048, check=formats.proxy_url),
+        "https_proxy": FieldLimit(max_length=2048, check=formats.proxy_url),
+        "no_proxy": FieldLimit(
+            max_items=128, items=FieldLimit(max_length=253, check=formats.proxy_exception)
+        ),
+        "ca_certificates": FieldLimit(
+            max_length=formats.MAX_CERTIFICATES, check=formats.certificates
+        ),
+        "pip_index": FieldLimit(max_length=2048, check=formats.web_url),
+        "npm_registry": FieldLimit(max_length=2048, check=formats.web_url),
+        "apt_mirror": FieldLimit(max_length=2048, check=formats.web_url),
     },
     Probe: {
         "command": _LONG_TEXT,

@@ -8,8 +8,10 @@ import base64
 import binascii
 import ipaddress
 import re
+import ssl
 from collections.abc import Callable
 from functools import lru_cache
+from urllib.parse import urlsplit
 
 from croniter import croniter
 
@@ -29,12 +31,17 @@ ALIAS = r"^[a-z0-9A-Z]([-a-z0-9A-Z_./:]*[a-z0-9A-Z])?$"
 
 MAX_NAME = 253
 MAX_LABEL = 63
+MAX_CERTIFICATES = 32_768
+"""Characters of a text of CA certificates: about twenty certificates."""
 
 _DNS_LABEL = re.compile(DNS_LABEL)
 _DNS_SUBDOMAIN = re.compile(DNS_SUBDOMAIN)
 _LABEL_NAME = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _DOMAIN = re.compile(r"^(\*\.)?([a-z0-9]([-a-z0-9]*[a-z0-9])?\.)*[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+_URL = re.compile(r"[!#-&(-+\--\[\]-~]+")
+"""Printable ASCII without space, quotes, comma and backslash."""
+_PROXY_EXCEPTION = re.compile(r"[-A-Za-z0-9._:*/\[\]]{1,253}")
 _SECRET_KEY = re.compile(r"^[-._a-zA-Z0-9]{1,253}$")
 
 
@@ -133,6 +140,51 @@ def address(text: str) -> str | None:
         ipaddress.ip_address(text)
     except ValueError:
         return f"{shorten(text)} is not an IP address"
+    return None
+
+
+def proxy_url(text: str) -> str | None:
+    """Check the URL of a proxy; empty means none. Messages do not quote it: it may be secret."""
+    return _url_problem(text, ("http", "https", "socks5", "socks5h"))
+
+
+def web_url(text: str) -> str | None:
+    """Check the URL of a web server; empty means none. Messages do not quote it."""
+    return _url_problem(text, ("http", "https"))
+
+
+def _url_problem(text: str, schemes: tuple[str, ...]) -> str | None:
+    if not text:
+        return None
+    if not _URL.fullmatch(text):
+        return "must be a URL without spaces, quotes, commas and backslashes"
+    try:
+        parts = urlsplit(text)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return "must be a URL such as http://host.example:3128"
+    if parts.scheme not in schemes or not host:
+        return f"must be a URL with a host and the scheme {' or '.join(schemes)}"
+    return None
+
+
+def proxy_exception(text: str) -> str | None:
+    """Check one host, domain or address that is reached without a proxy."""
+    if not _PROXY_EXCEPTION.fullmatch(text):
+        return f"{shorten(text)} is not a host, a domain or an address"
+    return None
+
+
+def certificates(text: str) -> str | None:
+    """Check a text of CA certificates in PEM format; empty means none."""
+    if not text:
+        return None
+    if "PRIVATE KEY" in text:
+        return "must hold certificates only, but it holds a private key"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+    except (ssl.SSLError, ValueError):
+        return "must be certificates in PEM format"
     return None
 
 

@@ -16,11 +16,12 @@ import msgspec
 from paddock.envd.config import EnvdSettings
 from paddock.kit import bearer
 from paddock.kit.errors import UnavailableError
-from paddock.runtime import envd_api
+from paddock.runtime import envd_api, outbound
 from paddock.runtime.kubernetes import names
-from paddock.runtime.port import AgentConfig, LogLine, Usage
+from paddock.runtime.port import AgentConfig, LogLine, OutboundConfig, Usage
 
 _SECONDS = 5.0
+_NO_OUTBOUND = OutboundConfig()
 _FIRST_DELAY, _MAX_DELAY = 0.02, 0.5
 
 
@@ -28,20 +29,32 @@ class PodEnvdClient:
     """Calls the sidecars of all pods."""
 
     def __init__(
-        self, control_token: Callable[[str], str], *, control_port: int = names.CONTROL_PORT
+        self,
+        control_token: Callable[[str], str],
+        *,
+        control_port: int = names.CONTROL_PORT,
+        installation: OutboundConfig = _NO_OUTBOUND,
     ) -> None:
+        """`installation` holds the proxies, CA certificates and mirrors of all sandboxes."""
         self._token = control_token
         self._port = control_port
+        self._installation = installation
         self._opened: aiohttp.ClientSession | None = None
 
     async def configure(self, uid: str, ip: str, agent: AgentConfig) -> None:
         """Send the token and environment to a sandbox's envd."""
         own = {"E2B_SANDBOX_ID": agent.sandbox_id, "E2B_TEMPLATE_ID": agent.template_id}
+        merged = outbound.merge(self._installation, agent.outbound)
         settings = EnvdSettings(
             access_token=agent.access_token,
-            env_vars={**{k: v for k, v in own.items() if v}, **agent.env},
+            env_vars={
+                **{k: v for k, v in own.items() if v},
+                **outbound.variables(merged),
+                **agent.env,
+            },
             default_user=agent.default_user,
             default_workdir=agent.default_workdir,
+            outbound=outbound.files(merged),
         )
         body = envd_api.init_body(settings)
         await self._call("POST", uid, ip, envd_api.INIT_PATH, body)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from paddock.envd import isolation
+from paddock.envd import isolation, outbound
 from paddock.envd.config import Config, EnvdSettings
 from paddock.envd.http.request import HttpRequest
 from paddock.envd.http.server import HttpListener
@@ -167,6 +167,7 @@ def main() -> int:
     listener = _listen(config.host, config.port)
     control = _listen(config.host, config.control_port)
     isolation.preload()
+    outbound.preload()
     warmup.load(str(state_dir))
     container = container_entry.wait_for_main(config.uid)
     container_entry.write_users(container.pid, config.user, config.user_id, tools_dir)
@@ -178,6 +179,7 @@ def main() -> int:
         passwd_path=f"{names.TOOLS_DIRECTORY}/passwd",
         group_path=f"{names.TOOLS_DIRECTORY}/group",
         identity_dir=None,
+        owns_root=True,
         cpu_count=config.cpu_count,
         memory_total_bytes=config.memory_bytes,
         disk_total_bytes=config.disk_bytes,

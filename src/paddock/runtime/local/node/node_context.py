@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Literal, ParamSpec, TypeVar
 
@@ -31,7 +32,7 @@ from paddock.runtime.local.node.records import StateDirectory
 from paddock.runtime.local.node.slots import SandboxSlots
 from paddock.runtime.local.storage import Storage, open_storage
 from paddock.runtime.local.views import ResourceViews
-from paddock.runtime.port import Limits
+from paddock.runtime.port import Limits, OutboundConfig
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,12 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     sandboxes have loopback only."""
     storage: str = "auto"
     envd_idle_seconds: float = 60.0
+    outbound: OutboundConfig = OutboundConfig()
+    """Proxies, CA certificates and mirrors of all sandboxes."""
+    host_ports: tuple[int, ...] = ()
+    """TCP ports of this machine that sandboxes may reach."""
+    private_networks: tuple[IPv4Network, ...] = ()
+    """Private networks that sandboxes may reach."""
     node_name: str = socket.gethostname()
     default_limits: Limits = Limits(
         cpu_millis=2000, memory_bytes=2 << 30, disk_bytes=10 << 30, pids=4096
@@ -225,16 +232,23 @@ class NodeContext:
         number = self.settings.network
         try:
             if number == "auto":
-                self.fabric = await fabric_number.open_node_fabric(directory)
+                self.fabric = await fabric_number.open_node_fabric(directory, self._fabric_settings)
             else:
-                chosen = FabricSettings.numbered(number, str(directory))
-                self.fabric = await Fabric.open(chosen)
+                self.fabric = await Fabric.open(self._fabric_settings(number, directory))
         except PaddockError as problem:
             self.network_unavailable_reason = problem.message
             log.warning(
                 "sandboxes have no network",
                 extra=fields(reason=problem.message, hint=problem.hint),
             )
+
+    def _fabric_settings(self, number: int, directory: Path) -> FabricSettings:
+        return FabricSettings.numbered(
+            number,
+            str(directory),
+            host_ports=self.settings.host_ports,
+            private_networks=self.settings.private_networks,
+        )
 
 
 def unlock_workdir(context: NodeContext, home: str) -> None:

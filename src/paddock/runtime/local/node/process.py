@@ -15,9 +15,11 @@ import resource
 import signal
 import sys
 from collections.abc import Coroutine
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import uvloop
 
 from paddock.kit import clock, logs
@@ -31,6 +33,7 @@ from paddock.runtime.local.node.rpc_server import FdResult, Handler, LogArgument
 from paddock.runtime.local.sandbox.freeze import SandboxFreezer
 from paddock.runtime.local.sandbox.hibernation import Hibernation
 from paddock.runtime.local.sandbox.lifecycle import UP, SandboxLifecycle
+from paddock.runtime.outbound import InstallationOutbound
 from paddock.runtime.port import Instance, InstanceState, LogLine
 
 log = logging.getLogger(__name__)
@@ -214,6 +217,12 @@ def _network(given: str) -> int | Literal["auto"] | None:
     return None if given == "none" else int(given)
 
 
+def _outbound(file: Path | None) -> InstallationOutbound:
+    if file is None:
+        return InstallationOutbound()
+    return msgspec.json.decode(file.read_bytes(), type=InstallationOutbound)
+
+
 def main(argv: list[str]) -> int:
     """Parse arguments, serve, and return the exit status."""
     parser = argparse.ArgumentParser(prog="paddock-node", description=__doc__)
@@ -229,6 +238,9 @@ def main(argv: list[str]) -> int:
         "--network", default="auto", help="fabric number on this machine, `auto`, or `none`"
     )
     parser.add_argument("--storage", default="auto", choices=("auto", "btrfs", "plain"))
+    parser.add_argument(
+        "--outbound", type=Path, help="JSON file with proxies, CA certificates and open ports"
+    )
     parser.add_argument("--envd-idle-seconds", type=float, default=60.0)
     parser.add_argument("--purge-on-exit", action="store_true")
     parser.add_argument("--purge", action="store_true")
@@ -243,6 +255,7 @@ def main(argv: list[str]) -> int:
     syscalls.prctl(syscalls.PR_SET_NAME, b"paddock-node\0")
     # Threads compete with the loop for the GIL: it must not wait the default 5 ms for it.
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
+    shared = _outbound(given.outbound)
     settings = NodeSettings(
         state=given.state.absolute(),
         socket_path=given.socket.absolute(),
@@ -250,6 +263,9 @@ def main(argv: list[str]) -> int:
         network=_network(given.network),
         storage=given.storage,
         envd_idle_seconds=given.envd_idle_seconds,
+        outbound=shared.outbound,
+        host_ports=shared.host_ports,
+        private_networks=tuple(map(IPv4Network, shared.private_networks)),
     )
     status = 0
     try:

@@ -15,10 +15,12 @@ from collections.abc import AsyncGenerator, Callable
 
 from msgspec import structs
 
+from paddock.envd.config import OutboundFiles
 from paddock.kit.clock import Clock
 from paddock.kit.errors import NotFoundError, PaddockError, UnavailableError, UnsupportedError
 from paddock.kit.logs import fields
 from paddock.runtime.local.envd import envd_client
+from paddock.runtime.local.envd.envd_listener import EnvdListener
 from paddock.runtime.local.envd.zygote import WaitingEnvd
 from paddock.runtime.local.kernel import nproc_reserve
 from paddock.runtime.local.launch.skeleton import Skeleton
@@ -344,14 +346,15 @@ class SandboxLifecycle:
             sandbox = self.get(uid)
             sandbox.expect(InstanceState.RUNNING, doing="started")
             blueprint = sandbox.record.blueprint
-            env = sandbox.envd_settings().env_vars
+            if sandbox.envd_settings().outbound != OutboundFiles():
+                await self._write_outbound(sandbox)  # before any command runs
             commands = await sandbox.commands()
             if blueprint.start_command and not sandbox.record.is_started:
                 sandbox.save(is_started=True)
                 await commands.start(
                     blueprint.start_command,
                     user=blueprint.user,
-                    env=env,
+                    env=sandbox.command_env(),
                     cwd=blueprint.workdir,
                 )
             self._start_envd_if_expected(sandbox)
@@ -369,14 +372,27 @@ class SandboxLifecycle:
             runs = sandbox.record.state is InstanceState.RUNNING
             if sandbox.envd_listener is not None and sandbox.envd_listener.is_serving:
                 if runs:
-                    settings = sandbox.envd_settings()
-                    await envd_client.configure(
-                        sandbox.envd_listener.control, settings, names=agent
-                    )
+                    await self._send_settings(sandbox, sandbox.envd_listener)
                 else:
                     await sandbox.envd_listener.end()
             elif runs:
                 self._start_envd_if_expected(sandbox)
+
+    async def _write_outbound(self, sandbox: NodeSandbox) -> None:
+        """Wait until envd has written CA certificates and mirrors into the sandbox."""
+        listener = sandbox.envd_listener
+        if listener is None:
+            return
+        listener.start()
+        await listener.ready()
+        if listener.is_serving:
+            await self._send_settings(sandbox, listener)
+
+    @staticmethod
+    async def _send_settings(sandbox: NodeSandbox, listener: EnvdListener) -> None:
+        await envd_client.configure(
+            listener.control, sandbox.envd_settings(), names=sandbox.record.agent
+        )
 
     async def set_egress(self, uid: str, policy: EgressPolicy) -> None:
         """Replace the policy; it takes effect at once if the sandbox is up."""

@@ -12,7 +12,6 @@ _POLL_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.5)
 async def wait_until_ready(sandbox: NodeSandbox, blueprint: Blueprint) -> None:
     """Run the ready command until it exits 0, or raise `DeadlineExceededError`."""
     limit = blueprint.ready_timeout_seconds
-    settings = sandbox.envd_settings()
     last = 0
     try:
         async with asyncio.timeout(limit):
@@ -21,7 +20,7 @@ async def wait_until_ready(sandbox: NodeSandbox, blueprint: Blueprint) -> None:
                 last = await commands.run(
                     blueprint.ready_command or "true",
                     user=blueprint.user,
-                    env=settings.env_vars,
+                    env=sandbox.command_env(),
                     cwd=blueprint.workdir,
                     timeout=limit,
                 )

@@ -12,13 +12,15 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from paddock.envd.config import Config, EnvdSettings
+from paddock.envd.config import CA_VARIABLES, Config, EnvdSettings
 from paddock.envd.process.init_client import take_channel
 from paddock.kit.clock import Clock
 from paddock.kit.errors import ConflictError
 from paddock.kit.logs import fields
+from paddock.runtime import outbound
 from paddock.runtime.local.envd.envd_listener import EnvdListener
 from paddock.runtime.local.envd.zygote import WaitingEnvd
+from paddock.runtime.local.net.settings import HOST_NAME
 from paddock.runtime.local.node import records
 from paddock.runtime.local.node.node_context import NodeContext
 from paddock.runtime.local.node.records import RecordPhase, SandboxRecord
@@ -26,7 +28,14 @@ from paddock.runtime.local.node.slots import cgroup_name
 from paddock.runtime.local.sandbox.commands import Commands
 from paddock.runtime.local.sandbox.log_file import LogFile
 from paddock.runtime.local.sandbox.socket_dirs import ENVD_SOCKET
-from paddock.runtime.port import Address, AgentConfig, Instance, InstanceState, Limits
+from paddock.runtime.port import (
+    Address,
+    AgentConfig,
+    Instance,
+    InstanceState,
+    Limits,
+    OutboundConfig,
+)
 from paddock.wire.seqpacket import close_all
 
 log = logging.getLogger(__name__)
@@ -201,7 +210,17 @@ class NodeSandbox:
 
     def envd_settings(self) -> EnvdSettings:
         """Return the settings that envd gets by `/init`."""
-        return envd_settings(self.record.agent, self.record)
+        settings = self.context.settings
+        merged = outbound.merge(settings.outbound, self.record.agent.outbound)
+        direct = (HOST_NAME,) if settings.host_ports else ()
+        return envd_settings(self.record.agent, self.record, merged, direct)
+
+    def command_env(self) -> Mapping[str, str]:
+        """Return the variables of commands that the node itself runs in the sandbox."""
+        settings = self.envd_settings()
+        if not settings.outbound.ca_certificates:
+            return settings.env_vars
+        return {**CA_VARIABLES, **settings.env_vars}
 
     def open_parts(self, pid: int, pidfd: int, parts: Collection[str]) -> dict[str, int]:
         """Open parts of the sandbox (see `envd_listener.ENVD_PARTS`) whose init is `pid`."""
@@ -242,6 +261,7 @@ class NodeSandbox:
             idle_exit_seconds=self.context.settings.envd_idle_seconds,
             is_reserved=agent.is_reserved,
             has_one_id=self.context.is_rootless,
+            owns_root=True,
         )
         try:
             fds = self.open_parts(self.record.init.pid, self.pidfd, missing)
@@ -260,11 +280,21 @@ class NodeSandbox:
             self.save(envd=process)
 
 
-def envd_settings(agent: AgentConfig, record: SandboxRecord) -> EnvdSettings:
-    """Merge the settings of the template and the claim; the claim takes precedence."""
+def envd_settings(
+    agent: AgentConfig, record: SandboxRecord, merged: OutboundConfig, direct_hosts: tuple[str, ...]
+) -> EnvdSettings:
+    """Merge the settings of the image, the operator, the template and the claim.
+
+    The later ones take precedence.
+    """
     return EnvdSettings(
         access_token=agent.access_token,
-        env_vars={**record.blueprint.env, **agent.env},
+        env_vars={
+            **record.blueprint.env,
+            **outbound.variables(merged, direct_hosts),
+            **agent.env,
+        },
         default_user=agent.default_user,
         default_workdir=agent.default_workdir or record.blueprint.workdir,
+        outbound=outbound.files(merged),
     )

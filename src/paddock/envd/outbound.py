@@ -1,0 +1,240 @@
+"""Writes the operator's CA certificates and mirrors into files of the sandbox.
+
+What was written is recorded in the sandbox. A changed setting replaces it, and a removed one
+removes it, also in a sandbox that was restored from a snapshot. Files that a user has changed since
+are left alone.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import stat
+
+import msgspec
+from msgspec import Struct
+
+from paddock.envd import certificates
+from paddock.envd.config import CA_BUNDLE, CA_DIRECTORY, CA_FILE, OutboundFiles
+from paddock.envd.files import paths
+
+log = logging.getLogger(__name__)
+
+_STATE = f"{CA_DIRECTORY}/written.json"
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Alpine, Arch
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Red Hat
+    "/etc/ssl/ca-bundle.pem",  # SUSE
+    "/etc/ssl/cert.pem",  # Alpine
+)
+_LINKS = "/etc/ssl/certs"
+_ANCHORS = (
+    ("/usr/local/share/ca-certificates", "/usr/sbin/update-ca-certificates"),
+    ("/etc/pki/ca-trust/source/anchors", "/etc/pki/ca-trust/source/anchors"),
+)
+"""Directories from which programs of the distribution make the bundle, and what shows them."""
+_SUDO = "/etc/sudoers.d"
+_APT_LISTS = ("/etc/apt/sources.list",)
+_APT_PARTS = "/etc/apt/sources.list.d"
+_APT_HOSTS = re.compile(
+    r"https?://(?:deb\.debian\.org|security\.debian\.org|ftp\.(?:[a-z]{2}\.)?debian\.org"
+    r"|(?:[a-z]{2}\.)?archive\.ubuntu\.com|security\.ubuntu\.com|ports\.ubuntu\.com(?=/ubuntu))"
+    r"(?=/)"
+)
+_MAX_FILE = 8 << 20
+
+
+_machine_bundle = ""
+"""The bundle of this machine, for images without one."""
+
+
+def preload() -> None:
+    """Read the bundle of this machine; called once, before a sandbox is joined."""
+    global _machine_bundle  # forked children share it
+    found = next((path for path in _BUNDLES if os.path.isfile(path)), None)
+    _machine_bundle = _read(found) if found else ""
+
+
+class _Written(Struct, kw_only=True):
+    """What is in the sandbox."""
+
+    wanted: OutboundFiles = OutboundFiles()
+    is_complete: bool = False
+    """Whether everything was written: an envd may be killed meanwhile."""
+    files: list[str] = []
+    """Files and links that are ours alone."""
+    bundles: list[str] = []
+    sources: dict[str, str] = {}
+    """The original texts of apt's sources, by path."""
+
+
+class OutboundWriter:
+    """The files of one sandbox."""
+
+    def __init__(self) -> None:
+        self._applied: OutboundFiles | None = None
+        self.has_certificates = False
+        """Whether the files that `CA_VARIABLES` names exist."""
+
+    def apply(self, wanted: OutboundFiles) -> None:
+        """Make the files what is wanted. A failure is logged: the sandbox stays usable."""
+        if wanted == self._applied:
+            return
+        try:
+            before = _read_state()
+            if before is None or not before.is_complete or before.wanted != wanted:
+                if before is not None:
+                    _remove(before)
+                if wanted != OutboundFiles():
+                    _write(wanted)
+        except (OSError, ValueError) as error:
+            log.warning(
+                "CA certificates and mirrors were not written into the sandbox",
+                extra={"error": str(error)},
+            )
+            self.has_certificates = False
+            return
+        self._applied = wanted
+        self.has_certificates = bool(wanted.ca_certificates)
+
+
+def rewrite_sources(text: str, mirror: str) -> str:
+    """Return a text of apt's sources with the hosts of Debian and Ubuntu replaced."""
+    return _APT_HOSTS.sub(lambda _: mirror, text)
+
+
+def _write(wanted: OutboundFiles) -> None:
+    written = _Written(wanted=wanted)
+    os.makedirs(CA_DIRECTORY, 0o755, exist_ok=True)
+    _save_state(written)
+    try:
+        if wanted.ca_certificates:
+            _write_certificates(wanted.ca_certificates, written)
+        if wanted.sudo_variables and os.path.isdir(_SUDO):
+            names = " ".join(wanted.sudo_variables)
+            _put(f"{_SUDO}/paddock", f'Defaults env_keep += "{names}"\n', written, mode=0o440)
+        if wanted.apt_mirror:
+            _rewrite_all_sources(wanted.apt_mirror, written)
+        written.is_complete = True
+    finally:
+        _save_state(written)
+
+
+def _rewrite_all_sources(mirror: str, written: _Written) -> None:
+    for path in _source_files():
+        text = _read(path)
+        changed = rewrite_sources(text, mirror)
+        if changed != text:
+            written.sources[path] = text
+            _save_state(written)  # first: the original must not be lost
+            _replace(path, changed)
+
+
+def _write_certificates(text: str, written: _Written) -> None:
+    _put(CA_FILE, text, written)
+    found = {os.path.realpath(path) for path in _BUNDLES if os.path.exists(path)}
+    for path in sorted(found) or _BUNDLES[:1]:
+        bundle = _read(path) if found else _machine_bundle
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        written.bundles.append(path)
+        _replace(path, certificates.with_section(bundle, text))
+    _link(written.bundles[0], CA_BUNDLE, written)
+    for number, one in enumerate(certificates.split(text), 1):
+        for directory, sign in _ANCHORS:
+            if os.path.exists(sign):
+                os.makedirs(directory, 0o755, exist_ok=True)
+                _put(f"{directory}/paddock-{number}.crt", one, written)
+        target = f"{_LINKS}/paddock-{number}.pem"
+        if os.path.isdir(_LINKS):
+            _put(target, one, written)
+            name = certificates.subject_hash(one)
+            _link(os.path.basename(target), _free_link(name, target), written)
+
+
+def _free_link(name: str, target: str) -> str:
+    """Return the first path with this hash that does not exist, or that leads to our file."""
+    for number in range(100):
+        path = f"{_LINKS}/{name}.{number}"
+        if not os.path.lexists(path):
+            return path
+        if os.path.islink(path) and os.readlink(path) == os.path.basename(target):
+            return path
+    raise OSError(f"{_LINKS} holds too many certificates with the same subject")
+
+
+def _remove(before: _Written) -> None:
+    for path in before.bundles:
+        with contextlib.suppress(FileNotFoundError):
+            text = _read(path)
+            cleaned = certificates.with_section(text, "")
+            if cleaned != text:
+                _replace(path, cleaned)
+    for path, original in before.sources.items():
+        with contextlib.suppress(FileNotFoundError):
+            if _read(path) == rewrite_sources(original, before.wanted.apt_mirror):
+                _replace(path, original)
+    for path in (*before.files, _STATE):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _source_files() -> list[str]:
+    parts: list[str] = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        parts = sorted(os.listdir(_APT_PARTS))
+    listed = [f"{_APT_PARTS}/{name}" for name in parts if name.endswith((".list", ".sources"))]
+    return [path for path in (*_APT_LISTS, *listed) if os.path.isfile(path)]
+
+
+def _read_state() -> _Written | None:
+    try:
+        return msgspec.json.decode(_read(_STATE), type=_Written)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _save_state(written: _Written) -> None:
+    _replace(_STATE, msgspec.json.encode(written).decode(), mode=0o600)
+
+
+def _put(path: str, text: str, written: _Written, *, mode: int = 0o644) -> None:
+    written.files.append(path)
+    _replace(path, text, mode=mode)
+
+
+def _link(target: str, path: str, written: _Written) -> None:
+    written.files.append(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    os.symlink(target, path)
+
+
+def _read(path: str) -> str:
+    try:
+        fd = paths.open_regular(path, os.O_RDONLY)
+    except paths.NotRegularError as error:
+        raise OSError(f"{path} is not a regular file") from error
+    with os.fdopen(fd, "rb") as file:
+        data = file.read(_MAX_FILE + 1)
+    if len(data) > _MAX_FILE:
+        raise OSError(f"{path} is larger than {_MAX_FILE} bytes")
+    return data.decode(errors="surrogateescape")
+
+
+def _replace(path: str, text: str, *, mode: int | None = None) -> None:
+    """Write a file under another name, then rename it: readers see the old text or the new one."""
+    if mode is None:
+        mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else 0o644
+    temporary = f"{os.path.dirname(path)}/.{os.path.basename(path)}.paddock"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(text.encode(errors="surrogateescape"))
+            os.fchmod(file.fileno(), mode)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise

@@ -223,3 +223,27 @@ async def test_slots_leave_no_files(node):
         return bool(names - set(root.iterdir()))
 
     await eventually(one_is_gone)
+
+
+async def test_busy_sandboxes_do_not_stay_on_one_cpu(node):
+    count = len(os.sched_getaffinity(0))
+    if not 1 < count <= 8:
+        pytest.skip("needs two to eight CPUs")
+    names = [f"busy-{number}" for number in range(count + 1)]
+    limits = Limits(cpu_millis=1000)
+    try:
+        made = {
+            name: await node.runtime.create(Blueprint(uid=name, image="host", limits=limits))
+            for name in names
+        }
+        inits = (await node.facts())["inits"]
+        on = {name: os.sched_getaffinity(inits[name]) for name in names}
+        # More sandboxes than CPUs: two of them share one.
+        pair = next([a, b] for a in names for b in names if a < b and on[a] == on[b])
+        for name in pair:
+            await begin(made[name], "while :; do :; done")
+        first, second = (inits[name] for name in pair)
+        await eventually(lambda: os.sched_getaffinity(first) != os.sched_getaffinity(second))
+    finally:
+        for name in names:
+            await node.runtime.destroy(name)

@@ -170,6 +170,7 @@ class Node:
         while True:
             await asyncio.sleep(_MONITOR_SECONDS)
             await self._log_errors("check oom kills", self._check_oom_kills())
+            await self._log_errors("balance CPUs", self._balance_cpus())
             await self._log_errors(
                 "check views", self.context.run_in_thread(self.context.views.check)
             )
@@ -182,6 +183,14 @@ class Node:
             if sandbox.record.state is InstanceState.RUNNING:
                 self.lifecycle.oom_monitor.check(sandbox)
                 await asyncio.sleep(0)  # do not block the loop: there may be hundreds
+
+    async def _balance_cpus(self) -> None:
+        views, now = self.context.views, clock.system().monotonic()
+        for sandbox in list(self.lifecycle.by_uid.values()):
+            if sandbox.record.state is InstanceState.RUNNING:
+                views.sample(sandbox.cgroup, now)
+                await asyncio.sleep(0)  # do not block the loop: there may be hundreds
+        views.rebalance()
 
     async def _log_errors(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
         try:

@@ -44,6 +44,20 @@ class CpuChoice:
             self._shares[cpu] += share
         return chosen
 
+    def move(self, name: str, cpus: frozenset[int]) -> None:
+        """Record other CPUs of a slot, as many as before."""
+        before, share = self._by_name[name]
+        self._by_name[name] = (cpus, share)
+        for cpu in before:
+            self._shares[cpu] -= share
+        for cpu in cpus:
+            self._shares[cpu] += share
+
+    def restricted(self, name: str) -> frozenset[int] | None:
+        """Return the CPUs of a slot, or `None` if it may use all."""
+        cpus, _ = self._by_name.get(name, (self.all, 0.0))
+        return cpus if len(cpus) < len(self.all) else None
+
     def release(self, name: str) -> None:
         """Forget a slot."""
         cpus, share = self._by_name.pop(name, (frozenset[int](), 0.0))

@@ -1,5 +1,6 @@
 """The views of all sandboxes of a node: their files, the server that writes them, their CPUs."""
 
+import contextlib
 import logging
 import os
 import uuid
@@ -9,12 +10,16 @@ from pathlib import Path
 from paddock.kit.errors import UnavailableError
 from paddock.kit.logs import fields
 from paddock.runtime.local.kernel.cgroups import Cgroups
+from paddock.runtime.local.views.balance import CpuUse, plan
 from paddock.runtime.local.views.cpus import CpuChoice
 from paddock.runtime.local.views.files import ShownLimits, ViewFiles
 from paddock.runtime.local.views.server import ViewServer
 from paddock.runtime.port import Limits
 
 log = logging.getLogger(__name__)
+
+_PASSES = 3
+"""Over the threads of a slot that is moved: a thread may be forked with the old CPUs meanwhile."""
 
 Bind = tuple[str, str]
 """The path of a file on the host, and its mount point inside."""
@@ -31,6 +36,8 @@ class ResourceViews:
         self._files = ViewFiles(root)
         self._cpus = CpuChoice()
         self._cgroups = cgroups
+        self._samples: dict[str, tuple[float, float]] = {}
+        self._uses: dict[str, CpuUse] = {}
         parents = cgroups.parents() if cgroups.is_usable and os.geteuid() == 0 else None
         self._server: ViewServer | None = None
         if parents is None:
@@ -100,8 +107,41 @@ class ResourceViews:
         """Record the CPUs of a running sandbox."""
         self._cpus.assign(name, os.sched_getaffinity(pid), limits.cpu_millis)
 
+    def sample(self, name: str, now: float) -> None:
+        """Record how much CPU a running slot has used since the last sample (seconds)."""
+        cpus = self._cpus.restricted(name)
+        if cpus is None:
+            return
+        used = self._cgroups.cpu_seconds(name)
+        before = self._samples.get(name)
+        self._samples[name] = (now, used)
+        if before is not None and now > before[0] and used >= before[1]:
+            self._uses[name] = CpuUse(cpus, (used - before[1]) / (now - before[0]))
+
+    def rebalance(self) -> None:
+        """Move busy slots from the most used CPUs to the least used, by the last samples."""
+        uses, self._uses = self._uses, {}
+        for name, cpus in plan(uses, self._cpus.all).items():
+            if self._cpus.restricted(name) == uses[name].cpus:
+                self._cpus.move(name, cpus)
+                self._move_threads(name, uses[name].cpus, cpus)
+
+    def _move_threads(self, name: str, before: frozenset[int], now: frozenset[int]) -> None:
+        """Move the threads that did not choose other CPUs themselves."""
+        for _ in range(_PASSES):
+            is_done = True
+            for tid in self._cgroups.threads(name):
+                with contextlib.suppress(ProcessLookupError):
+                    if frozenset(os.sched_getaffinity(tid)) == before:
+                        os.sched_setaffinity(tid, now)
+                        is_done = False
+            if is_done:  # none was forked meanwhile
+                return
+
     def remove(self, name: str) -> None:
         """Remove what a slot has."""
+        self._samples.pop(name, None)
+        self._uses.pop(name, None)
         self._cpus.release(name)
         self._files.remove(name)
 

@@ -1,9 +1,10 @@
-"""Writes the README's figures: each from a result in `results/`, beside the script that made it.
+"""Writes the figures of pages: each from a result in `results/`, beside the script that made it.
 
-    python bench/figures.py            show the table
-    python bench/figures.py --write    put it into the README
+    python bench/figures.py            show the tables
+    python bench/figures.py --write    put them into their pages
 
-A row without a result is left out; a test fails when the README differs from the results."""
+A row without a result is left out; a test fails when a page differs from the results. All rows of
+one page are of one machine."""
 
 import json
 import math
@@ -72,6 +73,32 @@ ROWS = (
         beside=(("command_to_bare_exec", "fork and exec"),)),
     Row("network of a sandbox", "net", "attach", beside=(("attach_to_attach_by_ip", "`ip`"),)),
 )  # fmt: skip
+POD_ROWS = (
+    Row("`Sandbox.create()` to the first command's output: E2B's SDK, warm pool",
+        "kubernetes_pods", "warm_first_command",
+        beside=(("warm_to_bare_pod", "a bare pod until it runs"),)),
+    Row("the same without a pool", "kubernetes_pods", "cold_first_command",
+        beside=(("cold_to_bare_pod", "a bare pod until it runs"),)),
+    Row("pause by freezing", "kubernetes_pods", "warm_pause"),
+    Row("resume", "kubernetes_pods", "warm_resume"),
+    Row("resume to the first command's output", "kubernetes_pods", "warm_resume_first_command"),
+)  # fmt: skip
+
+
+class Page(NamedTuple):
+    """A page with a table of figures."""
+
+    path: str
+    rows: tuple[Row, ...]
+
+    @property
+    def up(self) -> str:
+        """The way from the page to the root of the repository."""
+        return "../" * self.path.count("/")
+
+
+README = Page("README.md", ROWS)
+PAGES = (README, Page("docs/how-to/kubernetes.md", POD_ROWS))
 
 
 def result_of(suite: str) -> dict[str, Any] | None:
@@ -83,7 +110,7 @@ def result_of(suite: str) -> dict[str, Any] | None:
     return None if found.get("quick") else found
 
 
-def line(row: Row) -> str | None:
+def line(row: Row, up: str = "") -> str | None:
     """Return one row; `None` without a result."""
     result = result_of(row.suite)
     value = (result or {}).get("figures", {}).get(row.figure)
@@ -95,7 +122,8 @@ def line(row: Row) -> str | None:
             cells[-1] += f" ({value['success']:.1%})"
     else:
         cells = [spoken(value), "", result.get("how", {}).get(row.figure, "")]
-    made = f"[{row.suite}.py](bench/{row.suite}.py), [{result['commit']}]({_kept(row.suite)})"
+    script = f"[{row.suite}.py]({up}bench/{row.suite}.py)"
+    made = f"{script}, [{result['commit']}]({up}{_kept(row.suite)})"
     return f"| {row.what} | {row.unit} | {' | '.join(cells)} | {_beside(row, result)} | {made} |"
 
 
@@ -123,12 +151,12 @@ def _kept(suite: str) -> str:
     return f"bench/results/{suite}.json"
 
 
-def table() -> str:
-    """Return the whole table."""
-    lines = [text for row in ROWS if (text := line(row)) is not None]
+def table(page: Page = README) -> str:
+    """Return the whole table of a page."""
+    lines = [text for row in page.rows if (text := line(row, page.up)) is not None]
     if not lines:
         return "No results are kept yet: `paddock bench` makes them."
-    measured = next(found for row in ROWS if (found := result_of(row.suite)) is not None)
+    measured = next(found for row in page.rows if (found := result_of(row.suite)) is not None)
     machine = measured["machine"]
     where = f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']:g} GB"
     head = [
@@ -141,19 +169,20 @@ def table() -> str:
     return "\n".join((*head, *lines))
 
 
-def written(readme: str) -> str:
-    """Return the README with the table inserted."""
-    before, _, rest = readme.partition(BEGIN)
+def written(text: str, page: Page = README) -> str:
+    """Return the text of a page with its table inserted."""
+    before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{table(page)}\n{END}{after}"
 
 
 def main() -> None:
-    if "--write" not in sys.argv:
-        print(table())
-        return
-    path = ROOT / "README.md"
-    path.write_text(written(path.read_text()))
+    for page in PAGES:
+        path = ROOT / page.path
+        if "--write" in sys.argv:
+            path.write_text(written(path.read_text(), page))
+        else:
+            print(f"{page.path}\n\n{table(page)}\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import figures  # noqa: E402
 sys.path.remove(str(ROOT / "bench"))
 
 RESULTS = sorted(figures.RESULTS.glob("*.json"))
+ROWS = (*figures.ROWS, *figures.POD_ROWS)
 MAY_BE_MISSING = {
     "bwrap_pause": "it has no pause",
     r"burst_\d+_pool_\d+_cold_total": "none: the pool was filled fast enough",
@@ -44,23 +45,24 @@ def test_a_kept_result_omits_only_what_is_unavailable(path: Path) -> None:
     assert [name for name, reason in missing.items() if not is_excused(name, reason)] == []
 
 
-def test_all_rows_of_the_readme_are_of_one_machine() -> None:
+@pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.path)
+def test_all_rows_of_a_page_are_of_one_machine(page: figures.Page) -> None:
     machines = {
         (result["machine"]["cpu"], result["machine"]["cores"])
-        for row in figures.ROWS
+        for row in page.rows
         if (result := figures.result_of(row.suite)) is not None
     }
     assert len(machines) == 1, machines
 
 
-@pytest.mark.parametrize("row", figures.ROWS, ids=lambda row: f"{row.suite}-{row.figure}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.suite}-{row.figure}")
 def test_a_row_has_its_sample_count_or_its_kind(row: figures.Row) -> None:
     result = kept(figures.RESULTS / f"{row.suite}.json")
     value = result["figures"][row.figure]
     assert isinstance(value, dict) or result["how"].get(row.figure)
 
 
-@pytest.mark.parametrize("row", figures.ROWS, ids=lambda row: f"{row.suite}-{row.figure}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.suite}-{row.figure}")
 def test_a_row_has_all_its_ratios(row: figures.Row) -> None:
     ratios = kept(figures.RESULTS / f"{row.suite}.json")["ratios"]
     assert [name for name, _ in row.beside if name not in ratios] == []

@@ -1,4 +1,4 @@
-"""Every measured figure names its script; the README's figures come from kept results.
+"""Every measured figure names its script; the figures of tables come from kept results.
 
 Measured figures are told from settings by their format: limits and settings are in whole seconds
 and powers of two (KiB, MiB). Not checked are decisions (`docs/decisions`), which report what was
@@ -43,8 +43,11 @@ def figures_without_a_script(text: str) -> list[str]:
     ]
 
 
-def test_the_readme_matches_the_results() -> None:
-    assert figures.written(README) == README, "run `python bench/figures.py --write`"
+@pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.path)
+def test_a_page_matches_the_results(page: figures.Page) -> None:
+    text = (ROOT / page.path).read_text()
+    assert figures.END in text, "the page has no place for figures"
+    assert figures.written(text, page) == text, "run `python bench/figures.py --write`"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -86,7 +89,9 @@ def test_limits_settings_and_examples_are_no_measurements(text: str) -> None:
     assert not figures_without_a_script(text)
 
 
-@pytest.mark.parametrize("row", figures.ROWS, ids=lambda row: f"{row.suite}-{row.figure}")
+@pytest.mark.parametrize(
+    "row", [*figures.ROWS, *figures.POD_ROWS], ids=lambda row: f"{row.suite}-{row.figure}"
+)
 def test_a_row_is_made_by_a_script_that_measures_it(row: figures.Row) -> None:
     assert (ROOT / "bench" / f"{row.suite}.py").exists()
     result = figures.result_of(row.suite)

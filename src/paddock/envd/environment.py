@@ -6,6 +6,7 @@ hold its ids.
 
 import contextlib
 import os
+import stat
 
 import msgspec
 from msgspec import Struct
@@ -13,6 +14,7 @@ from msgspec import Struct
 from paddock.envd.config import CA_VARIABLES, Config, EnvdSettings, OutboundFiles
 from paddock.envd.files import paths
 from paddock.envd.outbound import OutboundWriter
+from paddock.envd.process.shells import BASH, NO_SHELL, ShellFinder
 from paddock.envd.rpc.connect_frames import Code, ConnectError, printable
 from paddock.envd.users import User, Users
 
@@ -40,6 +42,7 @@ class Environment:
         self.settings: EnvdSettings = config.settings
         self._outbound = OutboundWriter()
         self.users = Users(config.passwd_path, config.group_path)
+        self._shells = ShellFinder()
 
     def assign(self, config: Config) -> None:
         """Serve another sandbox."""
@@ -50,6 +53,7 @@ class Environment:
         self.settings = config.settings
         self._outbound = OutboundWriter()
         self.users.assign(config.passwd_path, config.group_path)
+        self._shells.assign()
 
     @property
     def sandbox_id(self) -> str:
@@ -74,6 +78,30 @@ class Environment:
             return paths.resolve(path, home=user.home, default=self.settings.default_workdir)
         except paths.BadPathError as error:
             raise ConnectError(Code.INVALID_ARGUMENT, printable(str(error))) from error
+
+    def directory(self, path: str, user: User) -> str:
+        """Return the working directory of a command; raise if it does not exist.
+
+        A home directory that does not exist (`/nonexistent`) is replaced by `/`, as login does.
+        The working directory of the template is created, as container runtimes do.
+        """
+        wanted = self.resolve(path, user)
+        if _is_directory(wanted):
+            return wanted
+        if not path and not self.settings.default_workdir:
+            return "/"
+        if not path and _create_directory(wanted, user):
+            return wanted
+        raise ConnectError(
+            Code.INVALID_ARGUMENT, f"cwd {printable(wanted)!r} does not exist or is no directory"
+        )
+
+    def program(self, name: str) -> str:
+        """Return the program to run: the sandbox's shell if `/bin/bash` is wanted and missing."""
+        found = self._shells.resolve(name)
+        if found is None:
+            raise ConnectError(Code.INVALID_ARGUMENT, f"cannot run {BASH!r}: {NO_SHELL}")
+        return found
 
     def defaults(self) -> dict[str, str]:
         """Return the variables that all users have."""
@@ -152,3 +180,20 @@ class Environment:
                     finally:
                         os.close(fd)
                     self._written[path] = value
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _create_directory(path: str, user: User) -> bool:
+    """Create a directory that belongs to a user; return whether it succeeded."""
+    try:
+        os.makedirs(path, 0o755)
+        os.chown(path, user.uid, user.gid)
+    except (OSError, ValueError):
+        return False
+    return True

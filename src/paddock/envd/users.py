@@ -40,8 +40,15 @@ class Users:
         self._passwd, self._group, self._stamps = passwd, group, None
 
     def find(self, name: str) -> User | None:
+        """Return a user by name or by number; a number needs no entry in the files."""
         self._refresh()
-        return self._users.get(name)
+        if (user := self._users.get(name)) is not None or not is_id(name):
+            return user
+        uid = int(name)
+        if (known := self._user_names.get(uid)) is not None:
+            return self._users.get(known)
+        # As container runtimes do.
+        return User(name=str(uid), uid=uid, gid=0, groups=(0,), home="/", shell="")
 
     def user_name(self, uid: int) -> str:
         """Return the name of a uid, or the number if it has none."""
@@ -110,4 +117,9 @@ def _rows(path: str, width: int) -> list[list[str]]:
 
 def _is_valid(row: list[str], width: int) -> bool:
     numbers = row[2:4] if width == 7 else row[2:3]
-    return bool(row[0]) and all(n.isascii() and n.isdigit() and int(n) < 2**32 - 1 for n in numbers)
+    return bool(row[0]) and all(is_id(number) for number in numbers)
+
+
+def is_id(text: str) -> bool:
+    """Whether a text is the number of a user or a group."""
+    return text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**32 - 1

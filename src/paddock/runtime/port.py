@@ -124,7 +124,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     user: str = "user"
     workdir: str | None = None
     start_command: str | None = None
-    """Run by `bash -l -c` once the sandbox is up; the sandbox outlives it."""
+    """Run by the image's shell once the sandbox is up; the sandbox outlives it."""
     ready_command: str | None = None
     """The sandbox is ready when this exits 0."""
     ready_timeout_seconds: float = 60.0

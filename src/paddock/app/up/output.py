@@ -14,7 +14,7 @@ from paddock.app.up.progress import PipeProgress, Progress, open_progress
 from paddock.app.wiring.secrets import Secrets, load_or_create
 from paddock.kit import logs
 from paddock.kit.errors import PaddockError, UnavailableError, UnsupportedError
-from paddock.runtime.local.images.base import build_base, is_built
+from paddock.runtime.local.images.base import build_base, is_built, usable_directory
 from paddock.settings import Settings
 
 notes = Console(stderr=True, highlight=False)
@@ -34,7 +34,7 @@ USAGE = """
 def up(settings: Settings, config: Path | None, *, as_json: bool, detach: bool) -> int:
     """Start everything and print how to connect; return when it is stopped."""
     _require_root(settings)
-    _prepare_image(settings, is_silent=as_json)
+    prepare_image(settings, is_silent=as_json)
     if detach:
         return _in_background(settings, config, as_json=as_json)
     progress = open_progress(notes, is_silent=as_json)
@@ -73,14 +73,24 @@ def _require_root(settings: Settings) -> None:
         )
 
 
-def _prepare_image(settings: Settings, *, is_silent: bool) -> None:
-    """Build the base image if it is needed and missing. It takes a minute or two, once."""
+def prepare_image(settings: Settings, *, is_silent: bool) -> None:
+    """Build the base image if it is needed and missing. It takes a minute or two, once.
+
+    An installation that was upgraded without access to a package mirror keeps its older image.
+    """
     cache = Path(settings.cache_dir) / "images"
     if settings.runtime != "local" or settings.default_image != "base" or is_built(cache):
         return
     with open_progress(notes, is_silent=is_silent) as progress:
         progress.step("building the base image (once; a minute or two)")
-        build_base(cache, progress=lambda text: progress.step(f"base image: {text}"))
+        try:
+            build_base(cache, progress=lambda text: progress.step(f"base image: {text}"))
+        except PaddockError as error:
+            if (older := usable_directory(cache)) is None:
+                raise
+            progress.stop()
+            notes.print(f"the base image could not be rebuilt: {error.message}", soft_wrap=True)
+            notes.print(f"using the older {older}; hint: {error.hint}", soft_wrap=True)
 
 
 def _print_usage(

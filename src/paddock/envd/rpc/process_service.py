@@ -5,9 +5,7 @@ forking is in `process/spawner.py`.
 """
 
 import asyncio
-import os
 import signal
-import stat
 from collections.abc import AsyncIterator, Mapping
 
 from paddock.envd.environment import Environment
@@ -184,15 +182,7 @@ class ProcessService:
         if config is None or not config.cmd:
             raise ConnectError(Code.INVALID_ARGUMENT, "process.cmd is empty: say what to run")
         user = self._environment.user(call.username)
-        cwd = self._environment.resolve(config.cwd or "", user)
-        try:
-            is_directory = stat.S_ISDIR(os.stat(cwd).st_mode)
-        except (OSError, ValueError):
-            is_directory = False
-        if not is_directory:
-            raise ConnectError(
-                Code.INVALID_ARGUMENT, f"cwd {printable(cwd)!r} does not exist or is no directory"
-            )
+        cwd = self._environment.directory(config.cwd or "", user)
         size: tuple[int, int] | None = None
         if request.pty is not None:
             given = request.pty.size or m.PtySize()
@@ -201,7 +191,7 @@ class ProcessService:
         if any("\0" in text for text in (config.cmd, *config.args, *env, *env.values())):
             raise ConnectError(Code.INVALID_ARGUMENT, "NUL bytes cannot be passed to a command")
         command = Command(
-            argv=(config.cmd, *config.args),
+            argv=(self._environment.program(config.cmd), *config.args),
             env=env,
             cwd=cwd,
             uid=user.uid,

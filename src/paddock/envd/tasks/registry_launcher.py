@@ -130,13 +130,14 @@ class RegistryLauncher:
             )
         try:
             user = self._environment.user(process.user)
-            directory = self._environment.resolve(process.working_dir or "", user)
+            directory = self._environment.directory(process.working_dir or "", user)
+            program = [self._environment.program(argv[0])] if argv else []
         except ConnectError as error:
             raise TaskLaunchError(str(error)) from error
         env = self._environment.variables(user) | {item.name: item.value for item in process.env}
         command = Command(
-            argv=argv, env=env, cwd=directory, uid=user.uid, gid=user.gid, groups=user.groups,
-            has_stdin=False,
+            argv=(*program, *argv[1:]), env=env, cwd=directory, uid=user.uid, gid=user.gid,
+            groups=user.groups, has_stdin=False,
         )  # fmt: skip
         config = ProcessConfig(cmd=argv[0] if argv else "", args=argv[1:], cwd=directory)
         try:

@@ -120,8 +120,8 @@ class Probe(ResourcePart, frozen=True, kw_only=True):
     """Health check of an idle sandbox."""
 
     command: str | None = None
-    """Command run by `bash -l -c`. Exit code 0 means healthy. If unset, the health endpoint of envd
-    is used."""
+    """Command line run by the image's shell. Exit code 0 means healthy. If unset, the health
+    endpoint of envd is used."""
     period_seconds: int = 30
     """Number of seconds between two probes. Defaults to 30."""
     timeout_seconds: int = 5
@@ -141,12 +141,14 @@ class SandboxTemplateSpec(ResourcePart, frozen=True, kw_only=True):
     env: Mapping[str, str] = EMPTY
     """Environment variables of every process, by name."""
     user: str = "user"
-    """User of commands that specify none. Defaults to `user`."""
+    """User of commands that specify none: a name or a number. Defaults to `user`, which is added to
+    images that lack it."""
     workdir: str | None = None
     """Working directory of commands that specify none. Defaults to the home directory of the user.
     """
     start_command: str | None = None
-    """Command that is started with the sandbox by `bash -l -c` and keeps running."""
+    """Command line that is started with the sandbox and keeps running. `bash -l -c` runs it, or
+    `sh -l -c` if the image has no bash."""
     ready_command: str | None = None
     """The sandbox is ready once this command exits with 0."""
     ready_timeout_seconds: int = 60

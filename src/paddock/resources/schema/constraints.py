@@ -194,7 +194,12 @@ LIMITS: Mapping[type[Struct], Mapping[str, FieldLimit]] = {
     SandboxTemplateSpec: {
         "image": _IMAGE,
         "env": _VARIABLES,
-        "user": FieldLimit(min_length=1, max_length=64),
+        "user": FieldLimit(
+            pattern=formats.USER_NAME,
+            meaning="the name of a user, or a number",
+            min_length=1,
+            max_length=64,
+        ),
         "workdir": _ABSOLUTE,
         "start_command": _LONG_TEXT,
         "ready_command": _LONG_TEXT,

@@ -25,6 +25,7 @@ POSITIVE_QUANTITY = (
 )
 PERCENTAGE = r"^([1-9][0-9]?|100)%$"
 ABSOLUTE_PATH = r"^/"
+USER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*[$]?$"
 SANDBOX_ID = r"^[a-z0-9]+$"
 HOST_NAME = r"^[-A-Za-z0-9._${}:]+$"
 ALIAS = r"^[a-z0-9A-Z]([-a-z0-9A-Z_./:]*[a-z0-9A-Z])?$"

@@ -12,10 +12,11 @@ from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
+from msgspec import Struct
 
 from paddock.envd.config import EnvdSettings
 from paddock.kit import bearer
-from paddock.kit.errors import UnavailableError
+from paddock.kit.errors import InvalidError, UnavailableError
 from paddock.runtime import envd_api, outbound
 from paddock.runtime.kubernetes import names
 from paddock.runtime.port import AgentConfig, LogLine, OutboundConfig, Usage
@@ -23,6 +24,16 @@ from paddock.runtime.port import AgentConfig, LogLine, OutboundConfig, Usage
 _SECONDS = 5.0
 _NO_OUTBOUND = OutboundConfig()
 _FIRST_DELAY, _MAX_DELAY = 0.02, 0.5
+
+
+class _Problem(Struct, frozen=True):
+    """The body of an error response of the sidecar."""
+
+    message: str
+
+
+# Made at import, not by the first use: see docs/decisions/0080.
+_problem_decoder = msgspec.json.Decoder(_Problem)
 
 
 class PodEnvdClient:
@@ -68,6 +79,7 @@ class PodEnvdClient:
     ) -> str | None:
         """Wait until a sandbox is ready; on timeout return what it is waiting for.
 
+        Raises `InvalidError` if it can never become ready.
         Responses from within the `former` main container are ignored.
         """
         pause = _FIRST_DELAY
@@ -90,6 +102,8 @@ class PodEnvdClient:
         status, body, main = await self._exchange("GET", ip, "/ready", None, None)
         if former and main == former:
             raise UnavailableError("its envd is still in the container that is being replaced")
+        if status == names.STATUS_NEVER_READY:
+            raise InvalidError(_problem_decoder.decode(body).message)
         if status != 204:
             raise UnavailableError(body.decode(errors="replace")[:200] or f"envd returned {status}")
         return main

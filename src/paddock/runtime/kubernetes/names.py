@@ -36,3 +36,5 @@ MAIN_HEADER = "Paddock-Main"
 """Header of a `/ready` response: the id of the main container that the sidecar has entered."""
 CONFIG = "PADDOCK_SIDECAR"
 """Environment variable with the sidecar's configuration as JSON."""
+STATUS_NEVER_READY = 422
+"""Status of a `/ready` response if the sandbox can never become ready; the body has the reason."""

@@ -4,12 +4,16 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from paddock.app.up.output import prepare_image
 from paddock.kit.errors import UnavailableError
 from paddock.runtime.local.images import ImageStore, base_directory, build_base
 from paddock.runtime.local.images.base import MANIFEST, Recipe, base_recipe, is_built
 from paddock.runtime.local.images.mirror import debian_mirror, debian_suite
+from paddock.runtime.local.images.model import Manifest
+from paddock.settings import Settings
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="debootstrap needs root")
 
@@ -77,6 +81,43 @@ def test_an_incomplete_build_is_not_an_image(tmp_path: Path):
     assert not ImageStore(tmp_path / "store", base_cache=tmp_path).has("base")
     (base_directory(tmp_path) / MANIFEST).write_text("{}")
     assert is_built(tmp_path)
+
+
+def test_an_older_build_serves_until_the_new_one_is_built(tmp_path: Path):
+    def build(directory: Path) -> Path:
+        (directory / "rootfs").mkdir(parents=True)
+        manifest = Manifest(name="base:latest", layers=(str(directory / "rootfs"),))
+        (directory / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+        return directory / "rootfs"
+
+    older = build(tmp_path / "base-0123456789ab")
+    store = ImageStore(tmp_path / "store", base_cache=tmp_path)
+    assert not is_built(tmp_path)
+    assert store.resolve("base").layers == (older,)
+    assert [image.name for image in store.images()] == ["base:latest"]
+    newer = build(base_directory(tmp_path))
+    assert store.resolve("base").layers == (newer,)
+    assert older.is_dir()
+
+
+@needs_root
+@pytest.mark.timeout(60)
+def test_up_keeps_the_older_image_if_it_cannot_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    if not shutil.which("debootstrap"):
+        pytest.skip("debootstrap is not installed")
+    monkeypatch.setenv("PADDOCK_DEBIAN_MIRROR", "http://127.0.0.1:1/debian")
+    settings = Settings(cache_dir=str(tmp_path))
+    with pytest.raises(UnavailableError, match="debootstrap failed"):
+        prepare_image(settings, is_silent=True)
+    older = tmp_path / "images/base-0123456789ab"
+    older.mkdir()
+    (older / MANIFEST).write_text("{}")
+    prepare_image(settings, is_silent=True)
+    shown = capsys.readouterr().err
+    assert "the base image could not be rebuilt: debootstrap failed" in shown
+    assert f"using the older {older}; hint: check that the package mirror" in shown
 
 
 def test_mirror_and_suite_come_from_the_environment_or_the_machine(monkeypatch: pytest.MonkeyPatch):

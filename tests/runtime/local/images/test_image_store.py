@@ -62,7 +62,7 @@ def test_every_archive_format_is_imported(store: ImageStore, tmp_path: Path, for
         ["one", "three"],
     ]
     assert (image.layers[1] / "etc/one").is_char_device()
-    assert image.lowerdirs == tuple(reversed(image.layers))
+    assert image.lowerdirs == (image.accounts, *reversed(image.layers))
     assert image.config == ImageConfig(
         env={"PATH": "/usr/bin:/bin", "EMPTY": "", "TWO": "a=b"},
         user="1000",
@@ -76,7 +76,8 @@ def test_equal_layers_are_stored_once(store: ImageStore, tmp_path: Path):
     store.add_archive(oci_layout(tmp_path / "b", [LOWER]), "b")
     first, second = store.resolve("a"), store.resolve("b")
     assert first.layers[0] == first.layers[1] == second.layers[0]
-    assert len(names_in(tmp_path / "images" / "layers")) == 2
+    assert first.accounts == second.accounts
+    assert len(names_in(tmp_path / "images" / "layers")) == 3
 
 
 def test_a_damaged_layer_is_rejected_and_leaves_nothing(store: ImageStore, tmp_path: Path):
@@ -227,4 +228,6 @@ def test_whiteouts_hide_files_in_the_mounted_image(store: ImageStore, tmp_path: 
         syscalls.mount("overlay", str(tmp_path / "root"), "overlay", 0, f"lowerdir={lower}")
         return names_in(tmp_path / "root" / "etc")
 
-    assert run_in_thread(lambda _: list_mounted(), name="list-mounted") == ["three", "two"]
+    assert run_in_thread(lambda _: list_mounted(), name="list-mounted") == [
+        *("group", "passwd", "three", "two")
+    ]

@@ -26,6 +26,8 @@ from paddock.envd.config import Config, EnvdSettings
 from paddock.envd.http.request import HttpRequest
 from paddock.envd.http.server import HttpListener
 from paddock.envd.process.direct_spawner import DirectSpawner
+from paddock.envd.process.shells import BASH
+from paddock.envd.rpc.connect_frames import ConnectError
 from paddock.envd.server import Envd, respond_json, respond_problem
 from paddock.envd.zygote import warmup
 from paddock.kit import bearer, clock
@@ -63,6 +65,8 @@ class Sidecar:
         self._log_buffer = LogBuffer(clock.system())
         self._output_reader: OutputReader | None = None
         self._is_ready = False
+        self._problem: str | None = None
+        """Why the sandbox can never become ready."""
 
     async def run(self, listener: socket.socket, control: socket.socket) -> None:
         """Serve until the process ends."""
@@ -72,6 +76,8 @@ class Sidecar:
         ending.add_done_callback(_exit_with_main)
         is_first = self._state.main != self._main.instance_id
         self._save_state()
+        if self._lacks_shell():
+            await asyncio.get_running_loop().create_future()
         if self._config.start_command and is_first:
             process = self._spawn(self._config.start_command, output=subprocess.PIPE)
             self._output_reader = OutputReader(process, self._log_buffer)
@@ -82,10 +88,24 @@ class Sidecar:
         log.info("sandbox is ready")
         await asyncio.get_running_loop().create_future()
 
+    def _lacks_shell(self) -> bool:
+        """Whether the template has commands and the image no shell to run them."""
+        if not (self._config.start_command or self._config.ready_command):
+            return False
+        try:
+            self._envd.environment.program(BASH)
+        except ConnectError as error:
+            self._problem = f"the template's start or ready command cannot run: {error}"
+            log.warning("sandbox cannot become ready: its image has no shell")
+            return True
+        return False
+
     async def _serve(self, request: HttpRequest) -> None:
         if request.path == "/ready":
             # For the kubelet's probe, which has no token.
-            if self._is_ready:
+            if self._problem is not None:
+                respond_problem(request, names.STATUS_NEVER_READY, self._problem)
+            elif self._is_ready:
                 request.respond(204, headers=[(names.MAIN_HEADER, self._main.instance_id)])
             else:
                 respond_problem(request, 503, "the ready command has not succeeded yet")
@@ -119,12 +139,12 @@ class Sidecar:
         user = self._envd.environment.user(self._config.user)
         is_root = os.geteuid() == 0
         return subprocess.Popen(
-            ["/bin/bash", "-l", "-c", command],
+            [self._envd.environment.program(BASH), "-l", "-c", command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env={**self._envd.environment.variables(user), **self._config.env},
-            cwd=self._config.workdir or user.home,
+            cwd=self._envd.environment.directory("", user),
             start_new_session=True,
             user=user.uid if is_root else None,
             group=user.gid if is_root else None,

@@ -108,10 +108,26 @@ def write_users(pid: int, user: str, user_id: int, directory: Path) -> None:
         if name == "passwd" and known.find("root") is None:
             text += "root:x:0:0::/root:/bin/sh\n"
         if name == "passwd" and known.find(user) is None:
-            home = f"/home/{user}" if (root / "home" / user).is_dir() else "/tmp"  # noqa: S108
-            shell = "/bin/bash" if (root / "bin/bash").exists() else "/bin/sh"
-            text += f"{user}:x:{user_id}:{user_id}::{home}:{shell}\n"
+            home = _ensure_home(root, user, user_id)
+            text += f"{user}:x:{user_id}:{user_id}::{home}:/bin/sh\n"
         (directory / name).write_text(text, errors="surrogateescape")
+
+
+def _ensure_home(root: Path, user: str, user_id: int) -> str:
+    """Return the home directory of a user that the image lacks; create it if possible."""
+    home = root / "home" / user
+    try:
+        for path in (home.parent, home):
+            if path.is_symlink():  # it would be followed from here, not from inside
+                return "/tmp"  # noqa: S108
+            if not path.exists():
+                path.mkdir(0o755)
+                path.chmod(0o755)
+                if path == home:
+                    os.chown(home, user_id, user_id)
+    except OSError:  # a read-only root
+        return "/tmp"  # noqa: S108
+    return f"/home/{user}" if home.is_dir() else "/tmp"  # noqa: S108
 
 
 def permitted_capabilities() -> frozenset[int]:

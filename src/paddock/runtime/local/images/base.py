@@ -3,6 +3,7 @@
 A recipe (release, packages, finishing script) has a fingerprint; its build is stored in
 `<cache>/base-<fingerprint>`, with the tree in `rootfs/`. A finished build is renamed into place, so
 a directory of that name is always complete, and a second build of the same recipe does nothing.
+Builds of older recipes are kept: their sandboxes continue.
 """
 
 import hashlib
@@ -57,12 +58,24 @@ _CONFIG = ImageConfig(
 _FINISH = """
 set -e
 useradd --create-home --uid 1000 --shell /bin/bash user
+# ~/.profile adds this directory to PATH if it exists at login: the scripts of packages that a user
+# installs with pip are found by the same command line.
+install -d -o user -g user /home/user/.local /home/user/.local/bin
 echo 'user ALL=(ALL:ALL) NOPASSWD:ALL' > /etc/sudoers.d/user
 chmod 0440 /etc/sudoers.d/user
 ln -sf python3 /usr/bin/python
 echo 'LANG=C.UTF-8' > /etc/default/locale
 # Commands are run by login shells: bash knows who it is without starting a program.
 sed -i 's/"\\$(id -u)"/"\\${EUID:-\\$(id -u)}"/' /etc/profile
+# A sandbox is thrown away: pip may install beside Debian's packages, also after an upgrade of
+# python3. Root installs into /usr/local, other users into ~/.local.
+for marker in /usr/lib/python3*/EXTERNALLY-MANAGED; do
+  dpkg-divert --local --quiet --rename --divert "$marker.debian" --add "$marker"
+done
+printf '[global]\nroot-user-action = ignore\ndisable-pip-version-check = true\n' > /etc/pip.conf
+# dpkg syncs every file that it unpacks, which halves the speed of apt.
+echo force-unsafe-io > /etc/dpkg/dpkg.cfg.d/paddock
+echo 'Acquire::Languages "none";' > /etc/apt/apt.conf.d/99paddock
 echo sandbox > /etc/hostname
 printf '127.0.0.1 localhost sandbox\\n::1 localhost\\n' > /etc/hosts
 : > /etc/resolv.conf
@@ -104,6 +117,14 @@ def base_directory(cache: Path = DEFAULT_CACHE) -> Path:
 def is_built(cache: Path = DEFAULT_CACHE) -> bool:
     """Whether the base image is built."""
     return (base_directory(cache) / MANIFEST).is_file()
+
+
+def usable_directory(cache: Path = DEFAULT_CACHE) -> Path | None:
+    """Return the base image to use: this recipe's, or else the newest of an older recipe."""
+    if is_built(cache):
+        return base_directory(cache)
+    older = [path.parent for path in cache.glob(f"base-*/{MANIFEST}")]
+    return max(older, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def build_base(

@@ -29,6 +29,15 @@ class ImageConfig(Struct, frozen=True, kw_only=True):
     cmd: tuple[str, ...] = ()
 
 
+class ImageFacts(Struct, frozen=True, kw_only=True):
+    """What the files of an image offer, read once."""
+
+    shell: str | None
+    """The program that runs command lines; None if the image has no shell."""
+    users: tuple[str, ...]
+    """The names in its /etc/passwd, with those that Paddock adds."""
+
+
 class Manifest(Struct, frozen=True, kw_only=True):
     """A stored image: layers by id, lowest first."""
 
@@ -38,6 +47,10 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """Ids in the store's `layers/`, or absolute paths of directories used in place."""
     config: ImageConfig = ImageConfig()
     created_at: str = ""
+    facts: ImageFacts | None = None
+    """None in manifests of older versions: read when the image is used next."""
+    accounts: str = ""
+    """The id of the layer with missing users (see `accounts`), above all others; empty: none."""
 
 
 # Made at import, not by the first use: see docs/decisions/0080.
@@ -51,11 +64,15 @@ class Image(Struct, frozen=True, kw_only=True):
     layers: tuple[Path, ...]
     """Read-only directories, lowest first (overlayfs expects the opposite order)."""
     config: ImageConfig = ImageConfig()
+    facts: ImageFacts
+    accounts: Path | None = None
+    """The layer with users that the image lacks."""
 
     @property
     def lowerdirs(self) -> tuple[Path, ...]:
-        """The layers in overlayfs order: highest first."""
-        return tuple(reversed(self.layers))
+        """All layers in overlayfs order: highest first."""
+        own = tuple(reversed(self.layers))
+        return own if self.accounts is None else (self.accounts, *own)
 
 
 class ImageInfo(Struct, frozen=True, kw_only=True):
@@ -90,7 +107,7 @@ def decode_manifest(data: bytes, *, origin: str) -> Manifest:
         raise InvalidError(f"the image manifest {origin} cannot be read: {error}") from error
     if not manifest.layers:
         raise InvalidError(f"the image manifest {origin} has no layers")
-    for layer in manifest.layers:
+    for layer in (*manifest.layers, *filter(None, [manifest.accounts])):
         if not (_is_plain_path(layer) or _LAYER_ID.fullmatch(layer)):
             raise InvalidError(f"the image manifest {origin} names {layer!r}, which is not a layer")
     return manifest

@@ -2,6 +2,7 @@
 
     <root>/refs/<name:tag, percent-quoted>.json
     <root>/layers/<id>/         read-only by convention: sandboxes see them through an overlay
+    <root>/layers/accounts-<id>/  users that an image lacks; see `accounts`
     <root>/layers/.new-*        being unpacked; `collect` removes those left by a crash
 
 A complete layer is renamed to its id. Equal layers are stored once.
@@ -21,10 +22,12 @@ from typing import IO, cast
 from urllib.parse import quote, unquote
 
 import msgspec
+from msgspec import structs
 
 from paddock.kit.clock import Clock, SystemClock
 from paddock.kit.errors import InvalidError, NotFoundError
 from paddock.runtime.local.images import base
+from paddock.runtime.local.images.accounts import plan_accounts, write_layer
 from paddock.runtime.local.images.archive import (
     Blobs,
     Bundle,
@@ -35,6 +38,7 @@ from paddock.runtime.local.images.archive import (
     open_layer,
     read_bundle,
 )
+from paddock.runtime.local.images.merged_tree import MergedTree
 from paddock.runtime.local.images.model import (
     Image,
     ImageConfig,
@@ -77,7 +81,11 @@ class ImageStore:
             if name == base.BASE_NAME and (image := self._base()) is not None:
                 return image
             raise NotFoundError(f"there is no image {name}", hint=_missing_hint(name)) from None
-        return self._image(decode_manifest(data, origin=name))
+        manifest = decode_manifest(data, origin=name)
+        if manifest.facts is None:  # imported by an older version
+            with self._import_lock():
+                return self._write(self._completed(manifest))
+        return self._image(manifest)
 
     def has(self, reference: str) -> bool:
         """Whether an image of that name exists."""
@@ -87,8 +95,9 @@ class ImageStore:
     def images(self) -> tuple[ImageInfo, ...]:
         """List all images by name."""
         manifests = {manifest.name: manifest for manifest in self._manifests()}
-        if base.BASE_NAME not in manifests and base.is_built(self._base_cache):
-            path = base.base_directory(self._base_cache) / base.MANIFEST
+        built = base.usable_directory(self._base_cache)
+        if base.BASE_NAME not in manifests and built is not None:
+            path = built / base.MANIFEST
             manifests[base.BASE_NAME] = decode_manifest(path.read_bytes(), origin=str(path))
         return tuple(
             ImageInfo(
@@ -173,7 +182,8 @@ class ImageStore:
         """Remove layers that neither an image nor a sandbox uses; return their names."""
         removed: list[str] = []
         with self._locked(fcntl.LOCK_EX):
-            keep = {layer for manifest in self._manifests() for layer in manifest.layers}
+            kept = tuple(self._manifests())
+            keep = {layer for manifest in kept for layer in (*manifest.layers, manifest.accounts)}
             keep |= {path.name for path in in_use if path.parent == self._layers}
             for name in os.listdir(self._layers):
                 if name not in keep:
@@ -232,28 +242,54 @@ class ImageStore:
         manifest = Manifest(
             name=name, layers=layers, config=config, created_at=self._clock.now().isoformat()
         )
-        encoded = msgspec.json.encode(manifest)
-        checked = decode_manifest(encoded, origin=name)
-        path = self._ref(name)
+        return self._write(
+            self._completed(decode_manifest(msgspec.json.encode(manifest), origin=name))
+        )
+
+    def _completed(self, manifest: Manifest) -> Manifest:
+        """Return the manifest with the facts of its files, and with the users it lacks."""
+        plan = plan_accounts(MergedTree([self._layer_path(layer) for layer in manifest.layers]))
+        if not plan.entries:
+            return structs.replace(manifest, facts=plan.facts)
+        if not (self._layers / plan.layer_id).is_dir():
+            with self._new_layer() as fresh:
+                write_layer(plan, fresh)
+                self._store_layer(fresh, plan.layer_id)
+        return structs.replace(manifest, facts=plan.facts, accounts=plan.layer_id)
+
+    def _write(self, manifest: Manifest) -> Image:
+        path = self._ref(manifest.name)
         fresh = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
-        fresh.write_bytes(encoded)
+        fresh.write_bytes(msgspec.json.encode(manifest))
         fresh.rename(path)
-        return self._image(checked)
+        return self._image(manifest)
 
     def _image(self, manifest: Manifest) -> Image:
         layers = tuple(self._layer_path(layer) for layer in manifest.layers)
-        for path in layers:
+        accounts = self._layer_path(manifest.accounts) if manifest.accounts else None
+        for path in (*layers, *filter(None, [accounts])):
             if not path.is_dir():
                 raise NotFoundError(
                     f"image {manifest.name} has lost its layer {path}", hint="import it again"
                 )
-        return Image(name=manifest.name, layers=layers, config=manifest.config)
+        return Image(
+            name=manifest.name,
+            layers=layers,
+            config=manifest.config,
+            facts=manifest.facts or plan_accounts(MergedTree(layers)).facts,
+            accounts=accounts,
+        )
 
     def _base(self) -> Image | None:
-        if self._base_image is None and base.is_built(self._base_cache):
-            path = base.base_directory(self._base_cache) / base.MANIFEST
-            self._base_image = self._image(decode_manifest(path.read_bytes(), origin=str(path)))
-        return self._base_image
+        if self._base_image is not None:
+            return self._base_image
+        if (built := base.usable_directory(self._base_cache)) is None:
+            return None
+        path = built / base.MANIFEST
+        image = self._image(decode_manifest(path.read_bytes(), origin=str(path)))
+        if built == base.base_directory(self._base_cache):  # an older one may be replaced any time
+            self._base_image = image
+        return image
 
     def _manifests(self) -> Iterator[Manifest]:
         for entry in sorted(os.listdir(self._refs)):

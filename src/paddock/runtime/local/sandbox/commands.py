@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import stat
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ from paddock.envd.process.init_protocol import (
     SpawnFlags,
     SpawnRequest,
 )
+from paddock.envd.process.shells import NO_SHELL, find_shell
+from paddock.envd.users import is_id
 from paddock.kit.errors import InvalidError
 from paddock.runtime.local.kernel import syscalls
 from paddock.runtime.local.sandbox.log_file import LogFile
@@ -110,6 +113,7 @@ class Commands:
         ended: "asyncio.Future[int] | None" = None,
     ) -> ProcessRecord:
         account = find_user(self._pid, user)
+        shell = find_sandbox_shell(self._pid)
         self._last += 1
         if ended is not None:
             self._exits[self._last] = ended
@@ -117,7 +121,7 @@ class Commands:
         return await self._client.spawn(
             SpawnRequest(
                 id=self._last,
-                argv=["/bin/bash", "-l", "-c", command],
+                argv=[shell, "-l", "-c", command],
                 env=own | dict(env),
                 cwd=cwd or account.home,
                 uid=account.uid,
@@ -203,7 +207,34 @@ def find_user(pid: int, name: str) -> SandboxUser:
             )
     if name == "root":
         return SandboxUser("root", 0, 0, (), "/", "/bin/sh")
+    if is_id(name):
+        uid = 0 if has_one_id else int(name)
+        return SandboxUser(name, uid, 0, (), "/", "/bin/sh")
     raise InvalidError(f"user {name!r} does not exist in the sandbox's image")
+
+
+def find_sandbox_shell(pid: int) -> str:
+    """Return the shell of a sandbox; raise `InvalidError` if it has none."""
+    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def is_program(path: str) -> bool:
+        try:
+            fd = syscalls.open_in_root(root, path, os.O_PATH)
+        except OSError:
+            return False
+        try:
+            mode = os.fstat(fd).st_mode
+        finally:
+            os.close(fd)
+        return stat.S_ISREG(mode) and bool(mode & 0o111)
+
+    try:
+        shell = find_shell(is_program)
+    finally:
+        os.close(root)
+    if shell is None:
+        raise InvalidError(NO_SHELL)
+    return shell
 
 
 def _table(root: int, path: str, columns: int) -> list[list[str]]:

@@ -37,6 +37,7 @@ from paddock.runtime.local.sandbox.builder import (
     validate,
 )
 from paddock.runtime.local.sandbox.identity import rewrite_identity
+from paddock.runtime.local.sandbox.image_check import check_image
 from paddock.runtime.local.sandbox.oom_monitor import OomMonitor
 from paddock.runtime.local.sandbox.readiness import wait_until_ready
 from paddock.runtime.local.sandbox.sandbox import NodeSandbox, Spawn
@@ -127,6 +128,7 @@ class SandboxLifecycle:
     async def _create(self, blueprint: Blueprint) -> NodeSandbox:
         image, layers = await self.context.image(blueprint.image)
         if image is not None:
+            check_image(blueprint, image.facts)
             config = image.config
             blueprint = structs.replace(
                 blueprint,

@@ -1,5 +1,6 @@
 """A sandbox sees its own memory, CPUs, load, uptime and boot id, not the machine's."""
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -247,3 +248,24 @@ async def test_busy_sandboxes_do_not_stay_on_one_cpu(node):
     finally:
         for name in names:
             await node.runtime.destroy(name)
+
+
+async def test_a_sandbox_that_reads_all_the_time_is_slowed_down(node):
+    """Else it would use CPU time of the view server beyond its own quota."""
+    made = await node.runtime.create(Blueprint(uid="greedy", image="host", limits=SMALL))
+    other = await node.runtime.create(Blueprint(uid="modest", image="host", limits=SMALL))
+    try:
+        script = """
+import os, time
+file, count, end = os.open("/proc/meminfo", os.O_RDONLY), 0, time.monotonic() + 1
+while time.monotonic() < end:
+    os.pread(file, 4096, 0)
+    count += 1
+print(count)
+"""
+        greedy = asyncio.create_task(run(made, f"python3 -c '{script}'"))
+        assert sees_own_limits(await look(other))
+        assert 100 < int((await greedy).out) < 5000
+    finally:
+        await node.runtime.destroy("greedy")
+        await node.runtime.destroy("modest")

@@ -6,7 +6,8 @@
  * The directory is a tmpfs with one directory `s<slot>` per sandbox, whose files are mounted read-only into that
  * sandbox. The cgroups are the parents of the sandboxes' cgroups, which have the same names. The server asks the kernel
  * to hold every read on that tmpfs (fanotify permission events), rewrites the file from the sandbox's cgroups, and
- * lets the read continue: about 15 us. Nobody reads: no work, except a sample of the load every five seconds.
+ * lets the read continue: about 15 us. Nobody reads: no work, except a sample of the load every five seconds. A sandbox that
+ * reads very often waits, because its reads cost CPU time outside its quota.
  *
  * It has no state that matters: when it exits, the kernel lets all reads continue with the last contents. It exits
  * when its standard input is closed. The Python side is `paddock/runtime/local/views`.
@@ -30,6 +31,7 @@
 
 enum { RANGE = 65536, SLOTS = 3072 };        /* also in `protocol.py` and `slots.py` */
 enum { TEXT = 1 << 20, TICKS = 100, SAMPLE_MS = 5000, FRESH_MS = 100, MOST_THREADS = 512 };
+enum { WINDOW_MS = 100, WINDOW_READS = 200, MOST_DELAYED = 512 };
 
 enum kind { MEMINFO, STAT, LOADAVG, CPUINFO, ONLINE, POSSIBLE, PRESENT, KINDS };
 static const char *const names[KINDS] = { "meminfo", "stat", "loadavg", "cpuinfo", "online", "possible", "present" };
@@ -38,11 +40,14 @@ static struct box {
     ino_t id;                                /* of its directory: another sandbox in this slot has another one */
     double load[3], cpu_seconds;
     int64_t fresh_ms[KINDS];                 /* when each file was written */
+    int64_t window;
+    int reads;                               /* in that window */
 } boxes[SLOTS];
 
 struct sandbox { int slot; struct box *box; pid_t reader; uint64_t memory; int cpus; };
 
-static int root, has_complained;
+static struct { int fd; pid_t reader; } delayed[MOST_DELAYED];
+static int ndelayed, root, has_complained;
 static unsigned first_id;
 static const char *unified, *memory_group, *cpu_group;
 static char text[TEXT], source[TEXT];
@@ -287,14 +292,18 @@ static int store(const struct sandbox *one, enum kind kind) {
     return is_stored;
 }
 
+/* Return the slot of the sandbox that reads, or -1. The mount maps root's files to the first id of the sandbox. */
+static int slot_of(int opened, struct stat *facts) {
+    if (fstat(opened, facts) || facts->st_uid < first_id || (facts->st_uid - first_id) / RANGE >= SLOTS) return -1;
+    return (facts->st_uid - first_id) / RANGE;
+}
+
 /* Rewrite the file that is about to be read. The reader sees the old contents if that fails. */
 static void refresh(int opened, pid_t reader) {
     struct stat facts;
     struct sandbox one = { .reader = reader };
-    if (fstat(opened, &facts)) return;
-    /* The mount maps root's files to the first id of the sandbox. */
-    if (facts.st_uid < first_id || (facts.st_uid - first_id) / RANGE >= SLOTS) return;
-    int slot = (facts.st_uid - first_id) / RANGE;
+    int slot = slot_of(opened, &facts);
+    if (slot < 0) return;
     enum kind kind = find(slot, &one) ? kind_of(slot, facts.st_ino) : KINDS;
     if (kind == KINDS) return;
     int64_t now = now_ms();
@@ -331,16 +340,42 @@ static void sample(double seconds) {
 
 /* ---- the server ---- */
 
+/* Whether a read waits for the next window, because its sandbox has read too often in this one. */
+static int is_delayed(int opened) {
+    struct stat facts;
+    int slot = slot_of(opened, &facts);
+    if (slot < 0 || ndelayed == MOST_DELAYED) return 0;
+    int64_t window = now_ms() / WINDOW_MS;
+    if (boxes[slot].window != window) boxes[slot].reads = 0;
+    boxes[slot].window = window;
+    return ++boxes[slot].reads > WINDOW_READS;
+}
+
+static int allow(int events, int opened, pid_t reader) {
+    struct fanotify_response response = { opened, FAN_ALLOW };
+    refresh(opened, reader);
+    int is_sent = write(events, &response, sizeof response) >= 0;
+    close(opened);
+    return is_sent;
+}
+
+static int allow_delayed(int events) {
+    int is_sent = 1;
+    for (int i = 0; i < ndelayed; i++) is_sent &= allow(events, delayed[i].fd, delayed[i].reader);
+    ndelayed = 0;
+    return is_sent;
+}
+
 static int answer(int events) {
     static char room[64 << 10] __attribute__((aligned(8)));
     ssize_t n = read(events, room, sizeof room);
     if (n <= 0) return n < 0 && (errno == EINTR || errno == EAGAIN);
     for (struct fanotify_event_metadata *event = (void *)room; FAN_EVENT_OK(event, n); event = FAN_EVENT_NEXT(event, n)) {
         if (event->fd < 0) continue;
-        struct fanotify_response response = { event->fd, FAN_ALLOW };
-        refresh(event->fd, event->pid);
-        if (write(events, &response, sizeof response) < 0) return 0;
-        close(event->fd);
+        if (is_delayed(event->fd)) {
+            delayed[ndelayed].fd = event->fd;
+            delayed[ndelayed++].reader = event->pid;
+        } else if (!allow(events, event->fd, event->pid)) return 0;
     }
     return 1;
 }
@@ -361,14 +396,16 @@ int main(int argc, char **argv) {
     printf("ready\n");
     fflush(stdout);
     struct pollfd watched[2] = { { .fd = events, .events = POLLIN }, { .fd = 0, .events = POLLIN } };
-    int64_t last = now_ms();
+    int64_t last = now_ms(), window = 0;
     for (;;) {
-        int64_t left = last + SAMPLE_MS - now_ms();
+        int64_t now = now_ms(), left = last + SAMPLE_MS - now;
+        if (now / WINDOW_MS != window && !allow_delayed(events)) return 71;
+        window = now / WINDOW_MS;
+        if (ndelayed && left > WINDOW_MS - now % WINDOW_MS) left = WINDOW_MS - now % WINDOW_MS;
         if (left > 0 && poll(watched, 2, (int)left) < 0 && errno != EINTR) return 71;
         if (left > 0 && watched[1].revents) return 0;
         if (left > 0 && watched[0].revents && !answer(events)) return 71;
         if (left <= 0) {
-            int64_t now = now_ms();
             sample((now - last) / 1000.0);
             last = now;
         }

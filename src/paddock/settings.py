@@ -132,6 +132,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Image of the default template: the name of an image, or `host`."""
     max_timeout_seconds: int = 30 * 24 * 3600
     """Maximum timeout that a client can request, in seconds."""
+    paused_retention_seconds: Annotated[int, Meta(ge=0)] = 14 * 24 * 3600
+    """How long a paused sandbox is kept, in seconds, unless its creator chooses another time. Then
+    it is deleted. If 0, it is kept indefinitely."""
     cold_creates_per_second: float = 100.0
     """Maximum rate of cold starts of all teams together, per second."""
     claim_images: str = ""

@@ -191,6 +191,23 @@ def test_a_url_may_omit_the_scheme(cli: Cli) -> None:
     assert cli.json("--url", elsewhere, "sandbox", "ls") == cli.json("sandbox", "ls")
 
 
+def test_lists_show_when_a_paused_sandbox_ends(cli: Cli) -> None:
+    key = "paddock.dev/paused-retention"
+    wanted = {"13d": (), "4h": ("-m", f"{key}=5h"), "never": ("-m", f"{key}=forever")}
+    ends: dict[str, str] = {}
+    for end, options in wanted.items():
+        sandbox_id = cli.json("sandbox", "create", *options)["sandboxID"]
+        cli("sandbox", "pause", sandbox_id)
+        ends[sandbox_id] = end
+    for listing in (cli("sandbox", "ls"), cli("get", "sandboxes")):
+        header, *lines = listing.splitlines()
+        assert "ENDS IN" in header.upper()
+        for sandbox_id, end in ends.items():
+            [line] = [line for line in lines if sandbox_id in line]
+            assert end in line.split()
+    cli("sandbox", "kill", *ends)
+
+
 def test_a_sandbox_is_paused_resumed_and_forked(cli: Cli, box: str) -> None:
     cli("sandbox", "exec", box, "echo kept > kept.txt")
     assert cli("sandbox", "pause", box) == f"paused {box}\n"

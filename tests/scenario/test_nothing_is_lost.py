@@ -100,7 +100,7 @@ async def test_a_timeout_set_while_paused_never_ends_a_paused_sandbox() -> None:
         assert all(isinstance(item, (Sandbox, NotFoundError)) for item in results)
         await asyncio.sleep(300)
         kept = await world.manager.queries.get(CALLER, id_of(sandbox))
-        assert kept.spec.shutdown_time is None
+        assert kept.spec.shutdown_time == kept.spec.retained_until
 
 
 async def test_a_pause_without_memory_does_not_change_the_strategy() -> None:

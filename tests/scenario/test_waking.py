@@ -67,7 +67,7 @@ async def test_an_expired_sandbox_is_not_woken() -> None:
 async def test_a_woken_sandbox_that_shuts_down_has_a_deadline(timeout: int, expected: int) -> None:
     async with paddock() as world:
         asleep = await paused(world, timeout_seconds=timeout, auto_resume=True)
-        assert asleep.spec.shutdown_time is None
+        assert asleep.spec.shutdown_time == asleep.spec.retained_until
         before = world.plane.clock.now()
         woken = await world.manager.lifecycle.wake(asleep)
         after = world.plane.clock.now()

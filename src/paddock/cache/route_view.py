@@ -63,6 +63,7 @@ def _spec(spec: SandboxSpec) -> SandboxSpec:
         pause_time=spec.pause_time,
         shutdown_time=spec.shutdown_time,
         paused_retention_seconds=spec.paused_retention_seconds,
+        retained_until=spec.retained_until,
         wake_on_traffic=spec.wake_on_traffic,
         network=None if network is None else _incoming(network),
         claim=None if spec.claim is None else _claim(spec.claim),

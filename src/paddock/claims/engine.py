@@ -63,6 +63,7 @@ class Claims:
         environments: EnvironmentSource | None = None,
         idempotency_keys: IdempotencyKeys | None = None,
         max_timeout_seconds: int = MAX_TIMEOUT_SECONDS,
+        paused_retention_seconds: int | None = None,
     ) -> None:
         self._provider = provider
         self._acquirer = acquirer
@@ -76,6 +77,7 @@ class Claims:
         self._idempotency_keys = idempotency_keys
         """Needed where other processes may receive the same idempotency key."""
         self._max_timeout = max_timeout_seconds
+        self._paused_retention_seconds = paused_retention_seconds
         self._in_flight: dict[tuple[str, str], tuple[str, asyncio.Task[Sandbox]]] = {}
         """Claims in flight by team and idempotency key, each with the hash of its request."""
 
@@ -165,6 +167,7 @@ class Claims:
             self._seed,
             account=reservations.account,
             idempotency_hash=request_hash(request) if request.idempotency_key else "",
+            retention_seconds=self._paused_retention_seconds,
             now=self._clock.now(),
         )
         can_be_warm = not requirements.obstacle and (resizes or requirements.resources is None)

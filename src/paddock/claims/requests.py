@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from paddock.resources.kinds.sandbox import IdlePause
 from paddock.resources.kinds.template import NetworkPolicy, PauseStrategy, Resources
@@ -32,7 +32,8 @@ class NewSandbox(Struct, frozen=True, kw_only=True):
     claim_timeout_seconds: float = 60.0
     """Longest wait for a warm sandbox or for a turn to create one."""
     ready_timeout_seconds: float = 60.0
-    paused_retention_seconds: int | None = None
+    paused_retention_seconds: int | UnsetType | None = UNSET
+    """How long it is kept when paused; `None`: indefinitely; unset: as the settings say."""
     pause_strategy: PauseStrategy | None = None
     """Replaces the pause strategy of the template."""
     create_on_no_stock: bool = True

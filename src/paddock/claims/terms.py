@@ -6,7 +6,7 @@ identities are built here; `resources/transitions/claim.py` applies the terms to
 
 from datetime import datetime
 
-from msgspec import structs
+from msgspec import UnsetType, structs
 
 from paddock.claims.caller import Caller
 from paddock.claims.requests import NewSandbox
@@ -33,6 +33,7 @@ def request_terms(
     *,
     account: str,
     idempotency_hash: str,
+    retention_seconds: int | None = None,
     now: datetime,
 ) -> Terms:
     """Return the terms of an API request; each call has an id and a lock of its own."""
@@ -67,7 +68,11 @@ def request_terms(
         network=network,
         resources=requirements.resources,
         image=requirements.image,
-        paused_retention_seconds=request.paused_retention_seconds,
+        paused_retention_seconds=(
+            retention(request.timeout_seconds, retention_seconds)
+            if isinstance(request.paused_retention_seconds, UnsetType)
+            else request.paused_retention_seconds
+        ),
         pause_strategy=request.pause_strategy,
         labels=request.labels,
     )
@@ -79,6 +84,7 @@ def sandbox_claim_terms(
     seed: TokenSeed,
     *,
     account: str,
+    retention_seconds: int | None = None,
     now: datetime,
 ) -> Terms:
     """Return the terms of one sandbox of a SandboxClaim; its namespace is the owning team."""
@@ -102,9 +108,15 @@ def sandbox_claim_terms(
         resources=requirements.resources,
         image=requirements.image,
         shutdown_time=end,
+        paused_retention_seconds=retention(identity.timeout_seconds, retention_seconds),
         labels={**claim.spec.labels, LABEL_CLAIM: claim.metadata.name},
         annotations=claim.spec.annotations,
     )
+
+
+def retention(timeout_seconds: int | None, default_seconds: int | None) -> int | None:
+    """Return the default retention of a paused sandbox; one without a timeout is kept."""
+    return None if timeout_seconds is None else default_seconds
 
 
 # ---- batches -----------------------------------------------------------------------------

@@ -70,10 +70,15 @@ def age(moment: str | None, now: datetime) -> str:
     return _span(now - datetime.fromisoformat(moment))
 
 
-def until(moment: str, now: datetime) -> str:
-    """Return the time until a moment; the API uses the year 1 for never."""
+def until(moment: str, now: datetime, *, is_paused: bool = False) -> str:
+    """Return the time until an end that the API shows.
+
+    The year 1 means never. A paused sandbox that is kept indefinitely shows when it was paused.
+    """
     end = datetime.fromisoformat(moment)
-    return "never" if end.year == 1 else _span(max(end - now, timedelta()))
+    if end.year == 1 or (is_paused and end <= now):
+        return "never"
+    return _span(max(end - now, timedelta()))
 
 
 def _span(time: timedelta) -> str:

@@ -14,10 +14,11 @@ import yaml
 from paddock.cli.click_ext import examples
 from paddock.cli.context import with_target
 from paddock.cli.http import CallError
-from paddock.cli.output import Output, age, screen
+from paddock.cli.output import Output, age, screen, until
 from paddock.cli.target import CliTarget
 from paddock.kit.clock import system
 from paddock.kit.errors import InvalidError, PaddockError
+from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.registry import Column, KindInfo, info_for
 
 _SHORT = {
@@ -60,6 +61,14 @@ def _cell(item: Mapping[str, Any], column: Column, now: datetime) -> str:
     return age(str(value), now) if column.type == "date" else str(value)
 
 
+def _ends_in(item: Mapping[str, Any], now: datetime) -> str:
+    """Return when a sandbox is paused or deleted; one that waits in a pool has no end."""
+    spec = item["spec"]
+    if end := spec.get("pauseTime") or spec.get("shutdownTime"):
+        return until(end, now)
+    return "never" if spec.get("claim") else "-"
+
+
 @click.command(
     epilog=examples(
         "paddock get pools",
@@ -92,14 +101,16 @@ def get(
     items: list[Any] = [response] if wanted else response["items"]
     now = system().now().astimezone(UTC)
     columns = [column for column in info.columns if column.priority == 0]
+    ends = ("ends in",) if info.cls is Sandbox else ()
     names = ("namespace", "name") if all_namespaces and info.cls.NAMESPACED else ("name",)
     output.rows(
         response if wanted else items,
-        (*names, *(column.name for column in columns)),
+        (*names, *(column.name for column in columns), *ends),
         (
             (
                 *(item["metadata"][each] for each in names),
                 *(_cell(item, column, now) for column in columns),
+                *(_ends_in(item, now) for _ in ends),
             )
             for item in items
         ),

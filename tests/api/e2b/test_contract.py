@@ -18,6 +18,9 @@ from tests.scenario.paddock import SECRETS, World, paddock
 pytestmark = pytest.mark.looptime
 
 
+RETENTION = "paddock.dev/paused-retention"
+
+
 async def create(world: World, expected: int = 201, headers: dict | None = None, **body):
     response = await world.http.post(
         "/v2/sandboxes", json={"templateID": "base", **body}, headers=headers
@@ -298,6 +301,33 @@ async def test_everything_is_served_below_kruise_api_too_with_its_extension_keys
         assert paused.status_code == 204
         bad = {"x-e2b-kruise-reserve-paused-sandbox-duration": "soon"}
         assert (await world.http.post(f"{path}/pause", headers=bad)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("retention", "seconds"),
+    [({}, 14 * 86400), ({RETENTION: "90m"}, 5400), ({RETENTION: "7d"}, 7 * 86400)],
+)
+async def test_a_paused_sandbox_shows_the_end_of_its_retention(retention, seconds) -> None:
+    async with paddock() as world:
+        made = await create(world, metadata=retention)
+        path = f"/sandboxes/{made['sandboxID']}"
+        assert (await world.http.post(f"{path}/pause")).is_success
+        listed = (await world.http.get("/v2/sandboxes?state=paused")).json()
+        for body in ((await world.http.get(path)).json(), *listed):
+            left = datetime.fromisoformat(body["endAt"]) - world.plane.clock.now()
+            assert left.total_seconds() == pytest.approx(seconds, abs=10)
+
+
+async def test_a_sandbox_that_is_kept_indefinitely_shows_when_it_was_paused() -> None:
+    async with paddock() as world:
+        made = await create(world, metadata={RETENTION: "forever"})
+        path = f"/sandboxes/{made['sandboxID']}"
+        assert (await world.http.post(f"{path}/pause")).is_success
+        await asyncio.sleep(3600)
+        body = (await world.http.get(path)).json()
+        assert body["state"] == "paused"
+        paused_for = world.plane.clock.now() - datetime.fromisoformat(body["endAt"])
+        assert paused_for.total_seconds() == pytest.approx(3600, abs=10)
 
 
 async def test_the_pause_strategy_can_be_set_at_create() -> None:

@@ -83,7 +83,16 @@ def test_a_timeout_extends_a_deadline_and_never_shortens_it(
     ],
 )
 def test_a_pause_starts_the_retention(before: SandboxSpec, expected: Any):
-    assert instants(deadlines.paused(before, now=NOW)) == expected
+    found = deadlines.paused(before, now=NOW)
+    assert instants(found) == expected
+    assert found.retained_until == found.shutdown_time
+    assert deadlines.is_retained(found) == (found.shutdown_time is not None)
+    for running in (
+        deadlines.woken(found, now=NOW),
+        deadlines.resumed(found, now=NOW, seconds=20),
+    ):
+        assert running.retained_until is None
+        assert not deadlines.is_retained(running)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +118,7 @@ def test_a_resume_sets_a_new_deadline(before: SandboxSpec, expected: Any):
             spec(paused=True, auto_pause=True), (False, at(300), None), id="paused again later"
         ),
         pytest.param(
-            spec(paused=True, auto_pause=True, paused_retention_seconds=9, shutdown_time=at(9)),
+            spec(paused=True, auto_pause=True, shutdown_time=at(9), retained_until=at(9)),
             (False, at(300), None),
             id="the retention ends with the pause",
         ),
@@ -124,7 +133,7 @@ def test_a_resume_sets_a_new_deadline(before: SandboxSpec, expected: Any):
             id="killed later, though its pause cleared it",
         ),
         pytest.param(
-            spec(paused=True, paused_retention_seconds=9000, shutdown_time=at(9000)),
+            spec(paused=True, shutdown_time=at(9000), retained_until=at(9000)),
             (False, None, at(300)),
             id="killed later, not at the end of the retention",
         ),
@@ -134,9 +143,14 @@ def test_a_resume_sets_a_new_deadline(before: SandboxSpec, expected: Any):
             id="a deadline set during the pause, without a timeout",
         ),
         pytest.param(
-            spec(paused=True, timeout=None, paused_retention_seconds=9, shutdown_time=at(9)),
+            spec(paused=True, timeout=None, shutdown_time=at(9), retained_until=at(9)),
             (False, None, None),
             id="no timeout",
+        ),
+        pytest.param(
+            spec(paused=True, shutdown_time=at(7000), retained_until=at(9000)),
+            (False, None, at(7000)),
+            id="a deadline set during the pause, before the retention ends",
         ),
     ],
 )

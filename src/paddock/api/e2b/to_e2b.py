@@ -103,8 +103,8 @@ def _common(sandbox: Sandbox) -> dict[str, Any]:
     resources = resources_of(sandbox)
     paused = sandbox.spec.paused or sandbox.status.phase is Phase.PAUSED
     end = deadlines.end_of(sandbox.spec)
-    if paused and not deadlines.never_ends(sandbox.spec):
-        # As in E2B: its timeout ended with the pause.
+    if paused and end is None and not deadlines.never_ends(sandbox.spec):
+        # As in E2B: its timeout ended with the pause. Kept indefinitely, it has no other end.
         end = sandbox.status.paused_at
     return {
         "template_id": claim.template_id,

@@ -128,6 +128,7 @@ class Assembly(Struct, frozen=True, kw_only=True):
             ),
             overrides=build_overrides(self.settings, agent, self.provider),
             requests=requests,
+            paused_retention_seconds=self.settings.paused_retention_seconds or None,
         )
 
     async def keep_keys_flushed(self) -> None:

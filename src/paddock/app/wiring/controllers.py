@@ -55,6 +55,7 @@ class Controllers:
         acquirer: Acquirer,
         overrides: ClaimOverrides,
         requests: WaitingRequests,
+        paused_retention_seconds: int | None = None,
         prober: Prober | None = None,
     ) -> None:
         self._provider = provider
@@ -97,7 +98,9 @@ class Controllers:
         )
         claims = ClaimController(
             provider=provider,
-            acquirer=ClaimAcquirer(acquirer, seed),
+            acquirer=ClaimAcquirer(
+                acquirer, seed, paused_retention_seconds=paused_retention_seconds
+            ),
             overrides=overrides,
             clock=clock,
             recorder=recorder,

@@ -103,6 +103,7 @@ def build_manager(
         environments=environments,
         idempotency_keys=idempotency_keys,
         max_timeout_seconds=settings.max_timeout_seconds,
+        paused_retention_seconds=settings.paused_retention_seconds or None,
     )
     lifecycle = Lifecycle(
         provider=provider,

@@ -124,7 +124,7 @@ def list_sandboxes(
                 item["templateID"],
                 item["state"],
                 age(item["startedAt"], now),
-                "-" if item["state"] == "paused" else until(item["endAt"], now),
+                until(item["endAt"], now, is_paused=item["state"] == "paused"),
                 " ".join(f"{key}={value}" for key, value in item["metadata"].items()),
             )
             for item in items

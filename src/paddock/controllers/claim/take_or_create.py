@@ -23,9 +23,12 @@ TURN_SECONDS = 2.0
 class ClaimAcquirer:
     """Acquires sandboxes for SandboxClaims, one at a time."""
 
-    def __init__(self, acquirer: Acquirer, seed: TokenSeed) -> None:
+    def __init__(
+        self, acquirer: Acquirer, seed: TokenSeed, *, paused_retention_seconds: int | None = None
+    ) -> None:
         self._acquirer = acquirer
         self._seed = seed
+        self._paused_retention_seconds = paused_retention_seconds
         self._unresolved: list[Sandbox] = []
         """Writes that may have happened although no reply came; each keeps its quota."""
 
@@ -43,6 +46,7 @@ class ClaimAcquirer:
             requirements,
             self._seed,
             account=self._acquirer.reservations.account,
+            retention_seconds=self._paused_retention_seconds,
             now=self._acquirer.clock.now(),
         )
         new_sandbox = partial(self._new_sandbox, claim, terms, requirements) if creates else None

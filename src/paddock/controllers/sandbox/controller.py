@@ -381,7 +381,13 @@ class SandboxController:
         # With the version, an extension written in the meantime wins over this delete.
         version = sandbox.metadata.resource_version
         await self._write.delete(sandbox, resource_version=version)
-        return Done("shutdownTime is over")
+        if not deadlines.is_retained(sandbox.spec):
+            return Done("shutdownTime is over")
+        seconds = sandbox.spec.paused_retention_seconds
+        self._recorder.normal(
+            sandbox, "RetentionEnded", f"deleted: it was paused for its retention of {seconds} s"
+        )
+        return Done("its retention is over")
 
     async def _recycle(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
         # Only a new instance is a proven reset: the used one is destroyed and created again.

@@ -145,6 +145,9 @@ class SandboxSpec(ResourcePart, frozen=True, kw_only=True):
     soon after."""
     paused_retention_seconds: int | None = None
     """Number of seconds that a paused sandbox is kept. If unset, it is kept indefinitely."""
+    retained_until: datetime | None = None
+    """Time at which the retention of the paused sandbox ends. A pause sets it together with
+    `shutdownTime`; a resume removes both."""
     wake_on_traffic: WakeOnTraffic | None = None
     """Whether a request to the paused sandbox resumes it. If unset, it does not."""
     idle_pause: IdlePause | None = None

@@ -85,6 +85,7 @@ def claimed_spec(spec: SandboxSpec, terms: Terms, *, now: datetime) -> SandboxSp
         image=terms.image or spec.image,
         pause_strategy=terms.pause_strategy or spec.pause_strategy,
         paused_retention_seconds=terms.paused_retention_seconds,
+        retained_until=None,
     )
     if terms.shutdown_time is not None:
         return structs.replace(changed, shutdown_time=terms.shutdown_time, pause_time=None)

@@ -49,12 +49,16 @@ def paused(spec: SandboxSpec, *, now: datetime) -> SandboxSpec:
         until = None
     else:
         until = now + timedelta(seconds=spec.paused_retention_seconds)
-    return structs.replace(spec, paused=True, pause_time=None, shutdown_time=until)
+    return structs.replace(
+        spec, paused=True, pause_time=None, shutdown_time=until, retained_until=until
+    )
 
 
 def resumed(spec: SandboxSpec, *, now: datetime, seconds: float) -> SandboxSpec:
     """Resume it with a fresh timeout, in the same write that clears the flag."""
-    running = structs.replace(spec, paused=False, pause_time=None, shutdown_time=None)
+    running = structs.replace(
+        spec, paused=False, pause_time=None, shutdown_time=None, retained_until=None
+    )
     return with_timeout(running, now=now, seconds=seconds)
 
 
@@ -64,9 +68,10 @@ def woken(spec: SandboxSpec, *, now: datetime) -> SandboxSpec:
     A shutdown that is still due is kept: incoming traffic does not extend it. The end of a
     retention belongs to the pause and is removed with it.
     """
-    retained = spec.paused and spec.paused_retention_seconds is not None
-    due = None if retained else spec.shutdown_time
-    running = structs.replace(spec, paused=False, pause_time=None, shutdown_time=due)
+    due = None if is_retained(spec) else spec.shutdown_time
+    running = structs.replace(
+        spec, paused=False, pause_time=None, shutdown_time=due, retained_until=None
+    )
     if never_ends(spec) or spec.claim is None:
         return running
     until = now + timedelta(seconds=wake_seconds(spec))
@@ -80,6 +85,15 @@ def wake_seconds(spec: SandboxSpec) -> int:
     configured = spec.wake_on_traffic.timeout_seconds if spec.wake_on_traffic else 0
     claimed = spec.claim.timeout_seconds if spec.claim and spec.claim.timeout_seconds else 0
     return max(configured, claimed, MIN_WAKE_SECONDS)
+
+
+def is_retained(spec: SandboxSpec) -> bool:
+    """Whether it is paused and ends with its retention, not at another time set since."""
+    return (
+        spec.paused
+        and spec.retained_until is not None
+        and spec.shutdown_time == spec.retained_until
+    )
 
 
 def is_over(spec: SandboxSpec, *, now: datetime) -> bool:

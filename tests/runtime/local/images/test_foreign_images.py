@@ -115,6 +115,7 @@ async def test_the_working_directory_of_the_template_is_created(make):
     ("image", "fields", "reason"),
     [
         ("node", {"user": "app"}, "user 'app' of the template does not exist in image 'node'"),
+        ("host", {"user": "app"}, "user 'app' of the template does not exist in image 'host'"),
         ("static", {"start_command": "serve"}, r"no shell .*spec.startCommand .* cannot run"),
         ("static", {"ready_command": "true"}, r"no shell .*spec.readyCommand .* cannot run"),
     ],

@@ -10,6 +10,7 @@ untrusted users.
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import stat
@@ -20,7 +21,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from paddock.envd.process.shells import find_shell, is_program_here
 from paddock.kit import clock
+from paddock.runtime.local.images.model import ImageFacts
 from paddock.runtime.local.launch.native_build import mark_opaque
 
 _SOFTWARE = {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "var", "opt"}
@@ -68,6 +71,14 @@ def ensure_layer(layers: Path, *, hidden: tuple[Path, ...] = ()) -> Path:
     except OSError:  # another process was faster
         shutil.rmtree(staging)
     return layer
+
+
+@functools.cache
+def layer_facts(layer: Path) -> ImageFacts:
+    """Return what the image `host` offers: the users of its layer, the shell of the machine."""
+    lines = (layer / "etc/passwd").read_text().splitlines()
+    names = tuple(line.partition(":")[0] for line in lines)
+    return ImageFacts(shell=find_shell(is_program_here), users=names)
 
 
 def host_trees() -> tuple[str, ...]:

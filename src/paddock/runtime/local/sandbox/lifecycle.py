@@ -12,6 +12,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 
 from msgspec import structs
 
@@ -22,6 +23,7 @@ from paddock.kit.logs import fields
 from paddock.runtime.local.envd import envd_client
 from paddock.runtime.local.envd.envd_listener import EnvdListener
 from paddock.runtime.local.envd.zygote import WaitingEnvd
+from paddock.runtime.local.images import host
 from paddock.runtime.local.kernel import nproc_reserve
 from paddock.runtime.local.launch.skeleton import Skeleton
 from paddock.runtime.local.node import records
@@ -127,8 +129,10 @@ class SandboxLifecycle:
 
     async def _create(self, blueprint: Blueprint) -> NodeSandbox:
         image, layers = await self.context.image(blueprint.image)
+        # The layers of `host` are init's, its own, and perhaps the machine's root.
+        facts = image.facts if image is not None else host.layer_facts(Path(layers[1]))
+        check_image(blueprint, facts)
         if image is not None:
-            check_image(blueprint, image.facts)
             config = image.config
             blueprint = structs.replace(
                 blueprint,

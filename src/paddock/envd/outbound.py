@@ -6,10 +6,12 @@ are left alone.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import re
 import stat
+from collections.abc import Generator
 
 import msgspec
 from msgspec import Struct
@@ -103,6 +105,16 @@ def rewrite_sources(text: str, mirror: str) -> str:
     return _APT_HOSTS.sub(lambda _: mirror, text)
 
 
+@contextlib.contextmanager
+def _read_only_ignored() -> Generator[None]:
+    """Ignore that a directory of the image cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+
+
 def _write(wanted: OutboundFiles) -> None:
     written = _Written(wanted=wanted)
     os.makedirs(CA_DIRECTORY, 0o755, exist_ok=True)
@@ -110,11 +122,13 @@ def _write(wanted: OutboundFiles) -> None:
     try:
         if wanted.ca_certificates:
             _write_certificates(wanted.ca_certificates, written)
-        if wanted.sudo_variables and os.path.isdir(_SUDO):
-            names = " ".join(wanted.sudo_variables)
-            _put(f"{_SUDO}/paddock", f'Defaults env_keep += "{names}"\n', written, mode=0o440)
-        if wanted.apt_mirror:
-            _rewrite_all_sources(wanted.apt_mirror, written)
+        # On a node without root, directories of the image are read-only: sudo and apt do not work.
+        with _read_only_ignored():
+            if wanted.sudo_variables and os.path.isdir(_SUDO):
+                names = " ".join(wanted.sudo_variables)
+                _put(f"{_SUDO}/paddock", f'Defaults env_keep += "{names}"\n', written, mode=0o440)
+            if wanted.apt_mirror:
+                _rewrite_all_sources(wanted.apt_mirror, written)
         written.is_complete = True
     finally:
         _save_state(written)
@@ -132,6 +146,17 @@ def _rewrite_all_sources(mirror: str, written: _Written) -> None:
 
 def _write_certificates(text: str, written: _Written) -> None:
     _put(CA_FILE, text, written)
+    with _read_only_ignored():
+        _write_system_store(text, written)
+        return
+    # The same on a node without root. Programs find this copy by their variables.
+    if not os.path.lexists(CA_BUNDLE):
+        path = next((path for path in _BUNDLES if os.path.isfile(path)), None)
+        bundle = _read(path) if path else _machine_bundle
+        _put(CA_BUNDLE, certificates.with_section(bundle, text), written)
+
+
+def _write_system_store(text: str, written: _Written) -> None:
     found = {os.path.realpath(path) for path in _BUNDLES if os.path.exists(path)}
     for path in sorted(found) or _BUNDLES[:1]:
         bundle = _read(path) if found else _machine_bundle

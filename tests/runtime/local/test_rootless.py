@@ -7,7 +7,8 @@ import urllib.parse
 import pytest
 
 from paddock.runtime.local.images import base_directory
-from paddock.runtime.port import Blueprint, Instance
+from paddock.runtime.port import AgentConfig, Blueprint, Instance, OutboundConfig
+from tests.gateway.certificates import issue
 from tests.runtime.local.inside import run
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
@@ -88,3 +89,20 @@ async def test_envds_are_forked_from_the_zygote(rootless_node, make):
     await run(await make(), "true")
 
     assert "envds will take more memory" not in rootless_node.log.read_text()
+
+
+@pytest.mark.parametrize("image", ["host", "base"])
+async def test_proxies_and_ca_certificates_reach_commands(make, image, tmp_path):
+    if image == "base" and not base_directory().exists():
+        pytest.skip("the base image is not built on this machine")
+    pem = issue(tmp_path, "mirror.example")[0].read_text()
+    outbound = OutboundConfig(http_proxy="http://proxy:1", ca_certificates=pem)
+    instance = await make(image=image, agent=AgentConfig(outbound=outbound))
+
+    said = await run(instance, 'printenv http_proxy; cat "$SSL_CERT_FILE"', user="user")
+    own = await run(instance, 'cat "$NODE_EXTRA_CA_CERTS"', user="user")
+
+    assert said.out.startswith("http://proxy:1\n"), said
+    assert said.out.count("BEGIN CERTIFICATE") > 20, "the certificates of the image stay"
+    assert pem.strip() in said.out
+    assert own.out.strip() == pem.strip()

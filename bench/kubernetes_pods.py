@@ -131,6 +131,16 @@ def is_running(deployed: Deployed, name: str) -> bool:
     return pod["status"].get("phase") == "Running"
 
 
+def restarts(deployed: Deployed) -> int:
+    """Return how often a role was restarted: a leader that loses its lease delays creates."""
+    pods = deployed.items(f"/api/v1/namespaces/{deployed.namespace}/pods")
+    return sum(
+        container["restartCount"]
+        for pod in pods
+        for container in pod["status"].get("containerStatuses", ())
+    )
+
+
 async def measure(report: Report, cluster: KubeCluster, count: int) -> None:
     archive = await asyncio.to_thread(images.archive)
     async with real.RealNode(cluster, [archive], pause=images.PAUSE, has_services=True) as node:
@@ -152,6 +162,7 @@ async def measure(report: Report, cluster: KubeCluster, count: int) -> None:
             await rounds(report, deployed, sdk, "warm", "base", count)
             await rounds(report, deployed, sdk, "cold", "cold", count)
         await bare(report, deployed, count)
+        report.figure("role_restarts", restarts(deployed), "of all roles, in the whole run")
     report.ratio("cold_to_bare_pod", "cold_first_command", "bare_pod")
     report.ratio("warm_to_bare_pod", "warm_first_command", "bare_pod")
 

@@ -131,6 +131,8 @@ def test_a_template_is_refused_without_quoting_its_urls(ca: Path):
         return [str(one) for one in problems_of(template)]
 
     assert problems(http_proxy=PROXY, ca_certificates=ca.read_text(), pip_index="") == []
+    assert problems(ca_certificates="# Autorité\n" + ca.read_text()) == []
+    assert problems(ca_certificates="Autorité") != []
     found = problems(http_proxy="agent:pass-4711", ca_certificates="no", no_proxy=("a b",))
     assert [one.split(":")[0] for one in found] == [
         "spec.outbound.httpProxy",

@@ -111,6 +111,8 @@ def test_client_certificates_are_read_inline_and_from_files(tmp_path: Path) -> N
          InvalidError, "cannot be loaded"),
         ({}, {"server": "https://x", "certificate-authority-data": "eA=="}, InvalidError,
          "CA certificate of the cluster"),
+        ({}, {"server": "https://x", "certificate-authority-data": "w6k="}, InvalidError,
+         "CA certificate of the cluster"),
         ({}, {"server": "https://x", "certificate-authority": "no"}, InvalidError, "cannot read"),
     ],
 )  # fmt: skip

@@ -182,8 +182,10 @@ def certificates(text: str) -> str | None:
         return None
     if "PRIVATE KEY" in text:
         return "must hold certificates only, but it holds a private key"
+    # Comments between certificates may have any characters, but OpenSSL reads ASCII only.
+    ascii_text = text.encode("ascii", "replace").decode()
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ascii_text)
     except (ssl.SSLError, ValueError):
         return "must be certificates in PEM format"
     return None

@@ -235,8 +235,10 @@ def _tls(home: Path, cluster: _Cluster, user_home: Path, user: _User) -> ssl.SSL
 
 
 def _tls_from(*, authority: str | None) -> ssl.SSLContext:
+    # Comments between certificates may have any characters, but OpenSSL reads ASCII only.
+    ascii_text = authority.encode("ascii", "replace").decode() if authority else None
     try:
-        context = ssl.create_default_context(cadata=authority)
+        context = ssl.create_default_context(cadata=ascii_text)
     except (ssl.SSLError, ValueError) as error:
         raise InvalidError(f"the CA certificate of the cluster is not readable: {error}") from error
     # The HTTP client sends one request at a time per connection and has no HTTP/2.

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 _SWITCH_INTERVAL_SECONDS = 0.0002
 _MONITOR_SECONDS = 2.0
 _SWEEP_SECONDS = 60.0
+_outbound_decoder = msgspec.json.Decoder(InstallationOutbound)
 
 
 class Node:
@@ -229,7 +230,7 @@ def _network(given: str) -> int | Literal["auto"] | None:
 def _outbound(file: Path | None) -> InstallationOutbound:
     if file is None:
         return InstallationOutbound()
-    return msgspec.json.decode(file.read_bytes(), type=InstallationOutbound)
+    return _outbound_decoder.decode(file.read_bytes())
 
 
 def main(argv: list[str]) -> int:

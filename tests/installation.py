@@ -136,6 +136,7 @@ class Installation:
             "run_dir": self.directory / "run",
             "port": self.port,
             "api_port": self.api_port,
+            "gateways": len(self.gateway_ports),
             **self.settings,
         }
         return os.environ | {

@@ -197,6 +197,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Path(self.run_dir)
 
     @property
+    def gateway_count(self) -> int:
+        """Number of gateway processes of this machine."""
+        return self.gateways or os.cpu_count() or 1
+
+    @property
     def node_socket(self) -> str:
         """Path of the socket of the node."""
         return str(self.run / "node.sock")

@@ -114,6 +114,29 @@ async def test_a_gateway_that_does_not_answer_may_have_requests_until_it_is_forg
         notifier.close()
 
 
+async def test_gateways_that_have_not_reported_since_the_start_may_have_requests() -> None:
+    clock = ManualClock(CLOCK.now())  # messages carry the time
+    async with gateways(2) as (first, second):
+        notifier = GatewayNotifier(SEED, clock, expected=2)
+        assert await notifier.has_requests(sandbox(2, Phase.PAUSING))
+        notifier.register(first.url)
+        assert await notifier.has_requests(sandbox(2, Phase.PAUSING))
+        # Those that have reported know of the pause all the same.
+        assert first.routes.get("abc") is not None
+        notifier.register(second.url)
+        assert not await notifier.has_requests(sandbox(2, Phase.PAUSING))
+        notifier.close()
+
+
+async def test_gateways_that_never_report_are_not_awaited_for_long() -> None:
+    clock = ManualClock()
+    notifier = GatewayNotifier(SEED, clock, expected=2)
+    clock.advance(FORGET_SECONDS - 1)
+    assert await notifier.has_requests(sandbox(2, Phase.PAUSING))
+    clock.advance(1)
+    assert not await notifier.has_requests(sandbox(2, Phase.PAUSING))
+
+
 async def test_without_gateways_no_request_waits() -> None:
     notifier = GatewayNotifier(SEED, CLOCK)
     assert not await notifier.has_requests(sandbox(2, Phase.PAUSING))

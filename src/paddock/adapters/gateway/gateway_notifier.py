@@ -23,9 +23,12 @@ FORGET_SECONDS = 10.0
 class GatewayNotifier:
     """Notifies the gateways that report here; one that does not answer is dropped."""
 
-    def __init__(self, seed: TokenSeed, clock: Clock) -> None:
+    def __init__(self, seed: TokenSeed, clock: Clock, *, expected: int = 0) -> None:
+        """`expected`: how many gateways run, whether or not they have reported yet."""
         self._clock = clock
         self._peers = GatewayPeers(seed, clock)
+        self._expected = expected
+        self._started = clock.monotonic()
         self._seen: dict[str, float] = {}
         self._reported: dict[str, float] = {}
         """As `_seen`, but with gateways that did not answer: they may serve requests."""
@@ -56,14 +59,22 @@ class GatewayNotifier:
     async def has_requests(self, sandbox: Sandbox) -> bool:
         """Announce a pause; return whether requests to the sandbox wait for its end.
 
-        A gateway that reported a moment ago and does not answer may have some.
+        A gateway that reported a moment ago and does not answer may have some, and so may one that
+        has not reported since this process started.
         """
         self._refresh()
         route = route_of(sandbox, self._clock.now())
-        if route is None or not self._reported:
+        if route is None:
             return False
         waiting = await self._peers.announce_pause(route)
-        return any(waiting.values()) or any(url not in waiting for url in self._reported)
+        is_unknown = self._may_be_unknown() or any(url not in waiting for url in self._reported)
+        return is_unknown or any(waiting.values())
+
+    def _may_be_unknown(self) -> bool:
+        """Whether gateways may run that have not reported since this process started."""
+        if len(self._reported) >= self._expected:
+            return False
+        return self._clock.monotonic() < self._started + FORGET_SECONDS
 
     async def _push(self, route: Route | None) -> None:
         if route is None or not self._seen:

@@ -53,8 +53,12 @@ class ControlPlane:
         clock: Clock | None = None,
         tasks: TaskRunner | None = None,
         is_sole_writer: bool | None = None,
+        expected_gateways: int = 0,
     ) -> None:
-        """Wire the parts; `is_sole_writer`: no other process writes to the store."""
+        """Wire the parts; `is_sole_writer`: no other process writes to the store.
+
+        `expected_gateways` run already, or are about to.
+        """
         self.settings = settings
         self.secrets = secrets
         self.store = store
@@ -81,7 +85,7 @@ class ControlPlane:
         self.environments = self.assembly.environments
         self.recorder = Recorder(store, "paddock", clock=self.clock)
         self.agent = RuntimeAgent(runtime, self.seed, self.provider, self.clock)
-        self.gateways = GatewayNotifier(self.seed, self.clock)
+        self.gateways = GatewayNotifier(self.seed, self.clock, expected=expected_gateways)
         self.manager = self.assembly.build_manager(self.agent, announcer or self.gateways)
         self.batches = self.assembly.build_batches(runtime, self.recorder, tasks)
         self.controllers = self.assembly.build_controllers(
@@ -176,7 +180,13 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
     store = await backends.open_store(settings)
     runtime = backends.open_runtime(settings)
     try:
-        plane = ControlPlane(settings, secrets, store=store, runtime=runtime)
+        plane = ControlPlane(
+            settings,
+            secrets,
+            store=store,
+            runtime=runtime,
+            expected_gateways=settings.gateway_count,
+        )
         await plane.run(stop, on_ready=on_ready)
     finally:
         await store.close()

@@ -55,7 +55,6 @@ class MachineSupervisor:
         self.control = SupervisedProcess(
             "control", [*role, "control"], log_file=logs / "control.log"
         )
-        count = settings.gateways or os.cpu_count() or 1
         self.gateways = tuple(
             SupervisedProcess(
                 f"gateway-{number}",
@@ -63,7 +62,7 @@ class MachineSupervisor:
                 log_file=logs / f"gateway-{number}.log",
                 environment=_admin_port(settings, number),
             )
-            for number in range(count)
+            for number in range(settings.gateway_count)
         )
         self.tls = envoy.front(settings)
 

@@ -152,8 +152,8 @@ SERVERS = {
     "gateway": (
         gateway,
         (
-            f"POST {peers.PATH}", f"PUT {peers.PATH}", "GET /sandboxes", "GET /activity",
-            "GET /metrics", "GET /healthz", "GET /nothing",
+            f"POST {peers.PATH}", f"PUT {peers.PATH}", f"POST {peers.PAUSE_PATH}",
+            "GET /sandboxes", "GET /activity", "GET /metrics", "GET /healthz", "GET /nothing",
         ),
         ("Paddock-Time", "Paddock-Nonce", "Paddock-Signature"),
     ),

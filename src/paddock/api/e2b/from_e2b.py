@@ -40,7 +40,7 @@ def new_sandbox(
         )
     if auto_resume and not wanted.auto_pause_memory:
         raise InvalidError.at(
-            "autoResume", "not with autoPauseMemory=false: its processes would not be there"
+            "autoResume", "needs autoPauseMemory: a pause without memory ends the processes"
         )
     if wanted.iam:
         raise UnsupportedError("iam tokens are not offered", hint="leave iam out")

@@ -22,6 +22,7 @@ from paddock.resources.kinds.sandbox import (
 )
 from paddock.resources.kinds.template import NetworkPolicy
 from paddock.resources.meta import ObjectMeta
+from paddock.resources.transitions.pause_strategy import strategy_of
 
 _LABELS = (LABEL_POOL, LABEL_TEMPLATE, LABEL_BATCH, LABEL_SHARD, LABEL_CLAIM, LABEL_TEAM)
 _CONDITIONS = (CONDITION_READY, CONDITION_PAUSED)
@@ -54,12 +55,13 @@ def _metadata(meta: ObjectMeta) -> ObjectMeta:
 def _spec(spec: SandboxSpec) -> SandboxSpec:
     network = spec.network
     if network is None and spec.template is not None:
-        # The template is dropped, so its rules for incoming traffic are copied.
+        # The template is dropped, so its rules for incoming traffic are copied. So is its pause
+        # strategy.
         network = spec.template.network
     return SandboxSpec(
         template_ref=spec.template_ref,
         paused=spec.paused,
-        pause_strategy=spec.pause_strategy,
+        pause_strategy=strategy_of(spec),
         pause_time=spec.pause_time,
         shutdown_time=spec.shutdown_time,
         paused_retention_seconds=spec.paused_retention_seconds,

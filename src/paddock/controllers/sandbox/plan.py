@@ -12,6 +12,7 @@ from paddock.resources.kinds.sandbox import CONDITION_READY, FINALIZER_SANDBOX, 
 from paddock.resources.kinds.template import PauseStrategy
 from paddock.resources.meta import is_true
 from paddock.resources.transitions import deadlines
+from paddock.resources.transitions.pause_strategy import strategy_of
 from paddock.runtime.port import Instance, InstanceState
 
 
@@ -94,7 +95,7 @@ def _advance(sandbox: Sandbox, instance: Instance | None, now: datetime) -> Step
 
 
 def _towards_paused(sandbox: Sandbox, instance: Instance) -> Step:
-    strategy = pause_strategy(sandbox)
+    strategy = strategy_of(sandbox.spec)
     if sandbox.status.phase is Phase.PAUSED and instance.state is _PAUSED_STATES[strategy]:
         return Wait(deadlines.next_instant(sandbox.spec), "the sandbox is paused")
     if (
@@ -133,12 +134,3 @@ _PAUSED_STATES = {
     PauseStrategy.HIBERNATE: InstanceState.HIBERNATED,
     PauseStrategy.STOP: InstanceState.STOPPED,
 }
-
-
-def pause_strategy(sandbox: Sandbox) -> PauseStrategy:
-    """Return the strategy to pause this sandbox with; the spec's, the template's, else FREEZE."""
-    if sandbox.spec.pause_strategy is not None:
-        return sandbox.spec.pause_strategy
-    if sandbox.spec.template is not None:
-        return sandbox.spec.template.pause_strategy
-    return PauseStrategy.FREEZE

@@ -19,6 +19,7 @@ from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import PauseStrategy
 from paddock.resources.meta import Key
 from paddock.resources.tokens import hashed
+from paddock.resources.transitions.pause_strategy import strategy_of
 
 TOMBSTONE_SECONDS = 600.0
 REMOTE_SECONDS = 5.0
@@ -76,7 +77,7 @@ def route_of(sandbox: Sandbox, now: datetime) -> Route | None:
         envd=address.envd,
         node=address.node,
         incarnation=sandbox.status.incarnation,
-        loses_processes=sandbox.spec.paused and sandbox.spec.pause_strategy is PauseStrategy.STOP,
+        loses_processes=sandbox.spec.paused and strategy_of(sandbox.spec) is PauseStrategy.STOP,
         is_rebooted=sandbox.status.pause_strategy is PauseStrategy.STOP,
         ends_at=sandbox.spec.shutdown_time,
     )

@@ -196,6 +196,16 @@ async def test_every_returned_sandbox_is_reset_while_the_band_has_room() -> None
         )
 
 
+async def reported(world: World, reason: str, sandbox: Sandbox) -> str:
+    """Return the text of the event about a sandbox; events are written in the background."""
+    async with asyncio.timeout(20):
+        while True:
+            for event in (await world.store.list(Event)).items:
+                if event.reason == reason and sandbox.metadata.name in event.message:
+                    return event.message
+            await asyncio.sleep(0.1)
+
+
 async def test_a_returned_sandbox_beyond_the_buffer_is_deleted_with_an_event() -> None:
     async with paddock(pool_size=1) as world:
         await world.stocked(1)
@@ -205,10 +215,8 @@ async def test_a_returned_sandbox_beyond_the_buffer_is_deleted_with_an_event() -
         world.runtime.set_latency(Operation.CREATE, 5)
         await world.manager.lifecycle.kill(CALLER, sandbox_id(claimed))
         await world.until(lambda: world.provider.sandbox(claimed.key) is None)
-        await asyncio.sleep(1)  # events are written in the background
-        events = (await world.store.list(Event)).items
-        [text] = [item.message for item in events if item.reason == "ResetSkipped"]
-        assert text == f"sandbox {claimed.metadata.name} is deleted, not reset: 1 too many"
+        text = f"sandbox {claimed.metadata.name} is deleted, not reset: 1 too many"
+        assert await reported(world, "ResetSkipped", claimed) == text
 
 
 async def test_a_reset_that_fails_gives_its_place_free_at_once() -> None:
@@ -222,6 +230,24 @@ async def test_a_reset_that_fails_gives_its_place_free_at_once() -> None:
         await world.manager.lifecycle.kill(CALLER, sandbox_id(claimed))
         await world.until(lambda: world.provider.sandbox(claimed.key) is None, seconds=30)
         await world.stocked(1)
+
+
+async def test_a_reset_that_takes_too_long_ends_with_an_event() -> None:
+    async with paddock(pool_size=1) as world:
+        await world.stocked(1)
+        strategy = RecycleStrategy(type=RecycleType.RESTART, timeout_seconds=5)
+        await change_pool(world, recycle_strategy=strategy, paused=True)
+        claimed = await world.manager.claims.create(CALLER, WANTED)
+        world.runtime.set_latency(Operation.CREATE, 60)
+        await world.manager.lifecycle.kill(CALLER, sandbox_id(claimed))
+        await world.until(lambda: found_deleting(world, claimed), seconds=30)
+        text = f"sandbox {claimed.metadata.name} is deleted: not reset within 5 s"
+        assert await reported(world, "ResetFailed", claimed) == text
+
+
+def found_deleting(world: World, sandbox: Sandbox) -> bool:
+    found = world.provider.sandbox(sandbox.key)
+    return found is None or found.is_deleting
 
 
 async def test_a_returned_sandbox_is_not_ended_by_a_second_kill() -> None:

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 5.0
 """Waiting batches are planned again, because their urgency grows with time."""
+REASON_RESET_FAILED = "ResetFailed"
+"""Reason of the event of a pool whose returned sandbox was not reset in time."""
 RESET_LOOK_SECONDS = 1.0
 
 
@@ -89,7 +91,7 @@ class Allocator:
             self._set_unmet(key, 0)
             return await self._finalize(pool) if pool is not None else Done()
         await self._resolve_uncertain()
-        await self._delete_overdue_resets(key)
+        await self._delete_overdue_resets(pool)
         decision = self._decide(pool)
         self._set_unmet(key, decision.unmet)
         self._report_unsatisfiable(pool, decision)
@@ -218,15 +220,21 @@ class Allocator:
 
     # ---- recycling --------------------------------------------------------------------------
 
-    async def _delete_overdue_resets(self, pool: Key) -> None:
+    async def _delete_overdue_resets(self, pool: SandboxPool) -> None:
         now = self._clock.now()
-        for sandbox in tuple(self._pool_members.members(pool).recycling.values()):
-            if is_overdue(sandbox, now):
-                log.warning("reset took too long", extra=fields(sandbox=sandbox.key))
-                try:
-                    await self._provider.write.delete(sandbox)
-                except NotFoundError:
-                    continue
+        for sandbox in tuple(self._pool_members.members(pool.key).recycling.values()):
+            if not is_overdue(sandbox, now):
+                continue
+            try:
+                # With the version: a reset that has ended meanwhile may have been claimed.
+                version = sandbox.metadata.resource_version
+                await self._provider.write.delete(sandbox, resource_version=version)
+            except (ConflictError, NotFoundError):
+                continue
+            log.warning("reset took too long", extra=fields(sandbox=sandbox.key))
+            seconds = pool.spec.recycle_strategy.timeout_seconds
+            text = f"sandbox {sandbox.metadata.name} is deleted: not reset within {seconds} s"
+            self._recorder.warning(pool, REASON_RESET_FAILED, text)
 
 
 def _waiting(batch: BatchSandbox) -> BatchDemand | None:

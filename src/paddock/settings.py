@@ -19,6 +19,8 @@ from paddock.kit.errors import FieldProblem, InvalidError
 PREFIX = "PADDOCK_"
 PURGE_FILE = "purge.pid"
 """File of the run directory: the process id of the supervisor that a purge stops."""
+OUTBOUND_FILE = "outbound.json"
+"""File of the run directory: proxies, CA certificates and mirrors, for the node."""
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 

@@ -15,7 +15,7 @@ from paddock.resources.schema import formats
 from paddock.runtime.local.net.policy import LINK_LOCAL, PRIVATE
 from paddock.runtime.outbound import InstallationOutbound
 from paddock.runtime.port import OutboundConfig
-from paddock.settings import PREFIX, Settings
+from paddock.settings import OUTBOUND_FILE, PREFIX, Settings
 
 _LAST_PORT = 65535
 _DNS_PORT = 53
@@ -52,7 +52,7 @@ def load_outbound(settings: Settings) -> InstallationOutbound:
 
 def node_file(settings: Settings) -> Path:
     """Return the file that passes these settings to the node: a command line is not secret."""
-    return settings.run / "outbound.json"
+    return settings.run / OUTBOUND_FILE
 
 
 def write_node_file(settings: Settings) -> None:

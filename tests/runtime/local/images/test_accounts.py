@@ -2,6 +2,7 @@
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from paddock.envd.process import shells
 from paddock.envd.process.shells import ShellFinder
 from paddock.envd.users import Users
+from paddock.kit.errors import InvalidError
 from paddock.runtime.local.checkpoint.threads import run_in_thread
 from paddock.runtime.local.images import ImageStore
 from paddock.runtime.local.images.accounts import plan_accounts, write_layer
@@ -84,6 +86,56 @@ def test_an_existing_group_of_the_user_is_kept(tmp_path: Path):
     texts = {entry.path: entry.text for entry in plan_accounts(tree).entries}
     assert texts["/etc/passwd"] == f"{passwd}user:*:1001:500::/home/user:/bin/sh\n"
     assert "/etc/group" not in texts
+
+
+def test_odd_files_of_an_image_lead_nowhere_else(tmp_path: Path):
+    """A link to /, a name that is not UTF-8, one that is too long, ids that are no numbers."""
+    root = layer(
+        tmp_path / "a",
+        etc__passwd="root:x:0:0::/root:/bin/sh\nuser:x:me:1::/:/bin/sh\n",
+        etc__group="user:x:99999999999:\nuser:x:\u00b2:\n",
+        home__user="->/",
+        usr__bin__sudo="#!",
+        bin__sh="->" + "x" * 300,
+    )
+    with (root / "etc/passwd").open("ab") as file:
+        file.write(b"caf\xe9:x:1000:1000:::\n")
+    (root / "etc/sudoers.d").symlink_to(os.fsdecode(b"\xff"))
+    (root / os.fsdecode(b"etc/\xff")).mkdir()
+    store = ImageStore(tmp_path / "images", base_cache=tmp_path / "no-base")
+    image = store.add_directory(root, "odd")
+    assert image == store.resolve("odd")
+    assert (image.facts.shell, image.facts.users) == (None, ("root", "user"))
+    made = image.accounts
+    assert made is not None
+    assert b"\ncaf\xe9:x:1000:1000:::\nuser:*:1001:1001:" in (made / "etc/passwd").read_bytes()
+    assert (made / os.fsdecode(b"etc/\xff/user")).read_text().startswith("user ALL")
+    assert not (made / "home").exists()
+    assert made.stat().st_uid == 0
+
+
+def test_an_image_without_a_free_id_is_refused(tmp_path: Path):
+    passwd = "".join(f"u:x:{number}:1:::\n" for number in range(1000, 60001))
+    with pytest.raises(InvalidError, match="no free id from 1000 to 60000"):
+        plan_accounts(MergedTree([layer(tmp_path / "a", etc__passwd=passwd)]))
+
+
+def test_a_file_that_a_node_without_root_cannot_read_counts_as_missing():
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        root = layer(
+            Path(directory, "a"), etc__passwd="root:x:0:0:::\n", etc__shadow="root:*:::::::"
+        )
+        (root / "etc/passwd").chmod(0o644)
+        (root / "etc/shadow").chmod(0)
+        os.seteuid(65534)
+        try:
+            plan = plan_accounts(MergedTree([root]))
+        finally:
+            os.seteuid(0)
+    texts = {entry.path: entry.text for entry in plan.entries}
+    assert texts["/etc/passwd"] == "root:x:0:0:::\nuser:*:1000:1000::/home/user:/bin/sh\n"
+    assert "/etc/shadow" not in texts
 
 
 def test_an_image_of_an_older_version_is_completed_when_it_is_used(tmp_path: Path):

@@ -10,16 +10,19 @@ import hashlib
 import os
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from paddock.envd.process.shells import find_shell
+from paddock.envd.users import is_id
+from paddock.kit.errors import InvalidError
 from paddock.runtime.local.images.merged_tree import MergedTree
 from paddock.runtime.local.images.model import ImageFacts
 
 USER = "user"
 _FIRST_ID = 1000
 _LAST_ID = 60000
+_ID_COUNT = 1 << 16
+"""A sandbox has ids below this."""
 _SUDO = ("/usr/bin/sudo", "/bin/sudo", "/usr/local/bin/sudo")
 
 
@@ -42,9 +45,10 @@ class AccountsPlan(Struct, frozen=True):
     @property
     def layer_id(self) -> str:
         """The name of the layer: equal content has equal names."""
-        digest = hashlib.sha256(msgspec.json.encode([e.path for e in self.entries]))
+        digest = hashlib.sha256()
         for entry in self.entries:
-            digest.update(repr((entry.mode, entry.uid, entry.gid, entry.text)).encode())
+            facts = (entry.path, entry.mode, entry.uid, entry.gid, entry.text)
+            digest.update(repr(facts).encode())  # escapes what is not UTF-8
         return f"accounts-{digest.hexdigest()[:32]}"
 
 
@@ -52,7 +56,7 @@ def plan_accounts(tree: MergedTree) -> AccountsPlan:
     """Return what an image has, and what it needs to serve `root` and `user`."""
     shell = find_shell(tree.is_program)
     passwd = tree.read("/etc/passwd") or ""
-    people = _rows(passwd, 7)
+    people = [row for row in _rows(passwd, 7) if is_id(row[2]) and is_id(row[3])]
     names = [row[0] for row in people]
     entries: dict[str, LayerEntry] = {}
     lines: list[str] = []
@@ -77,8 +81,9 @@ def plan_accounts(tree: MergedTree) -> AccountsPlan:
         _add_home(tree, entries, f"/home/{USER}", uid, gid, 0o755)
     if lines:
         _add_file(tree, entries, "/etc/passwd", _with_lines(passwd, lines))
-    users = tuple(dict.fromkeys([*names, *(line.partition(":")[0] for line in lines)]))
-    return AccountsPlan(ImageFacts(shell=shell, users=users), tuple(entries.values()))
+    users = dict.fromkeys([*names, *(line.partition(":")[0] for line in lines)])
+    shown = tuple(name for name in users if name.isprintable())  # not what is not UTF-8
+    return AccountsPlan(ImageFacts(shell=shell, users=shown), tuple(entries.values()))
 
 
 def write_layer(plan: AccountsPlan, root: Path) -> None:
@@ -115,6 +120,8 @@ def _add_home(
     """Add a home directory; an existing one becomes its user's, its content stays as it is."""
     found = tree.find(path)
     wanted = found.path if found is not None else path
+    if wanted == "/":  # the image has a link there: the root directory keeps its owner
+        return
     if (place := _add_parents(tree, entries, wanted)) is not None:
         entries[place] = LayerEntry(path=place, mode=mode, uid=uid, gid=gid)
 
@@ -139,13 +146,16 @@ def _add_parents(tree: MergedTree, entries: dict[str, LayerEntry], path: str) ->
 
 def _free_ids(people: list[list[str]], groups: list[list[str]]) -> tuple[int, int]:
     """Return a uid and a gid for `user`: equal and unused, unless its group exists."""
-    for row in groups:
-        if row[0] == USER and row[2].isdigit():
-            taken = {one[2] for one in people}
-            return next(n for n in range(_FIRST_ID, _LAST_ID) if str(n) not in taken), int(row[2])
-    taken = {row[2] for row in (*people, *groups)}
-    free = next(number for number in range(_FIRST_ID, _LAST_ID) if str(number) not in taken)
-    return free, free
+    own = (row[2] for row in groups if row[0] == USER and is_id(row[2]))
+    gid = next((int(number) for number in own if int(number) < _ID_COUNT), None)
+    taken = {row[2] for row in (people if gid is not None else (*people, *groups))}
+    uid = next((n for n in range(_FIRST_ID, _LAST_ID + 1) if str(n) not in taken), None)
+    if uid is None:
+        raise InvalidError(
+            f"the image has no free id from {_FIRST_ID} to {_LAST_ID} for {USER!r}",
+            hint=f"add a user {USER!r} to the image",
+        )
+    return uid, uid if gid is None else gid
 
 
 def _rows(text: str, columns: int) -> list[list[str]]:

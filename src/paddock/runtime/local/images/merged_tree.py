@@ -65,11 +65,17 @@ class MergedTree:
         return trail[-1]
 
     def read(self, path: str) -> str | None:
-        """Return the text of a regular file; None if there is none, or it is too large."""
+        """Return the text of a regular file; None if there is none, or it cannot be read.
+
+        Without root, a file of the image may be unreadable: /etc/shadow of Fedora has mode 0.
+        """
         entry = self.find(path)
         if entry is None or not stat.S_ISREG(entry.info.st_mode) or entry.info.st_size > _MAX_BYTES:
             return None
-        return entry.sources[0].read_bytes().decode("utf-8", "surrogateescape")
+        try:
+            return entry.sources[0].read_bytes().decode("utf-8", "surrogateescape")
+        except PermissionError:
+            return None
 
     def is_program(self, path: str) -> bool:
         """Whether a path leads to an executable file."""
@@ -104,7 +110,7 @@ def _child(directory: TreeEntry, name: str) -> TreeEntry | None:
         path = source / name
         try:
             info = os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:  # also a name that is too long, from a link
             continue
         if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
             break  # a whiteout

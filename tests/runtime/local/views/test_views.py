@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.runtime.local.nodes import TestNode, eventually, wait_for_warm
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
 SMALL = Limits(cpu_millis=1000, memory_bytes=256 << 20)
+MEMORY_LINE = "MemTotal:         262144 kB\n"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 LOOK = """
 free -m | awk '/^Mem/ {print "memory", $2}'
@@ -47,6 +49,10 @@ def sees_own_limits(seen: dict[str, str]) -> bool:
 
 async def boot_id(instance: Instance) -> str:
     return (await run(instance, f"cat {BOOT_ID}")).out.strip()
+
+
+async def has_new_views(node: TestNode, before: int) -> bool:
+    return (await node.facts())["views"] not in (None, before)
 
 
 async def test_tools_show_the_limits_of_a_sandbox(node):
@@ -166,14 +172,60 @@ async def test_a_killed_view_server_is_replaced_and_blocks_no_read(node):
         before = (await node.facts())["views"]
         os.kill(before, signal.SIGKILL)
         assert (await look(made))["memory"] == "256"
-
-        async def is_replaced() -> bool:
-            return (await node.facts())["views"] not in (None, before)
-
-        await eventually(is_replaced)
+        await eventually(partial(has_new_views, node, before))
         assert sees_own_limits(await look(made))
     finally:
         await node.runtime.destroy("served")
+
+
+async def test_a_view_server_that_cannot_start_is_tried_again():
+    own = TestNode()
+    own.prelude = (
+        "from paddock.kit.errors import UnavailableError\n"
+        "from paddock.runtime.local.views.server import ViewServer\n"
+        "real, calls = ViewServer.start, []\n"
+        "def start(self):\n"
+        "    calls.append(self)\n"
+        "    if len(calls) in (2, 3):\n"
+        "        raise UnavailableError('no memory')\n"
+        "    real(self)\n"
+        "ViewServer.start = start\n"
+    )
+    await own.start()
+    try:
+        before = (await own.facts())["views"]
+        os.kill(before, signal.SIGKILL)
+
+        async def is_gone() -> bool:
+            return (await own.facts())["views"] is None
+
+        await eventually(is_gone)
+        # Without a server it sees the machine, not empty files.
+        made = await own.runtime.create(Blueprint(uid="early", image="host", limits=SMALL))
+        machine = Path("/proc/meminfo").read_text().splitlines(keepends=True)[0]
+        assert (await run(made, "head -1 /proc/meminfo")).out in (machine, MEMORY_LINE)
+        await eventually(partial(has_new_views, own, before))
+        assert sees_own_limits(await look(made))
+    finally:
+        await own.stop()
+
+
+async def test_views_that_nobody_has_read_have_contents_while_no_node_runs():
+    own = TestNode()
+    await own.start()
+    try:
+        await own.runtime.create(Blueprint(uid="unread", image="host", limits=SMALL))
+        facts = await own.facts()
+        own.kill()
+        await eventually(lambda: not Path(f"/proc/{facts['views']}/root").exists())
+        proc = Path(f"/proc/{facts['inits']['unread']}/root/proc")
+        assert (proc / "meminfo").read_text().startswith(MEMORY_LINE)
+        assert (proc / "stat").read_text().count("cpu") == 2
+        assert (proc / "cpuinfo").read_text().count("processor") == 1
+        await own.start()
+        await own.runtime.destroy("unread")
+    finally:
+        await own.stop()
 
 
 async def test_views_outlive_the_node_and_end_with_the_sandbox():

@@ -60,7 +60,7 @@ class ViewFiles:
     ) -> tuple[tuple[str, str], ...]:
         """Create the files of a slot; return the path and the mount point of each.
 
-        `copy_machine` copies the machine's own files, for a node without a view server.
+        `copy_machine` copies the machine's own files, while no view server runs.
         """
         directory = f"{self.root}/{name}"
         try:

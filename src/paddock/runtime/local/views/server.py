@@ -1,7 +1,7 @@
 """The process that writes the files of views when they are read (`native/views/views.c`).
 
-Only the kernel and the files connect it with sandboxes. When it exits, reads continue with the last
-contents until it is started again.
+Only the kernel and the files connect it with sandboxes. When it exits, it writes all files once
+more; reads continue with these contents until it is started again.
 """
 
 import logging
@@ -16,6 +16,8 @@ from paddock.runtime.local.launch import native_build
 log = logging.getLogger(__name__)
 
 _READY = b"ready\n"
+_EXIT_SECONDS = 5.0
+"""Time to write the files of all sandboxes once more."""
 
 
 class ViewServer:
@@ -29,7 +31,8 @@ class ViewServer:
     @property
     def pid(self) -> int | None:
         """The pid of the server, or `None` if it does not run."""
-        return self._process.pid if self._process is not None else None
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
 
     def start(self) -> None:
         """Start it. Raises `UnavailableError` where the kernel cannot hold reads."""
@@ -47,26 +50,31 @@ class ViewServer:
         if line != _READY:
             process.kill()
             process.wait()
+            self._close(process)
             reason = line.decode(errors="replace").strip() or f"status {process.returncode}"
             raise UnavailableError(f"the view server cannot run: {reason}")
         self._process = process
 
     def restart_if_ended(self) -> None:
-        """Start it again if it has exited."""
-        if self._process is None or self._process.poll() is None:
+        """Start it again if it has exited. Raises `UnavailableError` on failure; call it again."""
+        if self.pid is not None:
             return
-        log.warning("view server exited", extra=fields(status=self._process.returncode))
-        self._close()
+        if self._process is not None:
+            log.warning("view server exited", extra=fields(status=self._process.returncode))
+            self._close(self._process)
         self.start()
 
     def stop(self) -> None:
         """Stop it; views keep their last contents."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._close()
+        if (process := self._process) is not None:
+            self._close(process)  # it exits when its input ends
+            try:
+                process.wait(_EXIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
-    def _close(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+    def _close(self, process: subprocess.Popen[bytes]) -> None:
+        if process.stdin is not None:
+            process.stdin.close()
         self._process = None

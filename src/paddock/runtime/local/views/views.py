@@ -47,7 +47,7 @@ class ResourceViews:
 
     @property
     def server_pid(self) -> int | None:
-        """The pid of the view server."""
+        """The pid of the view server, or `None` if it does not run."""
         return self._server.pid if self._server is not None else None
 
     def open(self) -> None:
@@ -152,7 +152,8 @@ class ResourceViews:
     def _create(self, name: str, limits: Limits, boot_id: str) -> tuple[Bind, ...]:
         self._files.mount()
         shown = self._shown(limits)
-        return self._files.create(name, shown, boot_id, copy_machine=self._server is None)
+        # Without a running server nobody would fill them: the machine's are better than empty ones.
+        return self._files.create(name, shown, boot_id, copy_machine=self.server_pid is None)
 
     def _shown(self, limits: Limits) -> ShownLimits:
         return ShownLimits(

@@ -10,7 +10,8 @@
  * reads very often waits, because its reads cost CPU time outside its quota.
  *
  * It has no state that matters: when it exits, the kernel lets all reads continue with the last contents. It exits
- * when its standard input is closed. The Python side is `paddock/runtime/local/views`.
+ * when its standard input is closed, as by a node that is killed, and first writes all files once more: one that nobody
+ * has read would stay empty until the next server. The Python side is `paddock/runtime/local/views`.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -298,6 +299,17 @@ static int slot_of(int opened, struct stat *facts) {
     return (facts->st_uid - first_id) / RANGE;
 }
 
+static void write_view(const struct sandbox *one, enum kind kind) {
+    int64_t now = now_ms();
+    if (one->box->fresh_ms[kind] && now - one->box->fresh_ms[kind] < FRESH_MS) return;
+    length = 0;
+    if (writers[kind](one) && store(one, kind)) one->box->fresh_ms[kind] = now;
+    else if (!has_complained) {
+        has_complained = 1;
+        fprintf(stderr, "paddock-views: cannot write %s of slot %d: %s\n", names[kind], one->slot, strerror(errno));
+    }
+}
+
 /* Rewrite the file that is about to be read. The reader sees the old contents if that fails. */
 static void refresh(int opened, pid_t reader) {
     struct stat facts;
@@ -305,37 +317,41 @@ static void refresh(int opened, pid_t reader) {
     int slot = slot_of(opened, &facts);
     if (slot < 0) return;
     enum kind kind = find(slot, &one) ? kind_of(slot, facts.st_ino) : KINDS;
-    if (kind == KINDS) return;
-    int64_t now = now_ms();
-    if (one.box->fresh_ms[kind] && now - one.box->fresh_ms[kind] < FRESH_MS) return;
-    length = 0;
-    if (writers[kind](&one) && store(&one, kind)) one.box->fresh_ms[kind] = now;
-    else if (!has_complained) {
-        has_complained = 1;
-        fprintf(stderr, "paddock-views: cannot write %s of slot %d: %s\n", names[kind], slot, strerror(errno));
-    }
+    if (kind != KINDS) write_view(&one, kind);
 }
 
-/* Sample the load of every sandbox that used a CPU since the last sample. */
-static void sample(double seconds) {
-    static const double spans[3] = { 60, 300, 900 };
+/* Call a function for every sandbox. */
+static void for_each(void (*act)(struct sandbox *, double), double argument) {
     int again = dup(root);
     DIR *directory = again < 0 ? NULL : fdopendir(again);
     if (!directory) return;
     rewinddir(directory);
     for (struct dirent *entry; (entry = readdir(directory)); ) {
-        struct sandbox one;
-        int slot = atoi(entry->d_name + 1), all, running = 0, blocked = 0;
-        if (entry->d_name[0] != 's' || slot < 0 || slot >= SLOTS || !find(slot, &one)) continue;
-        double used = cpu_seconds(slot);
-        if (used != one.box->cpu_seconds) count_threads(slot, &all, &running, &blocked);
-        one.box->cpu_seconds = used;
-        for (int i = 0; i < 3; i++) {
-            double kept = exp(-seconds / spans[i]);
-            one.box->load[i] = one.box->load[i] * kept + (running + blocked) * (1 - kept);
-        }
+        struct sandbox one = { 0 };
+        int slot = atoi(entry->d_name + 1);
+        if (entry->d_name[0] == 's' && slot >= 0 && slot < SLOTS && find(slot, &one)) act(&one, argument);
     }
     closedir(directory);
+}
+
+/* Sample the load of a sandbox, if it used a CPU since the last sample. */
+static void sample(struct sandbox *one, double seconds) {
+    static const double spans[3] = { 60, 300, 900 };
+    int all, running = 0, blocked = 0;
+    double used = cpu_seconds(one->slot);
+    if (used != one->box->cpu_seconds) count_threads(one->slot, &all, &running, &blocked);
+    one->box->cpu_seconds = used;
+    for (int i = 0; i < 3; i++) {
+        double kept = exp(-seconds / spans[i]);
+        one->box->load[i] = one->box->load[i] * kept + (running + blocked) * (1 - kept);
+    }
+}
+
+/* Write all files of a sandbox; any process of it shows its uptime. */
+static void write_all(struct sandbox *one, double unused) {
+    (void)unused;
+    if (load("%s/s%d/cgroup.procs", unified, one->slot)) one->reader = atoi(source);
+    for (enum kind kind = 0; kind < KINDS; kind++) write_view(one, kind);
 }
 
 /* ---- the server ---- */
@@ -367,7 +383,7 @@ static int allow_delayed(int events) {
 }
 
 static int answer(int events) {
-    static char room[64 << 10] __attribute__((aligned(8)));
+    static char room[8 << 10] __attribute__((aligned(8)));    /* with the delayed ones below 1,024 descriptors */
     ssize_t n = read(events, room, sizeof room);
     if (n <= 0) return n < 0 && (errno == EINTR || errno == EAGAIN);
     for (struct fanotify_event_metadata *event = (void *)room; FAN_EVENT_OK(event, n); event = FAN_EVENT_NEXT(event, n)) {
@@ -403,10 +419,14 @@ int main(int argc, char **argv) {
         window = now / WINDOW_MS;
         if (ndelayed && left > WINDOW_MS - now % WINDOW_MS) left = WINDOW_MS - now % WINDOW_MS;
         if (left > 0 && poll(watched, 2, (int)left) < 0 && errno != EINTR) return 71;
-        if (left > 0 && watched[1].revents) return 0;
+        if (left > 0 && watched[1].revents) {
+            close(events);                   /* first: no read waits for the rest */
+            for_each(write_all, 0);
+            return 0;
+        }
         if (left > 0 && watched[0].revents && !answer(events)) return 71;
         if (left <= 0) {
-            sample((now - last) / 1000.0);
+            for_each(sample, (now - last) / 1000.0);
             last = now;
         }
     }

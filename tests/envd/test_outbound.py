@@ -1,5 +1,6 @@
 """CA certificates and mirrors as files: OpenSSL's names, bundles, and changed settings."""
 
+import contextlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_a_removed_setting_leaves_the_files_as_they_were(root: Path, pem: str):
     assert pem.strip() in written["etc/ssl/certs/ca-certificates.crt"]
     assert written["etc/paddock/ca-bundle.pem"].endswith("ca-certificates.crt")
     assert written["usr/local/share/ca-certificates/paddock-1.crt"] == pem
-    assert written["etc/sudoers.d/paddock"] == 'Defaults env_keep += "A"\n'
+    assert written["etc/sudoers.d/paddock-variables"] == 'Defaults env_keep += "A"\n'
     assert written["etc/apt/sources.list"] == "deb http://m/debian sid main\n"
     assert writer.has_certificates
 
@@ -129,6 +130,60 @@ def test_what_an_interrupted_envd_has_written_is_completed(root: Path, pem: str)
         found = tree(root)
         assert found.keys() == complete.keys()
         assert found["etc/ssl/certs/ca-certificates.crt"].count("BEGIN CERT") == 1
+
+
+class KilledError(Exception):
+    """Stands for SIGKILL: nothing catches it, and nothing is saved afterwards."""
+
+
+def test_what_a_killed_envd_has_written_is_removed_with_the_setting(
+    root: Path, pem: str, monkeypatch: pytest.MonkeyPatch
+):
+    before = tree(root)
+    wanted = OutboundFiles(ca_certificates=pem, apt_mirror="http://m", sudo_variables=("A",))
+    replace, steps = outbound._replace, 0
+
+    def counted(path: str, text: str, **options: int) -> None:
+        nonlocal steps
+        steps -= 1
+        if steps < 0:
+            raise KilledError
+        replace(path, text, **options)
+
+    for last in range(30):
+        steps = last
+        monkeypatch.setattr(outbound, "_replace", counted)
+        with contextlib.suppress(KilledError):
+            OutboundWriter().apply(wanted)
+        is_complete = steps >= 0
+        monkeypatch.setattr(outbound, "_replace", replace)
+
+        OutboundWriter().apply(OutboundFiles())
+
+        assert tree(root) == before, last
+        if is_complete:
+            return
+    raise AssertionError("the writer needs more steps than this test has")
+
+
+def test_two_certificates_of_one_subject_have_two_links(root: Path, pem: str):
+    OutboundWriter().apply(OutboundFiles(ca_certificates=pem * 2))
+    name = certificates.subject_hash(pem)
+    found = tree(root)
+    assert found[f"etc/ssl/certs/{name}.0"] == "paddock-1.pem"
+    assert found[f"etc/ssl/certs/{name}.1"] == "paddock-2.pem"
+
+
+def test_rules_of_the_image_for_sudo_are_kept(root: Path):
+    """The image `host` has a file of the same directory, with the rule of `user`."""
+    rule = root / "etc/sudoers.d/paddock"
+    rule.write_text("user ALL=(ALL:ALL) NOPASSWD: ALL\n")
+    before = tree(root)
+    writer = OutboundWriter()
+    writer.apply(OutboundFiles(sudo_variables=("A",)))
+    assert "NOPASSWD" in rule.read_text()
+    writer.apply(OutboundFiles())
+    assert tree(root) == before
 
 
 def test_an_image_without_certificates_gets_those_of_the_machine(

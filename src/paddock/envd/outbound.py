@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Generator
+from collections.abc import Container, Generator
 
 import msgspec
 from msgspec import Struct
@@ -36,6 +36,7 @@ _ANCHORS = (
 )
 """Directories from which programs of the distribution make the bundle, and what shows them."""
 _SUDO = "/etc/sudoers.d"
+_SUDO_FILE = "paddock-variables"  # the image `host` has a file `paddock`
 _APT_LISTS = ("/etc/apt/sources.list",)
 _APT_PARTS = "/etc/apt/sources.list.d"
 _APT_HOSTS = re.compile(
@@ -126,7 +127,8 @@ def _write(wanted: OutboundFiles) -> None:
         with _read_only_ignored():
             if wanted.sudo_variables and os.path.isdir(_SUDO):
                 names = " ".join(wanted.sudo_variables)
-                _put(f"{_SUDO}/paddock", f'Defaults env_keep += "{names}"\n', written, mode=0o440)
+                text = f'Defaults env_keep += "{names}"\n'
+                _put(f"{_SUDO}/{_SUDO_FILE}", text, written, mode=0o440)
             if wanted.apt_mirror:
                 _rewrite_all_sources(wanted.apt_mirror, written)
         written.is_complete = True
@@ -158,31 +160,40 @@ def _write_certificates(text: str, written: _Written) -> None:
 
 def _write_system_store(text: str, written: _Written) -> None:
     found = {os.path.realpath(path) for path in _BUNDLES if os.path.exists(path)}
-    for path in sorted(found) or _BUNDLES[:1]:
-        bundle = _read(path) if found else _machine_bundle
-        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-        written.bundles.append(path)
-        _replace(path, certificates.with_section(bundle, text))
-    _link(written.bundles[0], CA_BUNDLE, written)
+    bundles = sorted(found) or list(_BUNDLES[:1])
+    files: dict[str, str] = {}
+    links: dict[str, str] = {CA_BUNDLE: bundles[0]}
     for number, one in enumerate(certificates.split(text), 1):
         for directory, sign in _ANCHORS:
             if os.path.exists(sign):
-                os.makedirs(directory, 0o755, exist_ok=True)
-                _put(f"{directory}/paddock-{number}.crt", one, written)
-        target = f"{_LINKS}/paddock-{number}.pem"
+                files[f"{directory}/paddock-{number}.crt"] = one
         if os.path.isdir(_LINKS):
-            _put(target, one, written)
-            name = certificates.subject_hash(one)
-            _link(os.path.basename(target), _free_link(name, target), written)
+            target = f"paddock-{number}.pem"
+            files[f"{_LINKS}/{target}"] = one
+            links[_free_link(certificates.subject_hash(one), target, links)] = target
+    written.bundles += bundles
+    written.files += [*files, *links]
+    _save_state(written)  # first: what a killed envd leaves can be removed
+    for path in bundles:
+        bundle = _read(path) if found else _machine_bundle
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        _replace(path, certificates.with_section(bundle, text))
+    for path, content in files.items():
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        _replace(path, content)
+    for path, target in links.items():
+        _link(target, path)
 
 
-def _free_link(name: str, target: str) -> str:
-    """Return the first path with this hash that does not exist, or that leads to our file."""
+def _free_link(name: str, target: str, planned: Container[str]) -> str:
+    """Return the first path with this hash that is not in use, or that leads to our file."""
     for number in range(100):
         path = f"{_LINKS}/{name}.{number}"
+        if path in planned:
+            continue
         if not os.path.lexists(path):
             return path
-        if os.path.islink(path) and os.readlink(path) == os.path.basename(target):
+        if os.path.islink(path) and os.readlink(path) == target:
             return path
     raise OSError(f"{_LINKS} holds too many certificates with the same subject")
 
@@ -224,11 +235,11 @@ def _save_state(written: _Written) -> None:
 
 def _put(path: str, text: str, written: _Written, *, mode: int = 0o644) -> None:
     written.files.append(path)
+    _save_state(written)
     _replace(path, text, mode=mode)
 
 
-def _link(target: str, path: str, written: _Written) -> None:
-    written.files.append(path)
+def _link(target: str, path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     os.symlink(target, path)

@@ -131,3 +131,18 @@ async def test_a_start_command_without_a_shell_fails_the_start_once(tmp_path: Pa
     async with pod(tmp_path, rootfs, start_command="serve") as box:
         with pytest.raises(InvalidError, match=r"start or ready command cannot run: .* no shell"):
             await wait_ready(box)
+
+
+async def test_links_of_an_image_do_not_lead_out_of_its_container(tmp_path: Path):
+    rootfs = shell_root(tmp_path / "rootfs")
+    secret, outside = tmp_path / "secret", tmp_path / "outside"
+    secret.write_text("token:x:5:5::/:\n")
+    outside.mkdir()
+    (rootfs / "etc").mkdir()
+    (rootfs / "etc/passwd").symlink_to(secret)  # of the sidecar's file system
+    (rootfs / "home").symlink_to(outside)
+    async with pod(tmp_path, rootfs) as box:
+        await wait_ready(box)
+        written = await run(box, "/usr/bin/cat", f"{names.TOOLS_DIRECTORY}/passwd", user="user")
+        assert written == "root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n"
+    assert list(outside.iterdir()) == []

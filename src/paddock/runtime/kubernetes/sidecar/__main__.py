@@ -190,7 +190,6 @@ def main() -> int:
     outbound.preload()
     warmup.load(str(state_dir))
     container = container_entry.wait_for_main(config.uid)
-    container_entry.write_users(container.pid, config.user, config.user_id, tools_dir)
     envd_config = Config(
         settings=state.settings
         or EnvdSettings(
@@ -206,7 +205,10 @@ def main() -> int:
     )
     cgroups = own_cgroups()
     os.umask(0o022)
+    tools = os.open(tools_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     container_entry.enter(container.pid)
+    container_entry.write_users(config.user, config.user_id, tools)
+    os.close(tools)
     sidecar = Sidecar(config, envd_config, state, container, cgroups)
     loop = asyncio.new_event_loop()
     # The sidecar is PID 1 of its container: without a handler SIGTERM would be ignored.

@@ -1,13 +1,14 @@
 """Find the main container and enter it.
 
 With a shared process namespace the sidecar's /proc shows the processes of every container. Those of
-the main container have the sandbox's uid in their environment. The image's users are read before
-entering: a missing template user is added to a copy of /etc/passwd; the image is not changed.
+the main container have the sandbox's uid in their environment. A missing template user is added to
+a copy of /etc/passwd; the image gets its home directory only.
 """
 
 import asyncio
 import contextlib
 import os
+import stat
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from paddock.runtime.kubernetes import names
 TIMEOUT_SECONDS = 300.0
 _PAUSE_SECONDS = 0.05
 _OVER_SECONDS = 0.5
+_MAX_BYTES = 1 << 20
 _STARTED = 19
 """Index of the start time in the fields of `/proc/<pid>/stat` after the name."""
 
@@ -94,40 +96,53 @@ async def wait_exit(main: MainContainer) -> None:
             await asyncio.sleep(_OVER_SECONDS)
 
 
-def write_users(pid: int, user: str, user_id: int, directory: Path) -> None:
-    """Write passwd and group files with the image's users and the template's user."""
-    root = Path(f"/proc/{pid}/root")
-    known = Users(f"{root}/etc/passwd", f"{root}/etc/group")
+def write_users(user: str, user_id: int, directory: int) -> None:
+    """Write passwd and group files with the image's users and the template's user.
+
+    Called after `enter`: links of the image lead to its own files, not to those of the sidecar.
+    """
+    known = Users("/etc/passwd", "/etc/group")
     for name in ("passwd", "group"):
-        try:
-            text = (root / "etc" / name).read_text(errors="surrogateescape")
-        except OSError:
-            text = ""
-        if text and not text.endswith("\n"):
-            text += "\n"
+        text = _read(f"/etc/{name}")
+        if text and not text.endswith(b"\n"):
+            text += b"\n"
         if name == "passwd" and known.find("root") is None:
-            text += "root:x:0:0::/root:/bin/sh\n"
+            text += b"root:x:0:0::/root:/bin/sh\n"
         if name == "passwd" and known.find(user) is None:
-            home = _ensure_home(root, user, user_id)
-            text += f"{user}:x:{user_id}:{user_id}::{home}:/bin/sh\n"
-        (directory / name).write_text(text, errors="surrogateescape")
+            home = _ensure_home(Path("/home", user), user_id)
+            text += f"{user}:x:{user_id}:{user_id}::{home}:/bin/sh\n".encode()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=directory)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, 0o644, dir_fd=directory), "wb") as file:
+            file.write(text)
 
 
-def _ensure_home(root: Path, user: str, user_id: int) -> str:
-    """Return the home directory of a user that the image lacks; create it if possible."""
-    home = root / "home" / user
+def _read(path: str) -> bytes:
+    """Return the content of a regular file, or nothing."""
     try:
-        for path in (home.parent, home):
-            if path.is_symlink():  # it would be followed from here, not from inside
-                return "/tmp"  # noqa: S108
-            if not path.exists():
-                path.mkdir(0o755)
-                path.chmod(0o755)
-                if path == home:
-                    os.chown(home, user_id, user_id)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    with os.fdopen(fd, "rb") as file:
+        return file.read(_MAX_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+
+
+def _ensure_home(home: Path, user_id: int) -> str:
+    """Return the home directory of a user that the image lacks; create it if possible."""
+    try:
+        home.parent.mkdir(0o755, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            home.mkdir(0o755)
+            # By descriptor: the container runs, and may have put a link there.
+            fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fchown(fd, user_id, user_id)
+            finally:
+                os.close(fd)
     except OSError:  # a read-only root
         return "/tmp"  # noqa: S108
-    return f"/home/{user}" if home.is_dir() else "/tmp"  # noqa: S108
+    return str(home) if home.is_dir() else "/tmp"  # noqa: S108
 
 
 def permitted_capabilities() -> frozenset[int]:

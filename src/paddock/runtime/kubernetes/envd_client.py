@@ -24,6 +24,8 @@ from paddock.runtime.port import AgentConfig, LogLine, OutboundConfig, Usage
 _SECONDS = 5.0
 _NO_OUTBOUND = OutboundConfig()
 _FIRST_DELAY, _MAX_DELAY = 0.02, 0.5
+_MAX_REASON = 500
+"""Characters: a reason becomes part of the status of the sandbox."""
 
 
 class _Problem(Struct, frozen=True):
@@ -103,7 +105,7 @@ class PodEnvdClient:
         if former and main == former:
             raise UnavailableError("its envd is still in the container that is being replaced")
         if status == names.STATUS_NEVER_READY:
-            raise InvalidError(_problem_decoder.decode(body).message)
+            raise InvalidError(_reason(body) or "it can never become ready")
         if status != 204:
             raise UnavailableError(body.decode(errors="replace")[:200] or f"envd returned {status}")
         return main
@@ -157,6 +159,14 @@ class PodEnvdClient:
     async def close(self) -> None:
         if self._opened is not None:
             await self._opened.close()
+
+
+def _reason(body: bytes) -> str:
+    """Return the message of an error response. A pod may send anything."""
+    try:
+        return _problem_decoder.decode(body).message[:_MAX_REASON]
+    except ValueError:
+        return body.decode(errors="replace")[:_MAX_REASON]
 
 
 def read_usage(found: Any, now: datetime) -> Usage:

@@ -131,10 +131,10 @@ class Lab:
     async def start(
         self, uid: str, *, binds: dict[str, str] | None = None, locked: bool = False
     ) -> Guest:
-        """Create a sandbox with an empty box."""
+        """Create a sandbox with an empty disk."""
         slot = self.slot()
         self.groups.create(f"s{slot}")
-        box = self.storage.create(uid)
+        disk = self.storage.create(uid)
         skeleton = await self.launcher.prepare(
             slot,
             base=self.base(slot),
@@ -142,16 +142,16 @@ class Lab:
             joins=self.groups.joins(f"s{slot}"),
         )
         launch = Launch(hostname=uid, locked=locked, binds=tuple(binds or {}))
-        await self.launcher.launch(skeleton, launch, self.root_of(slot, box.path, binds))
+        await self.launcher.launch(skeleton, launch, self.root_of(slot, disk.path, binds))
         guest = Guest(uid, slot, skeleton.pid, skeleton.pidfd)
         self.guests.append(guest)
         return guest
 
-    def root_of(self, slot: int, box: Path, binds: dict[str, str] | None = None) -> MakeRoot:
+    def root_of(self, slot: int, disk: Path, binds: dict[str, str] | None = None) -> MakeRoot:
         return MakeRoot(
             base=self.base(slot),
             layers=self.layers,
-            box=str(box),
+            disk=str(disk),
             binds=tuple((source, False) for source in (binds or {}).values()),
         )
 
@@ -185,13 +185,13 @@ class Lab:
         keep_connections: bool = False,
         connect_network: Callable[[int], None] | None = None,
     ) -> Guest:
-        """Restore a sandbox with the files of the box `uid`."""
+        """Restore a sandbox with the files of the disk `uid`."""
         slot = slot or self.slot()
         self.groups.create(f"s{slot}")
-        box = self.storage.find(uid)
-        assert box is not None
+        disk = self.storage.find(uid)
+        assert disk is not None
         userns = self.checkpointer.id_namespace(self.base(slot))
-        wanted = self.root_of(slot, box.path, binds)
+        wanted = self.root_of(slot, disk.path, binds)
         loop = asyncio.get_running_loop()
 
         def mount_root(_: StoredMemory) -> RestoreMounts:

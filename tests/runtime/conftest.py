@@ -6,7 +6,7 @@ import os
 import pytest
 
 from paddock.runtime.port import Blueprint, Instance
-from tests.runtime.local.nodes import TestNode, home_of, wait_for_warm
+from tests.runtime.local.nodes import TestNode, resource_name_of, wait_for_warm
 
 
 def _shared(*arguments: str, rootless: bool = False):
@@ -91,7 +91,7 @@ async def make_warm(node: TestNode) -> Instance:
     """Create a sandbox from the warm stock."""
     await wait_for_warm(node)
     made = await node.runtime.create(Blueprint(uid="shared-warm", image="host"))
-    assert home_of(node, made.uid).startswith("warm-")
+    assert resource_name_of(node, made.uid).startswith("warm-")
     return made
 
 
@@ -106,7 +106,7 @@ async def make_cold(node: TestNode) -> Instance:
         )
         # Which one is cold depends on the stock meanwhile: on a slow machine it may be refilled
         # in between.
-        cold = [one for one in made if home_of(node, one.uid) == ""]
+        cold = [one for one in made if resource_name_of(node, one.uid) == ""]
         for one in made:
             if one not in cold[:1]:
                 await node.runtime.destroy(one.uid)

@@ -108,7 +108,7 @@ class ScriptedFailure(Struct, frozen=True, kw_only=True):
     """Fail after the work is done: the reply is lost."""
 
 
-class _Box:
+class _SimulatedSandbox:
     """One simulated sandbox."""
 
     __slots__ = ("agent", "blueprint", "egress", "files", "instance", "is_started")
@@ -144,7 +144,7 @@ class SimulatedRuntime:
         self._capabilities = capabilities
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
         self._node_name = node_name
-        self._boxes: dict[str, _Box] = {}
+        self._sandboxes: dict[str, _SimulatedSandbox] = {}
         self._checkpoints: dict[str, tuple[StoredCheckpoint, dict[str, str]]] = {}
         self._failures: list[ScriptedFailure] = []
         self._locks: dict[str, asyncio.Lock] = {}
@@ -178,15 +178,15 @@ class SimulatedRuntime:
 
     def crash(self, uid: str, reason: str = "killed") -> None:
         """Fail a sandbox as if it had exited unexpectedly."""
-        box = self._box(uid)
-        box.instance = structs.replace(
-            box.instance, state=InstanceState.FAILED, reason=reason, address=Address()
+        sandbox = self._get(uid)
+        sandbox.instance = structs.replace(
+            sandbox.instance, state=InstanceState.FAILED, reason=reason, address=Address()
         )
-        self._publish(box.instance)
+        self._publish(sandbox.instance)
 
     def kill_for_memory(self, uid: str, reason: str) -> None:
         """Report that processes of a sandbox were killed for lack of memory; it goes on."""
-        self._publish(structs.replace(self._box(uid).instance, reason=reason), memory_kills=1)
+        self._publish(structs.replace(self._get(uid).instance, reason=reason), memory_kills=1)
 
     def never_ready(self, uid: str) -> None:
         """Make `start` of this sandbox time out on its ready command."""
@@ -196,23 +196,23 @@ class SimulatedRuntime:
         """Fail every call with `UnavailableError` while the node is down; sandboxes go on."""
         self._is_down = is_down
         if not is_down:
-            for box in self._boxes.values():
-                self._publish(box.instance)
+            for sandbox in self._sandboxes.values():
+                self._publish(sandbox.instance)
 
     def files(self, uid: str) -> dict[str, str]:
         """Return the mutable files of a sandbox; they are kept by pauses, forks and snapshots."""
-        box = self._box(uid)
-        if box.files is None:
-            box.files = {}
-        return box.files
+        sandbox = self._get(uid)
+        if sandbox.files is None:
+            sandbox.files = {}
+        return sandbox.files
 
     def agent(self, uid: str) -> AgentConfig:
         """Return the configuration of envd."""
-        return self._box(uid).agent
+        return self._get(uid).agent
 
     def egress(self, uid: str) -> EgressPolicy:
         """Return the current egress policy."""
-        return self._box(uid).egress
+        return self._get(uid).egress
 
     def log(self, uid: str, message: str, *, level: str = "info") -> None:
         """Append a line to the log of a sandbox."""
@@ -234,72 +234,71 @@ class SimulatedRuntime:
 
     async def start(self, uid: str) -> Instance:
         async with self._operation(Operation.START, uid):
-            box = self._expect(uid, *_LIVE, doing="started")
+            sandbox = self._expect(uid, *_LIVE, doing="started")
             if uid in self._never_ready:
-                await asyncio.sleep(box.blueprint.ready_timeout_seconds)
-                raise DeadlineExceededError(
-                    f"sandbox {uid} was not ready within "
-                    f"{box.blueprint.ready_timeout_seconds:g} s: its ready command never succeeded"
-                )
-            box.is_started = True
-            return box.instance
+                limit = sandbox.blueprint.ready_timeout_seconds
+                await asyncio.sleep(limit)
+                reason = f"not ready within {limit:g} s: its ready command never succeeded"
+                raise DeadlineExceededError(f"sandbox {uid} was {reason}")
+            sandbox.is_started = True
+            return sandbox.instance
 
     async def configure(self, uid: str, agent: AgentConfig) -> None:
         async with self._operation(Operation.CONFIGURE, uid):
-            self._box(uid).agent = agent
+            self._get(uid).agent = agent
 
     async def update_image(self, uid: str, image: str) -> Instance:
         self._require("can_update_image", self._capabilities.can_update_image)
         async with self._operation(Operation.UPDATE_IMAGE, uid):
-            box = self._expect(uid, InstanceState.RUNNING, doing="given another image")
-            if box.instance.image != image:
-                box.blueprint = structs.replace(box.blueprint, image=image)
-                box.files = None
-                box.instance = structs.replace(
-                    box.instance,
+            sandbox = self._expect(uid, InstanceState.RUNNING, doing="given another image")
+            if sandbox.instance.image != image:
+                sandbox.blueprint = structs.replace(sandbox.blueprint, image=image)
+                sandbox.files = None
+                sandbox.instance = structs.replace(
+                    sandbox.instance,
                     image=image,
-                    incarnation=box.instance.incarnation + 1,
+                    incarnation=sandbox.instance.incarnation + 1,
                     started_at=self._clock.now(),
                 )
-            return box.instance
+            return sandbox.instance
 
     async def freeze(self, uid: str) -> Instance:
         self._require("can_freeze", self._capabilities.can_freeze)
         async with self._operation(Operation.FREEZE, uid):
-            box = self._expect(uid, *_LIVE, doing="frozen")
-            return self._set_state(box, InstanceState.FROZEN)
+            sandbox = self._expect(uid, *_LIVE, doing="frozen")
+            return self._set_state(sandbox, InstanceState.FROZEN)
 
     async def thaw(self, uid: str) -> Instance:
         async with self._operation(Operation.THAW, uid):
-            box = self._expect(uid, *_LIVE, doing="thawed")
-            return self._set_state(box, InstanceState.RUNNING)
+            sandbox = self._expect(uid, *_LIVE, doing="thawed")
+            return self._set_state(sandbox, InstanceState.RUNNING)
 
     async def hibernate(self, uid: str) -> Instance:
         self._require("can_checkpoint", self._capabilities.can_checkpoint)
         async with self._operation(Operation.HIBERNATE, uid):
-            box = self._expect(uid, *_LIVE, InstanceState.HIBERNATED, doing="hibernated")
-            return self._set_state(box, InstanceState.HIBERNATED)
+            sandbox = self._expect(uid, *_LIVE, InstanceState.HIBERNATED, doing="hibernated")
+            return self._set_state(sandbox, InstanceState.HIBERNATED)
 
     async def restore(self, uid: str) -> Instance:
         async with self._operation(Operation.RESTORE, uid):
-            box = self._expect(uid, *_KEPT, doing="restored")
-            if box.instance.state is InstanceState.FROZEN:
+            sandbox = self._expect(uid, *_KEPT, doing="restored")
+            if sandbox.instance.state is InstanceState.FROZEN:
                 raise ConflictError(f"sandbox {uid} is frozen: thaw it instead of restoring it")
-            if box.instance.state is InstanceState.RUNNING:
-                return box.instance
-            box.instance = structs.replace(
-                box.instance,
-                incarnation=box.instance.incarnation + 1,
+            if sandbox.instance.state is InstanceState.RUNNING:
+                return sandbox.instance
+            sandbox.instance = structs.replace(
+                sandbox.instance,
+                incarnation=sandbox.instance.incarnation + 1,
                 started_at=self._clock.now(),
             )
-            return self._set_state(box, InstanceState.RUNNING)
+            return self._set_state(sandbox, InstanceState.RUNNING)
 
     async def stop(self, uid: str) -> Instance:
         self._require("can_stop", self._capabilities.can_stop)
         async with self._operation(Operation.STOP, uid):
-            box = self._expect(uid, *_KEPT, InstanceState.FAILED, doing="stopped")
-            box.is_started = False
-            return self._set_state(box, InstanceState.STOPPED)
+            sandbox = self._expect(uid, *_KEPT, InstanceState.FAILED, doing="stopped")
+            sandbox.is_started = False
+            return self._set_state(sandbox, InstanceState.STOPPED)
 
     async def snapshot(
         self, uid: str, checkpoint_id: str, *, memory: bool, keep_running: bool
@@ -311,18 +310,19 @@ class SimulatedRuntime:
             if (known := self._checkpoints.get(checkpoint_id)) is not None:
                 return known[0]
             wanted = _KEPT[:3] if memory else _KEPT
-            box = self._expect(uid, *wanted, doing="stored")
+            sandbox = self._expect(uid, *wanted, doing="stored")
             stored = StoredCheckpoint(
                 id=checkpoint_id,
                 source_uid=uid,
                 has_memory=memory,
-                size_bytes=sum(map(len, (box.files or {}).values())) + (memory * (30 << 20)),
+                size_bytes=sum(map(len, (sandbox.files or {}).values())) + (memory * (30 << 20)),
                 created_at=self._clock.now(),
-                image=box.blueprint.image,
+                image=sandbox.blueprint.image,
             )
-            self._checkpoints[checkpoint_id] = (stored, dict(box.files or {}))
-            if not keep_running and box.instance.state in _LIVE:
-                self._set_state(box, InstanceState.HIBERNATED if memory else InstanceState.STOPPED)
+            self._checkpoints[checkpoint_id] = (stored, dict(sandbox.files or {}))
+            if not keep_running and sandbox.instance.state in _LIVE:
+                paused = InstanceState.HIBERNATED if memory else InstanceState.STOPPED
+                self._set_state(sandbox, paused)
             return stored
 
     async def fork(self, uid: str, children: tuple[Blueprint, ...]) -> tuple[Instance | str, ...]:
@@ -336,9 +336,9 @@ class SimulatedRuntime:
                 except UnavailableError as problem:
                     made.append(problem.message)
                     continue
-                box = self._create(child)
-                box.files = dict(parent.files or {})
-                made.append(box.instance)
+                sandbox = self._create(child)
+                sandbox.files = dict(parent.files or {})
+                made.append(sandbox.instance)
             return tuple(made)
 
     async def delete_checkpoint(self, checkpoint_id: str) -> None:
@@ -349,35 +349,35 @@ class SimulatedRuntime:
 
     async def destroy(self, uid: str) -> None:
         async with self._operation(Operation.DESTROY, uid):
-            self._boxes.pop(uid, None)
+            self._sandboxes.pop(uid, None)
             self._logs.pop(uid, None)
             self._never_ready.discard(uid)
 
     async def inspect(self, uid: str) -> Instance | None:
         await self._delay_or_fail(Operation.INSPECT, uid)
-        box = self._boxes.get(uid)
-        return box.instance if box else None
+        sandbox = self._sandboxes.get(uid)
+        return sandbox.instance if sandbox else None
 
     async def instances(self) -> tuple[Instance, ...]:
         await self._delay_or_fail(Operation.INSPECT, None)
-        return tuple(box.instance for box in self._boxes.values())
+        return tuple(sandbox.instance for sandbox in self._sandboxes.values())
 
     async def set_egress(self, uid: str, policy: EgressPolicy) -> None:
         self._require("can_filter_egress", self._capabilities.can_filter_egress)
         async with self._operation(Operation.SET_EGRESS, uid):
-            self._box(uid).egress = policy
+            self._get(uid).egress = policy
 
     async def usage(self, uid: str) -> Usage:
         await self._delay_or_fail(Operation.USAGE, uid)
-        box = self._box(uid)
-        limits = box.blueprint.limits
-        used = sum(map(len, (box.files or {}).values()))
+        sandbox = self._get(uid)
+        limits = sandbox.blueprint.limits
+        used = sum(map(len, (sandbox.files or {}).values()))
         return Usage(
             at=self._clock.now(),
             cpu_count=(limits.cpu_millis or 2000) / 1000,
             cpu_used_percent=0.0,
             cpu_seconds=0.0,
-            memory_used_bytes=4 << 20 if box.instance.state is InstanceState.RUNNING else 0,
+            memory_used_bytes=4 << 20 if sandbox.instance.state is InstanceState.RUNNING else 0,
             memory_total_bytes=limits.memory_bytes or _MEMORY,
             memory_cache_bytes=0,
             disk_used_bytes=used,
@@ -387,7 +387,7 @@ class SimulatedRuntime:
     async def logs(
         self, uid: str, *, since: datetime | None = None, limit: int = 1000
     ) -> tuple[LogLine, ...]:
-        self._box(uid)
+        self._get(uid)
         lines = [line for line in self._logs.get(uid, ()) if since is None or line.at >= since]
         return tuple(lines[-limit:]) if limit > 0 else ()
 
@@ -442,15 +442,15 @@ class SimulatedRuntime:
                 raise script.error
         return []
 
-    def _create(self, blueprint: Blueprint) -> _Box:
-        if (box := self._boxes.get(blueprint.uid)) is not None:
-            return box
+    def _create(self, blueprint: Blueprint) -> _SimulatedSandbox:
+        if (sandbox := self._sandboxes.get(blueprint.uid)) is not None:
+            return sandbox
         files: dict[str, str] | None = None
         if blueprint.checkpoint_id is not None:
             if blueprint.checkpoint_id not in self._checkpoints:
                 raise NotFoundError(f"checkpoint {blueprint.checkpoint_id} is not on this node")
             files = dict(self._checkpoints[blueprint.checkpoint_id][1])
-        number = len(self._boxes) + 1
+        number = len(self._sandboxes) + 1
         instance = Instance(
             uid=blueprint.uid,
             state=InstanceState.RUNNING,
@@ -460,30 +460,30 @@ class SimulatedRuntime:
             node_name=self._node_name,
             incarnation=blueprint.incarnation,
         )
-        box = _Box(blueprint, instance)
-        box.files = files
-        self._boxes[blueprint.uid] = box
-        return box
+        sandbox = _SimulatedSandbox(blueprint, instance)
+        sandbox.files = files
+        self._sandboxes[blueprint.uid] = sandbox
+        return sandbox
 
     def _address(self, uid: str, number: int) -> Address:
         ip = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
         return Address(ip=ip, envd=f"unix:/simulated/{uid}/envd.sock", node="unix:/simulated/node")
 
-    def _set_state(self, box: _Box, state: InstanceState) -> Instance:
-        box.instance = structs.replace(box.instance, state=state, reason=None)
-        return box.instance
+    def _set_state(self, sandbox: _SimulatedSandbox, state: InstanceState) -> Instance:
+        sandbox.instance = structs.replace(sandbox.instance, state=state, reason=None)
+        return sandbox.instance
 
-    def _box(self, uid: str) -> _Box:
-        box = self._boxes.get(uid)
-        if box is None:
+    def _get(self, uid: str) -> _SimulatedSandbox:
+        sandbox = self._sandboxes.get(uid)
+        if sandbox is None:
             raise NotFoundError(f"sandbox {uid} does not exist on this node")
-        return box
+        return sandbox
 
-    def _expect(self, uid: str, *states: InstanceState, doing: str) -> _Box:
-        box = self._box(uid)
-        if box.instance.state not in states:
-            raise ConflictError(f"sandbox {uid} is {box.instance.state} and cannot be {doing}")
-        return box
+    def _expect(self, uid: str, *states: InstanceState, doing: str) -> _SimulatedSandbox:
+        sandbox = self._get(uid)
+        if sandbox.instance.state not in states:
+            raise ConflictError(f"sandbox {uid} is {sandbox.instance.state} and cannot be {doing}")
+        return sandbox
 
     def _require(self, name: str, is_there: bool) -> None:
         if not is_there:

@@ -255,10 +255,10 @@ async def envd_of(node: TestNode, uid: str, *, other_than: int | None = None) ->
     return await eventually(found)
 
 
-def home_of(node: TestNode, uid: str) -> str:
-    """Read the `home` of a sandbox's record, as the next node process would."""
+def resource_name_of(node: TestNode, uid: str) -> str:
+    """Read the resource name of a sandbox's record, as the next node process would."""
     records = dict(StateDirectory(node.state).read_all())
-    return records[uid].home
+    return records[uid].resource_name
 
 
 def traces(state: Path, number: int) -> dict[str, list[str]]:

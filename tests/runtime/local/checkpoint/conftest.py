@@ -7,7 +7,7 @@ import pytest
 
 from paddock.runtime.local.checkpoint import find_criu
 from paddock.runtime.local.images import base_directory
-from paddock.runtime.local.storage import pool_unavailable_reason
+from paddock.runtime.local.storage import btrfs_image_unavailable_reason
 from tests.runtime.local.checkpoint.lab import Lab
 
 
@@ -16,7 +16,7 @@ def machine_can() -> None:
     program, reason = find_criu()
     if program is None:
         pytest.skip(f"no CRIU works on this machine ({reason}); run scripts/build-criu")
-    if reason := pool_unavailable_reason():
+    if reason := btrfs_image_unavailable_reason():
         pytest.skip(f"this machine cannot create a btrfs image: {reason}")
     if not base_directory().is_dir():
         pytest.skip("the base image is not built; run `paddock image build-base`")

@@ -104,7 +104,7 @@ class Lab:
         self.stage = directory / "stage"
         self.stage.mkdir(mode=0o755)
         self.storage: Storage = open_storage(
-            directory / "storage", backend=backend, pool_bytes=2 << 30
+            directory / "storage", backend=backend, image_bytes=2 << 30
         )
         self.layers = (
             str(native_build.ensure_layer(init_layers, init_layers / "cache")),

@@ -107,7 +107,7 @@ async def test_a_sandbox_is_intact_when_its_node_is_killed_during_hibernation(la
         guest = await lab.start(uid)
         await guest.spawn("python3", "-c", COUNTER)
         await counting(guest)
-        images = lab.storage.box_memory(uid)
+        images = lab.storage.sandbox_memory(uid)
         moment = random.uniform(0.05, 0.3)
         await dump_and_kill(lab, guest, images, "end", moment)
         await poll(functools.partial(has_ended_or_continues, lab, guest, text(guest, "/tmp/count")))
@@ -128,7 +128,7 @@ async def test_nothing_is_left_when_a_node_is_killed_during_a_restore(lab: Lab):
     guest = await lab.start("one")
     await guest.spawn("python3", "-c", COUNTER)
     await counting(guest)
-    images = lab.storage.box_memory("one")
+    images = lab.storage.sandbox_memory("one")
     await lab.dump(guest, images, leave_running=False)
     mounts = lab.mounts()
     for _ in range(4):

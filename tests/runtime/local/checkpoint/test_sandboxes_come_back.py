@@ -147,11 +147,11 @@ async def test_a_hibernated_sandbox_continues_where_it_was(lab: Lab):
     before, secret = await counting(guest)
     held_before = confinement(guest)
 
-    await lab.dump(guest, lab.storage.box_memory("one"), leave_running=False)
+    await lab.dump(guest, lab.storage.sandbox_memory("one"), leave_running=False)
     await poll(lambda: not lab.groups.is_populated(lab.group_of(guest)))
     await poll(lambda: not guest.is_alive())  # it still has to be reaped
 
-    back = await lab.restore("one", lab.storage.box_memory("one"), slot=guest.slot)
+    back = await lab.restore("one", lab.storage.sandbox_memory("one"), slot=guest.slot)
     after, same_secret = await counting(back)
     assert after > before
     assert same_secret == secret
@@ -167,8 +167,8 @@ async def test_a_locked_sandbox_is_restored_locked(lab: Lab):
     record = await guest.spawn("sleep", "1000", uid=1000)
     inside = f"grep -E 'NoNewPrivs|Seccomp:|CapEff|Uid' /proc/{record.pid}/status"
     before = await guest.run("sh", "-c", inside)
-    await lab.dump(guest, lab.storage.box_memory("one"), leave_running=False)
-    back = await lab.restore("one", lab.storage.box_memory("one"))
+    await lab.dump(guest, lab.storage.sandbox_memory("one"), leave_running=False)
+    back = await lab.restore("one", lab.storage.sandbox_memory("one"))
     assert await back.run("sh", "-c", inside) == before
     assert "NoNewPrivs:\t1" in before
     assert "Seccomp:\t2" in before
@@ -178,8 +178,8 @@ async def test_a_locked_sandbox_is_restored_locked(lab: Lab):
 async def test_output_of_a_surviving_command_reaches_a_new_reader(lab: Lab):
     guest = await lab.start("one")
     await guest.spawn("sh", "-c", "while read line; do echo got $line; done", flags=SpawnFlags.PTY)
-    await lab.dump(guest, lab.storage.box_memory("one"), leave_running=False)
-    back = await lab.restore("one", lab.storage.box_memory("one"))
+    await lab.dump(guest, lab.storage.sandbox_memory("one"), leave_running=False)
+    back = await lab.restore("one", lab.storage.sandbox_memory("one"))
     (record,) = await back.attach()
     assert record.pty is not None
     os.write(record.pty, b"hello\n")
@@ -283,10 +283,10 @@ async def test_connections_of_a_sandbox_to_itself_survive_its_own_restore(lab: L
     guest = await lab.start("one")
     await guest.spawn("python3", "-c", TALKER)
     await read_when_there(guest, "/tmp/talk")
-    await lab.dump(guest, lab.storage.box_memory("one"), leave_running=False)
+    await lab.dump(guest, lab.storage.sandbox_memory("one"), leave_running=False)
     guest_said = lab.storage.create("one").upper.joinpath("tmp/talk").read_text()
 
-    back = await lab.restore("one", lab.storage.box_memory("one"), keep_connections=True)
+    back = await lab.restore("one", lab.storage.sandbox_memory("one"), keep_connections=True)
 
     await poll(lambda: text(back, "/tmp/talk") not in ("", guest_said))
     assert text(back, "/tmp/talk").startswith("talking")
@@ -346,8 +346,8 @@ time.sleep(600)
     guest = await lab.start("one")
     await guest.spawn("python3", "-c", program)
     await poll(lambda: guest.path("/tmp/ready").exists())
-    await lab.dump(guest, lab.storage.box_memory("one"), leave_running=False)
-    back = await lab.restore("one", lab.storage.box_memory("one"))
+    await lab.dump(guest, lab.storage.sandbox_memory("one"), leave_running=False)
+    back = await lab.restore("one", lab.storage.sandbox_memory("one"))
     await back.write("/tmp/go", "")
     assert await read_when_there(back, "/tmp/out") == "still here, in memory, in flight"
     locked = await back.run("sh", "-c", "flock --nonblock /tmp/locked true || echo taken")
@@ -360,10 +360,10 @@ async def test_a_directory_of_the_host_is_mounted_again(lab: Lab, tmp_path: Path
     binds = {"/mnt/volume": str(tmp_path)}
     guest = await lab.start("one", binds=binds)
     assert await guest.run("cat", "/mnt/volume/data") == "from outside"
-    await lab.dump(guest, lab.storage.box_memory("one"), leave_running=False)
+    await lab.dump(guest, lab.storage.sandbox_memory("one"), leave_running=False)
     with pytest.raises(UnavailableError, match="/mnt/volume"):
-        await lab.restore("one", lab.storage.box_memory("one"))
-    back = await lab.restore("one", lab.storage.box_memory("one"), binds=binds)
+        await lab.restore("one", lab.storage.sandbox_memory("one"))
+    back = await lab.restore("one", lab.storage.sandbox_memory("one"), binds=binds)
     assert await back.run("sh", "-c", "cat /mnt/volume/data; stat -c %u /mnt/volume/data") == (
         "from outside0\n"
     )
@@ -408,7 +408,7 @@ async def test_a_failed_snapshot_leaves_the_sandbox_running(lab: Lab):
 
 async def test_damaged_memory_is_rejected_with_a_hint(lab: Lab):
     guest = await lab.start("one")
-    memory = lab.storage.box_memory("one")
+    memory = lab.storage.sandbox_memory("one")
     await lab.dump(guest, memory, leave_running=False)
     os.truncate(memory / "pages-1.img", 4096)
     with pytest.raises(UnavailableError, match="damaged") as refused:
@@ -418,7 +418,7 @@ async def test_damaged_memory_is_rejected_with_a_hint(lab: Lab):
 
 async def test_a_failed_restore_leaves_nothing_behind(lab: Lab):
     guest = await lab.start("one")
-    memory = lab.storage.box_memory("one")
+    memory = lab.storage.sandbox_memory("one")
     await lab.dump(guest, memory, leave_running=False)
     mounts_before = lab.mounts()
     lab.checkpointer.id_namespace(lab.base(7))  # cached from here on
@@ -444,8 +444,8 @@ async def test_a_restored_sandbox_can_be_dumped_repeatedly(lab: Lab):
     await guest.spawn("python3", "-c", COUNTER, flags=SpawnFlags.PTY)
     last, secret = await counting(guest)
     for _ in range(3):
-        await lab.dump(guest, lab.storage.box_memory("one"), leave_running=False)
-        guest = await lab.restore("one", lab.storage.box_memory("one"), keep_connections=True)
+        await lab.dump(guest, lab.storage.sandbox_memory("one"), leave_running=False)
+        guest = await lab.restore("one", lab.storage.sandbox_memory("one"), keep_connections=True)
         count, same = await counting(guest)
         assert (count > last, same) == (True, secret)
         last = count
@@ -462,8 +462,8 @@ async def test_init_is_inaccessible_from_inside_before_and_after_a_restore(lab: 
     )
     guest = await lab.start("one")
     before = await guest.run("sh", "-c", attempts)
-    await lab.dump(guest, lab.storage.box_memory("one"), leave_running=False)
-    back = await lab.restore("one", lab.storage.box_memory("one"))
+    await lab.dump(guest, lab.storage.sandbox_memory("one"), leave_running=False)
+    back = await lab.restore("one", lab.storage.sandbox_memory("one"))
     after = await back.run("sh", "-c", attempts)
     for output in (before, after):
         assert "-1 1 -1 1" in output
@@ -474,7 +474,7 @@ async def test_init_is_inaccessible_from_inside_before_and_after_a_restore(lab: 
 async def test_the_host_can_unmount_disks_mounted_at_the_first_dump(lab: Lab, tmp_path: Path):
     with small_disk(tmp_path / "disk", "1m") as disk:
         guest = await lab.start("one")
-        await lab.dump(guest, lab.storage.box_memory("one"), leave_running=True)
+        await lab.dump(guest, lab.storage.sandbox_memory("one"), leave_running=True)
         namespace = f"/proc/self/fd/{lab.checkpointer._mount_namespace._namespace}"
         seen = subprocess.run(
             ["nsenter", f"--mount={namespace}", "cat", "/proc/self/mountinfo"],
@@ -507,13 +507,13 @@ async def test_a_mount_that_disappears_during_the_first_dump_is_ignored(
         return found
 
     monkeypatch.setattr(mounts, "parse_mountinfo", gone_when_read)
-    await lab.dump(guest, lab.storage.box_memory("one"), leave_running=True)
+    await lab.dump(guest, lab.storage.sandbox_memory("one"), leave_running=True)
     assert not disk.exists()
 
 
 async def test_failures_of_criu_have_a_reason(lab: Lab):
     guest = await lab.start("one")
-    memory = lab.storage.box_memory("one")
+    memory = lab.storage.sandbox_memory("one")
     with pytest.raises(UnavailableError, match="is gone"):
         await lab.dump(Guest("one", guest.slot, 2**22 + 1, guest.pidfd), memory, leave_running=True)
     await lab.dump(guest, memory, leave_running=False)

@@ -19,7 +19,7 @@ from tests.runtime.local.nodes import (
     TestNode,
     envd_of,
     eventually,
-    home_of,
+    resource_name_of,
     traces,
     unexpected_traces,
 )
@@ -128,7 +128,7 @@ async def test_a_restarted_node_adopts_all_sandboxes(own_node):
     assert "1\n" in (await run(again, f"kill -0 {pid}; echo $?; echo $X", token="t")).out
     assert (await runtime.thaw("frozen")).state is InstanceState.RUNNING
     # A hibernated sandbox keeps its address reserved.
-    assert list((own_node.state / "net").rglob(f"{home_of(own_node, 'asleep')}*"))
+    assert list((own_node.state / "net").rglob(f"{resource_name_of(own_node, 'asleep')}*"))
     assert (await runtime.restore("asleep")).address.ip == asleep.address.ip
     assert await health(await runtime.inspect("asleep")) == 204
 

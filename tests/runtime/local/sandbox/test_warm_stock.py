@@ -20,7 +20,7 @@ from tests.runtime.local.inside import health, run
 from tests.runtime.local.nodes import (
     TestNode,
     eventually,
-    home_of,
+    resource_name_of,
     traces,
     wait_for_full_stock,
     wait_for_warm,
@@ -55,7 +55,7 @@ async def box(warm_node):
         uid = f"p{os.urandom(4).hex()}"
         made.append(uid)
         instance = await warm_node.runtime.create(Blueprint(uid=uid, image="host", **changes))
-        assert home_of(warm_node, uid).startswith("warm-")
+        assert resource_name_of(warm_node, uid).startswith("warm-")
         return instance
 
     yield make
@@ -150,7 +150,7 @@ async def test_another_kind_is_created_cold(warm_node):
         Blueprint(uid="locked", image="host", privileges="locked")
     )
     assert await health(instance) == 204
-    assert home_of(warm_node, "locked") == ""
+    assert resource_name_of(warm_node, "locked") == ""
     await warm_node.runtime.destroy("locked")
 
 

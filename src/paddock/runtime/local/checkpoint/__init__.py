@@ -25,7 +25,7 @@ Requirements on a sandbox, which the launcher has to meet (each was tested):
 
     program, reason = find_criu()                       # tries a dump; (None, reason) if it fails
     checkpointer = Checkpointer(program)                # reuse it: it caches namespaces
-    checkpointer.dump(Dump(pid=init, images=storage.box_memory(uid), leave_running=False,
+    checkpointer.dump(Dump(pid=init, images=storage.sandbox_memory(uid), leave_running=False,
                            group=cgroups.unified(group)))                           # hibernate
     checkpointer.dump(Dump(pid=init, images=storage.checkpoint_memory(cp), leave_running=True,
                            group=..., while_frozen=lambda: storage.snapshot(uid, cp)))   # snapshot

@@ -27,7 +27,7 @@ from paddock.runtime.local.images.base import base_directory, is_built
 from paddock.runtime.local.kernel import cgroups, syscalls
 from paddock.runtime.local.net import netns, rtnetlink
 from paddock.runtime.local.net.nft import open_firewall
-from paddock.runtime.local.storage import btrfs_ioctl, pool_unavailable_reason
+from paddock.runtime.local.storage import btrfs_image_unavailable_reason, btrfs_ioctl
 
 _ID_BASE, _ID_COUNT = 0x60000000, 65536
 _TIMEOUT_SECONDS = 20
@@ -240,7 +240,7 @@ def btrfs(state: Path) -> str:
     """Check whether the files of sandboxes can be on btrfs."""
     if btrfs_ioctl.is_btrfs(_nearest_existing(state)):
         return f"{state} is on btrfs"
-    if reason := pool_unavailable_reason():
+    if reason := btrfs_image_unavailable_reason():
         raise MissingError(reason)
     return "a btrfs image can be created in the state directory"
 

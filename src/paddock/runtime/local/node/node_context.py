@@ -251,9 +251,9 @@ class NodeContext:
         )
 
 
-def unlock_workdir(context: NodeContext, home: str) -> None:
+def unlock_workdir(context: NodeContext, name: str) -> None:
     """Make overlayfs's work directory (mode 0) of a rootless disk copyable and removable."""
-    disk = context.storage.find(home) if context.is_rootless else None
+    disk = context.storage.find(name) if context.is_rootless else None
     if disk is not None:
         with contextlib.suppress(OSError):
             os.chmod(disk.work / "work", 0o700)

@@ -68,7 +68,7 @@ class SandboxRecord(Struct, frozen=True, kw_only=True):
     init: RecordedProcess | None = None
     envd: RecordedProcess | None = None
     ip: str | None = None
-    home: str = ""
+    resource_name: str = msgspec.field(default="", name="home")
     """The name of its files and network reservation if it was a warm sandbox; otherwise empty, and
     its uid is the name."""
     place: int | None = None

@@ -137,7 +137,7 @@ async def _finish_pause(lifecycle: SandboxLifecycle, sandbox: NodeSandbox) -> No
     # The image is sealed before the processes are killed, and dropped after they run again: if it
     # is complete, it is the valid copy.
     has_memory = record.phase is not RecordPhase.STOPPING and is_complete(
-        storage.box_memory(sandbox.home)
+        storage.sandbox_memory(sandbox.resource_name)
     )
     is_hibernating = record.phase is RecordPhase.HIBERNATING
     if pidfd is not None and is_hibernating and await _wait_until_untraced(pidfd, record):
@@ -204,15 +204,19 @@ async def sweep(lifecycle: SandboxLifecycle) -> tuple[str, ...]:
     if context.fabric is not None:
         placed = (*UP, InstanceState.HIBERNATED)  # a hibernated sandbox keeps its address
         there = {
-            sandbox.home for sandbox in lifecycle.by_uid.values() if sandbox.record.state in placed
+            sandbox.resource_name
+            for sandbox in lifecycle.by_uid.values()
+            if sandbox.record.state in placed
         }
-        kept = there | lifecycle.homes_in_use()  # also of sandboxes being created
+        kept = there | lifecycle.resource_names_in_use()  # also of sandboxes being created
         removed += [f"network {uid}" for uid in await context.fabric.release_all_unknown(kept)]
-    for home in await context.run_in_thread(context.storage.boxes):
-        known = {sandbox.home for sandbox in lifecycle.by_uid.values()} | lifecycle.homes_in_use()
-        if home not in known and not context.directories.path_of(home).exists():
-            await context.run_in_thread(context.storage.delete, home)
-            removed.append(f"files {home}")
+    for name in await context.run_in_thread(context.storage.disks):
+        known = {
+            sandbox.resource_name for sandbox in lifecycle.by_uid.values()
+        } | lifecycle.resource_names_in_use()
+        if name not in known and not context.directories.path_of(name).exists():
+            await context.run_in_thread(context.storage.delete, name)
+            removed.append(f"files {name}")
     await context.run_in_thread(context.directories.empty_trash)
     if removed:
         log.info("leftovers removed", extra=fields(what=", ".join(removed)))

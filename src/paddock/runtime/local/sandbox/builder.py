@@ -163,7 +163,7 @@ class SandboxBuilder:
     async def _create_disk(self, sandbox: NodeSandbox) -> SandboxDisk:
         limit = sandbox.limits.disk_bytes or 0
         return await self._context.run_in_thread(
-            self._context.storage.create, sandbox.home, limit_bytes=limit
+            self._context.storage.create, sandbox.resource_name, limit_bytes=limit
         )
 
     async def assemble(
@@ -258,13 +258,13 @@ class SandboxBuilder:
         fabric = self._context.fabric
         if fabric is None:
             return NetworkReservation(None, None, None)
-        home, policy, wanted = sandbox.home, sandbox.record.egress, sandbox.record.place
+        name, policy, wanted = sandbox.resource_name, sandbox.record.egress, sandbox.record.place
         try:
-            found = await fabric.reserve(home, wanted, policy=policy)
+            found = await fabric.reserve(name, wanted, policy=policy)
         except ConflictError:
             if wanted is None:
                 raise
-            found = await fabric.reserve(home, policy=policy)  # the slot is taken
+            found = await fabric.reserve(name, policy=policy)  # the slot is taken
         return NetworkReservation(found.slot, found.ip, found.resolv_conf)
 
     async def attach_network(self, sandbox: NodeSandbox, pid: int) -> None:
@@ -273,7 +273,7 @@ class SandboxBuilder:
             return
         netns = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            await self._context.fabric.attach(sandbox.home, netns)
+            await self._context.fabric.attach(sandbox.resource_name, netns)
         finally:
             os.close(netns)
 

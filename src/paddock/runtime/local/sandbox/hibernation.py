@@ -92,7 +92,7 @@ class Hibernation:
             sandbox.detach_init(kill=True)
             dump = Dump(
                 pid=pid,
-                images=self._context.storage.box_memory(sandbox.home),
+                images=self._context.storage.sandbox_memory(sandbox.resource_name),
                 leave_running=False,
                 group=self._context.cgroups.unified(sandbox.cgroup),
             )
@@ -123,7 +123,9 @@ class Hibernation:
             sandbox.save(phase=RecordPhase.STOPPING)
             if sandbox.record.state in UP:
                 await self._lifecycle.kill_processes(sandbox)
-            await self._context.run_in_thread(self._context.storage.drop_memory, sandbox.home)
+            await self._context.run_in_thread(
+                self._context.storage.drop_memory, sandbox.resource_name
+            )
             self._mark_settled(sandbox, InstanceState.STOPPED)
             return sandbox.instance()
 
@@ -139,9 +141,11 @@ class Hibernation:
             if sandbox.record.state is InstanceState.STOPPED:
                 await self._lifecycle.relaunch(sandbox)
             else:
-                memory = self._context.storage.box_memory(sandbox.home)
+                memory = self._context.storage.sandbox_memory(sandbox.resource_name)
                 await self._restore_memory(sandbox, memory, keep_connections=True)
-                await self._context.run_in_thread(self._context.storage.drop_memory, sandbox.home)
+                await self._context.run_in_thread(
+                    self._context.storage.drop_memory, sandbox.resource_name
+                )
             log.info("sandbox restored", extra=fields(sandbox=uid))
             return sandbox.instance()
 
@@ -226,16 +230,18 @@ class Hibernation:
     async def _store(
         self, sandbox: NodeSandbox, checkpoint_id: str, checkpointer: Checkpointer | None
     ) -> None:
-        storage, home = self._context.storage, sandbox.home
+        storage, name = self._context.storage, sandbox.resource_name
         if sandbox.record.state not in UP:
-            await self._context.run_in_thread(storage.snapshot, home, checkpoint_id)
+            await self._context.run_in_thread(storage.snapshot, name, checkpoint_id)
             if checkpointer is not None:
                 await self._context.run_in_thread(
-                    _link_tree, storage.box_memory(home), storage.checkpoint_memory(checkpoint_id)
+                    _link_tree,
+                    storage.sandbox_memory(name),
+                    storage.checkpoint_memory(checkpoint_id),
                 )
             return
-        await self._context.run_in_thread(storage.flush, home)
-        unlock_workdir(self._context, home)
+        await self._context.run_in_thread(storage.flush, name)
+        unlock_workdir(self._context, name)
         is_running = sandbox.record.state is InstanceState.RUNNING
         has_groups = self._context.cgroups.is_usable
         if is_running and has_groups:
@@ -243,14 +249,14 @@ class Hibernation:
             await self._freezer.freeze_processes(sandbox)
         try:
             if checkpointer is None:
-                await self._context.run_in_thread(storage.snapshot, home, checkpoint_id)
+                await self._context.run_in_thread(storage.snapshot, name, checkpoint_id)
                 return
             dump = Dump(
                 pid=self._init_pid(sandbox),
                 images=storage.checkpoint_memory(checkpoint_id),
                 leave_running=True,
                 group=self._context.cgroups.unified(sandbox.cgroup),
-                while_frozen=lambda: storage.snapshot(home, checkpoint_id),
+                while_frozen=lambda: storage.snapshot(name, checkpoint_id),
             )
             await asyncio.to_thread(checkpointer.dump, dump)
         finally:
@@ -380,7 +386,7 @@ class Hibernation:
         """Reserve the network and mount the root for a restore."""
         context, record = self._context, sandbox.record
         await context.ensure_layers(record.layers)
-        disk = context.storage.find(sandbox.home)
+        disk = context.storage.find(sandbox.resource_name)
         if disk is None:
             raise UnavailableError(f"cannot restore sandbox {sandbox.uid}: its files are missing")
         network = await self._lifecycle.builder.reserve_network(sandbox)

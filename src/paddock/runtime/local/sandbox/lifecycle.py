@@ -202,9 +202,9 @@ class SandboxLifecycle:
             os.sched_setaffinity(warm.init.pid, cpus)  # it has no other process yet
         if sandbox.limits.disk_bytes != before.limits.disk_bytes:
             limit = sandbox.limits.disk_bytes or 0
-            await context.run_in_thread(context.storage.limit, sandbox.home, limit)
+            await context.run_in_thread(context.storage.limit, sandbox.resource_name, limit)
         if sandbox.record.egress != before.record.egress and context.fabric is not None:
-            await context.fabric.set_policy(sandbox.home, sandbox.record.egress)
+            await context.fabric.set_policy(sandbox.resource_name, sandbox.record.egress)
         hostname = host_name(sandbox.record.blueprint)
         set_hostname(warm.init.pid, hostname)
         rewrite_identity(warm.build.upper, hostname=hostname, ip=warm.build.ip)
@@ -293,9 +293,9 @@ class SandboxLifecycle:
                 raise
         skeleton.release()
 
-    def homes_in_use(self) -> frozenset[str]:
+    def resource_names_in_use(self) -> frozenset[str]:
         """Return the names of files and network reservations that a sweep must not remove."""
-        return self.locked_uids() | self.warm_stock.homes
+        return self.locked_uids() | self.warm_stock.resource_names
 
     async def _launch(
         self,
@@ -412,7 +412,7 @@ class SandboxLifecycle:
             fabric.check_policy(policy)
             sandbox.save(egress=policy)
             if sandbox.record.state in UP:
-                await fabric.set_policy(sandbox.home, policy)
+                await fabric.set_policy(sandbox.resource_name, policy)
 
     async def usage(self, uid: str) -> Usage:
         return await measure(self.get(uid), self.clock)
@@ -439,7 +439,7 @@ class SandboxLifecycle:
     async def erase(self, sandbox: NodeSandbox) -> None:
         """Remove everything a sandbox has. Idempotent: an interrupted call can be repeated."""
         await self._release_resources(sandbox)
-        await self.context.run_in_thread(self.context.storage.delete, sandbox.home)
+        await self.context.run_in_thread(self.context.storage.delete, sandbox.resource_name)
         directories = self.context.directories
         if directories.discard(directories.path_of(sandbox.uid)) is not None:
             self.spawn("empty the trash", self.context.run_in_thread(directories.empty_trash))
@@ -469,8 +469,8 @@ class SandboxLifecycle:
             finally:
                 os.close(pidfd)
         if self.context.fabric is not None:
-            await self.context.fabric.detach(sandbox.home, keep_address=keep_address)
-        unlock_workdir(self.context, sandbox.home)
+            await self.context.fabric.detach(sandbox.resource_name, keep_address=keep_address)
+        unlock_workdir(self.context, sandbox.resource_name)
         if sandbox.record.slot >= 0:
             await remove_cgroups(self.context, sandbox.cgroup)
 

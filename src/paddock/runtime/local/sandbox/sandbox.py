@@ -66,9 +66,9 @@ class NodeSandbox:
         return self.record.uid
 
     @property
-    def home(self) -> str:
+    def resource_name(self) -> str:
         """The name of its files and of its network reservation."""
-        return self.record.home or self.record.uid
+        return self.record.resource_name or self.record.uid
 
     @property
     def cgroup(self) -> str:
@@ -232,9 +232,13 @@ class NodeSandbox:
             groups = self.context.cgroups.directories(self.cgroup) if "groups" in parts else {}
             for key, path in groups.items():
                 fds[key] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            meter = self.context.storage.open_meter(self.home) if "groups" in parts else None
-            if meter is not None:
-                fds["disk"] = meter
+            counter = (
+                self.context.storage.open_usage_counter(self.resource_name)
+                if "groups" in parts
+                else None
+            )
+            if counter is not None:
+                fds["disk"] = counter
             if "init" in parts:
                 fds["init"] = take_channel(pidfd).detach()
         except BaseException:
@@ -257,7 +261,7 @@ class NodeSandbox:
             cpu_count=limits.cpu_millis / 1000 if limits.cpu_millis else None,
             memory_total_bytes=limits.memory_bytes or None,
             disk_total_bytes=limits.disk_bytes or None,
-            disk_inherited_bytes=self.context.storage.inherited_bytes(self.home),
+            disk_inherited_bytes=self.context.storage.inherited_bytes(self.resource_name),
             idle_exit_seconds=self.context.settings.envd_idle_seconds,
             is_reserved=agent.is_reserved,
             has_one_id=self.context.is_rootless,

@@ -12,7 +12,7 @@ async def measure(sandbox: NodeSandbox, clock: Clock) -> Usage:
     context, limits = sandbox.context, sandbox.limits
     is_up = sandbox.record.state in (InstanceState.RUNNING, InstanceState.FROZEN)
     used = context.cgroups.usage(sandbox.cgroup) if is_up else None
-    disk = await context.run_in_thread(context.storage.usage_bytes, sandbox.home)
+    disk = await context.run_in_thread(context.storage.usage_bytes, sandbox.resource_name)
     count = (limits.cpu_millis or 1000 * (os.cpu_count() or 1)) / 1000
     now, cpu = clock.monotonic(), used.cpu_seconds if used else 0.0
     before = sandbox.cpu_sample or (now, cpu)

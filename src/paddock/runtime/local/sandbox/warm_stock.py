@@ -2,7 +2,7 @@
 
 A warm sandbox is complete but unclaimed: files, root, network, limits, a running init, and an envd
 that has joined it and waits for its configuration. It has no record on disk, so what a killed node
-leaves of one is swept. The record of the claimed sandbox names it (`SandboxRecord.home`).
+leaves of one is swept. The record of the claimed sandbox names it (`SandboxRecord.resource_name`).
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class WarmSandbox(Struct, eq=False):
 
     kind: WarmKind
     sandbox: NodeSandbox
-    """Its uid is the name of its home; its record is never written."""
+    """Its uid is also its resource name; its record is never written."""
     init: records.RecordedProcess
     pidfd: int
     build: BuildResult
@@ -81,7 +81,7 @@ class WarmStock:
             maxlen=_RECENT_CREATIONS
         )
         self._last_blueprint: dict[WarmKind, Blueprint] = {}
-        self.homes: set[str] = set()
+        self.resource_names: set[str] = set()
         """Names of files and network reservations of warm sandboxes, also of those in progress."""
         self._active_creations = 0
         self._idle = asyncio.Event()
@@ -114,7 +114,7 @@ class WarmStock:
             self._last_blueprint = {one: self._last_blueprint[one] for one in self._recent_kinds}
 
     async def take_sandbox(self, kind: WarmKind) -> WarmSandbox | None:
-        """Take a warm sandbox of a kind, or return `None`; its home stays in `homes`."""
+        """Take a warm sandbox of a kind, or return `None`; its name stays in `resource_names`."""
         while (warm := next((p for p in self._sandboxes if p.kind == kind), None)) is not None:
             self._sandboxes.remove(warm)
             if not has_ended(warm.pidfd):
@@ -132,8 +132,8 @@ class WarmStock:
         return await self._builder.clone_skeleton()
 
     def mark_claimed(self, warm: WarmSandbox) -> None:
-        """Drop the home of a sandbox that is claimed and recorded."""
-        self.homes.discard(warm.sandbox.home)
+        """Drop the resource name of a sandbox that is claimed and recorded."""
+        self.resource_names.discard(warm.sandbox.resource_name)
 
     @contextlib.contextmanager
     def refill_paused(self) -> Generator[None]:
@@ -173,13 +173,13 @@ class WarmStock:
         await self._release_resources(warm.sandbox)
 
     async def _release_resources(self, sandbox: NodeSandbox) -> None:
-        context, home, slot = self._context, sandbox.home, sandbox.record.slot
+        context, name, slot = self._context, sandbox.resource_name, sandbox.record.slot
         if context.fabric is not None:
-            await context.fabric.detach(home)
-        await context.run_in_thread(context.storage.delete, home)
+            await context.fabric.detach(name)
+        await context.run_in_thread(context.storage.delete, name)
         await remove_cgroups(context, cgroup_name(slot))
         context.slots.release(slot)
-        self.homes.discard(home)
+        self.resource_names.discard(name)
 
     def _drain(self) -> Iterable[WarmSandbox]:
         while self._sandboxes:
@@ -235,14 +235,14 @@ class WarmStock:
         return False
 
     async def _build(self, kind: WarmKind) -> WarmSandbox:
-        home = f"warm-{ids.name_suffix(16)}"
-        self.homes.add(home)
+        name = f"warm-{ids.name_suffix(16)}"
+        self.resource_names.add(name)
         skeleton: Skeleton | None = None
         sandbox: NodeSandbox | None = None
         try:
             skeleton = await self.take_skeleton()
             sandbox = NodeSandbox(
-                self._context, self._record(home, kind, skeleton), self._clock, self._spawn
+                self._context, self._record(name, kind, skeleton), self._clock, self._spawn
             )
             init = _identify(skeleton)
             disk, network = await self._builder.prepare_files_and_network(sandbox)
@@ -254,21 +254,21 @@ class WarmStock:
                 skeleton.kill()
             if sandbox is not None:
                 await asyncio.shield(self._release_resources(sandbox))
-            self.homes.discard(home)
+            self.resource_names.discard(name)
             raise
         return WarmSandbox(kind, sandbox, init, skeleton.pidfd, made, waiting_envd)
 
-    def _record(self, home: str, kind: WarmKind, skeleton: Skeleton) -> SandboxRecord:
+    def _record(self, name: str, kind: WarmKind, skeleton: Skeleton) -> SandboxRecord:
         like = self._last_blueprint[kind]
         blueprint = Blueprint(
-            uid=home,
+            uid=name,
             image=kind.image,
             privileges=kind.privileges,
             limits=like.limits,
             hostname=_HOST_NAME,
         )
         return SandboxRecord(
-            uid=home,
+            uid=name,
             blueprint=blueprint,
             state=InstanceState.CREATING,
             phase=RecordPhase.CREATING,
@@ -276,7 +276,7 @@ class WarmStock:
             agent=blueprint.agent,
             egress=like.egress,
             layers=kind.layers,
-            home=home,
+            resource_name=name,
             boot_id=new_boot_id(),
         )
 

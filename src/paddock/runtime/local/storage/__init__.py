@@ -15,11 +15,15 @@ A limit applies to data and metadata, so that empty files count too. Data that a
 its checkpoint counts as used. Data that a checkpoint keeps alive stays charged to the sandbox that
 wrote it.
 
-`opening` chooses the backend, `pool` manages a btrfs image, `btrfs` and `plain` are the backends.
+`select_backend` chooses the backend, `btrfs_image` manages a btrfs image, `btrfs` and
+`plain` are the backends.
 """
 
 from paddock.runtime.local.storage.backend import Space, StorageCapabilities
-from paddock.runtime.local.storage.select_backend import open_storage, pool_unavailable_reason
+from paddock.runtime.local.storage.select_backend import (
+    btrfs_image_unavailable_reason,
+    open_storage,
+)
 from paddock.runtime.local.storage.storage import SandboxDisk, Storage
 
 __all__ = [
@@ -27,6 +31,6 @@ __all__ = [
     "Space",
     "Storage",
     "StorageCapabilities",
+    "btrfs_image_unavailable_reason",
     "open_storage",
-    "pool_unavailable_reason",
 ]

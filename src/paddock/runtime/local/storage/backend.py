@@ -65,7 +65,7 @@ class Backend(Protocol):
         """Return the bytes written by the tree itself."""
         ...
 
-    def open_meter(self, path: Path) -> int | None:
+    def open_usage_counter(self, path: Path) -> int | None:
         """Open a file that contains `used_bytes`, or return `None` if there is none."""
         ...
 

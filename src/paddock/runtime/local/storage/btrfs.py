@@ -1,6 +1,7 @@
 """Backend that stores trees as btrfs subvolumes: copies are snapshots, limits are quota groups.
 
-The file system is that of a state directory on btrfs, or an image created and mounted by `pool`.
+The file system is that of a state directory on btrfs, or an image that `btrfs_image` creates
+and mounts.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from paddock.runtime.local.storage import btrfs_ioctl
 from paddock.runtime.local.storage.backend import Space, StorageCapabilities, storage_error
-from paddock.runtime.local.storage.pool import Pool
+from paddock.runtime.local.storage.btrfs_image import BtrfsImage
 
 _NO_QUOTAS = "quotas could not be enabled on this btrfs: {}"
 
@@ -18,9 +19,9 @@ _NO_QUOTAS = "quotas could not be enabled on this btrfs: {}"
 class BtrfsBackend:
     """Subvolumes below one directory of a btrfs."""
 
-    def __init__(self, root: Path, *, pool: Pool | None = None) -> None:
+    def __init__(self, root: Path, *, image: BtrfsImage | None = None) -> None:
         self._root = root
-        self._pool = pool
+        self._image = image
         self._sysfs = Path("/sys/fs/btrfs") / btrfs_ioctl.file_system_id(root) / "qgroups"
         try:
             self._simple = btrfs_ioctl.enable_quotas(root)
@@ -88,7 +89,7 @@ class BtrfsBackend:
         except (OSError, ValueError):
             return 0
 
-    def open_meter(self, path: Path) -> int | None:
+    def open_usage_counter(self, path: Path) -> int | None:
         """Open the counter of the quota group."""
         try:
             return os.open(self._meter(path), os.O_RDONLY | os.O_CLOEXEC)
@@ -103,11 +104,11 @@ class BtrfsBackend:
         btrfs_ioctl.sync_tree(path)
 
     def space(self) -> Space:
-        """Return the size of the pool; free space is limited by the disk below the image."""
+        """Return the size of the file system; free space is limited by the disk below the image."""
         stat = os.statvfs(self._root)
         free = stat.f_bavail * stat.f_frsize
-        if self._pool is not None:
-            free = min(free, self._pool.disk_free_bytes())
+        if self._image is not None:
+            free = min(free, self._image.disk_free_bytes())
         return Space(total_bytes=stat.f_blocks * stat.f_frsize, free_bytes=free)
 
     def drop_stale_groups(self, living: frozenset[int]) -> int:
@@ -127,10 +128,10 @@ class BtrfsBackend:
         return dropped
 
     def detach(self) -> None:
-        """Unmount the pool, if there is one."""
-        if self._pool is not None:
-            self._pool.unmount()
+        """Unmount the image, if there is one."""
+        if self._image is not None:
+            self._image.unmount()
 
     def _ensure_room(self) -> None:
-        if self._pool is not None:
-            self._pool.ensure_room()
+        if self._image is not None:
+            self._image.ensure_room()

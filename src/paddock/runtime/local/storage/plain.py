@@ -84,7 +84,7 @@ class PlainBackend:
                     continue
         return total
 
-    def open_meter(self, path: Path) -> int | None:
+    def open_usage_counter(self, path: Path) -> int | None:
         """Return `None`: plain directories have no counter."""
         return None
 

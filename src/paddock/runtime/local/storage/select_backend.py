@@ -15,8 +15,8 @@ from paddock.kit.logs import fields
 from paddock.runtime.local.storage import btrfs_ioctl
 from paddock.runtime.local.storage.backend import Backend
 from paddock.runtime.local.storage.btrfs import BtrfsBackend
+from paddock.runtime.local.storage.btrfs_image import BtrfsImage
 from paddock.runtime.local.storage.plain import PlainBackend
-from paddock.runtime.local.storage.pool import Pool
 from paddock.runtime.local.storage.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -26,13 +26,13 @@ MOUNT = "pool"
 AUTO, BTRFS, PLAIN = "auto", "btrfs", "plain"
 
 
-def open_storage(root: Path, *, backend: str = AUTO, pool_bytes: int | None = None) -> Storage:
+def open_storage(root: Path, *, backend: str = AUTO, image_bytes: int | None = None) -> Storage:
     """Open the storage below a directory; create it if missing."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Storage(root, _choose(root, backend, pool_bytes))
+    return Storage(root, _choose(root, backend, image_bytes))
 
 
-def _choose(root: Path, wanted: str, pool_bytes: int | None) -> Backend:
+def _choose(root: Path, wanted: str, image_bytes: int | None) -> Backend:
     if wanted not in (AUTO, BTRFS, PLAIN):
         raise InvalidError(f"{wanted!r} is not a storage backend", hint="use auto, btrfs or plain")
     mount_point = root / MOUNT
@@ -45,8 +45,8 @@ def _choose(root: Path, wanted: str, pool_bytes: int | None) -> Backend:
         return PlainBackend(mount_point)
     try:
         _require_root()
-        pool = Pool(image, mount_point)
-        pool.open(pool_bytes)
+        btrfs = BtrfsImage(image, mount_point)
+        btrfs.open(image_bytes)
     except PaddockError as error:
         if wanted == BTRFS or image.exists():
             raise
@@ -55,7 +55,7 @@ def _choose(root: Path, wanted: str, pool_bytes: int | None) -> Backend:
             extra=fields(reason=error.message, hint=error.hint),
         )
         return PlainBackend(mount_point)
-    return BtrfsBackend(mount_point, pool=pool)
+    return BtrfsBackend(mount_point, image=btrfs)
 
 
 def _require_root() -> None:
@@ -67,7 +67,7 @@ def _require_root() -> None:
         )
 
 
-def pool_unavailable_reason() -> str | None:
+def btrfs_image_unavailable_reason() -> str | None:
     """Return why no btrfs image can be created here, or `None`."""
     try:
         _require_root()

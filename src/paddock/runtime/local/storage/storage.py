@@ -26,9 +26,9 @@ from paddock.runtime.local.storage.trash import Trash
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _SMALLEST_BYTES = 1 << 20
-BOXES = "boxes"
+SANDBOXES = "boxes"  # the name on disk, kept for existing state directories
 CHECKPOINTS = "checkpoints"
-_KINDS = (BOXES, CHECKPOINTS)
+_KINDS = (SANDBOXES, CHECKPOINTS)
 
 
 class SandboxDisk(Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ _decoder = msgspec.json.Decoder(_Record)
 
 
 class Storage:
-    """Boxes and checkpoints on one backend."""
+    """Disks and checkpoints on one backend."""
 
     def __init__(self, root: Path, backend: Backend) -> None:
         self._root = root
@@ -86,7 +86,7 @@ class Storage:
         """Create an empty disk, or return the existing one."""
         if (there := self.find(uid)) is not None:
             return there
-        path = self._tree(BOXES, uid)
+        path = self._tree(SANDBOXES, uid)
         self._discard(path)
         self._backend.create_tree(path)
         return self._finish(uid, path, _Record(limit_bytes=limit_bytes))
@@ -99,7 +99,7 @@ class Storage:
         source = self._tree(CHECKPOINTS, checkpoint_id)
         if source_record is None:
             raise NotFoundError(f"there is no checkpoint {checkpoint_id}")
-        path = self._tree(BOXES, uid)
+        path = self._tree(SANDBOXES, uid)
         self._discard(path)
         self._backend.copy_tree(source, path)
         inherited = source_record.inherited_bytes if self._shares_blocks() else 0
@@ -110,7 +110,7 @@ class Storage:
         if self._read(CHECKPOINTS, checkpoint_id) is not None:
             return
         record = self._require(uid)
-        source, target = self._tree(BOXES, uid), self._tree(CHECKPOINTS, checkpoint_id)
+        source, target = self._tree(SANDBOXES, uid), self._tree(CHECKPOINTS, checkpoint_id)
         self._discard(target)
         self._backend.copy_tree(source, target)
         used = self._backend.used_bytes(source) + record.inherited_bytes
@@ -118,12 +118,12 @@ class Storage:
 
     def flush(self, uid: str) -> None:
         """Write out dirty data, to keep a following freeze short."""
-        self._backend.flush(self._tree(BOXES, uid))
+        self._backend.flush(self._tree(SANDBOXES, uid))
 
     def find(self, uid: str) -> SandboxDisk | None:
         """Return a complete disk, or `None`."""
-        record = self._read(BOXES, uid)
-        path = self._tree(BOXES, uid)
+        record = self._read(SANDBOXES, uid)
+        path = self._tree(SANDBOXES, uid)
         if record is None or not path.is_dir():
             return None
         return SandboxDisk(uid=uid, path=path, limit_bytes=record.limit_bytes)
@@ -136,17 +136,17 @@ class Storage:
     def limit(self, uid: str, limit_bytes: int) -> None:
         """Change the limit of a disk."""
         record = msgspec.structs.replace(self._require(uid), limit_bytes=limit_bytes)
-        self._backend.limit_tree(self._tree(BOXES, uid), _writable_bytes(record))
-        self._write(BOXES, uid, record)
+        self._backend.limit_tree(self._tree(SANDBOXES, uid), _writable_bytes(record))
+        self._write(SANDBOXES, uid, record)
 
     def usage_bytes(self, uid: str) -> int:
         """Return the usage of a disk, including data shared with its source."""
         record = self._require(uid)
-        return self._backend.used_bytes(self._tree(BOXES, uid)) + record.inherited_bytes
+        return self._backend.used_bytes(self._tree(SANDBOXES, uid)) + record.inherited_bytes
 
-    def open_meter(self, uid: str) -> int | None:
-        """Open the usage counter of a disk, or return `None` (see `Backend.open_meter`)."""
-        return self._backend.open_meter(self._tree(BOXES, uid))
+    def open_usage_counter(self, uid: str) -> int | None:
+        """Open the usage counter of a disk, or return `None` (see `Backend.open_usage_counter`)."""
+        return self._backend.open_usage_counter(self._tree(SANDBOXES, uid))
 
     def inherited_bytes(self, uid: str) -> int:
         """Return the bytes shared with the source, which the usage counter does not include."""
@@ -159,9 +159,9 @@ class Storage:
             raise NotFoundError(f"there is no checkpoint {checkpoint_id}")
         return record.inherited_bytes + _size(self.checkpoint_memory(checkpoint_id))
 
-    def box_memory(self, uid: str) -> Path:
+    def sandbox_memory(self, uid: str) -> Path:
         """Return the directory for the memory of a hibernated disk; it may not exist."""
-        return self._root / "memory" / BOXES / _valid_name(uid)
+        return self._root / "memory" / SANDBOXES / _valid_name(uid)
 
     def checkpoint_memory(self, checkpoint_id: str) -> Path:
         """Return the directory for the memory of a checkpoint; it may not exist."""
@@ -169,7 +169,7 @@ class Storage:
 
     def delete(self, uid: str) -> None:
         """Delete a disk: rename it at once, free it in the background. Unknown uids are ignored."""
-        self._forget(BOXES, uid, self.box_memory(uid))
+        self._forget(SANDBOXES, uid, self.sandbox_memory(uid))
 
     def delete_checkpoint(self, checkpoint_id: str) -> None:
         """Delete a checkpoint and its memory. Unknown ids are ignored."""
@@ -177,11 +177,11 @@ class Storage:
 
     def drop_memory(self, uid: str) -> None:
         """Delete the memory of a restored disk."""
-        self._trash.discard_memory(self.box_memory(uid))
+        self._trash.discard_memory(self.sandbox_memory(uid))
 
-    def boxes(self) -> tuple[str, ...]:
-        """List complete boxes."""
-        return self._names(BOXES)
+    def disks(self) -> tuple[str, ...]:
+        """Return the names of complete disks."""
+        return self._names(SANDBOXES)
 
     def checkpoints(self) -> tuple[str, ...]:
         """List complete checkpoints."""
@@ -222,7 +222,7 @@ class Storage:
         self._trash.wait_deleted()
 
     def close(self, *, detach: bool = False) -> None:
-        """Finish deletions. The pool stays mounted for running sandboxes, unless `detach`."""
+        """Finish deletions. The image stays mounted for running sandboxes, unless `detach`."""
         self._trash.close()
         if detach:
             self._backend.detach()
@@ -232,7 +232,7 @@ class Storage:
             (path / name).mkdir(mode=0o755, exist_ok=True)
         (path / "upper").chmod(0o755)
         self._backend.limit_tree(path, _writable_bytes(record))
-        self._write(BOXES, uid, record)
+        self._write(SANDBOXES, uid, record)
         return SandboxDisk(uid=uid, path=path, limit_bytes=record.limit_bytes)
 
     def _forget(self, kind: str, name: str, memory: Path) -> None:
@@ -250,7 +250,7 @@ class Storage:
         return self._backend.capabilities.instant_snapshots
 
     def _require(self, uid: str) -> _Record:
-        record = self._read(BOXES, uid)
+        record = self._read(SANDBOXES, uid)
         if record is None:
             raise NotFoundError(f"sandbox {uid} has no files")
         return record

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from paddock.kit.errors import InvalidError, NotFoundError
-from paddock.runtime.local.storage import Storage, open_storage, pool_unavailable_reason
+from paddock.runtime.local.storage import Storage, btrfs_image_unavailable_reason, open_storage
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
 
 def opened(root: Path, backend: str) -> Storage:
-    return open_storage(root, backend=backend, pool_bytes=1 << 30)
+    return open_storage(root, backend=backend, image_bytes=1 << 30)
 
 
 @pytest.fixture(params=["btrfs", "plain"])
 def backend(request: pytest.FixtureRequest) -> str:
-    if request.param == "btrfs" and (reason := pool_unavailable_reason()):
+    if request.param == "btrfs" and (reason := btrfs_image_unavailable_reason()):
         pytest.skip(f"this machine cannot create a btrfs image: {reason}")
     return request.param
 
@@ -82,7 +82,7 @@ def test_a_clone_outlives_its_checkpoint_and_its_source(storage: Storage):
     storage.delete_checkpoint("cp")
     storage.wait_deleted()
     assert (clone.upper / "file").read_text() == "kept"
-    assert (storage.boxes(), storage.checkpoints()) == (("two",), ())
+    assert (storage.disks(), storage.checkpoints()) == (("two",), ())
 
 
 def test_a_second_snapshot_with_the_same_id_keeps_the_first(storage: Storage):
@@ -97,7 +97,7 @@ def test_a_second_snapshot_with_the_same_id_keeps_the_first(storage: Storage):
 def test_deleting_unknown_names_is_ignored(storage: Storage):
     storage.delete("nobody")
     storage.delete_checkpoint("nothing")
-    assert storage.boxes() == ()
+    assert storage.disks() == ()
 
 
 def test_unknown_names_are_not_found(storage: Storage):
@@ -119,11 +119,11 @@ def test_names_that_could_escape_their_directory_are_rejected(storage: Storage, 
 
 def test_deleting_a_box_deletes_its_memory(storage: Storage):
     storage.create("one")
-    storage.box_memory("one").mkdir()
-    (storage.box_memory("one") / "pages-1.img").write_bytes(b"x" * 4096)
+    storage.sandbox_memory("one").mkdir()
+    (storage.sandbox_memory("one") / "pages-1.img").write_bytes(b"x" * 4096)
     storage.delete("one")
     storage.wait_deleted()
-    assert not storage.box_memory("one").exists()
+    assert not storage.sandbox_memory("one").exists()
     assert storage.find("one") is None
 
 
@@ -154,8 +154,8 @@ def test_incomplete_trees_are_removed_after_a_crash(tmp_path: Path, backend: str
     storage.snapshot("other", "half-cp")
     (tmp_path / "storage" / "records" / "boxes" / "half.json").write_text('{"limit_by')
     (tmp_path / "storage" / "records" / "checkpoints" / "half-cp.json").unlink()
-    shutil.rmtree(storage.box_memory("stray"), ignore_errors=True)
-    storage.box_memory("stray").mkdir()
+    shutil.rmtree(storage.sandbox_memory("stray"), ignore_errors=True)
+    storage.sandbox_memory("stray").mkdir()
     storage.close()
 
     storage = opened(tmp_path / "storage", backend)
@@ -163,7 +163,7 @@ def test_incomplete_trees_are_removed_after_a_crash(tmp_path: Path, backend: str
         swept = storage.sweep()
         storage.wait_deleted()
         assert whole.path.is_dir()
-        assert not storage.box_memory("stray").exists()
+        assert not storage.sandbox_memory("stray").exists()
         assert set(swept) == {"checkpoints/half-cp", "memory/boxes/stray"}
         # An unreadable record means the disk is incomplete: it is created again, empty.
         (half.upper / "rest").write_text("of the first try")
@@ -186,7 +186,7 @@ def test_usage_grows_with_writes_and_clones_inherit_it(storage: Storage):
 class TestLimitsOnBtrfs:
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        if reason := pool_unavailable_reason():
+        if reason := btrfs_image_unavailable_reason():
             pytest.skip(f"this machine cannot create a btrfs image: {reason}")
         storage = opened(tmp_path / "storage", "btrfs")
         assert storage.capabilities.can_limit_disk
@@ -230,7 +230,7 @@ class TestLimitsOnBtrfs:
         storage.limit("one", 64 << 20)
         assert fill(disk.upper / "more", 16 << 20) == (16 << 20, 0)
 
-    def test_quota_groups_of_deleted_boxes_are_removed(self, storage: Storage):
+    def test_quota_groups_of_deleted_disks_are_removed(self, storage: Storage):
         for number in range(5):
             storage.create(f"box-{number}")
         keep = storage.create("keep")
@@ -240,7 +240,7 @@ class TestLimitsOnBtrfs:
         storage.flush("keep")
         storage.sweep()
         assert keep.path.is_dir()
-        assert storage.boxes() == ("keep",)
+        assert storage.disks() == ("keep",)
 
 
 def fill(path: Path, size: int) -> tuple[int, int]:

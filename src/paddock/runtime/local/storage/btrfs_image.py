@@ -25,7 +25,7 @@ _ATTEMPTS = 5
 _GIB = 1 << 30
 
 
-class PoolStatus(Struct, frozen=True, kw_only=True):
+class BtrfsImageStatus(Struct, frozen=True, kw_only=True):
     """Sizes of the image."""
 
     image: Path
@@ -33,7 +33,7 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     allocated_bytes: int
 
 
-class Pool:
+class BtrfsImage:
     """The image file and its mount."""
 
     def __init__(self, image: Path, mount_point: Path) -> None:
@@ -60,12 +60,12 @@ class Pool:
     def unmount(self) -> None:
         """Unmount the file system; the image is kept. No sandbox may use it."""
         if os.path.ismount(self._mount_point):
-            _run(["umount", str(self._mount_point)], "unmounting the sandbox pool")
+            _run(["umount", str(self._mount_point)], "unmounting the btrfs image")
 
-    def status(self) -> PoolStatus:
+    def status(self) -> BtrfsImageStatus:
         """Return the sizes of the image."""
         stat = self._image.stat()
-        return PoolStatus(
+        return BtrfsImageStatus(
             image=self._image, size_bytes=stat.st_size, allocated_bytes=stat.st_blocks * 512
         )
 
@@ -105,7 +105,7 @@ class Pool:
             before, _, after = line.partition(" - ")
             if before.split()[4].encode().decode("unicode_escape") == target:
                 return after.split()[1]
-        raise UnavailableError(f"the sandbox pool is not mounted at {target}")
+        raise UnavailableError(f"the btrfs image is not mounted at {target}")
 
     def _default_size(self) -> int:
         """Return 90 % of the free space: the file is sparse, so unused size costs nothing."""
@@ -124,7 +124,7 @@ class Pool:
         command = ["mkfs.btrfs", "--quiet", "--force", "--metadata", "single", str(fresh)]
         for left in reversed(range(_ATTEMPTS)):
             try:
-                _run(command, "making the sandbox pool")
+                _run(command, "creating the btrfs image")
                 break
             except UnavailableError as refused:
                 # mkfs checks whether the file is mounted by reading every mounted loop device,
@@ -136,7 +136,7 @@ class Pool:
     def _mount(self) -> None:
         _run(
             ["mount", "-t", "btrfs", "-o", _OPTIONS, str(self._image), str(self._mount_point)],
-            "mounting the sandbox pool",
+            "mounting the btrfs image",
         )
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from paddock.kit.errors import InvalidError, UnavailableError
-from paddock.runtime.local.storage import btrfs_ioctl, open_storage, pool_unavailable_reason
-from paddock.runtime.local.storage.pool import Pool
+from paddock.runtime.local.storage import btrfs_image_unavailable_reason, btrfs_ioctl, open_storage
+from paddock.runtime.local.storage.btrfs_image import BtrfsImage
 from paddock.runtime.local.storage.select_backend import IMAGE, MOUNT
 from tests.disks import small_disk
 
@@ -20,16 +20,16 @@ pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
 @pytest.fixture(autouse=True)
 def machine_can() -> None:
-    if reason := pool_unavailable_reason():
+    if reason := btrfs_image_unavailable_reason():
         pytest.skip(f"this machine cannot create a btrfs image: {reason}")
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[Pool]:
-    pool = Pool(tmp_path / "image", tmp_path / "mount")
-    pool.open(512 << 20)
-    yield pool
-    pool.unmount()
+def image(tmp_path: Path) -> Iterator[BtrfsImage]:
+    image = BtrfsImage(tmp_path / "image", tmp_path / "mount")
+    image.open(512 << 20)
+    yield image
+    image.unmount()
 
 
 def free_bytes(path: Path) -> int:
@@ -37,55 +37,55 @@ def free_bytes(path: Path) -> int:
     return facts.f_bavail * facts.f_frsize
 
 
-def test_the_image_is_sparse(pool: Pool):
-    assert pool.status().size_bytes == 512 << 20
-    assert pool.status().allocated_bytes < 64 << 20
+def test_the_image_is_sparse(image: BtrfsImage):
+    assert image.status().size_bytes == 512 << 20
+    assert image.status().allocated_bytes < 64 << 20
 
 
-def test_opening_again_finds_it_mounted(pool: Pool, tmp_path: Path):
-    (pool.mount_point / "file").write_text("kept")
-    Pool(tmp_path / "image", tmp_path / "mount").open()
+def test_opening_again_finds_it_mounted(image: BtrfsImage, tmp_path: Path):
+    (image.mount_point / "file").write_text("kept")
+    BtrfsImage(tmp_path / "image", tmp_path / "mount").open()
     mounts = Path("/proc/self/mountinfo").read_text()
-    assert mounts.count(f" {pool.mount_point} ") == 1
-    assert (pool.mount_point / "file").read_text() == "kept"
+    assert mounts.count(f" {image.mount_point} ") == 1
+    assert (image.mount_point / "file").read_text() == "kept"
 
 
-def test_the_image_grows_while_files_are_open(pool: Pool):
-    before = free_bytes(pool.mount_point)
-    with (pool.mount_point / "file").open("w") as file:
-        pool.grow(1 << 30)
+def test_the_image_grows_while_files_are_open(image: BtrfsImage):
+    before = free_bytes(image.mount_point)
+    with (image.mount_point / "file").open("w") as file:
+        image.grow(1 << 30)
         file.write("still writable")
-    assert free_bytes(pool.mount_point) - before > 400 << 20
-    pool.grow(256 << 20)
-    assert pool.status().size_bytes == 1 << 30
+    assert free_bytes(image.mount_point) - before > 400 << 20
+    image.grow(256 << 20)
+    assert image.status().size_bytes == 1 << 30
 
 
-def test_the_image_grows_when_nearly_full(pool: Pool):
-    with (pool.mount_point / "file").open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, int(free_bytes(pool.mount_point) * 0.95))
-    pool.ensure_room()
-    assert pool.status().size_bytes > 512 << 20
+def test_the_image_grows_when_nearly_full(image: BtrfsImage):
+    with (image.mount_point / "file").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, int(free_bytes(image.mount_point) * 0.95))
+    image.ensure_room()
+    assert image.status().size_bytes > 512 << 20
 
 
-def test_freed_space_is_returned_to_the_disk(pool: Pool):
-    with (pool.mount_point / "file").open("wb") as file:
+def test_freed_space_is_returned_to_the_disk(image: BtrfsImage):
+    with (image.mount_point / "file").open("wb") as file:
         file.write(os.urandom(64 << 20))
         os.fsync(file.fileno())
-    full = pool.status().allocated_bytes
-    (pool.mount_point / "file").unlink()
-    btrfs_ioctl.sync_tree(pool.mount_point)
-    subprocess.run(["fstrim", pool.mount_point], check=True)
+    full = image.status().allocated_bytes
+    (image.mount_point / "file").unlink()
+    btrfs_ioctl.sync_tree(image.mount_point)
+    subprocess.run(["fstrim", image.mount_point], check=True)
     deadline = time.monotonic() + 60  # partly in the background
-    while pool.status().allocated_bytes >= full - (48 << 20):
+    while image.status().allocated_bytes >= full - (48 << 20):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
 def test_an_incomplete_image_is_created_again(tmp_path: Path):
     (tmp_path / "image.new").write_bytes(b"left by a crash")
-    pool = Pool(tmp_path / "image", tmp_path / "mount")
-    pool.open(512 << 20)
-    pool.unmount()
+    image = BtrfsImage(tmp_path / "image", tmp_path / "mount")
+    image.open(512 << 20)
+    image.unmount()
     assert not (tmp_path / "image.new").exists()
 
 
@@ -103,19 +103,19 @@ def test_mkfs_is_retried_when_a_loop_device_disappears(
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    # when a pool is created, then mkfs is run again
-    pool = Pool(tmp_path / "image", tmp_path / "mount")
-    pool.open(512 << 20)
+    # when an image is created, then mkfs is run again
+    image = BtrfsImage(tmp_path / "image", tmp_path / "mount")
+    image.open(512 << 20)
     try:
         assert (tmp_path / "asked").is_dir()
-        assert btrfs_ioctl.is_btrfs(pool.mount_point)
+        assert btrfs_ioctl.is_btrfs(image.mount_point)
     finally:
-        pool.unmount()
+        image.unmount()
 
 
-def test_new_boxes_are_rejected_before_the_disk_is_full(tmp_path: Path):
+def test_new_disks_are_rejected_before_the_disk_is_full(tmp_path: Path):
     with small_disk(tmp_path / "disk", "400m") as disk:
-        storage = open_storage(disk / "storage", backend="btrfs", pool_bytes=1 << 30)
+        storage = open_storage(disk / "storage", backend="btrfs", image_bytes=1 << 30)
         try:
             storage.create("one")
             with (disk / "ballast").open("wb") as file:
@@ -123,7 +123,7 @@ def test_new_boxes_are_rejected_before_the_disk_is_full(tmp_path: Path):
             with pytest.raises(UnavailableError, match="is full") as refused:
                 storage.create("two")
             assert refused.value.hint is not None
-            assert storage.boxes() == ("one",)
+            assert storage.disks() == ("one",)
             (disk / "ballast").unlink()
             storage.create("two")
         finally:
@@ -131,7 +131,7 @@ def test_new_boxes_are_rejected_before_the_disk_is_full(tmp_path: Path):
 
 
 def test_auto_prefers_btrfs_and_keeps_an_existing_backend(tmp_path: Path):
-    made = open_storage(tmp_path / "one", pool_bytes=512 << 20)
+    made = open_storage(tmp_path / "one", image_bytes=512 << 20)
     assert made.backend_name == "btrfs"
     made.close(detach=True)
     assert (tmp_path / "one" / IMAGE).is_file()
@@ -140,15 +140,15 @@ def test_auto_prefers_btrfs_and_keeps_an_existing_backend(tmp_path: Path):
     plain.create("box")
     plain.close()
     again = open_storage(tmp_path / "two")
-    assert (again.backend_name, again.boxes()) == ("plain", ("box",))
+    assert (again.backend_name, again.disks()) == ("plain", ("box",))
     again.close()
     assert not os.path.ismount(tmp_path / "two" / MOUNT)
 
 
-def test_a_state_directory_on_btrfs_is_used_as_it_is(pool: Pool):
-    storage = open_storage(pool.mount_point / "state")
+def test_a_state_directory_on_btrfs_is_used_as_it_is(image: BtrfsImage):
+    storage = open_storage(image.mount_point / "state")
     assert storage.backend_name == "btrfs"
-    assert not (pool.mount_point / "state" / IMAGE).exists()
+    assert not (image.mount_point / "state" / IMAGE).exists()
     disk = storage.create("one", limit_bytes=4 << 20)
     storage.snapshot("one", "cp")
     assert disk.path.stat().st_ino == 256

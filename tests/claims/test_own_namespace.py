@@ -35,7 +35,7 @@ async def test_keys_shares_and_idempotency_keys_are_in_the_namespace_of_the_inst
         key, _ = await keyring.create(name="somebody", team="team")
         caller = Caller("team", key.id, key.role)
         await reservations.reserve(caller, "box", Footprint(1000, 1024))
-        await idempotency_keys.enter("team", "once", "asked", seconds=5)
+        await idempotency_keys.acquire("team", "once", "asked", seconds=5)
 
         records = [
             *(await store.list(Secret)).items,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paddock.envd.memory_kills import MemoryKills, from_meters, size
+from paddock.envd.memory_kills import MemoryKills, from_usage_files, size
 
 GIB = 1 << 30
 
@@ -33,7 +33,7 @@ def write(tmp_path: Path, **files: object) -> None:
 )
 def test_version_2(tmp_path: Path, directory: int, limit: object, oom: int, cause: str) -> None:
     write(tmp_path, memory__max=limit, memory__events=f"max 7\noom {oom}\noom_kill 2")
-    kills = from_meters({"cgroup": directory})
+    kills = from_usage_files({"cgroup": directory})
     assert kills is not None
     assert (kills.count(), kills.cause()) == (2, cause)
 
@@ -53,14 +53,14 @@ def test_version_1(tmp_path: Path, directory: int, limit: int, most: int, cause:
         memory__max_usage_in_bytes=most,
         memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 3",
     )
-    kills = from_meters({"cgroup_memory": directory, "cgroup_cpu": directory})
+    kills = from_usage_files({"cgroup_memory": directory, "cgroup_cpu": directory})
     assert kills is not None
     assert (kills.count(), kills.cause()) == (3, cause)
 
 
 def test_a_removed_cgroup_has_no_kills(directory: int) -> None:
     assert MemoryKills(directory, True).count() == 0
-    assert from_meters(None) is None
+    assert from_usage_files(None) is None
 
 
 def test_sizes_are_short() -> None:
@@ -75,6 +75,6 @@ def test_sizes_are_short() -> None:
 
 def test_the_limit_of_a_pod_is_above_the_cgroup(tmp_path: Path, directory: int) -> None:
     write(tmp_path, memory__max="max", memory__events="oom 0\noom_kill 1")
-    kills = from_meters({"cgroup": directory}, GIB // 2)
+    kills = from_usage_files({"cgroup": directory}, GIB // 2)
     assert kills is not None
     assert kills.cause() == "the sandbox used its 512 MiB of memory"

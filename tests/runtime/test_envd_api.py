@@ -3,38 +3,38 @@
 import msgspec
 
 from paddock.envd.config import Config, EnvdSettings
-from paddock.envd.environment import Environment, InitRequest
 from paddock.envd.rpc.connect_frames import EnvelopeReader, JsonCodec
 from paddock.envd.rpc.messages import StartRequest
+from paddock.envd.sandbox_context import InitRequest, SandboxContext
 from paddock.runtime import envd_api
 
 
-def applied(body: bytes, config: Config) -> Environment:
-    environment = Environment(config)
-    environment.apply(msgspec.json.decode(body, type=InitRequest))
-    return environment
+def applied(body: bytes, config: Config) -> SandboxContext:
+    context = SandboxContext(config)
+    context.apply(msgspec.json.decode(body, type=InitRequest))
+    return context
 
 
 def test_init_replaces_all_settings_and_the_ids() -> None:
     wanted = EnvdSettings(access_token="t", env_vars={"A": "b"}, default_user="root")
 
-    environment = applied(
+    context = applied(
         envd_api.init_body(wanted, sandbox_id="s", template_id="x"), Config(identity_dir=None)
     )
 
-    assert environment.settings == wanted
-    assert environment.sandbox_id == "s"
+    assert context.settings == wanted
+    assert context.sandbox_id == "s"
 
 
 def test_init_without_a_token_clears_the_one_before() -> None:
     before = EnvdSettings(access_token="t", default_workdir="/srv")
 
-    environment = applied(
+    context = applied(
         envd_api.init_body(EnvdSettings()), Config(settings=before, sandbox_id="kept")
     )
 
-    assert environment.settings == EnvdSettings()
-    assert environment.sandbox_id == "kept"
+    assert context.settings == EnvdSettings()
+    assert context.sandbox_id == "kept"
 
 
 def test_a_command_is_a_start_request_of_envd() -> None:

@@ -34,7 +34,8 @@ class PoolState(StrEnum):
     RECYCLING = "recycling"
     """Returned to the pool, and not reset yet."""
     AVAILABLE = "available"
-    LEAVING = "leaving"
+    UNUSABLE = "unusable"
+    """Unclaimed, and evicted, paused, unhealthy, failed or being deleted."""
     ALLOCATED = "allocated"
 
 
@@ -50,16 +51,16 @@ def pool_state(sandbox: Sandbox) -> PoolState:
         return PoolState.ALLOCATED
     if sandbox.spec.recycle or sandbox.status.phase is Phase.RECYCLING:
         is_over = sandbox.is_deleting or sandbox.status.phase in (Phase.FAILED, Phase.SUCCEEDED)
-        return PoolState.LEAVING if is_over else PoolState.RECYCLING
+        return PoolState.UNUSABLE if is_over else PoolState.RECYCLING
     if sandbox.is_deleting or LABEL_EVICT in sandbox.metadata.labels or sandbox.spec.paused:
-        return PoolState.LEAVING
+        return PoolState.UNUSABLE
     if sandbox.status.phase is Phase.PENDING:
         return PoolState.CREATING
     if sandbox.status.phase is not Phase.RUNNING:
-        return PoolState.LEAVING
+        return PoolState.UNUSABLE
     healthy = condition(sandbox.status.conditions, CONDITION_HEALTHY)
     if healthy is not None and healthy.status is ConditionStatus.FALSE:
-        return PoolState.LEAVING
+        return PoolState.UNUSABLE
     if healthy is None and sandbox.spec.template is not None and sandbox.spec.template.probe:
         # With a probe, a sandbox is not available before its first success.
         return PoolState.CREATING
@@ -76,7 +77,7 @@ class Members:
     """One pool's sandboxes by state."""
 
     __slots__ = (
-        *("allocated", "available", "creating", "leaving", "recycling"),
+        *("allocated", "available", "creating", "recycling", "unusable"),
         *("allocated_total", "reserved", "revisions"),
     )
 
@@ -84,7 +85,7 @@ class Members:
         self.creating: dict[Key, Sandbox] = {}
         self.recycling: dict[Key, Sandbox] = {}
         self.available: dict[Key, Sandbox] = {}
-        self.leaving: dict[Key, Sandbox] = {}
+        self.unusable: dict[Key, Sandbox] = {}
         self.allocated: dict[Key, Sandbox] = {}
         self.reserved: dict[Key, Sandbox] = {}
         """Available, but reserved for a claim in flight."""
@@ -111,7 +112,7 @@ class Members:
             PoolState.CREATING: self.creating,
             PoolState.RECYCLING: self.recycling,
             PoolState.AVAILABLE: self.available,
-            PoolState.LEAVING: self.leaving,
+            PoolState.UNUSABLE: self.unusable,
             PoolState.ALLOCATED: self.allocated,
         }[state]
 
@@ -264,7 +265,7 @@ class PoolMembers:
         """Reserve this sandbox, for deletion; false if it is reserved or allocated."""
         where = self._where.get(key)
         if where is None or where[1] is not PoolState.AVAILABLE:
-            # Sandboxes that are being created, reset or leaving are never given to a claim.
+            # Sandboxes that are created, reset or unusable are never given to a claim.
             return where is not None and where[1] is not PoolState.ALLOCATED
         members = self._pools[where[0]]
         sandbox = members.available.pop(key, None)

@@ -40,7 +40,7 @@ class Attempt:
         if pool is None:
             return None
         acquirer, terms = self._acquirer, self._terms
-        acquirer.reservations.must_hold(terms.identity.owner)
+        acquirer.reservations.require_valid_share(terms.identity.owner)
         now = acquirer.clock.now()
         return await warm.take(
             acquirer.pool_members,
@@ -75,7 +75,7 @@ class Attempt:
         found = await self.take_warm(pool)
         if found is not None:
             return found, WARM
-        self._acquirer.reservations.must_hold(self._terms.identity.owner)
+        self._acquirer.reservations.require_valid_share(self._terms.identity.owner)
         created = await cold.create(
             self._acquirer.provider, new_sandbox(), unresolved=self.unresolved
         )

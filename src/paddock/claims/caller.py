@@ -35,7 +35,7 @@ class Caller(Struct, frozen=True):
         """Whether the caller may access every team."""
         return self.role is Role.ADMIN
 
-    def must_write(self) -> None:
+    def require_write_access(self) -> None:
         """Raise `ForbiddenError` for a key that may only read."""
         if self.role is Role.READER:
             raise ForbiddenError(

@@ -83,7 +83,7 @@ class Claims:
 
     async def create(self, caller: Caller, request: NewSandbox) -> Sandbox:
         """Return a sandbox that the caller owns and that accepts requests."""
-        caller.must_write()
+        caller.require_write_access()
         self.check(request)
         target = self._resolver.resolve(caller, request.template)
         if request.image:
@@ -129,19 +129,19 @@ class Claims:
         """Claim, unless another process does or did with this key; then wait for its sandbox."""
         if self._idempotency_keys is None:
             return await self._claim(caller, request, target)
-        first = await self._idempotency_keys.enter(
+        found = await self._idempotency_keys.acquire(
             caller.team, request.idempotency_key, digest, seconds=request.claim_timeout_seconds
         )
-        if isinstance(first, Sandbox):
-            claim = first.spec.claim
+        if isinstance(found, Sandbox):
+            claim = found.spec.claim
             if claim is not None and claim.idempotency_hash not in ("", digest):
                 raise ConflictError("the same idempotency key was used for another request")
-            return await self._hand_over.prepare_again(first)
+            return await self._hand_over.prepare_again(found)
         try:
-            return await self._claim(caller, request, target, until=first.until + MARGIN_SECONDS)
+            return await self._claim(caller, request, target, until=found.until + MARGIN_SECONDS)
         except (asyncio.CancelledError, Exception):
             # The key is free again as soon as nothing of this claim can be left.
-            self._cleanup.after(partial(self._idempotency_keys.leave, first))
+            self._cleanup.after(partial(self._idempotency_keys.release, found))
             raise
 
     # ---- one claim -----------------------------------------------------------------------
@@ -261,6 +261,6 @@ class Claims:
 
     def _check_in_time(self, team: str, until: float) -> None:
         """Raise where the write came so late that other processes may have counted without it."""
-        self._acquirer.reservations.must_hold(team)
+        self._acquirer.reservations.require_valid_share(team)
         if self._clock.monotonic() > until:
             raise UnavailableError("the claim took too long", retry_after_seconds=1)

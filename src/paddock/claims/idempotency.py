@@ -73,7 +73,7 @@ class IdempotencyKeys:
         self._forgetting: set[asyncio.Task[None]] = set()
         provider.informer(Sandbox).subscribe(self._observe)
 
-    async def enter(
+    async def acquire(
         self, team: str, key: str, fingerprint: str, *, seconds: float
     ) -> KeyLease | Sandbox:
         """Return the right to create the sandbox, or the sandbox that another process created.
@@ -102,9 +102,9 @@ class IdempotencyKeys:
                 )
             await self._wait_until_seen(team, key)
 
-    async def leave(self, first: KeyLease) -> None:
+    async def release(self, lease: KeyLease) -> None:
         """Remove the record, so that others can use the key: nothing was or will be created."""
-        await self._remove(first.record)
+        await self._remove(lease.record)
 
     def _observe(self, old: Sandbox | None, new: Sandbox | None) -> None:
         """Remove the record of a key when the sandbox that this process created for it ends."""

@@ -4,7 +4,7 @@ A reconcile gets a key only: it reads the current state, must be idempotent, and
 `Done("paused: idle 300 s")`, or `RequeueAfter(30, "waiting for the image")` to be called again. An
 error requeues the key with backoff; `TerminalError` does not, as only a change of the object can
 help. A key is never reconciled twice at once. A reconcile that hangs does not block others: after
-`RELIEF_SECONDS` another worker is started, and after the timeout it is cancelled.
+`EXTRA_WORKER_SECONDS` another worker is started, and after the timeout it is cancelled.
 
 `watches` connects a controller to informers; leader election is in `election`.
 """
@@ -36,8 +36,8 @@ _ERRORS = metrics.counter(
 
 RECONCILE_SECONDS = 900.0
 """The timeout of a reconcile. Longer means that what it waits for was lost; it is retried."""
-RELIEF_SECONDS = 10.0
-RELIEF_LIMIT = 1024
+EXTRA_WORKER_SECONDS = 10.0
+EXTRA_WORKER_LIMIT = 1024
 """The most workers that are added for hanging ones."""
 
 
@@ -87,7 +87,7 @@ class Controller(Generic[K]):
         self._reconcile = reconcile
         self._workers = workers
         self._timeout_seconds = timeout_seconds
-        self._relieved = 0
+        self._extra_workers = 0
         self._active = _ACTIVE.labels(name)
 
     def watches(
@@ -111,7 +111,7 @@ class Controller(Generic[K]):
                 for number in range(self._workers):
                     tasks.create_task(self._work(tasks), name=f"{self.name} worker {number}")
         finally:
-            self._relieved = 0
+            self._extra_workers = 0
             log.info("controller stopped", extra=fields(controller=self.name))
 
     async def _work(self, tasks: asyncio.TaskGroup) -> None:
@@ -121,26 +121,28 @@ class Controller(Generic[K]):
                 key = await self.queue.get()
             except QueueClosed:
                 return
-            relief: list[str] = []
-            timer = loop.call_later(RELIEF_SECONDS, self._relieve, tasks, key, relief)
+            started: list[str] = []
+            timer = loop.call_later(
+                EXTRA_WORKER_SECONDS, self._start_extra_worker, tasks, key, started
+            )
             try:
                 await self._process(key)
             finally:
                 timer.cancel()
                 self.queue.done(key)
-            if relief:
+            if started:
                 # Another worker was started in its place.
-                self._relieved -= 1
+                self._extra_workers -= 1
                 return
 
-    def _relieve(self, tasks: asyncio.TaskGroup, key: K, relief: list[str]) -> None:
+    def _start_extra_worker(self, tasks: asyncio.TaskGroup, key: K, started: list[str]) -> None:
         """Start another worker where one has been busy with the same key for long."""
-        if self._relieved >= RELIEF_LIMIT:
+        if self._extra_workers >= EXTRA_WORKER_LIMIT:
             return
-        self._relieved += 1
-        name = f"{self.name} relief {self._relieved}"
-        relief.append(name)
-        log.info("reconcile takes long", extra=fields(controller=self.name, key=key))
+        self._extra_workers += 1
+        name = f"{self.name} extra worker {self._extra_workers}"
+        started.append(name)
+        log.info("reconcile is slow", extra=fields(controller=self.name, key=key))
         tasks.create_task(self._work(tasks), name=name)
 
     async def _process(self, key: K) -> None:

@@ -111,9 +111,9 @@ class Elector:
             await self._release()
 
     async def _campaign(self) -> None:
-        while not await self._try(self._timing.retry_seconds):
+        while not await self._try_acquire(self._timing.retry_seconds):
             # A lease of another that expires soon is tried at that moment, not later.
-            await self._pause(self._seconds_to_expiry() or float("inf"))
+            await self._sleep(self._seconds_to_expiry() or float("inf"))
 
     async def _lead(self, lead: Callable[[], Awaitable[None]]) -> bool:
         """Run `lead` until it returns (true) or leadership is lost (false)."""
@@ -123,23 +123,23 @@ class Elector:
 
         async with (
             background(work(), name=f"lead {self._key}") as leading,
-            background(self._keep(), name=f"renew {self._key}") as keeping,
+            background(self._renew_until_lost(), name=f"renew {self._key}") as renewing,
         ):
-            await asyncio.wait((leading, keeping), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((leading, renewing), return_when=asyncio.FIRST_COMPLETED)
             if leading.done():
                 await leading
                 return True
-            await keeping
+            await renewing
             return False
 
-    async def _keep(self) -> None:
+    async def _renew_until_lost(self) -> None:
         """Renew until that fails for too long or another process leads."""
         while (left := self._seconds_left()) > _TIMER_SLACK_SECONDS:
             # Neither sleep nor wait for the store beyond the moment at which we must stop.
-            await self._pause(left)
+            await self._sleep(left)
             if (left := self._seconds_left()) <= _TIMER_SLACK_SECONDS:
                 break
-            if not await self._try(left) and self.leader not in ("", self.identity):
+            if not await self._try_acquire(left) and self.leader not in ("", self.identity):
                 break
         self._renewed_at = None
 
@@ -156,18 +156,18 @@ class Elector:
         left = since + self._duration(spec) - self._clock.monotonic()
         return left if left > _TIMER_SLACK_SECONDS else 0.0
 
-    async def _pause(self, at_most: float = float("inf")) -> None:
+    async def _sleep(self, at_most: float = float("inf")) -> None:
         jitter = 1.0 + 0.2 * random.random()  # noqa: S311 - spreads load, guards nothing
         await asyncio.sleep(min(self._timing.retry_seconds * jitter, at_most))
 
-    async def _try(self, patience_seconds: float) -> bool:
+    async def _try_acquire(self, timeout_seconds: float) -> bool:
         """Try once to take or renew the lease; return whether we hold it."""
         began = self._clock.monotonic()
         try:
-            async with asyncio.timeout(patience_seconds):
+            async with asyncio.timeout(timeout_seconds):
                 held = await self._take_or_renew()
         except (PaddockError, OSError, TimeoutError) as error:
-            log.info("lease not reached", extra=fields(lease=self._key, error=repr(error)))
+            log.info("lease request failed", extra=fields(lease=self._key, error=repr(error)))
             return False
         if held:
             # Counted from before the write: others count from when they saw it, which is later.

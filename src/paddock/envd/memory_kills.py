@@ -61,12 +61,14 @@ class MemoryKills(Struct, frozen=True):
             os.close(fd)
 
 
-def from_meters(meters: Mapping[str, int] | None, limit: int | None = None) -> MemoryKills | None:
+def from_usage_files(
+    usage_files: Mapping[str, int] | None, limit: int | None = None
+) -> MemoryKills | None:
     """Return the counter of a sandbox with this limit, or None if its cgroup is not known."""
-    meters = meters or {}
-    if (fd := meters.get("cgroup")) is not None:
+    usage_files = usage_files or {}
+    if (fd := usage_files.get("cgroup")) is not None:
         return MemoryKills(fd, True, limit or 0)
-    fd = meters.get("cgroup_memory")
+    fd = usage_files.get("cgroup_memory")
     return None if fd is None else MemoryKills(fd, False, limit or 0)
 
 

@@ -1,6 +1,6 @@
-"""Resource usage of a sandbox for `GET /metrics`: from meters where there are any, else from /proc.
+"""Resource usage of a sandbox for `GET /metrics`: from usage files if any, else from /proc.
 
-Meters are descriptors opened outside the sandbox, so their values come from the kernel: the
+Usage files are descriptors opened outside the sandbox, so their values come from the kernel: the
 directories of its cgroup, and the byte count of its disk quota. Percentages are relative to the
 allowed CPUs, since the last call.
 """
@@ -35,9 +35,9 @@ class Metrics(Struct, frozen=True, kw_only=True):
 class Meter:
     """Reads usage; keeps the last reading for percentages."""
 
-    def __init__(self, config: Config, meters: Mapping[str, int] | None = None) -> None:
+    def __init__(self, config: Config, usage_files: Mapping[str, int] | None = None) -> None:
         self._config = config
-        self._meters = meters or {}
+        self._usage_files = usage_files or {}
         """Directories `cgroup` (v2), or `cgroup_memory` and `cgroup_cpu` (v1); the file `disk`."""
         self._last = (time.monotonic(), self._cpu_seconds())
 
@@ -63,9 +63,9 @@ class Meter:
         )
 
     def _cpu_seconds(self) -> float:
-        if (fd := self._meters.get("cgroup")) is not None:
+        if (fd := self._usage_files.get("cgroup")) is not None:
             return _table(_read_at(fd, "cpu.stat")).get("usage_usec", 0) / 1e6
-        if (fd := self._meters.get("cgroup_cpu")) is not None:
+        if (fd := self._usage_files.get("cgroup_cpu")) is not None:
             return _number(_read_at(fd, "cpuacct.usage")) / 1e9
         fields = _read("/proc/stat").partition("\n")[0].split()[1:]
         ticks = [int(value) for value in fields if value.isdigit()]
@@ -78,7 +78,7 @@ class Meter:
         facts = os.statvfs("/")
         size, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
         limit = self._config.disk_total_bytes or size
-        if (fd := self._meters.get("disk")) is not None:
+        if (fd := self._usage_files.get("disk")) is not None:
             return limit, _number(_pread(fd)) + self._config.disk_inherited_bytes
         # With a limit below the size of the file system, its usage includes other sandboxes.
         return limit, (size - free if size <= limit else UNSET)
@@ -88,11 +88,11 @@ class Meter:
         host = _table(_read("/proc/meminfo").replace(":", ""))
         machine = host.get("MemTotal", 0) * 1024
         limit = self._config.memory_total_bytes
-        if (fd := self._meters.get("cgroup")) is not None:
+        if (fd := self._usage_files.get("cgroup")) is not None:
             limit = limit or _number(_read_at(fd, "memory.max"))
             used = _number(_read_at(fd, "memory.current"))
             cache = _table(_read_at(fd, "memory.stat")).get("file", 0)
-        elif (fd := self._meters.get("cgroup_memory")) is not None:
+        elif (fd := self._usage_files.get("cgroup_memory")) is not None:
             limit = limit or _number(_read_at(fd, "memory.limit_in_bytes"))
             used = _number(_read_at(fd, "memory.usage_in_bytes"))
             cache = _table(_read_at(fd, "memory.stat")).get("total_cache", 0)

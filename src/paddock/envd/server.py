@@ -14,13 +14,12 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from paddock.envd.config import VERSION, Config
-from paddock.envd.environment import Environment, InitRequest
 from paddock.envd.files.routes import FileRoutes
 from paddock.envd.files.signature import is_token
 from paddock.envd.files.watch import Watchers
 from paddock.envd.http.request import BodyTooLargeError, HttpRequest
 from paddock.envd.http.server import HttpListener
-from paddock.envd.memory_kills import from_meters
+from paddock.envd.memory_kills import from_usage_files
 from paddock.envd.metrics import Meter
 from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.process.registry import ProcessRegistry
@@ -30,6 +29,7 @@ from paddock.envd.rpc.connect import Method
 from paddock.envd.rpc.connect_frames import Code, ConnectError
 from paddock.envd.rpc.filesystem_service import FilesystemService
 from paddock.envd.rpc.process_service import ProcessService
+from paddock.envd.sandbox_context import InitRequest, SandboxContext
 from paddock.envd.tasks.files import TaskFiles
 from paddock.envd.tasks.http_api import TaskRoutes, is_task_path
 from paddock.envd.tasks.manager import TaskManager
@@ -73,25 +73,27 @@ class Envd:
         self,
         config: Config | None = None,
         spawner: Spawner | None = None,
-        meters: Mapping[str, int] | None = None,
+        usage_files: Mapping[str, int] | None = None,
     ) -> None:
         """Create an envd; `assign` may set the sandbox later."""
         config, spawner = config or Config(), spawner or DirectSpawner()
         self.config = config
-        self.environment = Environment(config)
-        self.registry = ProcessRegistry(spawner, from_meters(meters, config.memory_total_bytes))
+        self.context = SandboxContext(config)
+        self.registry = ProcessRegistry(
+            spawner, from_usage_files(usage_files, config.memory_total_bytes)
+        )
         self.watchers = Watchers()
-        self._meters = meters
-        self._meter = Meter(config, meters)
+        self._usage_files = usage_files
+        self._meter = Meter(config, usage_files)
         self._is_attached = False
-        self._files = FileRoutes(self.environment)
-        self._launcher = RegistryLauncher(self.registry, self.environment)
+        self._files = FileRoutes(self.context)
+        self._launcher = RegistryLauncher(self.registry, self.context)
         self._task_files = TaskFiles(config.tasks_dir)
         self.tasks = TaskManager(self._launcher, self._task_files)
         self._task_routes = TaskRoutes(self.tasks)
         self._methods: dict[str, Method] = {
-            **ProcessService(self.registry, self.environment).methods(),
-            **FilesystemService(self.environment, self.watchers).methods(),
+            **ProcessService(self.registry, self.context).methods(),
+            **FilesystemService(self.context, self.watchers).methods(),
         }
         self._public = HttpListener(lambda request: self._serve(request, is_internal=False))
         self._control = HttpListener(lambda request: self._serve(request, is_internal=True))
@@ -106,22 +108,22 @@ class Envd:
         }
 
     def assign(
-        self, config: Config, spawner: Spawner, meters: Mapping[str, int] | None = None
+        self, config: Config, spawner: Spawner, usage_files: Mapping[str, int] | None = None
     ) -> None:
         """Serve this sandbox; must be called before `start`."""
         if config.tasks_dir != self.config.tasks_dir:
             self._task_files.use_directory(config.tasks_dir)
         self.registry.assign(spawner)
-        self._meters = meters
+        self._usage_files = usage_files
         self._is_attached = False
         self.reconfigure(config)
 
     def reconfigure(self, config: Config) -> None:
         """Replace the configuration for the same sandbox; its tasks stay."""
         self.config = config
-        self.environment.assign(config)
-        self._meter = Meter(config, self._meters)
-        self.registry.memory_kills = from_meters(self._meters, config.memory_total_bytes)
+        self.context.assign(config)
+        self._meter = Meter(config, self._usage_files)
+        self.registry.memory_kills = from_usage_files(self._usage_files, config.memory_total_bytes)
 
     async def attach(self) -> int:
         """Find surviving processes and tasks; return the number of processes."""
@@ -134,8 +136,8 @@ class Envd:
     async def start(self, listener: socket.socket, control: socket.socket | None = None) -> None:
         """Attach, unless already attached, then serve both listeners."""
         inherited = 0 if self._is_attached else await self.attach()
-        self.environment.write_identity()
-        self.environment.write_outbound()
+        self.context.write_identity()
+        self.context.write_outbound()
         await self._public.start(listener)
         if control is not None:
             await self._control.start(control)
@@ -167,7 +169,7 @@ class Envd:
             return 0.0
         if self.tasks.active:
             return 0.0
-        if self.config.is_reserved and not self.environment.sandbox_id:
+        if self.config.is_reserved and not self.context.sandbox_id:
             return 0.0
         now = asyncio.get_running_loop().time()
         return now - max(d.last_active for d in servers)
@@ -229,7 +231,7 @@ class Envd:
             request.respond(204, headers=[("Cache-Control", "no-store")])
 
     def _has_token(self, request: HttpRequest) -> bool:
-        token = self.environment.settings.access_token
+        token = self.context.settings.access_token
         return token is None or is_token(request.headers.get("x-access-token"), token)
 
     def _refuse(self, request: HttpRequest, *, is_rpc: bool) -> None:
@@ -254,7 +256,7 @@ class Envd:
         respond_json(request, 200, self._meter.read())
 
     async def _get_envs(self, request: HttpRequest) -> None:
-        respond_json(request, 200, self.environment.defaults())
+        respond_json(request, 200, self.context.defaults())
 
     async def _post_init(self, request: HttpRequest) -> None:
         try:
@@ -263,7 +265,7 @@ class Envd:
         except (msgspec.MsgspecError, BodyTooLargeError, RecursionError) as error:
             respond_problem(request, 400, f"cannot read the settings: {error}")
             return
-        self.environment.apply(wanted)
+        self.context.apply(wanted)
         request.respond(204)
 
     async def _get_status(self, request: HttpRequest) -> None:
@@ -274,7 +276,7 @@ class Envd:
             {
                 "version": VERSION,
                 "pid": os.getpid(),
-                "sandbox_id": self.environment.sandbox_id,
+                "sandbox_id": self.context.sandbox_id,
                 "processes": sum(1 for _ in self.registry.running()),
                 "watchers": self.watchers.count,
                 "idle_seconds": self._idle_before_request(),

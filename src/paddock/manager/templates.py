@@ -62,7 +62,7 @@ class Templates:
 
     async def delete(self, caller: Caller, reference: str) -> None:
         """Delete a snapshot or a template of the caller's own."""
-        caller.must_write()
+        caller.require_write_access()
         checkpoint = self._resolver.checkpoint(caller, reference)
         if checkpoint is not None:
             await self._provider.write.delete(checkpoint)
@@ -79,7 +79,7 @@ class Templates:
 
     async def publish(self, caller: Caller, reference: str, *, public: bool) -> SandboxTemplate:
         """Make a template of the caller's own public for every team, or private again."""
-        caller.must_write()
+        caller.require_write_access()
         template = self._own(caller, reference)
         return await self._provider.write.mutate(
             SandboxTemplate,

@@ -292,8 +292,8 @@ async def test_the_share_of_a_dead_control_plane_is_free_after_its_timeout_and_n
         await world.reaches(8 - share + 1)
         with pytest.raises(QuotaExceededError):
             await one.manager.claims.create(CALLER, WANTED)
-        await world.reaches(8, seconds=share_store.DEAD_SECONDS + 30)
-        assert asyncio.get_running_loop().time() - began >= share_store.DEAD_SECONDS - 20
+        await world.reaches(8, seconds=share_store.EXPIRY_SECONDS + 30)
+        assert asyncio.get_running_loop().time() - began >= share_store.EXPIRY_SECONDS - 20
         assert world.most == 8
 
 
@@ -308,7 +308,7 @@ async def test_a_delayed_control_plane_writes_nothing_on_an_expired_share() -> N
         world.all.remove(other)
         await asyncio.sleep(share_store.USE_SECONDS + 1)
         with pytest.raises(PaddockError, match="could not be renewed in time"):
-            other.control.shares.must_hold("default")
+            other.control.shares.require_valid_share("default")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -357,7 +357,7 @@ async def test_the_key_record_of_a_dead_process_is_taken_over_and_old_records_ar
         one, other = world.all
         assert one.control.idempotency_keys is not None
         asked = "of one that died before it claimed"
-        await one.control.idempotency_keys.enter("default", "late", asked, seconds=5)
+        await one.control.idempotency_keys.acquire("default", "late", asked, seconds=5)
         with pytest.raises(ConflictError):
             await other.manager.claims.create(CALLER, wanted)
         await asyncio.sleep(idempotency.MARGIN_SECONDS + 10)

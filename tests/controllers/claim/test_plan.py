@@ -63,27 +63,29 @@ def completed(seconds_ago: float) -> SandboxClaimStatus:
 @pytest.mark.parametrize(
     ("given", "got", "expected"),
     [
-        pytest.param(claim(SandboxClaimStatus()), 0, claiming.Begin(), id="begins"),
-        pytest.param(claim(), 0, claiming.Take(5), id="a few at first"),
-        pytest.param(claim(replicas=100), 20, claiming.Take(20), id="then twice as many"),
-        pytest.param(claim(replicas=500), 200, claiming.Take(50), id="never too many at once"),
-        pytest.param(claim(replicas=3), 1, claiming.Take(2), id="no more than is missing"),
+        pytest.param(claim(SandboxClaimStatus()), 0, claiming.StartClaim(), id="begins"),
+        pytest.param(claim(), 0, claiming.AcquireMore(5), id="a few at first"),
+        pytest.param(claim(replicas=100), 20, claiming.AcquireMore(20), id="then twice as many"),
+        pytest.param(
+            claim(replicas=500), 200, claiming.AcquireMore(50), id="never too many at once"
+        ),
+        pytest.param(claim(replicas=3), 1, claiming.AcquireMore(2), id="no more than is missing"),
         pytest.param(
             claim(),
             10,
-            claiming.End("AllReplicasClaimed", "10 of 10 claimed"),
+            claiming.FinishClaim("AllReplicasClaimed", "10 of 10 claimed"),
             id="has all",
         ),
         pytest.param(
             claim(SandboxClaimStatus(claim_start_time=NOW, claimed_replicas=10)),
             4,
-            claiming.End("AllReplicasClaimed", "10 of 10 claimed"),
+            claiming.FinishClaim("AllReplicasClaimed", "10 of 10 claimed"),
             id="what was killed since still counts",
         ),
         pytest.param(
             claim(SandboxClaimStatus(claim_start_time=NOW - timedelta(seconds=61))),
             4,
-            claiming.End("TimeoutReached", "4 of 10 claimed in time", timed_out=True),
+            claiming.FinishClaim("TimeoutReached", "4 of 10 claimed in time", timed_out=True),
             id="its time is up: keeps what it has",
         ),
         pytest.param(
@@ -94,7 +96,7 @@ def completed(seconds_ago: float) -> SandboxClaimStatus:
                 )
             ),
             4,
-            claiming.End(
+            claiming.FinishClaim(
                 "TimeoutReached",
                 "4 of 10 claimed in time; team default has 4 of 4",
                 timed_out=True,
@@ -136,7 +138,7 @@ OVER = SandboxClaimStatus(claim_start_time=NOW - timedelta(seconds=60))
             id="what is on its way is waited for",
         ),
         pytest.param(
-            claim(replicas=5), having(ready=1, coming=2), claiming.Take(2), id="and counts"
+            claim(replicas=5), having(ready=1, coming=2), claiming.AcquireMore(2), id="and counts"
         ),
         pytest.param(
             claim(replicas=3, claim_timeout_seconds=10),
@@ -153,7 +155,7 @@ OVER = SandboxClaimStatus(claim_start_time=NOW - timedelta(seconds=60))
         pytest.param(
             claim(),
             having(ready=2, coming=2, unsized=1, lost=1),
-            claiming.GiveUp(boxes(1, "lost")),
+            claiming.AbandonSandboxes(boxes(1, "lost")),
             id="what failed is given up first",
         ),
         pytest.param(
@@ -162,7 +164,7 @@ OVER = SandboxClaimStatus(claim_start_time=NOW - timedelta(seconds=60))
             claiming.AwaitSandboxes(NOW + timedelta(seconds=4)),
             id="after failures it pauses",
         ),
-        pytest.param(claim(TRYING), having(), claiming.Take(1), id="and tries one"),
+        pytest.param(claim(TRYING), having(), claiming.AcquireMore(1), id="and tries one"),
         pytest.param(
             claim(TRYING),
             having(coming=1),
@@ -172,19 +174,19 @@ OVER = SandboxClaimStatus(claim_start_time=NOW - timedelta(seconds=60))
         pytest.param(
             claim(OVER),
             having(ready=3, coming=1, unsized=1),
-            claiming.GiveUp(boxes(1, "unsized") + boxes(1, "coming"), is_failure=False),
+            claiming.AbandonSandboxes(boxes(1, "unsized") + boxes(1, "coming"), is_failure=False),
             id="its time is up: what is not ready goes",
         ),
         pytest.param(
             claim(OVER),
             having(ready=3),
-            claiming.End("TimeoutReached", "3 of 10 claimed in time", timed_out=True),
+            claiming.FinishClaim("TimeoutReached", "3 of 10 claimed in time", timed_out=True),
             id="and what is ready stays",
         ),
         pytest.param(
             claim(replicas=2),
             having(ready=2, coming=1),
-            claiming.GiveUp(boxes(1, "coming"), is_failure=False),
+            claiming.AbandonSandboxes(boxes(1, "coming"), is_failure=False),
             id="one too many goes",
         ),
     ],
@@ -201,7 +203,7 @@ def test_an_unsatisfiable_claim_fails_once_nothing_is_in_flight() -> None:
             claim(inplace_update=IN_PLACE), has, target_exists=True, refusal="no", now=NOW
         )
 
-    assert step(having()) == claiming.End("InplaceUpdateRefused", "no")
+    assert step(having()) == claiming.FinishClaim("InplaceUpdateRefused", "no")
     assert step(having(coming=5)) == claiming.AwaitSandboxes(LATER)
 
 
@@ -214,7 +216,7 @@ def test_backoff_after_failures_grows_to_a_limit(failures: int, seconds: int) ->
 
 def test_a_claim_on_a_missing_template_ends_at_once() -> None:
     step = claiming.plan(claim(), having(), target_exists=False, now=NOW)
-    assert isinstance(step, claiming.End)
+    assert isinstance(step, claiming.FinishClaim)
     assert step.reason == "TemplateNotFound"
 
 

@@ -9,11 +9,11 @@ from msgspec import structs
 
 from paddock.controllers.env.instance_types import load_instance_types, multiplied, resources_of
 from paddock.controllers.env.render import (
-    asked_size,
     capacity_of,
     drift,
     pool_name,
     render,
+    requested_size,
     size_of,
 )
 from paddock.controllers.pool.plan import Counts, plan
@@ -97,7 +97,7 @@ members = st.builds(
 @given(members)
 def test_rendering_is_stable_and_within_the_members_limits(one: EnvMember) -> None:
     env = environment({"one": one})
-    size = asked_size(one)
+    size = requested_size(one)
     assert size >= one.config.min_replicas
     assert one.config.max_replicas is None or size <= one.config.max_replicas
     made = render(env, "one", one, TEMPLATE, size=size)

@@ -53,10 +53,10 @@ def banded(low: int, high: int, floor: int = 0, ceiling: int = 100) -> SandboxPo
         ),
         pytest.param(
             banded(5, 5, ceiling=6),
-            Counts(available_new=0, allocated=4, leaving=2),
+            Counts(available_new=0, allocated=4, unusable=2),
             0,
             0,
-            id="what is still leaving counts towards the ceiling",
+            id="what is not deleted yet counts towards the ceiling",
         ),
         pytest.param(
             banded(1, 1, ceiling=50),
@@ -169,7 +169,7 @@ counts = st.builds(
     recycling_old=st.integers(0, 50),
     available_new=st.integers(0, 50),
     available_old=st.integers(0, 50),
-    leaving=st.integers(0, 50),
+    unusable=st.integers(0, 50),
     allocated=st.integers(0, 50),
     supply=st.integers(0, 50),
 )
@@ -186,7 +186,7 @@ def test_for_any_counts_the_maximum_holds_and_only_idle_sandboxes_are_deleted(
     assert spec.capacity is not None
     present = now.creating + now.recycling + now.available + now.allocated
     if decision.create:
-        assert present + now.leaving + decision.create <= spec.capacity.pool_max
+        assert present + now.unusable + decision.create <= spec.capacity.pool_max
     assert decision.delete_creating <= now.creating
     assert decision.delete_recycling <= now.recycling
     assert decision.delete_available <= now.available

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from paddock.envd.config import Config
-from paddock.envd.environment import InitRequest
 from paddock.envd.metrics import Meter
 from paddock.envd.process.direct_spawner import DirectSpawner
+from paddock.envd.sandbox_context import InitRequest
 from paddock.envd.server import Envd
 from tests.envd.rig import Rig, close_rig, frame, open_rig
 
@@ -286,7 +286,7 @@ async def test_a_reserved_envd_is_not_idle_until_it_has_an_id(tmp_path: Path) ->
     envd = Envd(config, DirectSpawner())
 
     in_stock = envd.idle_seconds()
-    envd.environment.apply(InitRequest(sandbox_id="mine"))
+    envd.context.apply(InitRequest(sandbox_id="mine"))
 
     assert in_stock == 0.0
     assert envd.idle_seconds() > 0.0

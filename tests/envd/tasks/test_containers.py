@@ -14,9 +14,9 @@ import pytest
 from paddock.envd.tasks.cri import LABEL_TASK, ContainerLauncher
 from paddock.envd.tasks.cri_wire import decode, encode, get_int, get_text, map_entries
 from paddock.envd.tasks.files import TaskFiles
-from paddock.envd.tasks.launcher import ExecutorError
 from paddock.envd.tasks.manager import TaskManager
 from paddock.envd.tasks.model import Task, TaskProcess
+from paddock.envd.tasks.task_launcher import ExecutorError
 
 pytestmark = pytest.mark.timeout(120)
 

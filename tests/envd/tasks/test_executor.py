@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 import pytest
 
 from paddock.envd.tasks.executor import ExecutorOptions, check
-from paddock.envd.tasks.launcher import ExecutorError
+from paddock.envd.tasks.task_launcher import ExecutorError
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)

@@ -37,9 +37,9 @@ FRESH_SECONDS = service.FRESH_SECONDS
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the timeouts: all clusters run in this process, which may be slow."""
-    for name in ("PATIENCE_SECONDS", "FRESH_SECONDS", "TAKE_SECONDS", "HAND_OVER_SECONDS"):
+    for name in ("POLL_TIMEOUT_SECONDS", "FRESH_SECONDS", "TAKE_SECONDS", "HAND_OVER_SECONDS"):
         monkeypatch.setattr(service, name, 60.0)
 
 
@@ -296,7 +296,7 @@ async def test_an_abandoned_claim_is_ended() -> None:
         made = (await a.create()).json()["sandboxID"]
         parts = a.plane.federation
         assert parts is not None
-        peer = parts.federation.home(made)
+        peer = parts.federation.owner_cluster(made)
         assert peer is not None
         await parts.federation._abandon(peer, made)
         await until(lambda: b.sandbox(made) is None)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from paddock.envd.config import Config, EnvdSettings
-from paddock.envd.environment import InitRequest
 from paddock.envd.process.direct_spawner import DirectSpawner
 from paddock.envd.process.tree import kill_all
+from paddock.envd.sandbox_context import InitRequest
 from paddock.envd.server import Envd
 from paddock.envd.tasks.model import TaskRecord
 from paddock.runtime.kubernetes import names
@@ -61,7 +61,7 @@ class TaskPod(LightPod):
     def _answer(self, head: str, body: bytes) -> bytes:
         answer = super()._answer(head, body)
         if head.startswith("post /init"):
-            self.envd.environment.apply(InitRequest(access_token=self.settings["accessToken"]))
+            self.envd.context.apply(InitRequest(access_token=self.settings["accessToken"]))
         return answer
 
     def kill(self) -> None:

@@ -64,7 +64,7 @@ def create_app(
 
     async def receive_pause(request: web.Request) -> web.Response:
         routes = endpoint.receive_routes(request.headers, await request.read())
-        # Applying the route has cut what does not outlive the pause: the rest waits for a wake.
+        # Applying the route has aborted what does not outlive the pause: the rest waits for a wake.
         waiting = sum(activity.in_flight(route.uid) for route in routes)
         return web.Response(body=msgspec.msgpack.encode(waiting))
 

@@ -86,7 +86,7 @@ async def list_keys(context: E2bContext, _request: Request, caller: Caller) -> R
 
 async def create_key(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Create a key; only this response contains its value."""
-    caller.must_write()
+    caller.require_write_access()
     wanted = await read_body(request, NewKey)
     team = wanted.team_name or caller.team
     privileged = team != caller.team or wanted.quota is not None or wanted.role is Role.ADMIN
@@ -105,7 +105,7 @@ async def create_key(context: E2bContext, request: Request, caller: Caller) -> R
 
 async def change_key(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Rename a key or change its quota."""
-    caller.must_write()
+    caller.require_write_access()
     wanted = await read_body(request, KeyPatch)
     key = _changeable(context, caller, request.path_params["id"])
     if wanted.quota is not None and not caller.is_admin:
@@ -118,7 +118,7 @@ async def change_key(context: E2bContext, request: Request, caller: Caller) -> R
 
 async def revoke_key(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Revoke a key immediately."""
-    caller.must_write()
+    caller.require_write_access()
     key = _changeable(context, caller, request.path_params["id"])
     await context.keyring.revoke(key.id)
     return no_content()

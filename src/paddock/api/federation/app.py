@@ -28,7 +28,7 @@ from paddock.manager.federation.protocol import (
     GATEWAY,
     PREFIX,
     SIGNATURE,
-    Abandoned,
+    AbandonedClaim,
     ForwardedCall,
     ForwardedClaim,
     ForwardedReply,
@@ -85,7 +85,7 @@ def create_app(
         return _json(codec.encode(sandbox), {GATEWAY: federation.gateway})
 
     async def abandon(request: Request) -> Response:
-        wanted = msgspec.json.decode(await read_verified(request), type=Abandoned)
+        wanted = msgspec.json.decode(await read_verified(request), type=AbandonedClaim)
         federation.abandon(wanted.sandbox_id)
         sandbox = manager.queries.find_by_id(wanted.sandbox_id)
         if sandbox is not None and sandbox.spec.claim is not None:
@@ -188,7 +188,7 @@ class FederationProxy:
         if scope["method"] == "GET" and _LIST_PATH.match(scope["path"]):
             return self._list
         match = _SANDBOX_PATH.match(scope["path"])
-        if match is None or self._federation.home(match[1]) is None:
+        if match is None or self._federation.owner_cluster(match[1]) is None:
             return None
         return partial(self._forward, sandbox_id=match[1])
 
@@ -214,7 +214,7 @@ class FederationProxy:
         # The other cluster receives only the team, so the key is logged here.
         with log_call(request, caller):
             call = _call(request, caller, await bodies.read_limited(request, MAX_BODY_BYTES))
-            reply = await self._federation.forward(sandbox_id, call, patience=CALL_SECONDS)
+            reply = await self._federation.forward(sandbox_id, call, timeout_seconds=CALL_SECONDS)
             if reply.status >= 400:
                 request.state.result = f"status {reply.status}"
         return _to_response(reply)

@@ -47,7 +47,7 @@ class QuotaReservations:
         """Reserve a running sandbox before a resume; `QuotaExceededError` reserves nothing."""
         self.ledger.reserve_resume(lock, self.quotas.quotas(caller))
 
-    def must_hold(self, team: str) -> None:
+    def require_valid_share(self, team: str) -> None:
         """Raise `UnavailableError` if reservations of this team may no longer be written."""
 
     def release(self, lock: str) -> None:

@@ -60,7 +60,7 @@ class ShareManager(QuotaReservations):
         self._teams: dict[str, TeamAccount] = {}
         self._by_key: dict[Key, TeamAccount] = {}
         self._wake = asyncio.Event()
-        provider.informer(Lease).subscribe(self._observe_book)
+        provider.informer(Lease).subscribe(self._observe_shares)
         provider.informer(Sandbox).subscribe(self._observe_sandbox)
 
     # ---- reserving -----------------------------------------------------------------------
@@ -79,7 +79,7 @@ class ShareManager(QuotaReservations):
             await self._ensure_room(caller.team, quotas, size, (QuotaScope.RUNNING,))
         self.ledger.reserve_resume(lock, quotas)
 
-    def must_hold(self, team: str) -> None:
+    def require_valid_share(self, team: str) -> None:
         """Raise `UnavailableError` if the share of this team was not renewed in time."""
         account = self._teams.get(team)
         if account is not None and account.usable_until <= self._clock.monotonic():
@@ -149,7 +149,7 @@ class ShareManager(QuotaReservations):
                 team_shares, self._own_account, name, view, seen=self._store.seen
             )
             for other, share in team_shares.shares.items():
-                is_there = self._store.silent_for(account, other) <= USE_SECONDS
+                is_there = self._store.seconds_unchanged(account, other) <= USE_SECONDS
                 if other != self._own_account and not share.closed_at and is_there:
                     room += max(share.amounts.get(name, 0) - view.others.get(other, 0), 0)
             if room < need.size:
@@ -168,7 +168,7 @@ class ShareManager(QuotaReservations):
                 team_shares, self._own_account, views, waiting=account.waiting, seen=seen
             )
             if wanted is None:
-                if await self._store.close_dead(account):
+                if await self._store.close_expired(account):
                     continue
                 left = {
                     name: share_math.free(team_shares, self._own_account, name, view, seen=seen)
@@ -196,7 +196,7 @@ class ShareManager(QuotaReservations):
             self._wake.set()
         return account
 
-    def _observe_book(self, old: Lease | None, new: Lease | None) -> None:
+    def _observe_shares(self, old: Lease | None, new: Lease | None) -> None:
         lease = new or old
         if lease is None:
             return

@@ -41,7 +41,7 @@ KIND_SHARES = "quota-shares"
 ANNOTATION = "paddock.dev/quota-shares"
 USE_SECONDS = 20.0
 """How long a share may be used after its last write, by the clock of its own process."""
-DEAD_SECONDS = 90.0
+EXPIRY_SECONDS = 90.0
 """How long a share must be unchanged before other processes close it, by their clocks. The
 difference to `USE_SECONDS` is longer than any write takes."""
 
@@ -120,7 +120,7 @@ class ShareStore:
             unaccounted=self._ledger.used(*need.usage_key) - sum(accounts.values()),
         )
 
-    def silent_for(self, account: TeamAccount, name: str) -> float:
+    def seconds_unchanged(self, account: TeamAccount, name: str) -> float:
         """Return how long a share has been unchanged, in seconds, as far as we have observed."""
         now = self._clock.monotonic()
         _, heard = self._changed_at.get(account.key, {}).get(name, (None, now))
@@ -167,28 +167,28 @@ class ShareStore:
             return
         self._provider.informer(Lease).observe(found)
 
-    async def close_dead(self, account: TeamAccount) -> bool:
-        """Close the shares of silent processes; return whether there were any."""
-        dead = [
+    async def close_expired(self, account: TeamAccount) -> bool:
+        """Close expired shares of other processes; return whether there were any."""
+        expired = [
             name
             for name, share in self.shares_of(account)[0].shares.items()
             if name != self._own_account
             and not share.closed_at
-            and self.silent_for(account, name) >= DEAD_SECONDS
+            and self.seconds_unchanged(account, name) >= EXPIRY_SECONDS
         ]
-        if not dead:
+        if not expired:
             return False
         # Their usage is read from the store: our cache may lack their last writes.
         owned = parse_fields(f"spec.claim.owner={account.team}")
         page = await self._provider.live.list(Sandbox, fields=owned)
         shares_of, lease = self.shares_of(account)
-        for name in dead:
-            if self.silent_for(account, name) >= DEAD_SECONDS:
+        for name in expired:
+            if self.seconds_unchanged(account, name) >= EXPIRY_SECONDS:
                 used = {
                     item: _used(page.items, name, item) for item in shares_of.shares[name].amounts
                 }
                 shares_of = share_math.closed(shares_of, name, at=page.version, amounts=used)
-        log.warning("shares of silent processes closed", extra=fields(team=account.team, of=dead))
+        log.warning("expired quota shares closed", extra=fields(team=account.team, of=expired))
         await self.write(account, lease, shares_of)
         return True
 

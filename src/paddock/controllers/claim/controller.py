@@ -42,7 +42,7 @@ from paddock.resources.meta import (
 RETRY_SECONDS = 2.0
 
 
-class _Case(Struct, frozen=True, kw_only=True):
+class _ClaimState(Struct, frozen=True, kw_only=True):
     """One claim with its sandboxes and its source, as read by one reconcile."""
 
     claim: SandboxClaim
@@ -75,7 +75,7 @@ class ClaimController:
         self._created_new: set[Key] = set()
         """Claims whose size a node has refused for a warm sandbox."""
 
-    def concerned(self, old: Sandbox | None, new: Sandbox | None) -> tuple[Key, ...]:
+    def claim_of_change(self, old: Sandbox | None, new: Sandbox | None) -> tuple[Key, ...]:
         """Return the claim to reconcile because the progress of one of its sandboxes changed."""
         sandbox = new or old
         name = sandbox.metadata.labels.get(LABEL_CLAIM) if sandbox is not None else None
@@ -103,37 +103,37 @@ class ClaimController:
             return Gone()
         source = self._source.of(claim)
         now = self._clock.now()
-        case = _Case(claim=claim, sandboxes=self._sandboxes(claim, now), source=source)
+        state = _ClaimState(claim=claim, sandboxes=self._sandboxes(claim, now), source=source)
         step = steps.plan(
-            claim, case.sandboxes, target_exists=source.exists, refusal=source.refusal, now=now
+            claim, state.sandboxes, target_exists=source.exists, refusal=source.refusal, now=now
         )
         match step:
             case steps.Wait(until):
                 return (
                     Done() if until is None else RequeueAfter((until - now).total_seconds(), "TTL")
                 )
-            case steps.Begin():
+            case steps.StartClaim():
                 return await self._begin(claim, source)
             case steps.Expire():
                 await self._provider.write.delete(claim)
                 return Done("its TTL has expired")
             case _:
-                return await self._perform(case, step)
+                return await self._perform(state, step)
 
-    async def _perform(self, case: "_Case", step: steps.Step) -> Result:
+    async def _perform(self, state: _ClaimState, step: steps.Step) -> Result:
         match step:
-            case steps.End():
-                return await self._end(case, step)
-            case steps.GiveUp():
-                return await self._give_up(case, step)
+            case steps.FinishClaim():
+                return await self._finish(state, step)
+            case steps.AbandonSandboxes():
+                return await self._abandon(state, step)
             case steps.Resize(sandboxes):
-                return await self._resize(case, sandboxes)
+                return await self._resize(state, sandboxes)
             case steps.AwaitSandboxes(until):
-                return await self._wait(case, until)
-            case steps.Take() if case.source.env is not None and self._queue is not None:
-                return await self._take_granted(case.claim, case.source.env, self._queue)
-            case steps.Take(count):
-                return await self._take(case, count)
+                return await self._wait(state, until)
+            case steps.AcquireMore() if state.source.env is not None and self._queue is not None:
+                return await self._take_granted(state.claim, state.source.env, self._queue)
+            case steps.AcquireMore(count):
+                return await self._acquire_more(state, count)
             case _:
                 return Done()
 
@@ -196,10 +196,12 @@ class ClaimController:
             raise UnsupportedError(f"pool {member} cannot serve this claim: {source.refusal}")
         return await self._acquirer.acquire(claim, source.requirements, source.pool, creates=False)
 
-    async def _take(self, case: "_Case", count: int) -> Result:
-        claim, requirements = case.claim, case.source.requirements
+    async def _acquire_more(self, state: _ClaimState, count: int) -> Result:
+        claim, requirements = state.claim, state.source.requirements
         creates = claim.spec.create_on_no_stock
-        pool = None if requirements.obstacle or claim.key in self._created_new else case.source.pool
+        pool = (
+            None if requirements.obstacle or claim.key in self._created_new else state.source.pool
+        )
         results = await asyncio.gather(
             *(
                 self._acquirer.acquire(claim, requirements, pool, creates=creates)
@@ -226,30 +228,30 @@ class ClaimController:
 
     # ---- until they are ready ------------------------------------------------------------
 
-    async def _wait(self, case: "_Case", until: datetime) -> Result:
-        claim, ready = case.claim, len(case.sandboxes.ready)
+    async def _wait(self, state: _ClaimState, until: datetime) -> Result:
+        claim, ready = state.claim, len(state.sandboxes.ready)
         if self._queue is not None:
             # A claim that needs no more now must not delay others in the queue.
             self._queue.forget(claim.key)
         if ready > claim.status.claimed_replicas:
             message = f"{ready} of {claim.spec.replicas} are ready"
             await self._write(
-                claim, structs.replace(progress(claim, case.sandboxes), message=message)
+                claim, structs.replace(progress(claim, state.sandboxes), message=message)
             )
         seconds = (until - self._clock.now()).total_seconds()
         return RequeueAfter(max(seconds, 0.001), "waiting for its sandboxes")
 
-    async def _resize(self, case: "_Case", sandboxes: tuple[Sandbox, ...]) -> Result:
+    async def _resize(self, state: _ClaimState, sandboxes: tuple[Sandbox, ...]) -> Result:
         results = await asyncio.gather(
             *(
                 self._overrides.resize(
-                    item, item.spec.template or case.source.requirements.template
+                    item, item.spec.template or state.source.requirements.template
                 )
                 for item in sandboxes
             ),
             return_exceptions=True,
         )
-        problem, claim = _problem(results), case.claim
+        problem, claim = _problem(results), state.claim
         refused = tuple(
             item
             for item, result in zip(sandboxes, results, strict=True)
@@ -257,19 +259,23 @@ class ClaimController:
         )
         if not refused:
             if problem:
-                await self._note(claim, case.sandboxes, 0, problem)
+                await self._note(claim, state.sandboxes, 0, problem)
             return RequeueAfter(self._retry_seconds(claim) if problem else 0.001, problem)
-        creates = case.source.env is None and claim.spec.create_on_no_stock
+        creates = state.source.env is None and claim.spec.create_on_no_stock
         if creates and claim.key not in self._created_new:
             # As for API requests: create a sandbox of that size at once.
             self._created_new.add(claim.key)
             changed = structs.replace(claim, status=self._updated(claim, claim.status, problem))
-            case = structs.replace(case, claim=changed)
-        return await self._give_up(case, steps.GiveUp(refused, is_failure=not creates), problem)
+            state = structs.replace(state, claim=changed)
+        return await self._abandon(
+            state, steps.AbandonSandboxes(refused, is_failure=not creates), problem
+        )
 
-    async def _give_up(self, case: "_Case", step: steps.GiveUp, why: str = "") -> Result:
+    async def _abandon(
+        self, state: _ClaimState, step: steps.AbandonSandboxes, why: str = ""
+    ) -> Result:
         """Abandon sandboxes that were not handed over: delete them, or keep them for inspection."""
-        claim, now, given_up = case.claim, self._clock.now(), 0
+        claim, now, given_up = state.claim, self._clock.now(), 0
         for sandbox in step.sandboxes:
             message = why or why_lost(sandbox, now=now)
             if not await self._release(claim, sandbox):
@@ -278,7 +284,7 @@ class ClaimController:
             self._recorder.warning(claim, "SandboxGivenUp", message)
             why = why or message
         status = structs.replace(
-            progress(claim, case.sandboxes), message=f"{given_up} given up; {why}"
+            progress(claim, state.sandboxes), message=f"{given_up} given up; {why}"
         )
         if step.is_failure and given_up:
             failures = status.failures + given_up
@@ -312,9 +318,9 @@ class ClaimController:
         message = f"{taken} more claimed; {problem}" if problem else f"{taken} more claimed"
         await self._write(claim, structs.replace(progress(claim, sandboxes), message=message))
 
-    async def _end(self, case: "_Case", end: steps.End) -> Result:
-        claim = case.claim
-        status = ended(claim, case.sandboxes, end, now=self._clock.now())
+    async def _finish(self, state: _ClaimState, end: steps.FinishClaim) -> Result:
+        claim = state.claim
+        status = ended(claim, state.sandboxes, end, now=self._clock.now())
         await self._write(claim, status)
         if end.reason == steps.UPDATE_REFUSED:
             self._recorder.warning(claim, steps.UPDATE_REFUSED, end.message)

@@ -15,7 +15,7 @@ def subscribe(controller: Controller[Key], provider: Provider, claims: ClaimCont
     """Enqueue claims."""
 
     def sandbox_changed(old: Sandbox | None, new: Sandbox | None) -> None:
-        for key in claims.concerned(old, new):
+        for key in claims.claim_of_change(old, new):
             controller.queue.add_after(key, GATHER_SECONDS)
 
     controller.watches(provider.informer(SandboxClaim), own_key)

@@ -21,11 +21,11 @@ MAX_BATCH = 50
 _BACKOFF = Backoff(base_seconds=2.0, cap_seconds=16.0, jitter=0.0)
 
 
-class Begin(Step, frozen=True):
+class StartClaim(Step, frozen=True):
     """Record when claiming began."""
 
 
-class Take(Step, frozen=True):
+class AcquireMore(Step, frozen=True):
     """Try to claim `count` more."""
 
     count: int
@@ -43,7 +43,7 @@ class Resize(Step, frozen=True):
     sandboxes: tuple[Sandbox, ...]
 
 
-class GiveUp(Step, frozen=True):
+class AbandonSandboxes(Step, frozen=True):
     """Abandon these sandboxes, which were not handed over."""
 
     sandboxes: tuple[Sandbox, ...]
@@ -51,7 +51,7 @@ class GiveUp(Step, frozen=True):
     """Whether they failed; False if only the claim timed out."""
 
 
-class End(Step, frozen=True):
+class FinishClaim(Step, frozen=True):
     """End the claim: completed with all of its replicas, or failed with fewer."""
 
     reason: str
@@ -82,9 +82,9 @@ def plan(
         return _expire(claim, now)
     started = claim.status.claim_start_time
     if started is None:
-        return Begin()
+        return StartClaim()
     if sandboxes.lost:
-        return GiveUp(sandboxes.lost)
+        return AbandonSandboxes(sandboxes.lost)
     end = started + timedelta(seconds=claim.spec.claim_timeout_seconds)
     ending = _ending(
         claim, sandboxes, target_exists=target_exists, refusal=refusal, is_late=now >= end
@@ -92,7 +92,7 @@ def plan(
     if ending is not None:
         # The status will not list sandboxes that are not ready by now: they must not stay claimed.
         late = sandboxes.pending
-        return GiveUp(late, is_failure=False) if late else ending
+        return AbandonSandboxes(late, is_failure=False) if late else ending
     if sandboxes.unsized:
         return Resize(sandboxes.unsized)
     if refusal or not target_exists:
@@ -107,21 +107,23 @@ def _ending(
     target_exists: bool,
     refusal: str,
     is_late: bool,
-) -> End | None:
+) -> FinishClaim | None:
     """Return how the claim ends, if it ends now."""
     got, wanted = _got(claim, sandboxes), claim.spec.replicas
     if got >= wanted:
-        return End(ALL_CLAIMED, f"{got} of {wanted} claimed")
+        return FinishClaim(ALL_CLAIMED, f"{got} of {wanted} claimed")
     if is_late:
         message = f"{got} of {wanted} claimed in time"
         _, _, why = claim.status.message.partition("; ")
-        return End("TimeoutReached", f"{message}; {why}" if why else message, timed_out=True)
+        return FinishClaim(
+            "TimeoutReached", f"{message}; {why}" if why else message, timed_out=True
+        )
     if sandboxes.pending:
         return None
     if not target_exists:
         name = claim.spec.template_name
-        return End("TemplateNotFound", f"no pool, environment or template {name!r}")
-    return End(UPDATE_REFUSED, refusal) if refusal else None
+        return FinishClaim("TemplateNotFound", f"no pool, environment or template {name!r}")
+    return FinishClaim(UPDATE_REFUSED, refusal) if refusal else None
 
 
 def _more(claim: SandboxClaim, sandboxes: ClaimedSandboxes, end: datetime, now: datetime) -> Step:
@@ -134,7 +136,7 @@ def _more(claim: SandboxClaim, sandboxes: ClaimedSandboxes, end: datetime, now: 
         pause = claim.status.backoff_until
         if pause is not None and now < pause:
             return AwaitSandboxes(min(until, pause))
-    return Take(count) if count > 0 else AwaitSandboxes(until)
+    return AcquireMore(count) if count > 0 else AwaitSandboxes(until)
 
 
 def _got(claim: SandboxClaim, sandboxes: ClaimedSandboxes) -> int:

@@ -61,7 +61,7 @@ def group_by_state(
         unsized=tuple(found[ClaimedState.UNSIZED]),
         coming=tuple(found[ClaimedState.COMING]),
         lost=tuple(found[ClaimedState.LOST]),
-        until=min(taken) + _patience(claim) if taken else None,
+        until=min(taken) + _ready_timeout(claim) if taken else None,
     )
 
 
@@ -77,7 +77,7 @@ def claimed_state(claim: SandboxClaim, sandbox: Sandbox, *, now: datetime) -> Cl
         return ClaimedState.READY
     if sandbox.is_deleting:
         return ClaimedState.LEFT
-    if now >= identity.claim_time + _patience(claim) or _is_over(sandbox, now):
+    if now >= identity.claim_time + _ready_timeout(claim) or _is_over(sandbox, now):
         return ClaimedState.LOST
     return ClaimedState.UNSIZED if runs else ClaimedState.COMING
 
@@ -111,5 +111,5 @@ def _is_over(sandbox: Sandbox, now: datetime) -> bool:
     return False
 
 
-def _patience(claim: SandboxClaim) -> timedelta:
+def _ready_timeout(claim: SandboxClaim) -> timedelta:
     return timedelta(seconds=claim.spec.wait_ready_timeout_seconds)

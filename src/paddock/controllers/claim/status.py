@@ -4,7 +4,7 @@ from datetime import datetime
 
 from msgspec import structs
 
-from paddock.controllers.claim.plan import UPDATE_REFUSED, End
+from paddock.controllers.claim.plan import UPDATE_REFUSED, FinishClaim
 from paddock.controllers.claim.progress import ClaimedSandboxes
 from paddock.resources.kinds.claim import (
     ClaimedSandbox,
@@ -52,7 +52,7 @@ def updated(
 
 
 def ended(
-    claim: SandboxClaim, sandboxes: ClaimedSandboxes, end: End, *, now: datetime
+    claim: SandboxClaim, sandboxes: ClaimedSandboxes, end: FinishClaim, *, now: datetime
 ) -> SandboxClaimStatus:
     """Return the status of a claim that has ended, with its sandboxes."""
     kind = CONDITION_FAILED if end.is_failure else CONDITION_COMPLETED

@@ -12,7 +12,7 @@ from msgspec import structs
 from paddock.controllers.admission.gate import AdmissionGate, AdmissionOutcome, AdmissionVerdict
 from paddock.controllers.admission.plugin import PoolRequest
 from paddock.controllers.env.autoscale import ScalingAction
-from paddock.controllers.env.member_run import MemberProblem, MemberRun
+from paddock.controllers.env.member_reconcile import MemberProblem, MemberReconcile
 from paddock.controllers.env.render import drift, render, resized, size_of
 from paddock.kit.errors import InvalidError, NotFoundError
 from paddock.resources.kinds.env import SandboxEnv, ScalingGroup
@@ -29,7 +29,9 @@ class AdmissionStep:
         self._gate = gate
         self._shapes = instance_types
 
-    def render(self, env: SandboxEnv, run: MemberRun, template: SandboxTemplateSpec | None) -> None:
+    def render(
+        self, env: SandboxEnv, run: MemberReconcile, template: SandboxTemplateSpec | None
+    ) -> None:
         """Render a member's pool, or record its problem, before anything is decided.
 
         Once per reconcile: an environment that changes in the meantime is reconciled again.
@@ -45,7 +47,7 @@ class AdmissionStep:
         except NotFoundError as error:
             run.problem = MemberProblem("TemplateNotFound", error.message)
 
-    def prepare(self, run: MemberRun, now: datetime) -> SandboxPool | None:
+    def prepare(self, run: MemberReconcile, now: datetime) -> SandboxPool | None:
         """Return the pool to request admission for; `None` if nothing changes."""
         run.granted = run.size
         if run.draft is None:
@@ -57,7 +59,7 @@ class AdmissionStep:
             return None
         return rendered
 
-    async def admit(self, run: MemberRun, rendered: SandboxPool, now: datetime) -> None:
+    async def admit(self, run: MemberReconcile, rendered: SandboxPool, now: datetime) -> None:
         """Request admission; set the granted size and the rendered pool."""
         wanted = size_of(rendered)
         request = PoolRequest(pool=rendered, current=run.pool, replicas=wanted)
@@ -80,7 +82,7 @@ class AdmissionStep:
             )
 
     @staticmethod
-    def _size_to_request(run: MemberRun, now: datetime) -> int:
+    def _size_to_request(run: MemberReconcile, now: datetime) -> int:
         """Return the size to request: the current one while growth is in cooldown."""
         until = run.state.saturated_until
         if run.pool is not None and until is not None and until > now and run.wanted > run.size:
@@ -91,12 +93,14 @@ class AdmissionStep:
         return run.wanted
 
     @staticmethod
-    def _only_shrinks(run: MemberRun, rendered: SandboxPool, wanted: int) -> bool:
+    def _only_shrinks(run: MemberReconcile, rendered: SandboxPool, wanted: int) -> bool:
         found = drift(run.pool, rendered) if run.pool is not None else None
         return found is not None and found.parts == ("replicas",) and wanted < run.size
 
     @staticmethod
-    def _refused(run: MemberRun, wanted: int, verdict: AdmissionVerdict, now: datetime) -> None:
+    def _refused(
+        run: MemberReconcile, wanted: int, verdict: AdmissionVerdict, now: datetime
+    ) -> None:
         """Record a full or partial refusal."""
         run.refusal = MemberProblem(verdict.reason or verdict.outcome, verdict.message)
         outcome = verdict.outcome
@@ -120,7 +124,9 @@ class AdmissionStep:
         run.state = state
 
 
-def _granted(run: MemberRun, rendered: SandboxPool, wanted: int, verdict: AdmissionVerdict) -> int:
+def _granted(
+    run: MemberReconcile, rendered: SandboxPool, wanted: int, verdict: AdmissionVerdict
+) -> int:
     if verdict.outcome in (AdmissionOutcome.ENOUGH, AdmissionOutcome.FAILED):
         return wanted
     admitted = min(verdict.admitted, wanted)

@@ -8,8 +8,8 @@ from paddock.cache.environments import WaitingClaims
 from paddock.cache.pool_members import Members, PoolMembers
 from paddock.controllers.env.autoscale import ScaledGroup, ScaledMember, decide
 from paddock.controllers.env.claim_rate import ClaimRate
-from paddock.controllers.env.member_run import MemberRun
-from paddock.controllers.env.render import asked_size
+from paddock.controllers.env.member_reconcile import MemberReconcile
+from paddock.controllers.env.render import requested_size
 from paddock.controllers.pool.controller import Supply
 from paddock.resources.kinds.env import SandboxEnv
 from paddock.resources.kinds.pool import AutoscalingState
@@ -55,7 +55,7 @@ class AutoscaleStep:
         self._pool_members = pool_members
         self._claim_rate = claim_rate
 
-    def observe(self, run: MemberRun, now: datetime) -> None:
+    def observe(self, run: MemberReconcile, now: datetime) -> None:
         """Read the current counts and state of a member."""
         members = self._pool_members.members(run.key)
         run.idle = len(members.available)
@@ -67,12 +67,12 @@ class AutoscaleStep:
             window = run.group.forecast.window_seconds
             run.state = self._claim_rate.update(run.key, run.state, now, window_seconds=window)
 
-    def decide(self, runs: list[MemberRun], waiting: WaitingClaims, now: datetime) -> None:
+    def decide(self, runs: list[MemberReconcile], waiting: WaitingClaims, now: datetime) -> None:
         """Set the desired size of every member."""
-        groups: dict[str, list[MemberRun]] = {}
-        fixed: dict[str, list[MemberRun]] = {}
+        groups: dict[str, list[MemberReconcile]] = {}
+        fixed: dict[str, list[MemberReconcile]] = {}
         for run in runs:
-            run.wanted = asked_size(run.member)
+            run.wanted = requested_size(run.member)
             if run.is_scaled:
                 target = groups if run.problem is None else fixed
                 target.setdefault(run.member.config.scaling_group, []).append(run)
@@ -98,11 +98,11 @@ class AutoscaleStep:
                 decision = decisions[run.name]
                 run.decision, run.state, run.wanted = decision, decision.state, decision.target
 
-    def _member(self, run: MemberRun, now: datetime) -> ScaledMember:
+    def _member(self, run: MemberReconcile, now: datetime) -> ScaledMember:
         config = run.member.config
         return ScaledMember(
             name=run.name,
-            replicas=asked_size(run.member),
+            replicas=requested_size(run.member),
             idle=run.idle,
             running=run.running,
             idle_ages=_ages(self._pool_members.members(run.key), now),
@@ -116,7 +116,7 @@ class AutoscaleStep:
         )
 
 
-def _fixed(run: MemberRun) -> ScaledMember:
+def _fixed(run: MemberReconcile) -> ScaledMember:
     """Return a member with a problem: it counts, and keeps its size."""
     return ScaledMember(
         name=run.name,
@@ -130,14 +130,14 @@ def _fixed(run: MemberRun) -> ScaledMember:
 
 
 def divide_waiting(
-    groups: Mapping[str, list[MemberRun]], waiting: WaitingClaims, now: datetime
+    groups: Mapping[str, list[MemberReconcile]], waiting: WaitingClaims, now: datetime
 ) -> dict[str, int]:
     """Divide waiting claims among groups: spare sandboxes first, then room to grow."""
     queues = {name: waiting.pinned.get(name, 0) for name in groups}
     left = waiting.anywhere
     in_order = sorted(groups, key=lambda name: (_priority(groups[name]), name))
     for name in in_order:
-        spare = sum(max(asked_size(run.member) - run.running, run.idle) for run in groups[name])
+        spare = sum(max(requested_size(run.member) - run.running, run.idle) for run in groups[name])
         take = min(left, max(spare - queues[name], 0))
         queues[name] += take
         left -= take
@@ -150,19 +150,19 @@ def divide_waiting(
     return queues
 
 
-def _priority(runs: list[MemberRun]) -> int:
+def _priority(runs: list[MemberReconcile]) -> int:
     return min(run.member.config.priority for run in runs)
 
 
-def _room(runs: list[MemberRun], queue: int, now: datetime) -> int:
+def _room(runs: list[MemberReconcile], queue: int, now: datetime) -> int:
     room = 0
     for run in runs:
         until, most = run.state.saturated_until, run.member.config.max_replicas
         if until is None or until <= now:
-            room += 1 << 30 if most is None else max(most - asked_size(run.member), 0)
+            room += 1 << 30 if most is None else max(most - requested_size(run.member), 0)
     group = runs[0].group
     if group is not None and group.max_replicas is not None:
-        size = sum(asked_size(run.member) for run in runs)
+        size = sum(requested_size(run.member) for run in runs)
         room = min(room, max(group.max_replicas - size, 0))
     return room
 

@@ -27,7 +27,7 @@ from paddock.controllers.env.autoscale_step import (
 )
 from paddock.controllers.env.claim_rate import ClaimRate, is_worth_writing
 from paddock.controllers.env.instance_types import INSTANCE_TYPES
-from paddock.controllers.env.member_run import MemberProblem, MemberRun
+from paddock.controllers.env.member_reconcile import MemberProblem, MemberReconcile
 from paddock.controllers.env.render import drift, pool_name, size_of
 from paddock.controllers.pool.controller import Supply, no_supply
 from paddock.controllers.sandbox.templates import resolve
@@ -121,14 +121,14 @@ class EnvController:
         except NotFoundError as error:
             return None, MemberProblem("TemplateNotFound", error.message)
 
-    def _cases(self, env: SandboxEnv) -> list[MemberRun]:
+    def _cases(self, env: SandboxEnv) -> list[MemberReconcile]:
         segment = env.spec.clusters.get(self._cluster) or EnvCluster()
-        runs: list[MemberRun] = []
+        runs: list[MemberReconcile] = []
         taken: dict[Key, str] = {}
         for name, member in sorted(segment.members.items()):
             key = Key(env.metadata.namespace, pool_name(env.metadata.name, name))
             pool = self._provider.get(SandboxPool, key)
-            run = MemberRun(name=name, member=member, key=key)
+            run = MemberReconcile(name=name, member=member, key=key)
             run.group = env.spec.autoscaling.groups.get(member.config.scaling_group)
             if key in taken:
                 message = f"its pool {key.name} has the same name as that of member {taken[key]}"
@@ -144,7 +144,7 @@ class EnvController:
 
     # ---- writing -------------------------------------------------------------------------
 
-    async def _write_size(self, env: SandboxEnv, run: MemberRun) -> SandboxEnv:
+    async def _write_size(self, env: SandboxEnv, run: MemberReconcile) -> SandboxEnv:
         """Write the granted size into this cluster's segment, and nothing else."""
         is_ours = run.is_scaled and run.problem is None and (run.pool or run.rendered)
         if not is_ours or self._size_in(env, run.name) == run.granted:
@@ -166,7 +166,7 @@ class EnvController:
         member = segment.members.get(name) if segment is not None else None
         return member.replicas if member is not None else None
 
-    async def _write_pool(self, env: SandboxEnv, run: MemberRun) -> None:
+    async def _write_pool(self, env: SandboxEnv, run: MemberReconcile) -> None:
         wanted = run.rendered
         if wanted is None:
             return
@@ -207,7 +207,7 @@ class EnvController:
             message = f"pool {run.key.name}: size {before} → {run.granted}"
             self._recorder.normal(env, "PoolResized", message)
 
-    async def _write_state(self, run: MemberRun) -> None:
+    async def _write_state(self, run: MemberReconcile) -> None:
         """Write the autoscaler's state, and record its decision as an event."""
         pool, state = run.pool, run.state
         if pool is None or run.problem is not None or not (run.is_scaled or run.refusal):
@@ -229,7 +229,7 @@ class EnvController:
             SandboxPool, pool.key, change, uid=pool.metadata.uid, is_status=True
         )
 
-    async def _delete_obsolete(self, env: SandboxEnv, runs: list[MemberRun]) -> None:
+    async def _delete_obsolete(self, env: SandboxEnv, runs: list[MemberReconcile]) -> None:
         wanted = {run.key for run in runs}
         for pool in self._provider.children(SandboxPool, env):
             if pool.key in wanted or pool.is_deleting:
@@ -252,7 +252,7 @@ class EnvController:
     async def _report(
         self,
         env: SandboxEnv,
-        runs: list[MemberRun],
+        runs: list[MemberReconcile],
         waiting: WaitingClaims,
         template_problem: MemberProblem | None,
     ) -> Result:
@@ -269,7 +269,7 @@ class EnvController:
         if new == env.status:
             return RequeueAfter(again)
         since = self._clock.monotonic() - self._written_at.get(env.key, float("-inf"))
-        if since < STATUS_SECONDS and statuses.is_only_counts(env.status, new):
+        if since < STATUS_SECONDS and statuses.only_counts_changed(env.status, new):
             return RequeueAfter(min(again, STATUS_SECONDS - since))
         await self._write_status(env, new)
         self._written_at[env.key] = self._clock.monotonic()
@@ -288,7 +288,7 @@ class EnvController:
             SandboxEnv, env.key, change, uid=env.metadata.uid, is_status=True
         )
 
-    def _period(self, runs: list[MemberRun]) -> float:
+    def _period(self, runs: list[MemberReconcile]) -> float:
         """Return the seconds until the next reconcile: soon during a drain."""
         usual = PERIOD_SECONDS * self._random.uniform(1 - JITTER, 1 + JITTER)
         now = self._clock.now()

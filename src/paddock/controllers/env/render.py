@@ -68,7 +68,7 @@ def clamped(member: EnvMember, size: int) -> int:
     return size if config.max_replicas is None else min(size, config.max_replicas)
 
 
-def asked_size(member: EnvMember) -> int:
+def requested_size(member: EnvMember) -> int:
     """Return the size that a member's spec requests."""
     if member.replicas is not None:
         return clamped(member, member.replicas)

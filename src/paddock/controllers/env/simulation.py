@@ -143,7 +143,7 @@ class Simulation:
             self._queue.append(claim)
             self._serve()
             if self._queue:
-                self._look()
+                self._autoscale()
         elif kind == _READY:
             if self._void:
                 self._void -= 1
@@ -154,7 +154,7 @@ class Simulation:
             self._running -= 1
             self._fill()
         elif kind == _LOOK:
-            self._look()
+            self._autoscale()
             self._push(self._now + PERIOD_SECONDS, _LOOK, None)
 
     def _serve(self) -> None:
@@ -170,7 +170,7 @@ class Simulation:
     def _moment(self) -> datetime:
         return EPOCH + timedelta(seconds=self._now)
 
-    def _look(self) -> None:
+    def _autoscale(self) -> None:
         """Take a snapshot, decide, and apply the decision."""
         scenario, now = self._scenario, self._moment()
         rate = decayed_rate(

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from msgspec import structs
 
 from paddock.cache.environments import EnvSnapshot, MemberSnapshot
-from paddock.controllers.env.member_run import MemberProblem, MemberRun
+from paddock.controllers.env.member_reconcile import MemberProblem, MemberReconcile
 from paddock.resources.kinds.env import (
     MemberState,
     ObservedCluster,
@@ -29,7 +29,7 @@ SNAPSHOT_SECONDS = 30.0
 """An unchanged snapshot gets a new time this often."""
 
 
-def headrooms(runs: Sequence[MemberRun]) -> dict[str, int | None]:
+def headrooms(runs: Sequence[MemberReconcile]) -> dict[str, int | None]:
     """Return how much each member may grow; `None` means unlimited, 0 if it does not scale."""
     sizes: dict[str, int] = {}
     for run in runs:
@@ -50,7 +50,7 @@ def headrooms(runs: Sequence[MemberRun]) -> dict[str, int | None]:
 
 
 def snapshot(
-    env: SandboxEnv, runs: Sequence[MemberRun], *, cluster: str, now: datetime
+    env: SandboxEnv, runs: Sequence[MemberReconcile], *, cluster: str, now: datetime
 ) -> EnvSnapshot:
     """Return the snapshot for the router."""
     rooms = headrooms(runs)
@@ -77,7 +77,7 @@ def snapshot(
 
 def aggregate(
     env: SandboxEnv,
-    runs: Sequence[MemberRun],
+    runs: Sequence[MemberReconcile],
     *,
     cluster: str,
     waiting: int,
@@ -114,7 +114,7 @@ def aggregate(
     )
 
 
-def is_only_counts(old: SandboxEnvStatus, new: SandboxEnvStatus) -> bool:
+def only_counts_changed(old: SandboxEnvStatus, new: SandboxEnvStatus) -> bool:
     """Whether only counts changed, whose write can be delayed."""
     return (
         old.conditions == new.conditions
@@ -143,7 +143,7 @@ def _is_fresh(before: ObservedCluster, current: ObservedCluster, now: datetime) 
     )
 
 
-def _observed(run: MemberRun, headroom: int | None, now: datetime) -> ObservedMember:
+def _observed(run: MemberReconcile, headroom: int | None, now: datetime) -> ObservedMember:
     pool = run.pool
     template = pool.spec.template if pool is not None else None
     until = run.state.saturated_until
@@ -169,7 +169,7 @@ def _observed(run: MemberRun, headroom: int | None, now: datetime) -> ObservedMe
     )
 
 
-def _state(run: MemberRun, headroom: int | None, now: datetime) -> MemberState:
+def _state(run: MemberReconcile, headroom: int | None, now: datetime) -> MemberState:
     if run.problem is not None:
         return MemberState.INCONSISTENT
     if run.pool is None:
@@ -198,7 +198,7 @@ def _groups(local: ObservedCluster) -> tuple[ObservedGroup, ...]:
 
 
 def _conditions(
-    env: SandboxEnv, runs: Sequence[MemberRun], template_problem: MemberProblem | None
+    env: SandboxEnv, runs: Sequence[MemberReconcile], template_problem: MemberProblem | None
 ) -> tuple[Condition, ...]:
     problems = [(run.name, run.problem) for run in runs if run.problem is not None]
     refusals = [(run.name, run.refusal) for run in runs if run.refusal is not None]

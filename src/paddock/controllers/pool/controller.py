@@ -132,7 +132,7 @@ class PoolController:
             recycling_old=len(members.recycling) - reset_new,
             available_new=ready - stale,
             available_old=stale,
-            leaving=len(members.leaving),
+            unusable=len(members.unusable),
             allocated=len(members.allocated),
             supply=self._supply(pool.key),
         )
@@ -154,18 +154,18 @@ class PoolController:
         return now - at
 
     async def _reap(self, pool: SandboxPool, members: Members, current: str) -> SandboxPoolStatus:
-        """Delete failed and leaving members; count consecutive failed starts."""
-        leaving = [
+        """Delete unusable members; count consecutive failed starts."""
+        to_delete = [
             item
-            for item in members.leaving.values()
-            if not item.is_deleting and strategies.ends(pool, item)
+            for item in members.unusable.values()
+            if not item.is_deleting and strategies.should_delete(pool, item)
         ]
-        failed = [item for item in leaving if item.status.phase is Phase.FAILED]
+        failed = [item for item in to_delete if item.status.phase is Phase.FAILED]
         if failed:
             self._recorder.warning(pool, "SandboxFailed", failed[-1].status.message)
         ready, now = members.available.values(), self._clock.now()
         status = start_backoff.count_starts(pool.status, failed, ready, revision=current, now=now)
-        await self._delete(leaving)
+        await self._delete(to_delete)
         return status
 
     # ---- writes --------------------------------------------------------------------------

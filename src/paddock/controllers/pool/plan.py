@@ -35,8 +35,8 @@ class Counts(Struct, frozen=True, kw_only=True):
     available_new: int = 0
     available_old: int = 0
     """Ready, of an earlier revision or past the pool's max idle age."""
-    leaving: int = 0
-    """Unclaimed and leaving: evicted, unhealthy, failed, terminating."""
+    unusable: int = 0
+    """Unclaimed, and evicted, paused, unhealthy, failed or being deleted."""
     allocated: int = 0
     supply: int = 0
 
@@ -57,7 +57,7 @@ class Counts(Struct, frozen=True, kw_only=True):
 
     @property
     def present(self) -> int:
-        """All that are not leaving."""
+        """All but the unusable ones."""
         return self.allocated + self.starting + self.available
 
     @property
@@ -171,7 +171,7 @@ def _grow(
             reason=f"{failures} failed starts in a row; retry in {wait:.0f} s",
         )
     present = counts.present
-    room = max(band(spec, counts.allocated).pool_max - present - counts.leaving, 0)
+    room = max(band(spec, counts.allocated).pool_max - present - counts.unusable, 0)
     create = min(desired - present, room, _in_flight_limit(spec, counts, desired, failures))
     if create <= 0:
         return PoolPlan(desired=desired, reason="the limit of concurrent creations is reached")

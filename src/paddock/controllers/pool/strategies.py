@@ -24,7 +24,7 @@ class EvictionHandler(Protocol):
     They are out of stock in any case. Claimed ones are left alone until they are released.
     """
 
-    def ends(self, sandbox: Sandbox) -> bool:
+    def should_delete(self, sandbox: Sandbox) -> bool:
         """Whether an evicted sandbox is deleted now."""
         ...
 
@@ -32,7 +32,7 @@ class EvictionHandler(Protocol):
 class DeleteEvicted:
     """Deletes evicted sandboxes at once; the pool creates others."""
 
-    def ends(self, sandbox: Sandbox) -> bool:
+    def should_delete(self, sandbox: Sandbox) -> bool:
         """Return True."""
         return True
 
@@ -40,7 +40,7 @@ class DeleteEvicted:
 class KeepEvicted:
     """Keeps evicted sandboxes for inspection; an operator deletes them."""
 
-    def ends(self, sandbox: Sandbox) -> bool:
+    def should_delete(self, sandbox: Sandbox) -> bool:
         """Return False."""
         return False
 
@@ -97,7 +97,7 @@ def _named(table: Mapping[str, T], name: str, what: str) -> T:
     return found
 
 
-def ends(pool: SandboxPool, sandbox: Sandbox) -> bool:
-    """Whether a leaving sandbox is deleted now."""
+def should_delete(pool: SandboxPool, sandbox: Sandbox) -> bool:
+    """Whether an unusable sandbox is deleted now."""
     is_evicted = LABEL_EVICT in sandbox.metadata.labels
-    return not is_evicted or eviction_handler(pool).ends(sandbox)
+    return not is_evicted or eviction_handler(pool).should_delete(sandbox)

@@ -15,12 +15,12 @@ import msgspec
 from msgspec import Struct
 
 from paddock.envd.blocking import in_thread
-from paddock.envd.environment import Environment
 from paddock.envd.files import downloads, paths, signature, upload_body
 from paddock.envd.files.upload_body import WrittenFile
 from paddock.envd.files.uploads import NoSpaceError
 from paddock.envd.http.request import BodyTooLargeError, HttpError, HttpRequest
 from paddock.envd.rpc.connect_frames import ConnectError, printable
+from paddock.envd.sandbox_context import SandboxContext
 from paddock.envd.users import User
 
 _ERRNO_STATUS = {
@@ -52,8 +52,8 @@ class ComposeRequest(Struct, frozen=True):
 class FileRoutes:
     """Serves the file routes."""
 
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
+    def __init__(self, context: SandboxContext) -> None:
+        self._context = context
 
     async def serve(self, request: HttpRequest, *, is_trusted: bool) -> None:
         """Serve `/files`."""
@@ -66,13 +66,13 @@ class FileRoutes:
         is_write = request.method == "POST"
         if not is_trusted:
             self._authorize(request, "write" if is_write else "read")
-        user = self._environment.user(request.query.get("username"))
+        user = self._context.user(request.query.get("username"))
         if is_write:
-            written = await upload_body.receive(request, self._environment, user)
+            written = await upload_body.receive(request, self._context, user)
             body = msgspec.json.encode(written)
             request.respond(200, body, headers=[("Content-Type", "application/json")])
         else:
-            path = self._environment.resolve(request.query.get("path", ""), user)
+            path = self._context.resolve(request.query.get("path", ""), user)
             await downloads.send(request, path)
 
     async def compose(self, request: HttpRequest) -> None:
@@ -96,7 +96,7 @@ class FileRoutes:
     # -- access
 
     def _authorize(self, request: HttpRequest, operation: signature.Operation) -> None:
-        token = self._environment.settings.access_token
+        token = self._context.settings.access_token
         if token is None:
             return
         given = request.headers.get("x-access-token")
@@ -130,9 +130,9 @@ class FileRoutes:
             raise HttpError(400, f"cannot read the request: {error}") from error
         if not wanted.source_paths or not wanted.destination:
             raise HttpError(400, "source_paths and destination are required")
-        user = self._environment.user(wanted.username or None)
-        sources = [self._environment.resolve(path, user) for path in wanted.source_paths]
-        destination = self._environment.resolve(wanted.destination, user)
+        user = self._context.user(wanted.username or None)
+        sources = [self._context.resolve(path, user) for path in wanted.source_paths]
+        destination = self._context.resolve(wanted.destination, user)
         await in_thread(_concatenate, sources, destination, user)
         response = WrittenFile(
             name=printable(posixpath.basename(destination)),

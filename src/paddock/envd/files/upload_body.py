@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Mapping
 
 from msgspec import Struct
 
-from paddock.envd.environment import Environment
 from paddock.envd.files.uploads import BadGzipError, Inflater, Upload, require_space
 from paddock.envd.http.multipart import (
     MultipartError,
@@ -21,6 +20,7 @@ from paddock.envd.http.multipart import (
 )
 from paddock.envd.http.request import HttpError, HttpRequest
 from paddock.envd.rpc.connect_frames import printable
+from paddock.envd.sandbox_context import SandboxContext
 from paddock.envd.users import User
 
 UPLOAD_TIMEOUT_SECONDS = 600.0
@@ -39,16 +39,16 @@ class WrittenFile(Struct, frozen=True, omit_defaults=True):
     type: str = ""
 
 
-async def receive(request: HttpRequest, environment: Environment, user: User) -> list[WrittenFile]:
+async def receive(request: HttpRequest, context: SandboxContext, user: User) -> list[WrittenFile]:
     """Write the files of an upload; return them."""
     metadata = _read_metadata(request.headers)
     kind, _, rest = request.headers.get("content-type", "").partition(";")
     kind = kind.strip().lower()
     if kind == "multipart/form-data":
         boundary = parameters(";" + rest).get("boundary", "")
-        return await _receive_parts(request, environment, user, metadata, boundary)
+        return await _receive_parts(request, context, user, metadata, boundary)
     if kind == "application/octet-stream":
-        return [await _receive_raw(request, environment, user, metadata)]
+        return [await _receive_raw(request, context, user, metadata)]
     raise HttpError(
         400,
         f"unsupported content type {kind!r}: send multipart/form-data or application/octet-stream",
@@ -56,11 +56,11 @@ async def receive(request: HttpRequest, environment: Environment, user: User) ->
 
 
 async def _receive_raw(
-    request: HttpRequest, environment: Environment, user: User, metadata: Mapping[str, str]
+    request: HttpRequest, context: SandboxContext, user: User, metadata: Mapping[str, str]
 ) -> WrittenFile:
     if not request.query.get("path"):
         raise HttpError(400, "the path parameter is required for application/octet-stream")
-    path = environment.resolve(request.query["path"], user)
+    path = context.resolve(request.query["path"], user)
     length = request.headers.get("content-length", "")
     if length.isdigit():
         require_space(path, int(length))
@@ -76,7 +76,7 @@ async def _receive_raw(
 
 async def _receive_parts(
     request: HttpRequest,
-    environment: Environment,
+    context: SandboxContext,
     user: User,
     metadata: Mapping[str, str],
     boundary: str,
@@ -88,7 +88,7 @@ async def _receive_parts(
         async for piece in _decoded_body(request):
             for event in parser.feed(piece):
                 if isinstance(event, PartStart):
-                    path = _part_path(request, environment, user, event, written)
+                    path = _part_path(request, context, user, event, written)
                     upload = None if path is None else Upload(path, user, metadata)
                 elif upload is None:
                     continue
@@ -111,7 +111,7 @@ async def _receive_parts(
 
 def _part_path(
     request: HttpRequest,
-    environment: Environment,
+    context: SandboxContext,
     user: User,
     part: PartStart,
     written: Mapping[str, WrittenFile],
@@ -125,7 +125,7 @@ def _part_path(
     name = given or part.filename
     if not name:
         raise HttpError(400, "no target: set the path parameter or the part's filename")
-    path = environment.resolve(name, user)
+    path = context.resolve(name, user)
     if path in written:
         raise HttpError(400, f"path {path!r} is uploaded twice in one request")
     return path

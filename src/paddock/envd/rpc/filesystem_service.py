@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
 from paddock.envd.blocking import in_thread
-from paddock.envd.environment import Environment
 from paddock.envd.files import entries, paths, tree_ops
 from paddock.envd.files.watch import (
     DirectoryWatcher,
@@ -25,6 +24,7 @@ from paddock.envd.files.watch import (
 from paddock.envd.rpc import messages as m
 from paddock.envd.rpc.connect import Method, RpcCall, ServerStream, Stream, Unary
 from paddock.envd.rpc.connect_frames import Code, ConnectError, printable
+from paddock.envd.sandbox_context import SandboxContext
 
 _CODES = {
     errno.ENOENT: Code.NOT_FOUND,
@@ -65,8 +65,8 @@ def _explained(doing: str, path: str) -> Generator[None]:
 class FilesystemService:
     """The RPC methods for files."""
 
-    def __init__(self, environment: Environment, watchers: Watchers) -> None:
-        self._environment = environment
+    def __init__(self, context: SandboxContext, watchers: Watchers) -> None:
+        self._context = context
         self._watchers = watchers
 
     def methods(self) -> Mapping[str, Method]:
@@ -94,16 +94,16 @@ class FilesystemService:
         path = self._path(call, request.path)
         with _explained("list", path):
             _require_directory(path)
-            self._environment.users.refresh()
+            self._context.users.refresh()
             found = await in_thread(
-                entries.list_directory, path, request.depth, self._environment.users
+                entries.list_directory, path, request.depth, self._context.users
             )
         return m.ListDirResponse(entries=tuple(found))
 
     async def make_dir(self, call: RpcCall, request: m.PathRequest) -> m.EntryResponse:
         """`mkdir -p`."""
-        user = self._environment.user(call.username)
-        path = self._environment.resolve(request.path, user)
+        user = self._context.user(call.username)
+        path = self._context.resolve(request.path, user)
         shown = printable(path)
         with _explained("create directory", path):
             try:
@@ -121,9 +121,9 @@ class FilesystemService:
 
     async def move(self, call: RpcCall, request: m.MoveRequest) -> m.EntryResponse:
         """Rename, creating the destination's parents."""
-        user = self._environment.user(call.username)
-        source = self._environment.resolve(request.source, user)
-        destination = self._environment.resolve(request.destination, user)
+        user = self._context.user(call.username)
+        source = self._context.resolve(request.source, user)
+        destination = self._context.resolve(request.destination, user)
         with _explained("move", source):
             os.lstat(source)
             paths.make_parents(destination, uid=user.uid, gid=user.gid)
@@ -191,11 +191,11 @@ class FilesystemService:
         return m.Empty()
 
     def _path(self, call: RpcCall, path: str) -> str:
-        return self._environment.resolve(path, self._environment.user(call.username))
+        return self._context.resolve(path, self._context.user(call.username))
 
     def _describe(self, path: str) -> m.EntryInfo:
-        self._environment.users.refresh()
-        return entries.describe(path, self._environment.users)
+        self._context.users.refresh()
+        return entries.describe(path, self._context.users)
 
     def _watchable(self, call: RpcCall, request: m.WatchRequest) -> str:
         path = self._path(call, request.path)

@@ -8,7 +8,6 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Mapping
 
-from paddock.envd.environment import Environment
 from paddock.envd.process.events import Subscription
 from paddock.envd.process.process import ManagedProcess, StdinError
 from paddock.envd.process.registry import ProcessRegistry
@@ -16,6 +15,7 @@ from paddock.envd.process.spawner import Command, SandboxGoneError, SpawnError
 from paddock.envd.rpc import messages as m
 from paddock.envd.rpc.connect import ClientStream, Method, RpcCall, ServerStream, Stream, Unary
 from paddock.envd.rpc.connect_frames import Code, ConnectError, printable
+from paddock.envd.sandbox_context import SandboxContext
 
 _SIGNALS = {m.Signal.TERM: signal.SIGTERM, m.Signal.KILL: signal.SIGKILL}
 _DEFAULT_SIZE = (80, 24)
@@ -24,9 +24,9 @@ _DEFAULT_SIZE = (80, 24)
 class ProcessService:
     """The RPC methods for processes."""
 
-    def __init__(self, registry: ProcessRegistry, environment: Environment) -> None:
+    def __init__(self, registry: ProcessRegistry, context: SandboxContext) -> None:
         self._registry = registry
-        self._environment = environment
+        self._context = context
 
     def methods(self) -> Mapping[str, Method]:
         """Return the methods by path."""
@@ -181,17 +181,17 @@ class ProcessService:
         config = request.process
         if config is None or not config.cmd:
             raise ConnectError(Code.INVALID_ARGUMENT, "process.cmd is empty: say what to run")
-        user = self._environment.user(call.username)
-        cwd = self._environment.directory(config.cwd or "", user)
+        user = self._context.user(call.username)
+        cwd = self._context.directory(config.cwd or "", user)
         size: tuple[int, int] | None = None
         if request.pty is not None:
             given = request.pty.size or m.PtySize()
             size = (given.cols or _DEFAULT_SIZE[0], given.rows or _DEFAULT_SIZE[1])
-        env = self._environment.variables(user) | dict(config.envs)
+        env = self._context.variables(user) | dict(config.envs)
         if any("\0" in text for text in (config.cmd, *config.args, *env, *env.values())):
             raise ConnectError(Code.INVALID_ARGUMENT, "NUL bytes cannot be passed to a command")
         command = Command(
-            argv=(self._environment.program(config.cmd), *config.args),
+            argv=(self._context.program(config.cmd), *config.args),
             env=env,
             cwd=cwd,
             uid=user.uid,

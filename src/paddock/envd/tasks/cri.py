@@ -29,8 +29,8 @@ from paddock.envd.tasks.cri_wire import (
     get_text,
     map_entries,
 )
-from paddock.envd.tasks.launcher import ExecutorError, TaskLaunchError
 from paddock.envd.tasks.model import TaskRecord
+from paddock.envd.tasks.task_launcher import ExecutorError, TaskLaunchError
 from paddock.wire.protobuf import Message
 
 log = logging.getLogger(__name__)

@@ -23,9 +23,9 @@ from paddock.envd.http.request import HttpRequest
 from paddock.envd.http.server import HttpListener
 from paddock.envd.tasks.files import TaskFiles
 from paddock.envd.tasks.http_api import TaskRoutes, is_task_path, respond_problem
-from paddock.envd.tasks.launcher import ExecutorError, Launcher
 from paddock.envd.tasks.manager import TaskManager
 from paddock.envd.tasks.shim import ShimLauncher, on_host
+from paddock.envd.tasks.task_launcher import ExecutorError, TaskLauncher
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def check(options: ExecutorOptions) -> None:
 class Executor:
     """Serves tasks over TCP."""
 
-    def __init__(self, options: ExecutorOptions, launcher: Launcher) -> None:
+    def __init__(self, options: ExecutorOptions, launcher: TaskLauncher) -> None:
         self._options = options
         self.tasks = TaskManager(launcher, TaskFiles(options.data_dir))
         self._routes = TaskRoutes(self.tasks)
@@ -150,7 +150,7 @@ def main_environment(name: str) -> Mapping[str, str]:
 # ---- running ---------------------------------------------------------------------------------
 
 
-def launcher_for(options: ExecutorOptions) -> Launcher:
+def launcher_for(options: ExecutorOptions) -> TaskLauncher:
     """Return the launcher of a mode."""
     if options.mode == "container":
         try:

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any
 
 from paddock.envd.tasks.files import TaskFiles, is_name
-from paddock.envd.tasks.launcher import Launcher, RunningTask
 from paddock.envd.tasks.model import Task, TaskError, TaskPhase, TaskRecord, task_json
+from paddock.envd.tasks.task_launcher import RunningTask, TaskLauncher
 from paddock.envd.tasks.task_run import TaskRun
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ HEARTBEAT_SECONDS = 20.0
 class TaskManager:
     """All tasks of one executor."""
 
-    def __init__(self, launcher: Launcher, files: TaskFiles) -> None:
+    def __init__(self, launcher: TaskLauncher, files: TaskFiles) -> None:
         self._launcher = launcher
         self._files = files
         self._records: dict[str, TaskRecord] = {}

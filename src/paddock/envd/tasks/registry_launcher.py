@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import os
 
-from paddock.envd.environment import Environment
 from paddock.envd.process.events import Subscription
 from paddock.envd.process.init_protocol import SignalScope
 from paddock.envd.process.process import ManagedProcess
@@ -16,8 +15,9 @@ from paddock.envd.process.registry import ProcessRegistry
 from paddock.envd.process.spawner import Command, ExitStatus, SandboxGoneError, SpawnError
 from paddock.envd.rpc.connect_frames import ConnectError
 from paddock.envd.rpc.messages import ProcessConfig
-from paddock.envd.tasks.launcher import TaskLaunchError
+from paddock.envd.sandbox_context import SandboxContext
 from paddock.envd.tasks.model import TaskRecord
+from paddock.envd.tasks.task_launcher import TaskLaunchError
 
 MAX_LOG_BYTES = 64 << 20
 """Output beyond this is discarded."""
@@ -114,9 +114,9 @@ class RunningProcess:
 class RegistryLauncher:
     """Runs tasks as users of the sandbox."""
 
-    def __init__(self, registry: ProcessRegistry, environment: Environment) -> None:
+    def __init__(self, registry: ProcessRegistry, context: SandboxContext) -> None:
         self._registry = registry
-        self._environment = environment
+        self._context = context
         self._running: set[RunningProcess] = set()
 
     async def launch(
@@ -129,12 +129,12 @@ class RegistryLauncher:
                 "this executor has no container runtime: set process instead of podTemplateSpec"
             )
         try:
-            user = self._environment.user(process.user)
-            directory = self._environment.directory(process.working_dir or "", user)
-            program = [self._environment.program(argv[0])] if argv else []
+            user = self._context.user(process.user)
+            directory = self._context.directory(process.working_dir or "", user)
+            program = [self._context.program(argv[0])] if argv else []
         except ConnectError as error:
             raise TaskLaunchError(str(error)) from error
-        env = self._environment.variables(user) | {item.name: item.value for item in process.env}
+        env = self._context.variables(user) | {item.name: item.value for item in process.env}
         command = Command(
             argv=(*program, *argv[1:]), env=env, cwd=directory, uid=user.uid, gid=user.gid,
             groups=user.groups, has_stdin=False,

@@ -4,8 +4,8 @@ import asyncio
 from datetime import datetime
 from typing import Any
 
-from paddock.envd.tasks.launcher import RunningTask
 from paddock.envd.tasks.model import TaskRecord
+from paddock.envd.tasks.task_launcher import RunningTask
 
 SPANS, SPAN_SECONDS = 20, 1.0
 """The running time of a task is counted in this many spans of at least this many seconds."""

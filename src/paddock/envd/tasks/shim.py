@@ -20,8 +20,8 @@ from paddock.envd.process.tree import (
     signal_all,
     start_time,
 )
-from paddock.envd.tasks.launcher import TaskLaunchError
 from paddock.envd.tasks.model import TaskRecord
+from paddock.envd.tasks.task_launcher import TaskLaunchError
 
 CRASHED = 137
 _SHIM = 'exit="$1"; shift; "$@"; code=$?; echo "$code" > "$exit.new"; mv "$exit.new" "$exit"'

@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from paddock.envd.tasks.launcher import Launcher, RunningTask, TaskLaunchError
 from paddock.envd.tasks.model import TaskHook, TaskPhase, TaskRecord
 from paddock.envd.tasks.running_time import seconds_left, wait_running
+from paddock.envd.tasks.task_launcher import RunningTask, TaskLauncher, TaskLaunchError
 
 BACKOFF_LIMIT_SECONDS = 300.0
 KILL_SECONDS = 5.0
@@ -32,7 +32,7 @@ class TaskRun:
     def __init__(
         self,
         record: TaskRecord,
-        launcher: Launcher,
+        launcher: TaskLauncher,
         log_path: str,
         save: Callable[[TaskRecord], None],
     ) -> None:

@@ -129,7 +129,7 @@ def run_child(
             # Do now what does not depend on the final configuration.
             end = loop.create_future()
             loop.run_until_complete(attach(envd, config, fds, end))
-            envd.environment.write_identity()
+            envd.context.write_identity()
         ready()
         config, given = _receive_assignment(fds.pop("wait"))
         fds |= given

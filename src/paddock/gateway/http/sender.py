@@ -14,7 +14,7 @@ from paddock.gateway.http.request_rewrite import write_lines, write_request
 from paddock.gateway.http.upstream import IdleConnections, UpstreamConnection
 from paddock.gateway.limits import GatewayLimits, GatewayOptions
 from paddock.gateway.routing.addressing import ENVD_PORT, TASKS_PORT, Destination
-from paddock.gateway.routing.boot_windows import BootWindows
+from paddock.gateway.routing.recent_reboots import RecentReboots
 from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.kit.clock import Clock
 from paddock.kit.errors import NotFoundError, UnavailableError
@@ -60,7 +60,7 @@ class Sender:
         self._limits = limits
         self._trusts = options.trusts_forwarded
         self._pool = ConnectionPool(clock.monotonic)
-        self._boots = BootWindows(routes, clock.monotonic, seconds=limits.boot_seconds)
+        self._reboots = RecentReboots(routes, clock.monotonic, seconds=limits.boot_seconds)
 
     def sweep(self) -> None:
         """Close connections that have been idle for too long."""
@@ -110,7 +110,7 @@ class Sender:
         try:
             connection = await self._dial_until_open(route, port)
         except ConnectionRefusedError:
-            retry = _BOOT_RETRY_SECONDS if self._boots.has_booted(route) else None
+            retry = _BOOT_RETRY_SECONDS if self._reboots.has_booted(route) else None
             exchange.fail(502, error_responses.PORT_CLOSED, port=port, retry_after_seconds=retry)
         except TimeoutError:
             exchange.fail(504, "the sandbox did not take the connection in time", port=port)
@@ -133,7 +133,7 @@ class Sender:
                     )
                 )
             except ConnectionRefusedError:
-                if not self._boots.is_open(route):
+                if not self._reboots.may_open_port(route):
                     raise
             await asyncio.sleep(_BOOT_POLL_SECONDS)
 

@@ -1,8 +1,8 @@
 """Requests in flight, by sandbox, and what happens to them when the sandbox changes.
 
-When a sandbox ends, its in-flight requests are cut. When it is paused, its streams and older
-requests are cut; a request that has just started is held until the sandbox runs again, if traffic
-wakes it and the pause keeps its processes. A request that is cut gets a 502, or a reset if its
+When a sandbox ends, its in-flight requests are aborted. When it is paused, its streams and older
+requests are aborted; a request that has just started is held until the sandbox runs again, if
+traffic wakes it and the pause keeps its processes. An aborted request gets a 502, or a reset if its
 response has begun. Connections to an earlier incarnation are never used again.
 """
 
@@ -115,26 +115,26 @@ class InflightRequests:
             self.in_flight.pop(old.uid, None)
         elif new.incarnation != old.incarnation:
             self._sender.drop(old.uid)
-            self._cut_sent(old.uid, error_responses.RESTARTED_UNANSWERED, keep_young=False)
+            self._abort_sent(old.uid, error_responses.RESTARTED_UNANSWERED, keep_recent=False)
         elif old.state is SandboxState.RUNNING and new.state in (
             SandboxState.PAUSING,
             SandboxState.PAUSED,
         ):
             self._sender.drop(old.uid)
-            keep_young = self._outlives_pause(new)
-            self._cut_sent(old.uid, error_responses.PAUSED_UNANSWERED, keep_young=keep_young)
+            keep_recent = self._outlives_pause(new)
+            self._abort_sent(old.uid, error_responses.PAUSED_UNANSWERED, keep_recent=keep_recent)
             self._hold_over_pause(new)
 
     def _outlives_pause(self, route: Route) -> bool:
         """Whether a request that was sent just before a pause can be answered after it."""
         return self._options.wakes and route.wakes and not route.loses_processes
 
-    def _cut_sent(self, uid: str, message: str, *, keep_young: bool) -> None:
-        """Cut requests sent to a sandbox; with `keep_young`, except those that just started."""
+    def _abort_sent(self, uid: str, message: str, *, keep_recent: bool) -> None:
+        """Abort requests sent to a sandbox; with `keep_recent`, except those that just started."""
         limit = self._now() - self._limits.pause_grace_seconds
         for exchange in tuple(self.in_flight.get(uid, ())):
-            is_young = exchange.started >= limit and not _is_stream(exchange)
-            if exchange.upstream is not None and not (keep_young and is_young):
+            is_recent = exchange.started >= limit and not _is_stream(exchange)
+            if exchange.upstream is not None and not (keep_recent and is_recent):
                 exchange.fail(502, message)
 
     def _hold_over_pause(self, route: Route) -> None:

@@ -24,7 +24,7 @@ from paddock.kit.logs import fields
 
 log = logging.getLogger(__name__)
 
-Resume = Callable[[Route], Awaitable[Route]]
+ResumeCall = Callable[[Route], Awaitable[Route]]
 """Resumes a sandbox through the control plane and returns its new route."""
 
 _RETRY_SECONDS = 5.0
@@ -40,7 +40,7 @@ class Waker:
     def __init__(
         self,
         routes: RouteTable,
-        resume: Resume,
+        resume: ResumeCall,
         tasks: asyncio.TaskGroup,
         activity: Activity,
         *,

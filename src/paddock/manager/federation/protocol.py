@@ -36,7 +36,7 @@ class PeerCluster(Struct, frozen=True):
     url: str
 
 
-class Announced(Struct, frozen=True, kw_only=True):
+class AnnouncedMember(Struct, frozen=True, kw_only=True):
     """One member of one environment, as its own cluster sees it; ages instead of times, because
     clocks differ."""
 
@@ -59,7 +59,7 @@ class Announcement(Struct, frozen=True, kw_only=True):
     cluster: str
     gateway: str
     """Address of its sandboxes: `host:port`."""
-    members: tuple[Announced, ...] = ()
+    members: tuple[AnnouncedMember, ...] = ()
 
 
 class ForwardedClaim(Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class ForwardedReply(Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
 
 
-class Abandoned(Struct, frozen=True):
+class AbandonedClaim(Struct, frozen=True):
     """A claim whose caller is gone: its sandbox must be killed."""
 
     sandbox_id: str

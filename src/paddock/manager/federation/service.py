@@ -32,8 +32,8 @@ from paddock.manager.federation.protocol import (
     GATEWAY,
     MAX_HOPS,
     PREFIX,
-    Abandoned,
-    Announced,
+    AbandonedClaim,
+    AnnouncedMember,
     Announcement,
     ForwardedCall,
     ForwardedClaim,
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 ASK_SECONDS = 1.0
 """Interval of polling a peer."""
-PATIENCE_SECONDS = 2.0
+POLL_TIMEOUT_SECONDS = 2.0
 """Timeout of a poll."""
 FRESH_SECONDS = 5.0
 """How long a reply is used."""
@@ -114,14 +114,14 @@ class Federation:
     def announcement(self, queue: ClaimQueue) -> Announcement:
         """Return the members of this cluster."""
         now = self._clock.now()
-        members: list[Announced] = []
+        members: list[AnnouncedMember] = []
         for env, snapshot in queue.snapshots().items():
             idle = {item.pool: item.idle for item in queue.candidates(env)}
             for member in snapshot.members:
                 until = member.saturated_until
                 saturated = (until - now).total_seconds() if until is not None else 0.0
                 members.append(
-                    Announced(
+                    AnnouncedMember(
                         namespace=env.namespace,
                         env=env.name,
                         name=member.name,
@@ -181,7 +181,7 @@ class Federation:
         while True:
             try:
                 data, _ = await self._transport.call(
-                    peer, "GET", f"{PREFIX}/snapshot", b"", timeout_seconds=PATIENCE_SECONDS
+                    peer, "GET", f"{PREFIX}/snapshot", b"", timeout_seconds=POLL_TIMEOUT_SECONDS
                 )
                 announcement = msgspec.json.decode(data, type=Announcement)
                 if announcement.cluster != peer.cluster:
@@ -205,19 +205,19 @@ class Federation:
         sandbox_id = remote_id(where.cluster)
         if (known := self._known.get(where.cluster)) is not None:
             known.sent[where.pool.name] = known.sent.get(where.pool.name, 0) + 1
-        line = WAIT_SECONDS if not where.can_serve else TAKE_SECONDS
-        patience = min(request.claim_timeout_seconds, line)
+        wait_limit = WAIT_SECONDS if not where.can_serve else TAKE_SECONDS
+        claim_timeout = min(request.claim_timeout_seconds, wait_limit)
         wanted = structs.replace(
             request,
             template=f"{env.namespace}/{env.name}",
-            claim_timeout_seconds=patience,
+            claim_timeout_seconds=claim_timeout,
             ready_timeout_seconds=HAND_OVER_SECONDS,
             sandbox_id=sandbox_id,
         )
         body = msgspec.json.encode(
             ForwardedClaim(team=caller.team, role=caller.role, request=wanted, via=(self.cluster,))
         )
-        timeout = patience + HAND_OVER_SECONDS
+        timeout = claim_timeout + HAND_OVER_SECONDS
         outcome = "refused"
         try:
             data, _ = await self._transport.call(
@@ -241,11 +241,11 @@ class Federation:
         task.add_done_callback(self._abandon_tasks.discard)
 
     async def _abandon(self, peer: PeerCluster, sandbox_id: str) -> None:
-        body = msgspec.json.encode(Abandoned(sandbox_id))
+        body = msgspec.json.encode(AbandonedClaim(sandbox_id))
         for attempt in range(_ABANDON_TRIES):
             try:
                 await self._transport.call(
-                    peer, "POST", f"{PREFIX}/abandon", body, timeout_seconds=PATIENCE_SECONDS
+                    peer, "POST", f"{PREFIX}/abandon", body, timeout_seconds=POLL_TIMEOUT_SECONDS
                 )
             except PaddockError:
                 await asyncio.sleep(2.0**attempt)
@@ -277,18 +277,22 @@ class Federation:
 
     # ---- sandboxes of other clusters -----------------------------------------------------
 
-    def home(self, sandbox_id: str) -> PeerCluster | None:
+    def owner_cluster(self, sandbox_id: str) -> PeerCluster | None:
         """Return the other cluster that owns a sandbox, by the tag in its id."""
         tag = tag_in(sandbox_id)
         return self._by_tag.get(tag) if tag else None
 
     async def find(self, sandbox_id: str) -> tuple[Sandbox, str]:
         """Return a sandbox of another cluster and its gateway; `NotFoundError` if there is none."""
-        peer = self.home(sandbox_id)
+        peer = self.owner_cluster(sandbox_id)
         if peer is None:
             raise NotFoundError("the sandbox was not found")
         data, headers = await self._transport.call(
-            peer, "GET", f"{PREFIX}/sandboxes/{sandbox_id}", b"", timeout_seconds=PATIENCE_SECONDS
+            peer,
+            "GET",
+            f"{PREFIX}/sandboxes/{sandbox_id}",
+            b"",
+            timeout_seconds=POLL_TIMEOUT_SECONDS,
         )
         gateway = headers.get(GATEWAY, "")
         if not gateway:
@@ -296,13 +300,13 @@ class Federation:
         return codec.decode(Sandbox, data), gateway
 
     async def forward(
-        self, sandbox_id: str, call: ForwardedCall, *, patience: float
+        self, sandbox_id: str, call: ForwardedCall, *, timeout_seconds: float
     ) -> ForwardedReply:
         """Forward a call to the cluster that owns the sandbox."""
-        peer = self.home(sandbox_id)
+        peer = self.owner_cluster(sandbox_id)
         if peer is None:
             raise NotFoundError("the sandbox was not found")
-        return await self._forward(peer, call, patience)
+        return await self._forward(peer, call, timeout_seconds)
 
     async def forward_to_all(
         self, call: ForwardedCall
@@ -312,7 +316,7 @@ class Federation:
 
         async def ask(peer: PeerCluster) -> None:
             try:
-                replies[peer.cluster] = await self._forward(peer, call, PATIENCE_SECONDS)
+                replies[peer.cluster] = await self._forward(peer, call, POLL_TIMEOUT_SECONDS)
             except (PaddockError, msgspec.DecodeError) as error:
                 facts = fields(cluster=peer.cluster, path=call.path, error=str(error))
                 log.info("peer cluster did not reply", extra=facts)
@@ -329,10 +333,14 @@ class Federation:
         return known is not None and self._clock.monotonic() - known.received_at <= FRESH_SECONDS
 
     async def _forward(
-        self, peer: PeerCluster, call: ForwardedCall, patience: float
+        self, peer: PeerCluster, call: ForwardedCall, timeout_seconds: float
     ) -> ForwardedReply:
         data, _ = await self._transport.call(
-            peer, "POST", f"{PREFIX}/calls", msgspec.json.encode(call), timeout_seconds=patience
+            peer,
+            "POST",
+            f"{PREFIX}/calls",
+            msgspec.json.encode(call),
+            timeout_seconds=timeout_seconds,
         )
         return msgspec.json.decode(data, type=ForwardedReply)
 

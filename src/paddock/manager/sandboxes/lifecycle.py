@@ -80,7 +80,7 @@ class Lifecycle:
         retention_seconds: int | EllipsisType | None = ...,
     ) -> Sandbox:
         """Pause, and return when it is paused; `ConflictError` if it is paused already."""
-        caller.must_write()
+        caller.require_write_access()
         sandbox = self._queries.find(caller, sandbox_id)
         if states.state(sandbox, self._clock.now()) is SandboxState.PAUSED and sandbox.spec.paused:
             raise ConflictError(f"sandbox {sandbox_id} is paused already")
@@ -109,7 +109,7 @@ class Lifecycle:
         auto_pause: bool | None = None,
     ) -> Sandbox:
         """Resume, and return when it runs; `ConflictError` if it runs already."""
-        caller.must_write()
+        caller.require_write_access()
         self._check(timeout_seconds)
         sandbox = self._queries.find(caller, sandbox_id)
         if states.state(sandbox, self._clock.now()) in (
@@ -125,7 +125,7 @@ class Lifecycle:
         self, caller: Caller, sandbox_id: str, *, timeout_seconds: int
     ) -> tuple[Sandbox, bool]:
         """Extend a running sandbox or resume a paused one; return whether it was resumed."""
-        caller.must_write()
+        caller.require_write_access()
         self._check(timeout_seconds)
         sandbox = self._queries.find(caller, sandbox_id)
         now = self._clock.now()
@@ -167,7 +167,7 @@ class Lifecycle:
         def running(spec: SandboxSpec) -> SandboxSpec:
             if not spec.paused or spec.claim is None:
                 return spec
-            self._reservations.must_hold(spec.claim.owner)
+            self._reservations.require_valid_share(spec.claim.owner)
             identity = structs.replace(spec.claim, running_account=self._reservations.account)
             if auto_pause is not None:
                 identity = structs.replace(identity, auto_pause=auto_pause)
@@ -232,7 +232,7 @@ class Lifecycle:
         self, caller: Caller, sandbox_id: str, *, timeout_seconds: int
     ) -> Sandbox:
         """Set the end of a running sandbox to so many seconds from now, earlier or later."""
-        caller.must_write()
+        caller.require_write_access()
         if timeout_seconds:
             self._check(timeout_seconds)
         sandbox = self._running(caller, sandbox_id)
@@ -250,7 +250,7 @@ class Lifecycle:
 
     async def refresh(self, caller: Caller, sandbox_id: str, *, seconds: int) -> Sandbox:
         """Extend the end of a running sandbox to at least so many seconds from now."""
-        caller.must_write()
+        caller.require_write_access()
         sandbox = self._running(caller, sandbox_id)
         now = self._clock.now()
         return await self._write(
@@ -276,7 +276,7 @@ class Lifecycle:
 
         If its pool recycles, the sandbox is reset and returned to the pool.
         """
-        caller.must_write()
+        caller.require_write_access()
         sandbox = self._queries.find_owned(caller, sandbox_id)
         if sandbox.status.phase is not Phase.FAILED or sandbox.is_deleting:
             sandbox = self._queries.find(caller, sandbox_id)
@@ -288,7 +288,7 @@ class Lifecycle:
 
     async def set_network(self, caller: Caller, sandbox_id: str, policy: NetworkPolicy) -> Sandbox:
         """Replace the egress policy; it applies when this returns."""
-        caller.must_write()
+        caller.require_write_access()
         sandbox = self._queries.find(caller, sandbox_id)
         if sandbox.spec.paused:
             raise ConflictError(f"sandbox {sandbox_id} is paused")

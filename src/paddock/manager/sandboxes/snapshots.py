@@ -54,7 +54,7 @@ class Snapshots:
         self, caller: Caller, sandbox_id: str, *, name: str | None, memory: bool = True
     ) -> Checkpoint:
         """Store a sandbox's state and return when it is stored. The sandbox continues."""
-        caller.must_write()
+        caller.require_write_access()
         sandbox = self._queries.find(caller, sandbox_id)
         names = self._names(caller, name)
         return await self._store(caller, sandbox, names=names, memory=memory)
@@ -107,7 +107,7 @@ class Snapshots:
         self, caller: Caller, sandbox_id: str, *, count: int, timeout_seconds: int
     ) -> tuple[ForkResult, ...]:
         """Create clones of a running sandbox from one stored state."""
-        caller.must_write()
+        caller.require_write_access()
         sandbox = self._queries.find(caller, sandbox_id)
         claim = sandbox.spec.claim
         if sandbox.spec.paused or claim is None:

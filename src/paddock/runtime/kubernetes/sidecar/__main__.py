@@ -93,7 +93,7 @@ class Sidecar:
         if not (self._config.start_command or self._config.ready_command):
             return False
         try:
-            self._envd.environment.program(BASH)
+            self._envd.context.program(BASH)
         except ConnectError as error:
             self._problem = f"the template's start or ready command cannot run: {error}"
             log.warning("sandbox cannot become ready: its image has no shell")
@@ -117,9 +117,9 @@ class Sidecar:
         if request.path == "/logs":
             self._serve_logs(request)
             return
-        before = self._envd.environment.settings
+        before = self._envd.context.settings
         await self._envd.serve_trusted(request)
-        if self._envd.environment.settings != before:
+        if self._envd.context.settings != before:
             self._save_state()
 
     def _serve_logs(self, request: HttpRequest) -> None:
@@ -133,18 +133,18 @@ class Sidecar:
         respond_json(request, 200, self._log_buffer.read(since=since, limit=limit))
 
     def _save_state(self) -> None:
-        self._state.write(self._main.instance_id, self._envd.environment.settings)
+        self._state.write(self._main.instance_id, self._envd.context.settings)
 
     def _spawn(self, command: str, *, output: int | None = None) -> subprocess.Popen[bytes]:
-        user = self._envd.environment.user(self._config.user)
+        user = self._envd.context.user(self._config.user)
         is_root = os.geteuid() == 0
         return subprocess.Popen(
-            [self._envd.environment.program(BASH), "-l", "-c", command],
+            [self._envd.context.program(BASH), "-l", "-c", command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**self._envd.environment.variables(user), **self._config.env},
-            cwd=self._envd.environment.directory("", user),
+            env={**self._envd.context.variables(user), **self._config.env},
+            cwd=self._envd.context.directory("", user),
             start_new_session=True,
             user=user.uid if is_root else None,
             group=user.gid if is_root else None,

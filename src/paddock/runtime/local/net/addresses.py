@@ -18,7 +18,7 @@ _INDEX_BASE = 1 << 30
 """First interface index of the fabric, far above those that the kernel assigns."""
 
 
-class Slot(Struct, frozen=True):
+class AddressSlot(Struct, frozen=True):
     """One address of the fabric."""
 
     number: int
@@ -56,11 +56,11 @@ class AddressPlan:
         """Number of sandboxes that fit; the broadcast address is not used."""
         return self.subnet.num_addresses - _RESERVED - 1
 
-    def slot(self, number: int) -> Slot:
+    def slot(self, number: int) -> AddressSlot:
         if not 0 <= number < self.capacity:
             raise InvalidError(f"slot {number} is outside 0..{self.capacity - 1} of {self.subnet}")
         ip = self.subnet[number + _RESERVED]
-        return Slot(
+        return AddressSlot(
             number=number,
             ip=ip,
             link=f"{self.link_prefix}{number:x}",
@@ -68,7 +68,7 @@ class AddressPlan:
             mac=b"\x02\x70" + ip.packed,
         )
 
-    def slot_of_link(self, name: str) -> Slot | None:
+    def slot_of_link(self, name: str) -> AddressSlot | None:
         """Return the slot of a link name, or `None` for a foreign link."""
         digits = name.removeprefix(self.link_prefix)
         if digits == name:
@@ -79,7 +79,7 @@ class AddressPlan:
             return None
         return slot if slot.link == name else None
 
-    def free_slot(self, taken: Collection[int], after: int) -> Slot:
+    def free_slot(self, taken: Collection[int], after: int) -> AddressSlot:
         """Return the next free slot after `after`, round robin, so that reuse is delayed."""
         if len(taken) >= self.capacity:
             raise QuotaExceededError(

@@ -24,7 +24,7 @@ from paddock.kit.errors import (
 )
 from paddock.kit.logs import fields
 from paddock.runtime.local.net import forwarding, links
-from paddock.runtime.local.net.addresses import AddressPlan, Slot
+from paddock.runtime.local.net.addresses import AddressPlan, AddressSlot
 from paddock.runtime.local.net.dns.upstream import host_servers
 from paddock.runtime.local.net.firewall_sync import FabricMember, FirewallSync
 from paddock.runtime.local.net.netns import socket_in
@@ -316,7 +316,7 @@ class FabricState:
         self._delete(strays)
         self._firewall_sync.rebuild()
 
-    def _load_member(self, record: NetworkRecord, slot: Slot) -> FabricMember:
+    def _load_member(self, record: NetworkRecord, slot: AddressSlot) -> FabricMember:
         try:
             rules = compile_policy(record.policy)
         except InvalidError as error:  # Written by a version that allowed more: fail closed.
@@ -433,7 +433,7 @@ def _new_mark() -> int:
     return secrets.randbelow(0xFFFFFFFF) + 1
 
 
-def _is_paired(inside: Channel, slot: Slot) -> bool:
+def _is_paired(inside: Channel, slot: AddressSlot) -> bool:
     return any(
         link.index == links.INNER_INDEX and link.peer_index == slot.index
         for link in links.list_links(inside)

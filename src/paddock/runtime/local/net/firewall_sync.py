@@ -14,7 +14,7 @@ from typing import Any
 
 from paddock.kit.logs import fields
 from paddock.runtime.local.net import ruleset
-from paddock.runtime.local.net.addresses import AddressPlan, Slot
+from paddock.runtime.local.net.addresses import AddressPlan, AddressSlot
 from paddock.runtime.local.net.nft import Firewall, NftError
 from paddock.runtime.local.net.policy import EgressRules
 from paddock.runtime.local.net.records import NetworkRecord
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class FabricMember:
     """The in-memory state of one sandbox of the fabric."""
 
-    def __init__(self, record: NetworkRecord, slot: Slot, rules: EgressRules) -> None:
+    def __init__(self, record: NetworkRecord, slot: AddressSlot, rules: EgressRules) -> None:
         self.record = record
         self.slot = slot
         self.rules = rules

@@ -15,7 +15,7 @@ from ipaddress import IPv4Address, IPv4Network
 from msgspec import Struct
 
 from paddock.runtime.local.net import rtnetlink as nl
-from paddock.runtime.local.net.addresses import Slot
+from paddock.runtime.local.net.addresses import AddressSlot
 
 INNER_NAME = "eth0"
 INNER_INDEX = 213
@@ -86,7 +86,7 @@ def list_addresses(channel: nl.Channel) -> list[tuple[int, IPv4Network]]:
     return found
 
 
-def create_pair(channel: nl.Channel, slot: Slot, netns_fd: int, *, mtu: int) -> None:
+def create_pair(channel: nl.Channel, slot: AddressSlot, netns_fd: int, *, mtu: int) -> None:
     """Create the veth pair, with the inner end in the sandbox's namespace."""
     inner = b"".join(
         (
@@ -111,7 +111,7 @@ def create_pair(channel: nl.Channel, slot: Slot, netns_fd: int, *, mtu: int) -> 
 
 
 def configure_outer(
-    channel: nl.Channel, slot: Slot, *, uid: str, gateway: IPv4Address, has_ipv6: bool
+    channel: nl.Channel, slot: AddressSlot, *, uid: str, gateway: IPv4Address, has_ipv6: bool
 ) -> None:
     """Configure the outer end: alias, forwarding, no IPv6, up, neighbour and route."""
     families = nl.nested(
@@ -136,7 +136,7 @@ def configure_outer(
 
 
 def configure_inner(
-    channel: nl.Channel, slot: Slot, *, gateway: IPv4Address, has_ipv6: bool
+    channel: nl.Channel, slot: AddressSlot, *, gateway: IPv4Address, has_ipv6: bool
 ) -> None:
     """Configure loopback and the inner end; the channel must be in the sandbox's namespace."""
     put = [
@@ -165,7 +165,7 @@ def configure_inner(
     channel.request(*(nl.NetlinkRequest(*one, f"configure {slot.ip} in a sandbox") for one in put))
 
 
-def wait_running(channel: nl.Channel, slot: Slot, *, timeout_seconds: float = 1.0) -> None:
+def wait_running(channel: nl.Channel, slot: AddressSlot, *, timeout_seconds: float = 1.0) -> None:
     """Wait until the outer end transmits packets.
 
     The end of a pair that came up first gets its carrier with the other end, but drops packets

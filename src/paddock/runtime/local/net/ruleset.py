@@ -6,7 +6,7 @@ grow with the number of sandboxes. Networks need interval sets, whose updates ge
 size; so networks are keyed by a class number, and sandboxes with the same networks share a class.
 The class is in the packet's mark while a new flow is evaluated, and is cleared afterwards.
 
-A flow is evaluated when it is new. Its conntrack mark then records the edition of the sandbox's
+A flow is evaluated when it is new. Its conntrack mark then records the version of the sandbox's
 policy, so that later packets need one lookup. A change of policy assigns a new mark: the next
 packet of every flow, in either direction, is evaluated again, and denied flows are reset. The marks
 of a sandbox are kept in `known`, so packets for a former owner of the address are dropped.
@@ -18,7 +18,7 @@ from ipaddress import IPv4Network, collapse_addresses
 
 from msgspec import Struct
 
-from paddock.runtime.local.net.addresses import AddressPlan, Slot
+from paddock.runtime.local.net.addresses import AddressPlan, AddressSlot
 from paddock.runtime.local.net.policy import LINK_LOCAL, NEVER, PRIVATE, EgressRules
 
 Element = tuple[str, str]
@@ -28,7 +28,7 @@ REBUILT = (
     "members",
     "current",
     "known",
-    "edition",
+    "policy_mark",
     "class",
     "open",
     "insiders",
@@ -36,7 +36,7 @@ REBUILT = (
     "denied",
 )
 """Sets that `rebuild` fills. `resolved`, `flows` and `queries` are filled at run time."""
-_MAPS = frozenset({"edition", "class"})
+_MAPS = frozenset({"policy_mark", "class"})
 
 
 class RulesetSettings(Struct, frozen=True, kw_only=True):
@@ -67,14 +67,14 @@ def create_table(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
 
 
 def elements_of(
-    slot: Slot, rules: EgressRules, marks: Sequence[int], class_number: int
+    slot: AddressSlot, rules: EgressRules, marks: Sequence[int], class_number: int
 ) -> frozenset[Element]:
     """Return the elements of one attached sandbox; those of its class may be shared."""
     ip = str(slot.ip)
     found: set[Element] = {
         ("members", f'"{slot.link}" . {ip}'),
         ("current", f"{ip} . {marks[-1]:#x}"),
-        ("edition", f"{ip} : {marks[-1]:#x}"),
+        ("policy_mark", f"{ip} : {marks[-1]:#x}"),
     }
     found.update(("known", f"{ip} . {mark:#x}") for mark in marks)
     if rules.allowed or rules.denied:
@@ -153,12 +153,12 @@ def _body(plan: AddressPlan, settings: RulesetSettings) -> list[str]:
     private = ", ".join(str(one) for one in PRIVATE)
     service = f"ip daddr {gateway} tcp dport @host_ports"
     opened = collapse_addresses(settings.private_networks)
-    remember = "ct mark set ip {side} map @edition accept"
+    remember = "ct mark set ip {side} map @policy_mark accept"
     return [
         "set members { type ifname . ipv4_addr; }",
         "set current { type ipv4_addr . mark; }",
         "set known { type ipv4_addr . mark; }",
-        "map edition { type ipv4_addr : mark; }",
+        "map policy_mark { type ipv4_addr : mark; }",
         "set open { type ipv4_addr; }",
         "set insiders { type ipv4_addr; }",
         "map class { type ipv4_addr : mark; }",

@@ -1,4 +1,4 @@
-"""The `Launcher` port, through which tasks run; `RunningTask` is one running command.
+"""The `TaskLauncher` port, through which tasks run; `RunningTask` is one running command.
 
 Implemented by `registry_launcher.py` (envd), `shim.py` (host, sidecar) and `cri.py` (containers).
 """
@@ -42,7 +42,7 @@ class RunningTask(Protocol):
         ...
 
 
-class Launcher(Protocol):
+class TaskLauncher(Protocol):
     """Starts commands whose output goes to the task's log, and finds them after a restart."""
 
     async def launch(

@@ -1,4 +1,4 @@
-"""The context of every call: settings, users, paths, variables.
+"""What every call needs of the sandbox: settings, users, paths, variables.
 
 Holds the settings in force (replaced by `POST /init`), the users of the sandbox, and the files that
 hold its ids.
@@ -32,8 +32,8 @@ class InitRequest(Struct, frozen=True, kw_only=True, rename="camel"):
     outbound: OutboundFiles | None = None
 
 
-class Environment:
-    """Resolves users, paths and variables of a call."""
+class SandboxContext:
+    """The settings, users, paths and variables of the sandbox that envd serves."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

@@ -1,4 +1,4 @@
-"""One member's run through a reconcile: current state, decision, and result."""
+"""One member during one reconcile: current state, decision, and result."""
 
 from msgspec import Struct
 
@@ -18,7 +18,7 @@ class MemberProblem(Struct, frozen=True):
     message: str
 
 
-class MemberRun(Struct, kw_only=True):
+class MemberReconcile(Struct, kw_only=True):
     """One member in one reconcile."""
 
     name: str

@@ -10,7 +10,7 @@ from paddock.cache.states import SandboxState
 from paddock.gateway.routing.routes import Route, RouteTable
 
 
-class BootWindows:
+class RecentReboots:
     """The sandboxes that were rebooted a moment ago."""
 
     def __init__(self, routes: RouteTable, now: Callable[[], float], *, seconds: float) -> None:
@@ -32,7 +32,7 @@ class BootWindows:
             and current.state is SandboxState.RUNNING
         )
 
-    def is_open(self, route: Route) -> bool:
+    def may_open_port(self, route: Route) -> bool:
         """Whether a closed port of the sandbox may open soon."""
         return self.has_booted(route) and self._now() < self._until[route.uid]
 

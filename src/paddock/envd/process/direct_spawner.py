@@ -44,8 +44,6 @@ class _DirectChild:
                 kill_all(self.pid)
             elif scope is SignalScope.TREE:
                 signal_all(find_members(self.pid), number)
-            elif scope is SignalScope.GROUP:
-                os.killpg(self.pid, number)
             elif not self.is_reaped:
                 os.kill(self.pid, number)
 

@@ -83,7 +83,6 @@ class SignalScope(IntEnum):
     """The processes that receive a signal."""
 
     PROCESS = 0
-    GROUP = 1
     TREE = 2
     """The command, its session and all their descendants as of now, also when the command ended."""
 

@@ -567,9 +567,8 @@ static void do_signal(struct channel *c, const struct header *q, const uint8_t *
     memcpy(&s, body, sizeof s);
     struct proc *p = find(c - channels, s.id);
     int result = -ESRCH;
-    if (s.signo < 0 || s.signo > 64 || s.scope > 2) result = -EINVAL;
+    if (s.signo < 0 || s.signo > 64 || (s.scope != 0 && s.scope != 2)) result = -EINVAL;
     else if (p && s.scope == 2) result = signal_tree(p->pid, !p->exited, s.signo);
-    else if (p && s.scope == 1) result = kill(-p->pid, s.signo) ? -errno : 1;
     else if (p && !p->exited) result = kill(p->pid, s.signo) ? -errno : 1;
     uint32_t hits = result > 0 ? result : 0;
     respond(c, q, result < 0 ? result : 0, &hits, result < 0 ? 0 : sizeof hits);

@@ -451,7 +451,7 @@ async def test_a_shutdown_time_that_passes_ends_the_wait(
     soon = cache.clock.now() + timedelta(seconds=15)
     task = cache.waits.pause(running)
     written = await ask(cache, running, paused=True, shutdown_time=soon)
-    with pytest.raises(ConflictError, match=r"dead \(ShutdownTimeReached\)"):
+    with pytest.raises(ConflictError, match=r"has ended \(ShutdownTimeReached\)"):
         await task.wait(60, written=written)
     assert looptime <= 21
 
@@ -462,7 +462,7 @@ async def test_a_sandbox_that_fails_ends_the_wait_with_its_reason(
     box = await cache.write.create(sandbox(phase=Phase.PENDING))
     failed = in_phase(sandbox(message="image not found"), Phase.FAILED).status
     await store.update_status(structs.replace(box, status=failed))
-    with pytest.raises(ConflictError, match=r"dead \(Failed\).*image not found"):
+    with pytest.raises(ConflictError, match=r"has ended \(Failed\).*image not found"):
         await cache.waits.ready(box).wait(60)
 
 

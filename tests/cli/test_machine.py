@@ -146,7 +146,7 @@ def test_status_and_logs_show_running_processes(running: Machine) -> None:
     assert f"process    {running.pid}\n" in shown
     assert Path(f"/proc/{running.pid}").exists()
     assert "default/base: 1 ready" in shown
-    assert "node serves" in running("logs", "node")
+    assert "node is serving" in running("logs", "node")
     assert len(running.json("logs", "control", "--lines", "3")) == 3
     assert (
         "processes with a log: control, gateway-0, node, up" in running.run("logs", "nobody").stderr

@@ -93,7 +93,7 @@ class Membership:
             if await self._peers.sync(routes) and not routes.is_ready:
                 # The routes of a ready peer replace the first sync while the control plane is down.
                 routes.is_ready = True
-                log.info("gateway serves", extra=fields(routes=len(routes), source="peers"))
+                log.info("gateway is serving", extra=fields(routes=len(routes), source="peers"))
             await asyncio.sleep(CATCH_UP_SECONDS)
 
     async def _resolve(self) -> None:

@@ -116,7 +116,7 @@ def _refuse_dead(sandbox: Sandbox, now: datetime, wanted: str) -> None:
         raise NotFoundError(f"sandbox {sandbox.key} was deleted before it was {wanted}")
     detail = f": {sandbox.status.message}" if sandbox.status.message else ""
     raise ConflictError(
-        f"sandbox {sandbox.key} is dead ({reason}), so it cannot be {wanted}{detail}"
+        f"sandbox {sandbox.key} has ended ({reason}), so it cannot be {wanted}{detail}"
     )
 
 

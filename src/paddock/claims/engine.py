@@ -224,7 +224,7 @@ class Claims:
                 found = await attempt.take_or_create(pool, new_sandbox)
                 if found is None:
                     raise RateLimitedError(
-                        f"no sandbox of {request.template!r} is in stock", retry_after_seconds=1
+                        f"no idle sandbox of template {request.template!r}", retry_after_seconds=1
                     )
                 return found
         except TimeoutError as error:

@@ -70,7 +70,9 @@ class HandOver:
                 )
             except (ConflictError, NotFoundError) as error:
                 # It died while it started: not an error of the caller.
-                raise UnavailableError(f"the sandbox could not be made: {error.message}") from error
+                raise UnavailableError(
+                    f"the sandbox could not be created: {error.message}"
+                ) from error
             await self._announcer.announce(ready)
             return ready
         template = sandbox.spec.template or template
@@ -100,7 +102,7 @@ class HandOver:
     async def prepare_again(self, sandbox: Sandbox) -> Sandbox:
         """Return the sandbox of an earlier request with the same idempotency key, ready."""
         if sandbox.is_deleting:
-            raise ConflictError("the sandbox that this key made has been killed since")
+            raise ConflictError("the sandbox of this idempotency key was killed")
         if sandbox.spec.paused:
             return sandbox
         ready = await self._provider.waits.ready(sandbox).wait(60)

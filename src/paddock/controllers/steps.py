@@ -27,4 +27,4 @@ class Fail(Step, frozen=True):
 
 
 class Expire(Step, frozen=True):
-    """The object's deadline or TTL is over: delete it."""
+    """The object's deadline or TTL has passed: delete it."""

@@ -93,7 +93,7 @@ class SandboxContext:
         if not path and _create_directory(wanted, user):
             return wanted
         raise ConnectError(
-            Code.INVALID_ARGUMENT, f"cwd {printable(wanted)!r} does not exist or is no directory"
+            Code.INVALID_ARGUMENT, f"cwd {printable(wanted)!r} does not exist or is not a directory"
         )
 
     def program(self, name: str) -> str:

@@ -135,7 +135,7 @@ class Keyring:
         if found is None:
             raise UnauthenticatedError(
                 "Invalid API key" if key else "API key is missing",
-                hint="send it as X-API-Key; `paddock keys create` makes one",
+                hint="send it as X-API-Key; `paddock keys create` creates one",
             )
         record = self._keys[found]
         self._used[record.id] = self._clock.now()

@@ -208,7 +208,7 @@ class RuntimeEvent(Struct, frozen=True, kw_only=True):
     state: InstanceState
     reason: str | None = None
     memory_kills: int = 0
-    """Processes that were killed for lack of memory, while the sandbox goes on."""
+    """Processes that were killed for lack of memory, while the sandbox keeps running."""
 
 
 class Runtime(Protocol):

@@ -185,7 +185,7 @@ class SimulatedRuntime:
         self._publish(sandbox.instance)
 
     def kill_for_memory(self, uid: str, reason: str) -> None:
-        """Report that processes of a sandbox were killed for lack of memory; it goes on."""
+        """Report that processes of a sandbox were killed for lack of memory; it keeps running."""
         self._publish(structs.replace(self._get(uid).instance, reason=reason), memory_kills=1)
 
     def never_ready(self, uid: str) -> None:
@@ -193,7 +193,7 @@ class SimulatedRuntime:
         self._never_ready.add(uid)
 
     def fail_node(self, *, is_down: bool) -> None:
-        """Fail every call with `UnavailableError` while the node is down; sandboxes go on."""
+        """Fail every call with `UnavailableError` while the node is down; sandboxes run on."""
         self._is_down = is_down
         if not is_down:
             for sandbox in self._sandboxes.values():

@@ -106,7 +106,7 @@ def completed(seconds_ago: float) -> SandboxClaimStatus:
         pytest.param(
             claim(completed(10)), 0, claiming.Wait(NOW + timedelta(seconds=3590)), id="rests"
         ),
-        pytest.param(claim(completed(3600)), 0, claiming.Expire(), id="its TTL is over"),
+        pytest.param(claim(completed(3600)), 0, claiming.Expire(), id="its TTL has expired"),
         pytest.param(
             claim(completed(10**6), ttl_seconds_after_completed=-1),
             0,

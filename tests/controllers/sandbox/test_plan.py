@@ -121,7 +121,7 @@ FROZEN = instance(InstanceState.FROZEN)
         pytest.param(
             sandbox(Phase.RUNNING),
             None,
-            steps.Fail("the runtime no longer knows it"),
+            steps.Fail("the instance no longer exists in the runtime"),
             id="vanished",
         ),
         pytest.param(
@@ -200,7 +200,7 @@ FROZEN = instance(InstanceState.FROZEN)
             sandbox(Phase.PAUSED, paused=True, shutdown_time=PAST),
             FROZEN,
             steps.Expire(),
-            id="its retention is over",
+            id="its retention has expired",
         ),
         pytest.param(
             sandbox(Phase.RESUMING, shutdown_time=PAST),

@@ -443,7 +443,7 @@ async def test_a_path_below_a_file_is_refused(rig: Rig) -> None:
     answer = await rig.request("POST", "/files?path=file/deep/er", b"x", **RAW)
 
     assert answer.status == 400
-    assert "file' is there and is not a directory" in answer.json()["message"]
+    assert "file' exists and is not a directory" in answer.json()["message"]
     assert (rig.home / "file").read_text() == "kept"
 
 

@@ -161,7 +161,7 @@ async def test_a_directory_cannot_be_created_below_a_file(rig: Rig) -> None:
 
     for answer in (made, moved):
         assert answer.status == 400
-        assert "file' is there and is not a directory" in answer.json()["message"]
+        assert "file' exists and is not a directory" in answer.json()["message"]
     assert (rig.home / "other").read_text() == "kept"
 
 

@@ -111,8 +111,8 @@ async def test_a_memory_resize_waits_for_the_node():
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (condition("PodResizePending", "Deferred"), "can not now grant that size: said so"),
-        (condition("PodResizePending", "Infeasible"), "can never grant that size: said so"),
+        (condition("PodResizePending", "Deferred"), "the node cannot resize the pod now: said so"),
+        (condition("PodResizePending", "Infeasible"), "the node can never resize the pod: said so"),
         (condition("PodResizeInProgress", "Error"), "could not resize it: said so"),
         (condition("PodResizeInProgress"), f"not resized within {GRANT_SECONDS:g} s: .*said so"),
     ],

@@ -90,7 +90,9 @@ async def on_not_found(request: Request, _error: Exception) -> Response:
 
 async def on_method_not_allowed(request: Request, _error: Exception) -> Response:
     """Return the response for a method that a path does not have."""
-    return error_response(request, 405, f"{request.method} is not for {request.url.path}", None)
+    return error_response(
+        request, 405, f"method {request.method} is not allowed for {request.url.path}", None
+    )
 
 
 async def health(_request: Request) -> Response:

@@ -13,9 +13,9 @@ def network(config: NetworkConfig | None, internet: bool | None) -> NetworkPolic
         return None
     shape = config or NetworkConfig()
     if shape.egress_proxy is not None:
-        raise UnsupportedError("egress proxies are not offered", hint="use allowOut and denyOut")
+        raise UnsupportedError("egress proxies are not supported", hint="use allowOut and denyOut")
     if shape.rules:
-        raise UnsupportedError("header rules are not offered", hint="leave network.rules out")
+        raise UnsupportedError("header rules are not supported", hint="leave network.rules out")
     return NetworkPolicy(
         allow_internet_access=internet is not False,
         allow_out=shape.allow_out,
@@ -43,9 +43,9 @@ def new_sandbox(
             "autoResume", "needs autoPauseMemory: a pause without memory ends the processes"
         )
     if wanted.iam:
-        raise UnsupportedError("iam tokens are not offered", hint="leave iam out")
+        raise UnsupportedError("iam tokens are not supported", hint="leave iam out")
     if wanted.volume_mounts:
-        raise UnsupportedError("volumes are not offered yet", hint="leave volumeMounts out")
+        raise UnsupportedError("volumes are not supported yet", hint="leave volumeMounts out")
     request = NewSandbox(
         template=wanted.template_id,
         timeout_seconds=timeout,

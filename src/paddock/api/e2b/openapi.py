@@ -158,7 +158,7 @@ def _operation(item: Route, shape_of: Mapping[str, Any]) -> dict[str, Any]:
         status: {"description": text, "content": error} for status, text in _ERRORS.items()
     }
     if name == _NOT_OFFERED or name in _PARTLY_OFFERED:
-        text = "not offered; the message says what to do instead"
+        text = "not supported; the message says what to do instead"
         responses["501"] = {"description": text, "content": error}
     status, kind = _ANSWERS.get(name, (200, None))
     if name != _NOT_OFFERED:

@@ -20,7 +20,7 @@ class AutoResume(E2BBody, frozen=True, kw_only=True):
 
 
 class EgressProxy(E2BBody, frozen=True, kw_only=True):
-    """An egress proxy; not offered."""
+    """An egress proxy; not supported."""
 
     address: str = ""
 

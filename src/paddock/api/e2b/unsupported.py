@@ -8,26 +8,29 @@ from paddock.claims.caller import Caller
 from paddock.kit.errors import UnsupportedError
 
 _TEMPLATES = (
-    "template builds are not offered",
+    "template builds are not supported",
     "declare a SandboxTemplate (`paddock apply`) over an image of `paddock image import`",
 )
-_VOLUMES = ("volumes are not offered", "declare volumes in a SandboxTemplate")
+_VOLUMES = ("volumes are not supported", "declare volumes in a SandboxTemplate")
 _CONTENTS = (
     *(("dir", method) for method in ("GET", "POST")),
     *(("path", method) for method in ("GET", "PATCH", "DELETE")),
     *(("file", method) for method in ("GET", "PUT")),
 )
-_TOKENS = ("access tokens are not offered", "make an API key: `paddock keys create NAME`")
-_METRICS = ("metrics of teams are not offered", "operators find them at /metrics of the API's port")
+_TOKENS = ("access tokens are not supported", "create an API key: `paddock keys create NAME`")
+_METRICS = (
+    "metrics of teams are not supported",
+    "operators find them at /metrics of the API's port",
+)
 _NODES = ("nodes are not managed through this API", "`paddock status` and `paddock get sandboxes`")
-_SECRETS = ("secrets are not offered", "pass secrets as envVars at create")
+_SECRETS = ("secrets are not supported", "pass secrets as envVars at create")
 
 
 def _refuses(what: tuple[str, str]) -> Handler:
     message, hint = what
 
     async def refuse(_context: E2bContext, _request: Request, _caller: Caller) -> Response:
-        """Refuse a route that is not offered."""
+        """Refuse a route that is not supported."""
         raise UnsupportedError(message, hint=hint)
 
     return refuse

@@ -184,7 +184,7 @@ def build(
 async def _first_sync(provider: Provider, routes: RouteTable) -> None:
     await provider.informer(Sandbox).wait_synced()
     routes.is_ready = True
-    log.info("gateway serves", extra=fields(routes=len(routes)))
+    log.info("gateway is serving", extra=fields(routes=len(routes)))
 
 
 async def _sweep(gateway: Gateway) -> None:

@@ -80,7 +80,7 @@ class SupervisedProcess:
             await self._stop()
 
     def rotate_log(self) -> None:
-        """Copy a large log aside and truncate it; the process goes on writing to the same file."""
+        """Copy a large log aside and truncate it; the process keeps writing to the same file."""
         if not self._log_file.exists() or self._log_file.stat().st_size < LOG_LIMIT_BYTES:
             return
         shutil.copyfile(self._log_file, self._log_file.with_suffix(".log.1"))

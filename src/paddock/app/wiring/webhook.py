@@ -33,7 +33,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
     server = AsgiServer(
         create_app([support_check(KUBERNETES), pod_check(settings)]),
         listen(settings.api_host, settings.webhook_port),
-        lambda: log.info("webhook serves", extra=fields(port=settings.webhook_port)),
+        lambda: log.info("webhook is serving", extra=fields(port=settings.webhook_port)),
         tls=context,
     )
     async with (

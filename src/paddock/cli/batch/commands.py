@@ -61,7 +61,7 @@ _LOGS = click.option(
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Try each task at most this often.",
+    help="Run each task at most this many times.",
 )
 @click.option(
     "--env", "-e", multiple=True, help="Set an environment variable NAME=VALUE for all tasks."

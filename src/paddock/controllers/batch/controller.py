@@ -101,7 +101,7 @@ class BatchController:
         expiry = batch.spec.expire_time
         if expiry is not None and expiry <= now:
             await self._provider.write.delete(batch)
-            return Done("expireTime is over")
+            return Done("expireTime has passed")
         if problem := _problem(batch):
             return await self._quarantine(batch, problem)
         if FINALIZER_BATCH not in batch.metadata.finalizers:

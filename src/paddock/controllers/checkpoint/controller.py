@@ -68,7 +68,7 @@ class CheckpointController:
                 return await self._fail(checkpoint, message)
             case steps.Expire():
                 await self._write.delete(checkpoint)
-                return Done("TTL is over")
+                return Done("TTL has expired")
             case _:
                 return await self._delete_data(checkpoint)
 

@@ -1,7 +1,7 @@
 """Admits the sizes of rendered pools: requests admission where a pool would change.
 
 Nothing is written here. A refusal is kept in the run's state, so that a pool which may not grow is
-not retried before its saturation cooldown is over.
+not retried before its saturation cooldown has ended.
 """
 
 from collections.abc import Mapping

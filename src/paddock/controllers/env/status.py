@@ -52,7 +52,7 @@ def headrooms(runs: Sequence[MemberReconcile]) -> dict[str, int | None]:
 def snapshot(
     env: SandboxEnv, runs: Sequence[MemberReconcile], *, cluster: str, now: datetime
 ) -> EnvSnapshot:
-    """Return the snapshot for the router."""
+    """Return the snapshot for the claim queue."""
     rooms = headrooms(runs)
     return EnvSnapshot(
         env=env.key,

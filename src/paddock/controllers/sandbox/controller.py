@@ -375,19 +375,19 @@ class SandboxController:
         memory = claim is None or claim.auto_pause_memory
         spec = structs.replace(spec, pause_strategy=strategy_for(spec, memory=memory))
         await self._write.update(structs.replace(sandbox, spec=spec))
-        return Done("pauseTime is over")
+        return Done("pauseTime has passed")
 
     async def _expire(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
         # With the version, an extension written in the meantime wins over this delete.
         version = sandbox.metadata.resource_version
         await self._write.delete(sandbox, resource_version=version)
         if not deadlines.is_retained(sandbox.spec):
-            return Done("shutdownTime is over")
+            return Done("shutdownTime has passed")
         seconds = sandbox.spec.paused_retention_seconds
         self._recorder.normal(
             sandbox, "RetentionEnded", f"deleted: it was paused for its retention of {seconds} s"
         )
-        return Done("its retention is over")
+        return Done("its retention has expired")
 
     async def _recycle(self, sandbox: Sandbox, _step: steps.Step, _: Instance | None) -> Result:
         # Only a new instance is a proven reset: the used one is destroyed and created again.

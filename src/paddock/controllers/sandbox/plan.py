@@ -47,7 +47,7 @@ class RecordRunning(Step, frozen=True):
 
 
 class AutoPause(Step, frozen=True):
-    """Set `spec.paused`: pauseTime is over."""
+    """Set `spec.paused`: pauseTime has passed."""
 
 
 class Recycle(Step, frozen=True):
@@ -84,7 +84,7 @@ def _advance(sandbox: Sandbox, instance: Instance | None, now: datetime) -> Step
     if sandbox.status.phase is Phase.PENDING:
         return Create()
     if instance is None:
-        return Fail("the runtime no longer knows it")
+        return Fail("the instance no longer exists in the runtime")
     if sandbox.spec.recycle and sandbox.status.phase is Phase.RUNNING:
         return Recycle()
     if deadlines.is_pause_due(sandbox.spec, now=now):

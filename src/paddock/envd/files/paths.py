@@ -82,6 +82,6 @@ def make_directories(path: str, *, uid: int, gid: int) -> None:
             os.mkdir(directory, 0o755)
         except FileExistsError:
             if not os.path.isdir(directory):
-                raise ParentError(f"{directory!r} is there and is not a directory") from None
+                raise ParentError(f"{directory!r} exists and is not a directory") from None
             continue
         os.chown(directory, uid, gid, follow_symlinks=False)

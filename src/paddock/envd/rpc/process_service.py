@@ -180,7 +180,7 @@ class ProcessService:
     def _command(self, call: RpcCall, request: m.StartRequest) -> tuple[Command, m.ProcessConfig]:
         config = request.process
         if config is None or not config.cmd:
-            raise ConnectError(Code.INVALID_ARGUMENT, "process.cmd is empty: say what to run")
+            raise ConnectError(Code.INVALID_ARGUMENT, "process.cmd is empty: set process.cmd")
         user = self._context.user(call.username)
         cwd = self._context.directory(config.cwd or "", user)
         size: tuple[int, int] | None = None

@@ -195,7 +195,7 @@ def _read_unusual(template: RequestHead, method: str, target: str) -> RequestHea
         # Cached decisions are by header lines, which may name another host.
         head.decisions = {}
     elif method == "CONNECT":
-        raise BadHead(405, "CONNECT is not offered")
+        raise BadHead(405, "CONNECT is not supported")
     elif not (target == "*" and method == "OPTIONS"):
         raise BadHead(400, "the request target must be a path")
     if head.is_host_bad:

@@ -109,7 +109,7 @@ def _response_framing(
         return NO_BODY
     if encoding is not None:
         if encoding.strip().lower() != b"chunked":
-            raise BadHead(502, "the sandbox used a transfer encoding that is not understood")
+            raise BadHead(502, "the sandbox used a transfer encoding that is not supported")
         return CHUNKED
     return UNTIL_CLOSE if length is None else Framing(length=int(length))
 

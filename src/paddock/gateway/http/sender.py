@@ -113,7 +113,7 @@ class Sender:
             retry = _BOOT_RETRY_SECONDS if self._reboots.has_booted(route) else None
             exchange.fail(502, error_responses.PORT_CLOSED, port=port, retry_after_seconds=retry)
         except TimeoutError:
-            exchange.fail(504, "the sandbox did not take the connection in time", port=port)
+            exchange.fail(504, "the sandbox did not accept the connection in time", port=port)
         except (OSError, UnavailableError, NotFoundError) as error:
             log.info("dial failed", extra=fields(sandbox=route.id, error=repr(error)))
             if self._routes.get(route.id) is None:

@@ -299,7 +299,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _switch_protocols(self, exchange: Exchange, response: ResponseHead, early: bytes) -> None:
         if exchange.head.upgrade is None or not exchange.is_request_done:
-            exchange.fail(502, "The sandbox changed the protocol unasked")
+            exchange.fail(502, "the sandbox sent 101 without an Upgrade request")
             return
         if response.upgrade is None:
             response = structs.replace(response, upgrade=exchange.head.upgrade)

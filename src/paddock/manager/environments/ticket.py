@@ -40,7 +40,7 @@ class Ticket:
                 return best
             if not may_wait:
                 raise RateLimitedError(
-                    f"environment {self._env.name} has none in stock", retry_after_seconds=1
+                    f"no idle sandbox in environment {self._env.name}", retry_after_seconds=1
                 )
             error = self._queue.refusal(self._env, self._group, self._queue.length(self._env))
             if error is not None:

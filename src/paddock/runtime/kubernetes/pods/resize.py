@@ -130,8 +130,9 @@ def pending_reason(pod: ResizedPod, generation: int) -> str | None:
         if 0 < condition.observed_generation < generation:
             continue  # of an earlier resize
         if condition.type == "PodResizePending":
-            when = "never" if condition.reason == "Infeasible" else "not now"
-            raise UnsupportedError(f"its node can {when} grant that size: {reason}", hint=_HINT)
+            is_final = condition.reason == "Infeasible"
+            what = "can never resize the pod" if is_final else "cannot resize the pod now"
+            raise UnsupportedError(f"the node {what}: {reason}", hint=_HINT)
         if condition.type == "PodResizeInProgress":
             if condition.reason == "Error":
                 raise UnsupportedError(f"its node could not resize it: {reason}", hint=_HINT)

@@ -75,7 +75,7 @@ class Node:
         self._rpc_server.open(str(self._settings.socket_path))
         self.lifecycle.warm_stock.fill()
         self._monitor_task = self._tasks.create_task(self._monitor(), name="monitor sandboxes")
-        log.info("node serves", extra=fields(socket=self._settings.socket_path))
+        log.info("node is serving", extra=fields(socket=self._settings.socket_path))
 
     async def close(self, *, purge: bool) -> None:
         """Close everything; with `purge`, destroy all sandboxes and checkpoints first."""

@@ -61,11 +61,11 @@ def parse_query(data: bytes) -> DnsQuery:
     """Parse a query with exactly one question and at most one EDNS record."""
     identity, flags, questions, answers, authorities, extras = _header(data)
     if flags & _QR:
-        raise MalformedError("a response is not a query")
+        raise MalformedError("expected a query, got a response")
     if flags >> 11 & 0xF:
         raise UnsupportedQueryError("only standard queries are served")
     if questions != 1 or answers or authorities or extras > 1:
-        raise MalformedError("not one question")
+        raise MalformedError("expected exactly one question")
     name, at = _read_name(data, HEADER_SIZE, may_point=False)
     kind, family = _unpack("!HH", data, at)
     end = at + 4
@@ -75,13 +75,13 @@ def parse_query(data: bytes) -> DnsQuery:
         extra, size, extended, length = _RECORD.unpack(_slice(data, at, _RECORD.size))
         _slice(data, at + _RECORD.size, length)
         if extra != TYPE_OPT or owner:
-            raise MalformedError("the extra record is not an extension")
+            raise MalformedError("the additional record is not EDNS (OPT)")
         udp_size, wants_dnssec = max(512, size), bool(extended & 0x8000)
         at += _RECORD.size + length
     else:
         at = end
     if at != len(data):
-        raise MalformedError("more than a query")
+        raise MalformedError("trailing bytes after the query")
     return DnsQuery(
         id=identity,
         name=".".join(name),
@@ -188,7 +188,7 @@ def _addresses(
             aliases.append((owner, ".".join(_read_name(data, at, may_point=True)[0])))
         elif family == CLASS_IN and kind == TYPE_A:
             if length != 4:
-                raise MalformedError("an address of the wrong length")
+                raise MalformedError("wrong length of an address")
             found.append((owner, IPv4Address(content), 0 if ttl >> 31 else ttl))
         at += length
     names = {queried}
@@ -213,17 +213,17 @@ def _read_name(data: bytes, at: int, *, may_point: bool) -> tuple[list[str], int
             target = _unpack("!H", data, at)[0] & 0x3FFF
             # The target must be before everything read so far, so loops are impossible.
             if not may_point or not HEADER_SIZE <= target < limit:
-                raise MalformedError("a pointer that leads nowhere")
+                raise MalformedError("invalid compression pointer")
             after = at + 2 if after is None else after
             at = limit = target
             continue
         if length > 63:
-            raise MalformedError("a label of unknown kind")
+            raise MalformedError("unknown label type")
         if length == 0:
             return labels, at + 1 if after is None else after
         size += length + 1
         if size > _MAX_NAME:
-            raise MalformedError("a name that is too long")
+            raise MalformedError("the name is too long")
         labels.append(_label(_slice(data, at + 1, length)))
         at += length + 1
 
@@ -238,7 +238,7 @@ def _label(raw: bytes) -> str:
 
 def _slice(data: bytes, at: int, length: int) -> bytes:
     if at + length > len(data):
-        raise MalformedError("cut short")
+        raise MalformedError("truncated message")
     return data[at : at + length]
 
 

@@ -65,7 +65,8 @@ _decoder = msgspec.json.Decoder(CheckpointRecord)
 
 
 class Hibernation:
-    """Stores and restores the sandboxes of one node."""
+    """Hibernates, stops and restores the sandboxes of one node, and stores, forks and creates them
+    by checkpoints."""
 
     def __init__(
         self, lifecycle: SandboxLifecycle, freezer: SandboxFreezer, capabilities: NodeCapabilities

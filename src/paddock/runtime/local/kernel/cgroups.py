@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from paddock.envd.memory_kills import MemoryKills
+from paddock.runtime.local.kernel import uncharged
 from paddock.runtime.port import Limits
 
 _PERIOD_US = 100_000
@@ -152,6 +153,9 @@ class Cgroups:
                 if limits.memory_bytes:
                     both = str(2 * limits.memory_bytes)
                     _write(f"{at}/memory.memsw.limit_in_bytes", both, optional=True)
+                # Data in sockets of TCP and UDP is not part of the memory limit of version 1.
+                sockets = uncharged.allowance(limits.memory_bytes) if limits.memory_bytes else -1
+                _write(f"{at}/memory.kmem.tcp.limit_in_bytes", str(sockets), optional=True)
         if (at := self._at("pids", name)) is not None:
             _write(f"{at}/pids.max", str(limits.pids or "max"))
         if (at := self._at("cpu", name)) is not None:

@@ -1,7 +1,7 @@
 """Raises kernel limits that all sandboxes of a machine share.
 
 The kernel counts inotify watches for the creator of the user namespace, which is the node: all
-sandboxes and the machine's root share one count, with a default for one desktop. AIO requests and
+sandboxes and the machine's root share one count, with a default for one desktop. Open files and
 pids are counted for the whole machine. One sandbox could exhaust these for all others, so they are
 raised until a sandbox reaches its own memory or pids limit first.
 """
@@ -17,8 +17,8 @@ _MINIMUMS = {
     # A watch takes about ninety bytes of memory. This is the kernel's maximum.
     "fs/inotify/max_user_instances": (1 << 31) - 1,
     "fs/inotify/max_user_watches": (1 << 31) - 1,
-    # A request takes 64 bytes.
-    "fs/aio-max-nr": (1 << 63) - 1,
+    # An open file takes about 250 bytes, which are charged to the sandbox.
+    "fs/file-max": (1 << 63) - 1,
     # The kernel's maximum.
     "kernel/pid_max": 1 << 22,
 }

@@ -32,6 +32,7 @@ from paddock.runtime.local.node.node_context import NodeContext, NodeSettings
 from paddock.runtime.local.node.rpc_server import FdResult, Handler, LogArguments, RpcServer
 from paddock.runtime.local.sandbox.freeze import SandboxFreezer
 from paddock.runtime.local.sandbox.hibernation import Hibernation
+from paddock.runtime.local.sandbox.kernel_memory import KernelMemoryWatch
 from paddock.runtime.local.sandbox.lifecycle import UP, SandboxLifecycle
 from paddock.runtime.outbound import InstallationOutbound
 from paddock.runtime.port import Instance, InstanceState, LogLine
@@ -54,6 +55,7 @@ class Node:
         self.lifecycle = SandboxLifecycle(
             self.context, clock.system(), self.spawn, lambda event: self._rpc_server.publish(event)
         )
+        self.kernel_memory = KernelMemoryWatch(self.context.cgroups, self.context.run_in_thread)
         self.freezer = SandboxFreezer(self.lifecycle)
         self.capabilities = NodeCapabilities(self.context)
         self.hibernation = Hibernation(self.lifecycle, self.freezer, self.capabilities)
@@ -166,11 +168,12 @@ class Node:
         }
 
     async def _monitor(self) -> None:
-        """Report OOM kills and sweep leftovers periodically."""
+        """Report OOM kills, end sandboxes that take kernel memory, sweep leftovers."""
         last_sweep = clock.system().monotonic()
         while True:
             await asyncio.sleep(_MONITOR_SECONDS)
             await self._log_errors("check oom kills", self._check_oom_kills())
+            await self._log_errors("check kernel memory", self._check_kernel_memory())
             await self._log_errors("balance CPUs", self._balance_cpus())
             await self._log_errors(
                 "check views", self.context.run_in_thread(self.context.views.check)
@@ -184,6 +187,12 @@ class Node:
             if sandbox.record.state is InstanceState.RUNNING:
                 self.lifecycle.oom_monitor.check(sandbox)
                 await asyncio.sleep(0)  # do not block the loop: there may be hundreds
+
+    async def _check_kernel_memory(self) -> None:
+        if self.context.cgroups.is_usable:
+            sandboxes = self.lifecycle.by_uid.values()
+            up = [sandbox for sandbox in sandboxes if sandbox.record.state in UP]
+            await self.kernel_memory.check_all(up)
 
     async def _balance_cpus(self) -> None:
         views, now = self.context.views, clock.system().monotonic()

@@ -485,9 +485,8 @@ class SandboxLifecycle:
                 return
             if sandbox.record.state not in UP:
                 return
-            reason = "its init was killed"
-            if (cause := self.oom_monitor.exit_cause(sandbox)) is not None:
-                reason = f"{reason}: {cause}"
+            cause = sandbox.kill_reason or self.oom_monitor.exit_cause(sandbox)
+            reason = f"its init was killed: {cause}" if cause else "its init was killed"
             sandbox.save_if_possible(state=InstanceState.FAILED, reason=reason, ip=None)
             log.warning("sandbox failed", extra=fields(sandbox=sandbox.uid, reason=reason))
             self.publish(sandbox)

@@ -57,6 +57,8 @@ class NodeSandbox:
         self.envd_listener: EnvdListener | None = None
         self.pidfd: int | None = None
         self.cpu_sample: tuple[float, float] | None = None
+        self.kill_reason: str | None = None
+        """Why the node has killed it, until its end is recorded."""
         self._commands: Commands | None = None
         self._spawn = spawn
         self._stop_watching_init: Callable[[], None] | None = None

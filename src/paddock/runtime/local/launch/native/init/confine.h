@@ -62,9 +62,7 @@ static const short allowed_calls[] = {
     /* sockets and local messages */
     A(socket) A(socketpair) A(bind) A(listen) A(accept) A(accept4) A(connect) A(getsockname) A(getpeername) A(setsockopt)
     A(getsockopt) A(sendto) A(recvfrom) A(sendmsg) A(recvmsg) A(sendmmsg) A(recvmmsg) A(shutdown) A(shmget) A(shmat) A(shmdt)
-    A(shmctl) A(semget) A(semop) A(semctl) A(semtimedop) A(msgget) A(msgsnd) A(msgrcv) A(msgctl) A(mq_open) A(mq_unlink)
-    A(mq_timedsend) A(mq_timedreceive) A(mq_notify) A(mq_getsetattr) A(io_setup) A(io_destroy) A(io_submit) A(io_cancel)
-    A(io_getevents) A(io_pgetevents)
+    A(shmctl) A(semget) A(semop) A(semctl) A(semtimedop) A(msgget) A(msgsnd) A(msgrcv) A(msgctl)
     /* facts of the machine */
     A(uname) A(sysinfo) A(getrandom)
     /* Newer than the headers of many machines, but used by C libraries of images; the same numbers everywhere: */
@@ -82,6 +80,15 @@ static const short allowed_calls[] = {
     A(epoll_ctl_old) A(epoll_wait_old)
 #endif
 #undef A
+};
+
+/*
+ * Calls that fail as on a kernel without them. Pending requests of asynchronous I/O are charged to no cgroup, and
+ * all sandboxes of a machine share one count of them. The same holds for the bytes of POSIX message queues.
+ */
+static const short absent_calls[] = {
+    __NR_io_setup, __NR_io_destroy, __NR_io_submit, __NR_io_cancel, __NR_io_getevents, __NR_io_pgetevents,
+    __NR_mq_open, __NR_mq_unlink, __NR_mq_timedsend, __NR_mq_timedreceive, __NR_mq_notify, __NR_mq_getsetattr,
 };
 
 /* Capabilities that root inside keeps: none for mounts, devices, networks or tracing others. */
@@ -131,6 +138,22 @@ static int install_filter(void) {
     RET(SECCOMP_RET_ALLOW);
     J(BPF_JMP | BPF_JEQ | BPF_K, __NR_clone3, 0, 1);
     RET(SECCOMP_RET_ERRNO | ENOSYS);
+    for (size_t i = 0; i < sizeof absent_calls / sizeof *absent_calls; i++) {
+        J(BPF_JMP | BPF_JEQ | BPF_K, absent_calls[i], 0, 1);
+        RET(SECCOMP_RET_ERRNO | ENOSYS);
+    }
+    /* setsockopt: no packet filters. They are compiled, and all of a machine share one amount of memory for that:
+       when it is used up, no sandbox can start. */
+    J(BPF_JMP | BPF_JEQ | BPF_K, __NR_setsockopt, 0, 9);
+    S(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1]));
+    J(BPF_JMP | BPF_JEQ | BPF_K, SOL_SOCKET, 0, 6);
+    S(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2]));
+    J(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_FILTER, 3, 0);
+    J(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_BPF, 2, 0);
+    J(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_REUSEPORT_CBPF, 1, 0);
+    J(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_REUSEPORT_EBPF, 0, 1);
+    RET(SECCOMP_RET_ERRNO | ENOPROTOOPT);
+    RET(SECCOMP_RET_ALLOW);
     /* socket: only unix, inet, inet6 and netlink, not AF_VSOCK, AF_ALG, AF_PACKET, AF_KEY and others; of netlink only
        the protocols that list links, sockets and devices, not those that configure packet filters, IPsec and audit */
     J(BPF_JMP | BPF_JEQ | BPF_K, __NR_socket, 0, 12);
@@ -153,7 +176,7 @@ static int install_filter(void) {
     J(BPF_JMP | BPF_JEQ | BPF_K, 0x541C, 0, 1);
     RET(SECCOMP_RET_ERRNO | EPERM);
     RET(SECCOMP_RET_ALLOW);
-    ok[__NR_socket] = ok[__NR_ioctl] = 0;
+    ok[__NR_socket] = ok[__NR_ioctl] = ok[__NR_setsockopt] = 0;
     /* all others as ascending ranges: above a range, try the next; inside it, allow; below it, refuse */
     for (int a = 0; a < NR_ROOM;) {
         if (!ok[a]) { a++; continue; }

@@ -1,0 +1,183 @@
+"""Estimates the kernel memory of a sandbox that the kernel charges to no cgroup.
+
+Most kernel objects are charged to the memory cgroup of the process that creates them. These are
+not (measured with Linux 6.18): messages in the queues of netlink sockets and in corked UDP sockets,
+file locks, compiled seccomp filters, and what is behind descriptors of timers and epoll. The kernel
+has no counter of them per sandbox, but /proc lists them. Pending signals are charged, but all
+sandboxes of a machine share one count.
+
+Other objects of this kind are refused (`launch/native/init/confine.h`) or limited by the cgroup
+(`cgroups.py`). SECURITY.md lists all of them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+_SHARE = 10
+"""A sandbox may have a tenth of its memory limit as uncharged kernel memory …"""
+_LEAST_ALLOWANCE = 32 << 20
+"""… but at least this."""
+_HEADROOM = 0.75
+"""The part of the allowance that may be in use when it is measured: more may follow at once."""
+
+LOCK_BYTES = 224
+DESCRIPTOR_BYTES = 352
+"""The largest object behind a descriptor that is not charged: a timer."""
+FILTER_BYTES = 33 << 10
+"""A compiled seccomp filter of the maximum length."""
+MAX_PENDING_SIGNALS = 16_384
+"""The default limit of a machine with 24 GiB is 96,000, for all sandboxes together."""
+
+
+class ProcessFacts(Struct, frozen=True):
+    """What /proc tells about one process of a sandbox."""
+
+    pid: int
+    uid: int
+    descriptors: int = 0
+    filters: int = 0
+    """Seccomp filters, including the one that every process of a sandbox has."""
+    pending_signals: int = 0
+    """Of all processes with the same user."""
+
+
+class UnchargedMemory(Struct, frozen=True):
+    """An estimate, by the kind of object."""
+
+    netlink: int = 0
+    udp: int = 0
+    locks: int = 0
+    filters: int = 0
+    descriptors: int = 0
+    pending_signals: int = 0
+    """A number, not bytes."""
+
+    @property
+    def total(self) -> int:
+        """The sum in bytes."""
+        return self.netlink + self.udp + self.locks + self.filters + self.descriptors
+
+    @property
+    def largest(self) -> str:
+        """The kind that takes most, in the words of a report."""
+        kinds = {
+            "unread messages of netlink sockets": self.netlink,
+            "unsent data of UDP sockets": self.udp,
+            "file locks": self.locks,
+            "seccomp filters": self.filters,
+            "open descriptors": self.descriptors,
+        }
+        return max(kinds, key=lambda kind: kinds[kind])
+
+
+def allowance(memory_limit: int) -> int:
+    """Return how many uncharged bytes a sandbox with this limit may have."""
+    return max(memory_limit // _SHARE, _LEAST_ALLOWANCE)
+
+
+def excess(used: UnchargedMemory, memory_limit: int) -> str | None:
+    """Return why a sandbox must end, or `None` if it may continue."""
+    if used.pending_signals > MAX_PENDING_SIGNALS:
+        return (
+            f"it has {used.pending_signals} pending signals, more than the {MAX_PENDING_SIGNALS} "
+            "that a sandbox may have"
+        )
+    if used.total > allowance(memory_limit) * _HEADROOM:
+        return (
+            f"its {used.largest} took {used.total >> 20} MiB of kernel memory beyond its limit; "
+            f"{allowance(memory_limit) >> 20} MiB are allowed"
+        )
+    return None
+
+
+def estimate(
+    processes: Iterable[ProcessFacts], *, netlink: int, udp: int, locks: int
+) -> UnchargedMemory:
+    """Sum up what the processes of a sandbox hold; `locks` is a number, the others are bytes."""
+    descriptors = filters = 0
+    signals: dict[int, int] = {}
+    for process in processes:
+        descriptors += process.descriptors
+        filters += max(process.filters - 1, 0)
+        signals[process.uid] = max(process.pending_signals, signals.get(process.uid, 0))
+    return UnchargedMemory(
+        netlink=netlink,
+        udp=udp,
+        locks=locks * LOCK_BYTES,
+        filters=filters * FILTER_BYTES,
+        descriptors=descriptors * DESCRIPTOR_BYTES,
+        pending_signals=sum(signals.values()),
+    )
+
+
+def netlink_bytes(table: str) -> int:
+    """Return the bytes in the queues of a table such as /proc/net/netlink."""
+    return sum(int(row[4]) + int(row[5]) for row in _rows(table, columns=10))
+
+
+def udp_bytes(table: str) -> int:
+    """Return the unsent bytes in a table such as /proc/net/udp."""
+    return sum(int(row[4].partition(":")[0], 16) for row in _rows(table, columns=12))
+
+
+def process_facts(pid: int, status: str, descriptors: int) -> ProcessFacts:
+    """Parse /proc/PID/status."""
+    fields: dict[str, str] = {}
+    for line in status.split("\n"):
+        name, _, value = line.partition(":")
+        fields[name] = value
+    return ProcessFacts(
+        pid=pid,
+        uid=int(fields["Uid"].split()[0]),
+        descriptors=descriptors,
+        filters=int(fields.get("Seccomp_filters", "1")),
+        pending_signals=int(fields["SigQ"].partition("/")[0]),
+    )
+
+
+class LockTable:
+    """The file locks of the machine, as /proc/locks lists them."""
+
+    def __init__(self, table: str) -> None:
+        self._by_pid: Counter[int] = Counter()
+        self._by_device: Counter[str] = Counter()
+        for line in table.split("\n"):
+            row = line.split()
+            if len(row) < 6:
+                continue
+            # A process that waits for a lock is listed with an arrow.
+            pid, place = (row[5], row[6]) if row[1] == "->" else (row[4], row[5])
+            if pid == "-1":  # a lock of an open file, which has no process
+                self._by_device[place.rpartition(":")[0]] += 1
+            else:
+                self._by_pid[int(pid)] += 1
+
+    def count(self, pids: Iterable[int], devices: Iterable[str]) -> int:
+        """Return the number of locks that these processes have, or that are on these devices."""
+        held = sum(self._by_pid[pid] for pid in pids)
+        return held + sum(self._by_device[device] for device in devices)
+
+    @property
+    def has_file_locks(self) -> bool:
+        """Whether some locks belong to no process."""
+        return bool(self._by_device)
+
+
+def devices(mountinfo: str) -> frozenset[str]:
+    """Return the device numbers of the mounts in a mountinfo, as /proc/locks writes them."""
+    found: set[str] = set()
+    for line in mountinfo.split("\n"):
+        row = line.split(" ", 3)
+        if len(row) == 4:
+            major, _, minor = row[2].partition(":")
+            found.add(f"{int(major):02x}:{int(minor):02x}")
+    return frozenset(found)
+
+
+def _rows(table: str, *, columns: int) -> Iterable[list[str]]:
+    for line in table.split("\n")[1:]:
+        row = line.split()
+        if len(row) >= columns:
+            yield row

@@ -67,7 +67,7 @@ class Installation:
         self._store_disk_mb = store_disk_mb
         """The size of a separate disk for the store; 0: the disk of the machine."""
         self.node_state = self.directory / ("node" if store_disk_mb else "state/node")
-        self.port, self.api_port, *own = free_ports(2 + gateways)
+        self.port, self.api_port, self.kube_port, *own = free_ports(3 + gateways)
         self.gateway_ports = own if gateway_ports else [self.port] * gateways
         """The port of each gateway; by default one port for all."""
         if gateway_ports:
@@ -136,6 +136,7 @@ class Installation:
             "run_dir": self.directory / "run",
             "port": self.port,
             "api_port": self.api_port,
+            "kube_port": self.kube_port,
             "gateways": len(self.gateway_ports),
             **self.settings,
         }

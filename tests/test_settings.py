@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paddock.kit.errors import InvalidError
-from paddock.settings import load
+from paddock.settings import Settings, load, require_loopback_or_consent
 
 
 def test_the_environment_overrides_the_file_and_the_file_overrides_defaults(tmp_path: Path) -> None:
@@ -48,3 +48,16 @@ def test_an_unknown_setting_is_named_in_the_error(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidError, match="prot"):
         load(file=file, environ={})
+
+
+@pytest.mark.parametrize("name", ["host", "api_host", "admin_host"])
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.7", "paddock.example"])
+def test_an_address_of_other_machines_needs_tls_or_consent(name: str, address: str):
+    with pytest.raises(InvalidError, match=f"{name}: other machines would reach") as refused:
+        require_loopback_or_consent(Settings(**{name: address}))
+    assert "tls_self_signed" in (refused.value.hint or "")
+    require_loopback_or_consent(Settings(**{name: address}, allow_plaintext=True))
+
+
+def test_loopback_addresses_need_no_consent():
+    require_loopback_or_consent(Settings(host="127.0.0.2", api_host="::1", admin_host="localhost"))

@@ -4,6 +4,7 @@ Every field has a name, a unit and a default here. Its environment variable is `
 by the upper-case name. An unknown key in the file is an error that names the key.
 """
 
+import ipaddress
 import os
 import re
 import tomllib
@@ -21,6 +22,8 @@ PURGE_FILE = "purge.pid"
 """File of the run directory: the process id of the supervisor that a purge stops."""
 OUTBOUND_FILE = "outbound.json"
 """File of the run directory: proxies, CA certificates and mirrors, for the node."""
+TLS_DIRECTORY = "tls"
+"""Directory of the state directory: the certificate that the installation issues to itself."""
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
@@ -42,6 +45,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Listen address of `api_port`."""
     api_port: Port = 3001
     """Port of the control plane. Gateways forward API calls to it."""
+    kube_port: Port = 3004
+    """Loopback port of the declarative API over TLS, for `kubectl` and other clients of Kubernetes;
+    `paddock kubeconfig` configures them. 0: not served."""
     domain: str = ""
     """Wildcard domain of sandboxes. If empty, clients choose the domain."""
     gateways: int = 0
@@ -64,9 +70,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wake_timeout_seconds: float = 60.0
     """Number of seconds that a request waits for a paused sandbox to resume."""
     tls_certificate: str = ""
-    """PEM file with the wildcard certificate. If set, TLS and HTTP/2 are served."""
+    """PEM file with the wildcard certificate. If set, TLS and HTTP/2 are served on `tls_port`."""
     tls_key: str = ""
     """PEM file with the key of `tls_certificate`."""
+    tls_self_signed: bool = False
+    """Serve TLS with a certificate that the installation issues to itself, if `tls_certificate` is
+    not set. Clients must trust `tls/ca.crt` of the state directory."""
     tls_host: str = "127.0.0.1"
     """Listen address of `tls_port`."""
     tls_port: Port = 3443
@@ -74,6 +83,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     front_port: Port = 3002
     """Loopback port on which gateways accept connections of the process that serves TLS. They trust
     the client address that it reports. Used only if a certificate is set."""
+
+    allow_plaintext: bool = False
+    """Serve without TLS on addresses that other machines can reach (`host`, `api_host`,
+    `admin_host`). Keys and data can be read on the way there."""
 
     store: Literal["sqlite", "memory", "kubernetes"] = "sqlite"
     """`sqlite`, `memory` (not persistent) or `kubernetes`."""
@@ -125,8 +138,6 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: str = ""
     """Secret from which the tokens of sandboxes are derived. If empty, it is generated at first
     start and kept."""
-    allow_anonymous: bool = False
-    """Serve the declarative API without a token, on loopback only."""
 
     pool_size: int = 4
     """Number of warm sandboxes of the default template."""
@@ -207,6 +218,27 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def node_socket(self) -> str:
         """Path of the socket of the node."""
         return str(self.run / "node.sock")
+
+
+def require_loopback_or_consent(settings: Settings) -> None:
+    """Raise `InvalidError` if other machines could reach a port without TLS."""
+    for name in ("host", "api_host", "admin_host"):
+        address = getattr(settings, name)
+        if not settings.allow_plaintext and not _is_loopback(address):
+            problem = FieldProblem(name, f"other machines would reach {address} without TLS")
+            raise InvalidError(
+                str(problem),
+                problems=[problem],
+                hint="keep it on 127.0.0.1 and serve TLS (tls_host, with tls_certificate or "
+                "tls_self_signed), or set allow_plaintext",
+            )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def load(

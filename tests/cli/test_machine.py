@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.api.kube.kubectl import binaries
 from tests.cli.conftest import PADDOCK, Cli
 from tests.leaks import note_node
 from tests.ports import free_ports
@@ -36,7 +37,7 @@ class Machine(Cli):
 
     def __init__(self, **settings: str) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="pdm"))
-        port, api_port = free_ports(2)
+        port, api_port, kube_port = free_ports(3)
         self.state = self.home / "state"
         note_node(self.state / "node")
         super().__init__(
@@ -46,6 +47,7 @@ class Machine(Cli):
                 "PADDOCK_RUN_DIR": str(self.home / "run"),
                 "PADDOCK_PORT": str(port),
                 "PADDOCK_API_PORT": str(api_port),
+                "PADDOCK_KUBE_PORT": str(kube_port),
                 "PADDOCK_POOL_SIZE": "1",
                 "PADDOCK_GATEWAYS": "1",
                 "NO_COLOR": "1",
@@ -151,6 +153,35 @@ def test_status_and_logs_show_running_processes(running: Machine) -> None:
     assert (
         "processes with a log: control, gateway-0, node, up" in running.run("logs", "nobody").stderr
     )
+
+
+def test_kubectl_uses_the_kubeconfig_of_this_machine(running: Machine, tmp_path: Path) -> None:
+    file = Path(running("kubeconfig").strip())
+    assert file == running.state / "kubeconfig"
+    assert file.stat().st_mode & 0o777 == 0o600
+    other = tmp_path / "other"
+    assert running.json("kubeconfig", "--file", str(other)) == {"file": str(other)}
+    assert other.read_text() == file.read_text()
+
+    found = binaries()
+    assert found, "there is no kubectl here: scripts/fetch-kubectl gets one"
+    for binary in found:
+        shown = subprocess.run(
+            [binary, "--kubeconfig", file, "get", "sandboxpools", "-o", "name"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=running.environment | {"HOME": str(tmp_path)},
+        )
+        assert shown.stdout == "sandboxpool.paddock.dev/base\n", shown.stderr
+
+
+def test_an_address_without_tls_is_refused(machine: Machine) -> None:
+    machine.environment["PADDOCK_HOST"] = "0.0.0.0"
+    refused = machine.run("up", "--detach")
+    assert refused.returncode == 1
+    assert "host: other machines would reach 0.0.0.0 without TLS" in refused.stderr
+    assert "hint: keep it on 127.0.0.1" in refused.stderr
 
 
 def test_a_second_installation_on_the_same_state_is_refused_without_harm(running: Machine) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from paddock.runtime.local.images import base
 from paddock.settings import Settings
+from tests.api.kube.kubectl import binaries
 from tests.leaks import note_node
 from tests.newcomer.blocks import ROOT, Block, console_steps, expected_output
 from tests.ports import free_ports
@@ -35,6 +36,11 @@ _END = "\x1e"
 COPIED = ("scripts", "requirements", "examples", "pyproject.toml", "README.md", "LICENSE")
 
 
+def _kubectl() -> list[str]:
+    """Return the directory of kubectl, if it is not in PATH."""
+    return [str(binary.parent) for binary in binaries()[:1]]
+
+
 class Walk:
     """One installation, a shell session and a checkout."""
 
@@ -42,7 +48,7 @@ class Walk:
         self.home = Path(tempfile.mkdtemp(prefix="pdw"))
         self.state, self.cache = self.home / "state", self.home / "cache"
         self.checkout = self.home / "paddock"
-        self.port, self.api_port = free_ports(2)
+        self.port, self.api_port, self.kube_port = free_ports(3)
         self._foreground: subprocess.Popen[bytes] | None = None
         self._session = self.home / "session.sh"
         self._key = ""
@@ -85,13 +91,14 @@ class Walk:
         ours = ("E2B", "PADDOCK")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         return kept | {
-            "PATH": f"{Path(sys.prefix) / 'bin'}:{kept['PATH']}",
+            "PATH": ":".join((f"{sys.prefix}/bin", *_kubectl(), kept["PATH"])),
             "PADDOCK_STATE_DIR": str(self.state),
             "PADDOCK_RUN_DIR": str(self.home / "run"),
             "PADDOCK_CACHE_DIR": str(self.cache),
             "PADDOCK_CACHE": str(self.cache),
             "PADDOCK_PORT": str(self.port),
             "PADDOCK_API_PORT": str(self.api_port),
+            "PADDOCK_KUBE_PORT": str(self.kube_port),
             "PADDOCK_POOL_SIZE": "2",
             "PADDOCK_GATEWAYS": "1",
             "NO_COLOR": "1",

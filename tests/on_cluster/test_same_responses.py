@@ -20,6 +20,7 @@ from tests.cluster.users import TOKENS
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 
+TOKEN = "correct-horse"
 JSON, MERGE = "application/json", "application/merge-patch+json"
 JSON_PATCH, APPLY = "application/json-patch+json", "application/apply-patch+yaml"
 
@@ -109,7 +110,7 @@ CONVERSATION = (
 
 @pytest.fixture(scope="module")
 def ours() -> Iterator[Server]:
-    with serving(KubeApiSettings(allow_anonymous=True)) as server:
+    with serving(KubeApiSettings(tokens=(TOKEN,))) as server:
         yield server
 
 
@@ -173,7 +174,7 @@ def test_both_give_the_same_responses(kube_cluster: ClusterInfo, kube_namespace:
         theirs = send(
             kube_cluster.server, step, kube_namespace, TOKENS["admin"], kube_cluster.ca_file
         )
-        mine = send(ours.url, step, "default")
+        mine = send(ours.url, step, "default", TOKEN)
         if not _agree(mine, theirs):
             differences.append(f"{number} {step.method} {step.path}: {mine} but {theirs}")
     assert not differences, "\n".join(differences)
@@ -201,6 +202,6 @@ def test_a_member_removed_by_its_owner_is_deleted_with_fields_of_controllers(
         theirs = send(
             kube_cluster.server, step, kube_namespace, TOKENS["admin"], kube_cluster.ca_file
         )
-        mine = send(ours.url, step, "default")
+        mine = send(ours.url, step, "default", TOKEN)
         for answer in (mine, theirs):
             assert set(answer.spec["clusters"]["local"]["members"]) == left

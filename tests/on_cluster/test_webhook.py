@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from paddock.app.wiring import webhook
+from paddock.app.wiring.tls import webhook
 from paddock.cli.kube.manifests import manifests
 from paddock.cli.kube.options import KubeOptions
 from paddock.settings import Settings

@@ -2,7 +2,7 @@
 
 Answers `AdmissionReview`s for Paddock's kinds with the result of `resources.schema.validation` and
 of further checks passed in by `paddock.app` (for example, specs that no pod can have). It changes
-and stores nothing. TLS is set up by `app.wiring.webhook`.
+and stores nothing. TLS is set up by `app.wiring.tls.webhook`.
 """
 
 import logging

@@ -42,6 +42,7 @@ COMMANDS = {
     "keys": ("keys.keys", "List, create and revoke API keys."),
     "teams": ("teams.teams", "List teams and set their quotas."),
     "kube": ("kube.commands.kube", "Install, inspect and remove Paddock on Kubernetes."),
+    "kubeconfig": ("kube.kubeconfig.kubeconfig", "Let kubectl use the API of this machine."),
     "image": ("images.image", "List, build, import and delete images of this machine."),
     "simulate": ("simulate.simulate", "Replay a trace of claims in virtual time."),
     "bench": ("bench.commands.bench", "Run the benchmarks: all suites, or those named."),

@@ -54,6 +54,11 @@ class CliTarget:
         return self._secret("api_key", "E2B_API_KEY")
 
     @property
+    def token(self) -> str:
+        """The bearer token of the declarative API."""
+        return self._secret("token", "PADDOCK_TOKEN")
+
+    @property
     def e2b(self) -> Endpoint:
         """E2B's API."""
         return Endpoint(self.url, {"X-API-Key": self.api_key})
@@ -63,8 +68,7 @@ class CliTarget:
         """The declarative API; on a cluster, the API server of Kubernetes."""
         if self.settings.store == "kubernetes" or self.settings.kubeconfig:
             return self._cluster
-        token = self._secret("token", "PADDOCK_TOKEN")
-        return Endpoint(self.url, bearer.header(token))
+        return Endpoint(self.url, bearer.header(self.token))
 
     @cached_property
     def _cluster(self) -> Endpoint:

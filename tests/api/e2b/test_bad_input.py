@@ -115,6 +115,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
         "PADDOCK_STATE_DIR": str(home / "state"),
         "PADDOCK_RUN_DIR": str(home / "run"),
         "PADDOCK_API_PORT": str(port),
+        "PADDOCK_KUBE_PORT": "0",
         "PADDOCK_STORE": "memory",
         "PADDOCK_RUNTIME": "simulated",
         "PADDOCK_POOL_SIZE": "4",

@@ -42,5 +42,5 @@ async def client(store: MemoryStore) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with serving(KubeApiSettings(allow_anonymous=True)) as server:
+    with serving(KubeApiSettings(tokens=(TOKEN,))) as server:
         yield server

@@ -41,8 +41,11 @@ class Outcome(NamedTuple):
 class Kubectl:
     """One kubectl binary with one server and its own home directory."""
 
-    def __init__(self, binary: Path, home: Path, server: str, *arguments: str) -> None:
-        self._command = [str(binary), "--server", server, *arguments]
+    def __init__(
+        self, binary: Path, home: Path, server: str | None = None, *arguments: str
+    ) -> None:
+        """Use this server, or that of the file `config` in the home directory."""
+        self._command = [str(binary), *(("--server", server) if server else ()), *arguments]
         self._environment = {
             "HOME": str(home),
             "PATH": os.environ["PATH"],

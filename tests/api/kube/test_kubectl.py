@@ -1,20 +1,18 @@
 """Stock kubectl against the API: common commands on the shipped examples."""
 
-import datetime
-import ipaddress
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+import yaml
 from msgspec import structs
 
 from paddock.api.kube.settings import KubeApiSettings
+from paddock.app.wiring.tls.own_certificate import OwnCertificate
+from paddock.cli.kube.kubeconfig import render
+from paddock.kit.clock import system
 from paddock.resources.kinds.builtin import Event, ObjectReference
 from paddock.resources.kinds.sandbox import Phase, Sandbox, SandboxStatus
 from paddock.resources.meta import (
@@ -35,10 +33,28 @@ def _label(path: Path | None) -> str:
     return "none" if path is None else path.parts[-2].replace("bin", "distribution")
 
 
+TOKEN = "open-sesame"
+
+
 @pytest.fixture(scope="module")
-def shared_server() -> Iterator[Server]:
-    with serving(KubeApiSettings(allow_anonymous=True)) as server:
+def shared_server(own_certificate: OwnCertificate) -> Iterator[Server]:
+    with serving(KubeApiSettings(tokens=(TOKEN,)), **served_with(own_certificate)) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def own_certificate(tmp_path_factory: pytest.TempPathFactory) -> OwnCertificate:
+    directory = tmp_path_factory.mktemp("certificate")
+    found = OwnCertificate(directory, ("127.0.0.1", "localhost"), system())
+    found.ensure()
+    return found
+
+
+def served_with(certificate: OwnCertificate) -> dict[str, str]:
+    return {
+        "ssl_certfile": str(certificate.certificate_file),
+        "ssl_keyfile": str(certificate.key_file),
+    }
 
 
 @pytest.fixture(params=binaries() or [None], ids=_label)
@@ -49,10 +65,16 @@ def binary(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def kubectl(binary: Path, shared_server: Server, tmp_path: Path) -> Kubectl:
-    """A kubectl in the test's own namespace."""
-    Kubectl(binary, tmp_path, shared_server.url)("create", "namespace", f"n{tmp_path.name[-12:]}")
-    return Kubectl(binary, tmp_path, shared_server.url, "-n", f"n{tmp_path.name[-12:]}")
+def kubectl(
+    binary: Path, shared_server: Server, own_certificate: OwnCertificate, tmp_path: Path
+) -> Kubectl:
+    """A kubectl in the test's own namespace, with the kubeconfig that users get."""
+    authority = own_certificate.authority_file.read_bytes()
+    config = render(shared_server.url, authority, TOKEN)
+    namespace = f"n{tmp_path.name[-12:]}"
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    Kubectl(binary, tmp_path)("create", "namespace", namespace)
+    return Kubectl(binary, tmp_path, None, "-n", namespace)
 
 
 @pytest.fixture
@@ -294,42 +316,12 @@ def test_large_lists_are_chunked(kubectl: Kubectl):
     assert kubectl("get", "sbx", "-o", "name") == ""
 
 
-def test_a_token_is_accepted_over_tls(binary: Path, tmp_path: Path):
-    certificate, key = _certificate(tmp_path)
-    settings = KubeApiSettings(tokens=("open-sesame",))
-    with serving(settings, ssl_certfile=str(certificate), ssl_keyfile=str(key)) as server:
-        trusted = (f"--certificate-authority={certificate}",)
-        allowed = Kubectl(binary, tmp_path, server.url, *trusted, "--token=open-sesame")
-        allowed("apply", "-f", str(EXAMPLES / "sandbox.yaml"))
-        refused = Kubectl(binary, tmp_path, server.url, *trusted, "--token=wrong").run("get", "sbx")
-        assert refused.code != 0
-        assert "Unauthorized" in refused.err or "logged in" in refused.err
-
-
-def _certificate(directory: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "paddock")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
+def test_a_wrong_token_is_refused(
+    binary: Path, shared_server: Server, own_certificate: OwnCertificate, tmp_path: Path
+):
+    trusted = f"--certificate-authority={own_certificate.authority_file}"
+    refused = Kubectl(binary, tmp_path, shared_server.url, trusted, "--token=wrong").run(
+        "get", "sbx"
     )
-    paths = directory / "server.crt", directory / "server.key"
-    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return paths
+    assert refused.code != 0
+    assert "Unauthorized" in refused.err or "logged in" in refused.err

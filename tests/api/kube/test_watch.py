@@ -13,17 +13,19 @@ from paddock.resources import codec
 from paddock.resources.kinds.sandbox import Sandbox, SandboxSpec
 from paddock.resources.kinds.template import TemplateRef
 from paddock.resources.meta import Key, ObjectMeta, with_meta
+from tests.api.kube.conftest import TOKEN
 from tests.api.kube.objects import ROOT, SANDBOXES, sandbox
 from tests.api.kube.server import Server, serving
 
 pytestmark = pytest.mark.timeout(120)
 
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
 @pytest.fixture
 def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=60, headers=AUTHORIZED) as client:
         yield client
 
 
@@ -106,8 +108,11 @@ def test_initial_events_end_with_a_bookmark_if_requested(http: httpx.Client):
 
 
 def test_an_idle_watch_sends_bookmarks_and_misses_nothing():
-    settings = KubeApiSettings(allow_anonymous=True, bookmark_seconds=0.05)
-    with serving(settings) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    settings = KubeApiSettings(tokens=(TOKEN,), bookmark_seconds=0.05)
+    with (
+        serving(settings) as server,
+        httpx.Client(base_url=server.url, timeout=60, headers=AUTHORIZED) as http,
+    ):
         http.post(SANDBOXES, json=sandbox("a"))
         version = http.get(SANDBOXES).json()["metadata"]["resourceVersion"]
         with watching(http, resourceVersion=version, allowWatchBookmarks="true") as events:

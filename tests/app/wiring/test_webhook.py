@@ -11,7 +11,7 @@ import pytest
 
 from paddock.adapters.pod_admission import pod_check
 from paddock.api.admission_webhook import MAX_BODY_BYTES, create_app
-from paddock.app.wiring import webhook
+from paddock.app.wiring.tls import webhook
 from paddock.cli.kube.webhook import certificate
 from paddock.kit.errors import InvalidError
 from paddock.settings import Settings

@@ -68,6 +68,39 @@ def test_missing_tls_files_are_reported(tmp_path: Path) -> None:
         tls.front(Settings(tls_certificate=str(tmp_path / "no.pem"), run_dir=str(tmp_path)))
 
 
+async def test_one_setting_serves_tls_with_a_certificate_of_the_installation(
+    tmp_path: Path,
+) -> None:
+    port, front = free_ports(2)
+    state = tmp_path / "state"
+    process = tls.front(
+        Settings(
+            tls_self_signed=True,
+            tls_port=port,
+            front_port=front,
+            run_dir=str(tmp_path / "run"),
+            state_dir=str(state),
+        )
+    )
+    assert process is not None
+    envoy = await asyncio.create_subprocess_exec(*process.command, stderr=asyncio.subprocess.PIPE)
+
+    async def serves() -> bool:
+        context = ssl.create_default_context(cafile=str(state / "tls" / "ca.crt"))
+        try:
+            _, writer = await asyncio.open_connection("localhost", port, ssl=context)
+        except ConnectionError:
+            return False
+        writer.transport.abort()
+        return True
+
+    try:
+        await eventually(serves, seconds=60)
+    finally:
+        envoy.terminate()
+        await envoy.communicate()
+
+
 @pytest.mark.timeout(180)
 async def test_a_new_certificate_is_used_without_a_restart_and_open_connections_stay(
     tmp_path: Path,

@@ -38,6 +38,7 @@ class Process:
             "PADDOCK_RUN_DIR": str(place / "run"),
             "PADDOCK_API_PORT": str(ports[name]),
             "PADDOCK_PORT": str(free_port()),
+            "PADDOCK_KUBE_PORT": "0",
             "PADDOCK_STORE": "memory",
             "PADDOCK_RUNTIME": "simulated",
             "PADDOCK_SEED": "s" * 32,

@@ -9,9 +9,7 @@ class KubeApiSettings(Struct, frozen=True, kw_only=True):
     """Authentication and limits of the declarative API."""
 
     tokens: tuple[str, ...] = ()
-    """Accepted bearer tokens. Empty: no access, unless `allow_anonymous`."""
-    allow_anonymous: bool = False
-    """Allow programs on this machine without a token. Requests from elsewhere are refused."""
+    """Accepted bearer tokens. Empty: no access."""
     max_body_bytes: int = 3 * MEBIBYTE
     """Larger bodies are refused with 413."""
     max_yaml_bytes: int = MEBIBYTE

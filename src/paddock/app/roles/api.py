@@ -13,11 +13,12 @@ from typing import Any
 from paddock.adapters.gateway.gateway_notifier import GatewayNotifier
 from paddock.adapters.replicas import Replicas
 from paddock.api.internal import GatewayReport
-from paddock.app.wiring import backends, default_resources, run_parts, webhook
+from paddock.app.wiring import backends, default_resources, run_parts
 from paddock.app.wiring.applications import build_application
 from paddock.app.wiring.assembly import assemble
 from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.app.wiring.secrets import load_or_create
+from paddock.app.wiring.tls import webhook
 from paddock.engine.supervisor import Part, StartGroup
 from paddock.kit import clock as clocks
 from paddock.resources.tokens import TokenSeed

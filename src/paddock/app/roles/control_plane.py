@@ -4,12 +4,15 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from functools import cached_property
 from typing import Any
 
 from paddock.adapters.gateway.activity_reports import ActivityReports
 from paddock.adapters.gateway.gateway_notifier import GatewayNotifier
 from paddock.adapters.runtime_agent import RuntimeAgent
 from paddock.api.dispatcher import Dispatcher
+from paddock.api.federation.app import Application
 from paddock.api.internal import GatewayReport
 from paddock.api.kube.app import create_app as create_kube
 from paddock.api.kube.settings import KubeApiSettings
@@ -19,6 +22,7 @@ from paddock.app.wiring.assembly import assemble
 from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.app.wiring.idle_pause import IdlePauses
 from paddock.app.wiring.secrets import Secrets, load_or_create
+from paddock.app.wiring.tls import own_certificate
 from paddock.claims.ports import Announcer
 from paddock.controllers.batch.tasks.runner import TaskRunner
 from paddock.engine.recorder import Recorder
@@ -100,15 +104,18 @@ class ControlPlane:
             recorder=self.recorder,
         )
 
+    @cached_property
+    def declarative_api(self) -> Application:
+        """The application of the declarative API."""
+        kube = KubeApiSettings(tokens=(self.secrets.token,))
+        return create_kube(self.store, kube, checks=[support_check(self.runtime.name)])
+
     def application(self) -> Dispatcher:
         """Return the HTTP application."""
-        kube = KubeApiSettings(
-            tokens=(self.secrets.token,), allow_anonymous=self.settings.allow_anonymous
-        )
         return build_application(
             self.assembly,
             self.manager,
-            kube=create_kube(self.store, kube, checks=[support_check(self.runtime.name)]),
+            kube=self.declarative_api,
             token=self.secrets.token,
             on_report=self.on_report,
         )
@@ -149,19 +156,29 @@ class ControlPlane:
         """Run until `stop` is set: the cache first, then controllers, then the API."""
         listener = listen(self.settings.api_host, self.settings.api_port)
         server = AsgiServer(self.application(), listener, on_ready)
-        parts = (
+        parts = [
             Part(
                 name="cache", group=StartGroup.CACHES, run=self.provider.serve, ready=self._synced
             ),
             run_parts.group_part("controllers", self.work),
             run_parts.server_part(server),
-        )
+        ]
+        if self.settings.kube_port:
+            parts.append(run_parts.context_part("kubectl", StartGroup.API, self._serving_kubectl))
         try:
             await run_parts.run(parts, stop)
         finally:
             listener.close()
             self.gateways.close()
             await self.assembly.leave()
+
+    def _serving_kubectl(self) -> AbstractAsyncContextManager[None]:
+        """Serve the declarative API over TLS on loopback."""
+        return own_certificate.serving(
+            self.declarative_api,
+            own_certificate.of_installation(self.settings, self.clock),
+            port=self.settings.kube_port,
+        )
 
     async def _synced(self) -> None:
         """Wait for the cache, then create the default resources."""

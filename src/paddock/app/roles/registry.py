@@ -9,7 +9,7 @@ import uvloop
 
 from paddock.app.roles import api, control_plane, controllers, gateway, node
 from paddock.kit import logs
-from paddock.settings import Settings
+from paddock.settings import Settings, require_loopback_or_consent
 
 _SWITCH_SECONDS = 0.0005
 
@@ -26,6 +26,8 @@ ROLES: dict[str, Run] = {
 
 def run(name: str, settings: Settings, *, on_ready: Callable[[], None]) -> None:
     """Run a role until SIGTERM or SIGINT."""
+    if settings.store != "kubernetes":  # in a pod, the cluster's network is around it
+        require_loopback_or_consent(settings)
     logs.configure(level=settings.log_level, json=settings.log_json)
     # The store writes in a thread: by default, handing the GIL back to the loop may take 5 ms.
     sys.setswitchinterval(_SWITCH_SECONDS)

@@ -1,9 +1,9 @@
 """TLS and HTTP/2 for clients: an Envoy in front of the gateways.
 
-It runs if a certificate is set. It terminates TLS and HTTP/2 and forwards requests unchanged to a
-loopback port on which the gateways trust its forwarding headers. Holding, routing and access stay
-with the gateways. A certificate that is renamed into place is used for the next connection,
-without a restart.
+It runs if a certificate is set, or `tls_self_signed`. It terminates TLS and HTTP/2 and forwards
+requests unchanged to a loopback port on which the gateways trust its forwarding headers. Holding,
+routing and access stay with the gateways. A certificate that is renamed into place is used for the
+next connection, without a restart.
 """
 
 import json
@@ -12,8 +12,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from msgspec import structs
+
 from paddock.app.up.processes import SupervisedProcess
+from paddock.app.wiring.tls import own_certificate
 from paddock.gateway.envoy_config import TlsListener, certificate_secret, configuration
+from paddock.kit.clock import system
 from paddock.kit.errors import FieldProblem, InvalidError
 from paddock.settings import Settings
 
@@ -21,7 +25,13 @@ from paddock.settings import Settings
 def front(settings: Settings) -> SupervisedProcess | None:
     """Return the process that serves TLS, or None if no certificate is set."""
     if not settings.tls_certificate:
-        return None
+        if not settings.tls_self_signed:
+            return None
+        own = own_certificate.of_installation(settings, system())
+        own.ensure()
+        settings = structs.replace(
+            settings, tls_certificate=str(own.certificate_file), tls_key=str(own.key_file)
+        )
     for field in ("tls_certificate", "tls_key"):
         path = Path(getattr(settings, field))
         if not path.is_file():

@@ -15,7 +15,7 @@ from paddock.app.wiring.secrets import Secrets, load_or_create
 from paddock.kit import logs
 from paddock.kit.errors import PaddockError, UnavailableError, UnsupportedError
 from paddock.runtime.local.images.base import build_base, is_built, usable_directory
-from paddock.settings import Settings
+from paddock.settings import Settings, require_loopback_or_consent
 
 notes = Console(stderr=True, highlight=False)
 
@@ -33,6 +33,7 @@ USAGE = """
 
 def up(settings: Settings, config: Path | None, *, as_json: bool, detach: bool) -> int:
     """Start everything and print how to connect; return when it is stopped."""
+    require_loopback_or_consent(settings)
     _require_root(settings)
     prepare_image(settings, is_silent=as_json)
     if detach:

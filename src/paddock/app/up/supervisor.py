@@ -86,6 +86,8 @@ class MachineSupervisor:
             ("the control plane", settings.api_host, settings.api_port, "PADDOCK_API_PORT"),
             ("clients", settings.host, settings.port, "--port or PADDOCK_PORT"),
         ]
+        if settings.kube_port:
+            endpoints.append(("kubectl", "127.0.0.1", settings.kube_port, "PADDOCK_KUBE_PORT"))
         if self.tls is not None:
             endpoints.append(("TLS", settings.tls_host, settings.tls_port, "PADDOCK_TLS_PORT"))
             endpoints.append(

@@ -181,7 +181,8 @@ def _ensure_certificate(kubectl: Kubectl, options: KubeOptions) -> str:
     if not found:
         found = certificate(options.namespace, labels("api"))
         kubectl.create(found)
-    return str(found["data"]["tls.crt"])
+    # A Secret of an older version has no authority: its certificate is self-signed.
+    return str(found["data"].get("ca.crt") or found["data"]["tls.crt"])
 
 
 @kube.command("uninstall")

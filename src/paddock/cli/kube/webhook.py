@@ -1,23 +1,20 @@
 """The admission webhook's objects on a cluster, and its certificate.
 
-The certificate is self-signed, created once at install and stored in the Secret `paddock-webhook`;
-the webhook configuration contains it. If cert-manager creates and renews it instead, cert-manager
-fills in the configuration.
+The certificate is created once at install, with an authority of its own, and stored in the Secret
+`paddock-webhook`; the webhook configuration contains the authority. If cert-manager creates and
+renews it instead, cert-manager fills in the configuration.
 """
 
 import base64
-import shutil
-import subprocess
-import tempfile
-from pathlib import Path
 
 from paddock.cli.kube.options import Manifest
-from paddock.kit.errors import InvalidError, NotFoundError
+from paddock.kit import certificates
+from paddock.kit.clock import system
 from paddock.resources.registry import KINDS
 
 WEBHOOK_PORT = 3003
 WEBHOOK_NAME = "paddock-webhook"
-"""Name of the Service, and of the Secret with `tls.crt` and `tls.key`."""
+"""Name of the Service, and of the Secret with `tls.crt`, `tls.key` and `ca.crt`."""
 _DIRECTORY = "/etc/paddock/webhook"
 _DAYS = 3650
 WEBHOOK_VOLUME: Manifest = {"name": "webhook", "secret": {"secretName": WEBHOOK_NAME}}
@@ -124,30 +121,12 @@ def _dns_name(namespace: str) -> str:
 
 
 def certificate(namespace: str, labels: dict[str, str]) -> Manifest:
-    """Create a key and a self-signed certificate; return them as a Secret."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        raise NotFoundError(
-            "openssl, which creates the webhook's certificate, is not installed",
-            hint="install openssl, use cert-manager, or install without --webhook",
-        )
-    with tempfile.TemporaryDirectory() as directory:
-        key, cert = Path(directory) / "tls.key", Path(directory) / "tls.crt"
-        done = subprocess.run(
-            [
-                *(openssl, "req", "-x509", "-newkey", "ec", "-nodes", "-days", str(_DAYS)),
-                *("-pkeyopt", "ec_paramgen_curve:prime256v1"),
-                *("-subj", f"/CN={WEBHOOK_NAME}"),
-                *("-addext", f"subjectAltName=DNS:{_dns_name(namespace)}"),
-                *("-keyout", str(key), "-out", str(cert)),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise InvalidError(f"openssl could not create a certificate: {done.stderr.strip()}")
-        data = {file.name: base64.b64encode(file.read_bytes()).decode() for file in (cert, key)}
+    """Create a key and a certificate with an authority of its own; return them as a Secret."""
+    now = system().now()
+    authority = certificates.create_authority(WEBHOOK_NAME, now=now)
+    pair = certificates.issue(authority, [_dns_name(namespace)], now=now, days=_DAYS)
+    files = {"tls.crt": pair.certificate, "tls.key": pair.key, "ca.crt": authority.certificate}
+    data = {name: base64.b64encode(content).decode() for name, content in files.items()}
     return {
         "apiVersion": "v1",
         "kind": "Secret",

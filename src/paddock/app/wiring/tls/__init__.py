@@ -1,0 +1,1 @@
+"""TLS that the control plane serves itself."""

@@ -1,0 +1,86 @@
+"""`paddock kubeconfig`: lets kubectl use the declarative API of this machine."""
+
+import base64
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from paddock.cli.click_ext import examples
+from paddock.cli.context import with_target
+from paddock.cli.output import Output
+from paddock.cli.target import CliTarget
+from paddock.kit.errors import UnavailableError, UnsupportedError
+from paddock.settings import TLS_DIRECTORY
+
+_NAME = "paddock"
+
+
+@click.command(epilog=examples("export KUBECONFIG=$(paddock kubeconfig)", "kubectl get sandboxes"))
+@click.option(
+    "--file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write to this file.  [default: kubeconfig in the state directory]",
+)
+@with_target
+def kubeconfig(target: CliTarget, output: Output, file: Path | None) -> None:
+    """Write a kubeconfig for this machine and print its path.
+
+    It holds the token of the installation: whoever can read it can do everything.
+    """
+    settings = target.settings
+    if not target.is_local or settings.store == "kubernetes":
+        raise UnsupportedError(
+            "the declarative API of other machines and clusters is not configured here",
+            hint="on a cluster, use the kubeconfig of the cluster",
+        )
+    if not settings.kube_port:
+        raise UnsupportedError("kube_port is 0", hint="set it, and start Paddock again")
+    authority = settings.state / TLS_DIRECTORY / "ca.crt"
+    try:
+        certificate = authority.read_bytes()
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot read {authority}: {error.strerror}",
+            hint="start Paddock once with `paddock up`, and run this as the same user",
+        ) from error
+    document = render(f"https://127.0.0.1:{settings.kube_port}", certificate, target.token)
+    path = (file or settings.state / "kubeconfig").absolute()
+    _write_private(path, yaml.safe_dump(document, sort_keys=False))
+    output.done(str(path), {"file": str(path)})
+
+
+def render(server: str, authority: bytes, token: str) -> dict[str, Any]:
+    """Return a kubeconfig with one cluster, user and context."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {
+                "name": _NAME,
+                "cluster": {
+                    "server": server,
+                    "certificate-authority-data": base64.b64encode(authority).decode(),
+                },
+            }
+        ],
+        "users": [{"name": _NAME, "user": {"token": token}}],
+        "contexts": [
+            {
+                "name": _NAME,
+                "context": {"cluster": _NAME, "user": _NAME, "namespace": "default"},
+            }
+        ],
+        "current-context": _NAME,
+    }
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Replace a file that only its owner can read."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as opened:
+        opened.write(text)
+    temporary.replace(path)

@@ -14,6 +14,7 @@ from paddock.gateway.http.client import ClientConnection
 from paddock.gateway.http.sender import Sender
 from paddock.gateway.http.upstream import UpstreamConnection
 from paddock.gateway.limits import GatewayLimits, GatewayOptions
+from paddock.gateway.routing.hops import GatewayHops
 from paddock.gateway.routing.route_lookup import RouteLookup
 from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.gateway.service import Gateway
@@ -25,6 +26,8 @@ from paddock.resources.meta import Key
 from paddock.resources.tokens import TokenSeed, hashed
 
 SEED = TokenSeed(b"seed")
+SECRETS = ("token-of-the-api", "first-key")
+"""Credentials of the APIs that are not recognisable by their form."""
 PATIENCE_SECONDS = 60.0
 """A timeout for operations that are immediate unless the machine stalls."""
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -105,13 +108,21 @@ class Rig:
                 timeout_seconds=wake_seconds,
             ),
             lookup=RouteLookup(self.routes, lambda name: self.on_fetch(name), self.clock, tasks),
-            sender=Sender(self.dialer, self.routes, self.clock, limits=limits, options=options),
+            sender=Sender(
+                self.dialer,
+                self.routes,
+                self.clock,
+                limits=limits,
+                options=options,
+                hops=GatewayHops(SEED),
+            ),
             signatures=Signatures(self.routes, SEED, self.clock),
             activity=self.activity,
             clock=self.clock,
             tasks=tasks,
             limits=limits,
             options=options,
+            secrets=SECRETS,
         )
         self._stack = contextlib.AsyncExitStack()
         self._handlers: set[asyncio.Task[None]] = set()
@@ -184,13 +195,16 @@ class Rig:
         assert self.routes.put(made)
         return made
 
-    async def connect(self) -> "Wire":
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**22)
+    async def connect(self, address: str = "127.0.0.1") -> "Wire":
+        """Connect, as a client of this address."""
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, limit=2**22, local_addr=(address, 0)
+        )
         return Wire(reader, writer)
 
-    async def request(self, request: bytes) -> "Response":
+    async def request(self, request: bytes, address: str = "127.0.0.1") -> "Response":
         """Send one request on a new connection and read one response."""
-        wire = await self.connect()
+        wire = await self.connect(address)
         try:
             wire.send(request)
             return await wire.response(head_only=request.startswith(b"HEAD"))

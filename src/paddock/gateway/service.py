@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from paddock.cache.states import SandboxState
-from paddock.gateway import access
+from paddock.gateway import access, browsers
 from paddock.gateway.access import Allowed, Denied
 from paddock.gateway.activity import Activity
 from paddock.gateway.http import error_responses
@@ -67,7 +67,9 @@ class Gateway:
         tasks: asyncio.TaskGroup,
         limits: GatewayLimits,
         options: GatewayOptions,
+        secrets: tuple[str, ...] = (),
     ) -> None:
+        """`secrets`: credentials of the APIs, which sandboxes must not receive."""
         self._routes = routes
         self._lookup = lookup
         self._sender = sender
@@ -79,7 +81,7 @@ class Gateway:
         self._held = HeldRequests(waker, activity, limits)
         self.clients = Connections(activity, limits, clock.monotonic)
         self.now = clock.monotonic
-        self.read = RequestReader().read
+        self.read = RequestReader(secrets).read
         self._inflight = InflightRequests(
             routes=routes,
             sender=sender,
@@ -146,6 +148,8 @@ class Gateway:
         path = access.canonical(exchange.head.target.partition("?")[0])
         if f"{path}/".startswith(_INTERNAL_PATHS):
             exchange.fail(404, "not found")
+        elif (refusal := browsers.api_refusal(exchange.head)) is not None:
+            exchange.fail(403, refusal)
         elif not self._sender.send_to_api(exchange):
             self._spawn(exchange, self._sender.connect_to_api(exchange), "api")
 
@@ -155,12 +159,13 @@ class Gateway:
         if route is None:
             exchange.fail(502, error_responses.NOT_FOUND)
         else:
-            self._to_sandbox(exchange, Destination(route.id, ENVD_PORT, exchange.head.target))
+            self._to_sandbox(exchange, _shared(route, exchange.head.target))
 
     def _to_signed(self, exchange: Exchange, wanted: SignedFile) -> None:
         route = self._signatures.cached(wanted)
         if route is not None:
-            self._to_sandbox(exchange, Destination(route.id, ENVD_PORT, exchange.head.target))
+            exchange.prefix = ""
+            self._to_sandbox(exchange, _shared(route, exchange.head.target))
         else:
             self._spawn(exchange, self._search(exchange, wanted), "search signed URL")
 
@@ -176,11 +181,19 @@ class Gateway:
         if route is None:
             exchange.fail(401, "unauthorized: invalid signature")
         else:
-            self._to_sandbox(exchange, Destination(route.id, ENVD_PORT, exchange.head.target))
+            exchange.prefix = ""
+            self._to_sandbox(exchange, _shared(route, exchange.head.target))
 
     def _to_sandbox(self, exchange: Exchange, destination: Destination) -> None:
         exchange.sandbox_id, exchange.port = destination.sandbox_id, destination.port
-        if exchange.head.upgrade is not None:
+        head, prefix = exchange.head, destination.prefix
+        if prefix is not None and not self._sender.is_from_gateway(head, destination.sandbox_id):
+            if (refusal := browsers.sandbox_refusal(head, destination)) is not None:
+                exchange.fail(403, refusal)
+                return
+            if prefix or head.fetch_site or head.page_origin:
+                exchange.prefix = prefix
+        if head.upgrade is not None:
             _drop_upgrade_for_envd(exchange, destination.port)
         route = self._routes.get(destination.sandbox_id)
         if route is None:
@@ -255,7 +268,10 @@ class Gateway:
         if not decision_cache.should_cache(head, client.origin):
             return
         # Only if the header lines alone name this sandbox: the request line varies.
-        if _address(head, "GET", "/") == Destination(destination.sandbox_id, destination.port, "/"):
+        named = _address(head, "GET", "/")
+        if not isinstance(named, Destination):
+            return
+        if (named.sandbox_id, named.port) == (destination.sandbox_id, destination.port):
             head.decisions[client.origin] = CachedDecision(
                 route,
                 destination.port,
@@ -357,6 +373,11 @@ def _drop_upgrade_for_envd(exchange: Exchange, port: int) -> None:
     if port in (ENVD_PORT, TASKS_PORT):
         head = exchange.head
         exchange.head = structs.replace(head, upgrade=None, is_kept=head.is_keep_alive)
+
+
+def _shared(route: Route, target: str) -> Destination:
+    """Return where a request goes whose URL does not name the sandbox."""
+    return Destination(route.id, ENVD_PORT, target, prefix="")
 
 
 def _address(head: RequestHead, method: str, target: str) -> addressing.Address:

@@ -41,7 +41,26 @@ def where(target="/x", host="localhost:3000", sandbox=None, port=None, ingress=N
     ],
 )
 def test_sandboxes_can_be_addressed_in_many_ways(given_, expected) -> None:
-    assert where(**given_) == Destination(*expected)
+    found = where(**given_)
+    assert isinstance(found, Destination)
+    assert (found.sandbox_id, found.port, found.target) == expected
+
+
+@pytest.mark.parametrize(
+    ("given_", "prefix"),
+    [
+        ({"host": "8080-abc.example.com"}, None),
+        ({"sandbox": "abc"}, ""),
+        ({"ingress": "abc-8080"}, ""),
+        ({"target": "/kruise/abc/8080/a/b?c"}, "/kruise/abc/8080"),
+        ({"target": "/kruise/ABC-client1/08080?c"}, "/kruise/ABC-client1/08080"),
+        ({"target": "/kruise/abc/80", "host": "8080-abc.example.com"}, "/kruise/abc/80"),
+    ],
+)
+def test_only_an_address_by_host_gives_a_sandbox_an_origin_of_its_own(given_, prefix) -> None:
+    found = where(**given_)
+    assert isinstance(found, Destination)
+    assert found.prefix == prefix
 
 
 @pytest.mark.parametrize(
@@ -106,4 +125,5 @@ def test_all_forms_of_an_address_agree(sandbox_id: str, port: int) -> None:
         where(target=f"/kruise/{sandbox_id}/{port}/x") if sandbox_id != "api" else None,
         where(host=f"{port}-{sandbox_id}.example.com"),
     ]
-    assert {way for way in ways if way} == {Destination(sandbox_id, port, "/x")}
+    found = {(way.sandbox_id, way.port, way.target) for way in ways if isinstance(way, Destination)}
+    assert found == {(sandbox_id, port, "/x")}

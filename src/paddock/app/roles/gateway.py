@@ -25,6 +25,7 @@ from paddock.gateway.activity import Activity
 from paddock.gateway.http.client import ClientConnection
 from paddock.gateway.http.sender import Sender
 from paddock.gateway.limits import KEEPALIVE_OPTIONS, GatewayLimits, GatewayOptions
+from paddock.gateway.routing.hops import GatewayHops
 from paddock.gateway.routing.peers import GatewayPeers, MessageVerifier, PeerEndpoint
 from paddock.gateway.routing.route_lookup import RouteLookup
 from paddock.gateway.routing.routes import Route, RouteTable
@@ -82,7 +83,10 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
             )
         )
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        gateway = build(settings, seed, routes, control, peers, activity, clock, tasks)
+        gateway = build(
+            settings, seed, routes, control, peers, activity, clock, tasks,
+            secrets=(secrets.token, secrets.api_key),
+        )  # fmt: skip
         cluster = store.client if isinstance(store, KubernetesStore) else None
         if settings.store != "kubernetes":
             # The store is a client of our own API, which has no Services.
@@ -151,6 +155,7 @@ def build(
     activity: Activity,
     clock: Clock,
     tasks: asyncio.TaskGroup,
+    secrets: tuple[str, ...] = (),
 ) -> Gateway:
     """Wire a gateway."""
     limits = GatewayLimits()
@@ -171,13 +176,16 @@ def build(
         routes=routes,
         waker=Waker(routes, resume, tasks, activity, timeout_seconds=settings.wake_timeout_seconds),
         lookup=RouteLookup(routes, control.fetch_route, clock, tasks),
-        sender=Sender(dialer, routes, clock, limits=limits, options=options),
+        sender=Sender(
+            dialer, routes, clock, limits=limits, options=options, hops=GatewayHops(seed)
+        ),
         signatures=Signatures(routes, seed, clock),
         activity=activity,
         clock=clock,
         tasks=tasks,
         limits=limits,
         options=options,
+        secrets=secrets,
     )
 
 

@@ -54,6 +54,9 @@ class Exchange(Struct, eq=False):
     pending: list[bytes] | None = None
     """Body bytes received before there was an upstream."""
     rechunks: bool = False
+    prefix: str | None = None
+    """The part of the API's origin that belongs to the sandbox, perhaps empty. None: the response
+    is not for a browser, or its origin is the sandbox's own."""
 
     # ---- from the client -----------------------------------------------------------------
 

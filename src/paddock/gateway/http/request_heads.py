@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from paddock.gateway.http.bodies import CHUNKED, NO_BODY, Framing, fields
+from paddock.kit import bearer
 from paddock.resources.tokens import hashed
 
 if TYPE_CHECKING:
@@ -31,12 +32,14 @@ _REQUEST_LINE = re.compile(
 _HOST = re.compile(r"[A-Za-z0-9._\-]*(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?")
 _ABSOLUTE = re.compile(r"https?://([^/?]+)(.*)", re.IGNORECASE)
 _LENGTH = re.compile(rb"[0-9]{1,18}")
+_API_KEY = re.compile(r"e2b_[0-9a-f]{40}")
+"""The form of the keys that Paddock creates."""
 _SIMPLE_CONNECTION = {word: frozenset((word,)) for word in (b"", b"keep-alive", b"close")}
 
 (
     _DROP, _LENGTH_FIELD, _ENCODING, _HOST_FIELD, _UPGRADE, _CONNECTION, _EXPECT, _ACCEPT, _TEXT,
-    _FORWARDED, _TOKEN,
-) = range(11)  # fmt: skip
+    _FORWARDED, _TOKEN, _CREDENTIAL, _BROWSER,
+) = range(13)  # fmt: skip
 
 _REQUEST_FIELDS: dict[bytes, int] = {
     b"content-length": _LENGTH_FIELD,
@@ -51,6 +54,13 @@ _REQUEST_FIELDS: dict[bytes, int] = {
     b"e2b-sandbox-id": _TEXT,
     b"e2b-sandbox-port": _TEXT,
     b"opensandbox-ingress-to": _TEXT,
+    b"paddock-gateway": _TEXT,
+    b"x-api-key": _CREDENTIAL,
+    b"authorization": _CREDENTIAL,
+    b"sec-fetch-site": _BROWSER,
+    b"sec-fetch-mode": _BROWSER,
+    b"origin": _BROWSER,
+    b"service-worker": _BROWSER,
     b"x-forwarded-for": _FORWARDED,
     b"x-forwarded-proto": _FORWARDED,
     # Hop-by-hop, or written by the gateway itself.
@@ -70,6 +80,13 @@ _TEXT_FIELDS = {
     b"e2b-sandbox-id": "sandbox",
     b"e2b-sandbox-port": "port",
     b"opensandbox-ingress-to": "ingress",
+    b"paddock-gateway": "gateway_signature",
+}
+_BROWSER_FIELDS = {
+    b"sec-fetch-site": "fetch_site",
+    b"sec-fetch-mode": "fetch_mode",
+    b"origin": "page_origin",
+    b"service-worker": "service_worker",
 }
 
 
@@ -113,6 +130,17 @@ class RequestHead(Struct, gc=False):
     ingress: str | None = None
     forwarded_for: bytes = b""
     forwarded_proto: bytes = b""
+    gateway_signature: str | None = None
+    """What another gateway has signed this request with."""
+    api_lines: bytes = b""
+    """Credentials of Paddock's APIs. Only the API receives them."""
+    has_credentials: bool = False
+    """Whether there is an API key or an Authorization header, of any kind."""
+    fetch_site: bytes = b""
+    """Where the page that caused the request is from, as browsers report it."""
+    fetch_mode: bytes = b""
+    page_origin: bytes = b""
+    service_worker: bytes = b""
     allowed_by: "CachedDecision | None" = None
     """The cached decision that this head was already checked against."""
 
@@ -128,7 +156,9 @@ class _CachedLines(Struct, gc=False):
 class RequestReader:
     """Parses request heads and caches parsed header lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: tuple[str, ...] = ()) -> None:
+        """`secrets`: tokens and keys of the APIs that do not have the form of an API key."""
+        self._secrets = secrets
         # Two generations: entries not used while the young one fills up are dropped.
         self._young: dict[bytes, _CachedLines] = {}
         self._old: dict[bytes, _CachedLines] = {}
@@ -151,7 +181,7 @@ class RequestReader:
 
     def _read_new(self, line: bytes, lines: bytes) -> RequestHead:
         seen = self._old.get(lines)
-        template = _read_lines(line, lines) if seen is None else seen.template
+        template = _read_lines(line, lines, self._secrets) if seen is None else seen.template
         head = _with_line(template, line)
         if len(line) + len(lines) <= MAX_CACHED_BYTES:
             if len(self._young) >= _CACHE_SIZE:
@@ -203,7 +233,9 @@ def _read_unusual(template: RequestHead, method: str, target: str) -> RequestHea
     return head
 
 
-def _read_lines(line: bytes, block: bytes) -> RequestHead:  # noqa: C901 - one pass over all lines
+def _read_lines(  # noqa: C901 - one pass over all lines
+    line: bytes, block: bytes, secrets: tuple[str, ...]
+) -> RequestHead:
     """Parse everything after the request line, from the last digit of the version on."""
     found = fields(block[3:]) if _REQUEST_LINE.fullmatch(line) else None
     if found is None:
@@ -212,6 +244,7 @@ def _read_lines(line: bytes, block: bytes) -> RequestHead:  # noqa: C901 - one p
         raise BadHead(431, "the head has too many lines")
     lines: list[bytes] = []
     head = RequestHead("", "/", block[0] == 0x31, lines, {})
+    private: list[bytes] = []
     length = encoding = host = None
     connection = b""
     for raw, name, value in found:
@@ -250,10 +283,14 @@ def _read_lines(line: bytes, block: bytes) -> RequestHead:  # noqa: C901 - one p
         elif kind == _ACCEPT:
             head.accepts_html = b"text/html" in value
             lines.append(raw)
+        elif kind == _CREDENTIAL:
+            head.has_credentials = True
+            is_own = _is_own_credential(lowered, value.rstrip().decode("latin-1"), secrets)
+            (private if is_own else lines).append(raw)
         else:
             _read_rare(head, kind, lowered, raw, value)
     if connection or not head.is_http_1_1 or head.upgrade is not None:
-        _read_connection(head, connection, found)
+        _read_connection(head, connection, found, private)
     if length is not None or encoding is not None:
         head.framing = _request_framing(length, encoding, is_http_1_1=head.is_http_1_1)
     if host is None and head.is_http_1_1:
@@ -262,9 +299,18 @@ def _read_lines(line: bytes, block: bytes) -> RequestHead:  # noqa: C901 - one p
     head.is_host_bad = not _HOST.fullmatch(head.host)
     head.is_kept = head.is_keep_alive and head.upgrade is None
     head.passed = b"".join(lines)
+    head.api_lines = b"".join(private)
     if head.access_token is not None:
         head.access_token_hash = hashed(head.access_token)
     return head
+
+
+def _is_own_credential(name: bytes, value: str, secrets: tuple[str, ...]) -> bool:
+    """Whether this is a credential of Paddock's APIs, and not one of a program in a sandbox."""
+    credential = value if name == b"x-api-key" else bearer.token_of(value)
+    if credential is None:
+        return False
+    return _API_KEY.fullmatch(credential) is not None or bearer.is_known(credential, *secrets)
 
 
 def _plain(raw: bytes, value: bytes) -> bytes:
@@ -292,10 +338,16 @@ def _read_rare(head: RequestHead, kind: int, name: bytes, raw: bytes, value: byt
             head.forwarded_for = before + b", " + value if before else value
         else:
             head.forwarded_proto = value
+    elif kind == _BROWSER:
+        setattr(head, _BROWSER_FIELDS[name], value.strip().lower())
+        head.lines.append(raw)
 
 
 def _read_connection(
-    head: RequestHead, value: bytes, found: list[tuple[bytes, bytes, bytes]]
+    head: RequestHead,
+    value: bytes,
+    found: list[tuple[bytes, bytes, bytes]],
+    private: list[bytes],
 ) -> None:
     tokens = connection_tokens(value)
     if head.is_http_1_1:
@@ -305,6 +357,7 @@ def _read_connection(
     if b"upgrade" not in tokens or not head.is_http_1_1:
         head.upgrade = None
     drop_named(head.lines, tokens, found)
+    drop_named(private, tokens, found)
 
 
 def connection_tokens(value: bytes) -> frozenset[bytes]:

@@ -14,13 +14,19 @@ def write_request(
     client: str,
     scheme: str,
     trusted: bool,
-    traffic_token: str | None = None,
+    extra: bytes = b"",
 ) -> bytes:
-    """Return the head that the sandbox receives; another gateway also gets the traffic token."""
+    """Return the head that is forwarded; `extra`: lines for the API or another gateway."""
     line = f"{head.method} {target} HTTP/1.1\r\n".encode("latin-1")
-    if traffic_token is not None:
-        line += f"E2b-Traffic-Access-Token: {traffic_token}\r\n".encode("latin-1")
-    return line + write_lines(head, host=host, client=client, scheme=scheme, trusted=trusted)
+    lines = write_lines(head, host=host, client=client, scheme=scheme, trusted=trusted)
+    return line + extra + lines
+
+
+def client_address(head: RequestHead, *, client: str, trusted: bool) -> str:
+    """Return the address of the client: the last one that a trusted proxy in front appended."""
+    if not trusted or not head.forwarded_for:
+        return client
+    return head.forwarded_for.rpartition(b",")[2].strip().decode("latin-1") or client
 
 
 def write_lines(head: RequestHead, *, host: str, client: str, scheme: str, trusted: bool) -> bytes:

@@ -4,6 +4,7 @@ import re
 from functools import lru_cache
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from paddock.gateway.http.bodies import CHUNKED, NO_BODY, UNTIL_CLOSE, Framing, fields
 from paddock.gateway.http.request_heads import (
@@ -112,6 +113,14 @@ def _response_framing(
             raise BadHead(502, "the sandbox used a transfer encoding that is not supported")
         return CHUNKED
     return UNTIL_CLOSE if length is None else Framing(length=int(length))
+
+
+def with_lines(head: ResponseHead, lines: list[bytes]) -> ResponseHead:
+    """Return the head with other header lines."""
+    changed = replace(head, lines=lines, passed=b"".join(lines))
+    if head.usual:
+        changed.usual = _write_response(changed, keep_alive=True, is_http_1_1=True)
+    return changed
 
 
 def write_response(head: ResponseHead, *, keep_alive: bool, is_http_1_1: bool) -> bytes:

@@ -10,10 +10,11 @@ from paddock.gateway.http.client import ClientConnection
 from paddock.gateway.http.connection_pool import ConnectionPool, PoolKey
 from paddock.gateway.http.exchange import Exchange
 from paddock.gateway.http.request_heads import RequestHead
-from paddock.gateway.http.request_rewrite import write_lines, write_request
+from paddock.gateway.http.request_rewrite import client_address, write_lines, write_request
 from paddock.gateway.http.upstream import IdleConnections, UpstreamConnection
 from paddock.gateway.limits import GatewayLimits, GatewayOptions
 from paddock.gateway.routing.addressing import ENVD_PORT, TASKS_PORT, Destination
+from paddock.gateway.routing.hops import GatewayHops
 from paddock.gateway.routing.recent_reboots import RecentReboots
 from paddock.gateway.routing.routes import Route, RouteTable
 from paddock.kit.clock import Clock
@@ -54,7 +55,9 @@ class Sender:
         *,
         limits: GatewayLimits,
         options: GatewayOptions,
+        hops: GatewayHops | None = None,
     ) -> None:
+        self._hops = hops
         self._dialer = dialer
         self._routes = routes
         self._limits = limits
@@ -93,6 +96,10 @@ class Sender:
             scheme=client.scheme,
             trusted=self._trusts or client.trusts_forwarded,
         )
+
+    def is_from_gateway(self, head: RequestHead, sandbox_id: str) -> bool:
+        """Whether another gateway has sent a request to this sandbox."""
+        return self._hops is not None and self._hops.is_signed(sandbox_id, head.gateway_signature)
 
     async def connect(self, exchange: Exchange, route: Route, destination: Destination) -> None:
         """Connect to the sandbox and send the request, or fail the exchange."""
@@ -167,17 +174,16 @@ class Sender:
             # Address by path: it works with any host name of the other gateway.
             target = f"/kruise/{route.id}/{destination.port}{destination.target}"
             token = exchange.head.traffic_token if route.traffic_token_hash else None
-            return self._head(exchange, target, route.remote, traffic_token=token)
+            extra = f"E2b-Traffic-Access-Token: {token}\r\n" if token is not None else ""
+            if self._hops is not None:
+                extra += f"Paddock-Gateway: {self._hops.sign(route.id)}\r\n"
+            return self._head(exchange, target, route.remote, extra=extra.encode("latin-1"))
         return self._head(
             exchange, destination.target, _host(exchange.head, route, destination.port)
         )
 
-    def _head(
-        self, exchange: Exchange, target: str, host: str, *, traffic_token: str | None = None
-    ) -> bytes:
-        client = exchange.client
-        if not isinstance(client, ClientConnection):
-            raise TypeError("the client side is not a ClientConnection")
+    def _head(self, exchange: Exchange, target: str, host: str, *, extra: bytes = b"") -> bytes:
+        client = _connection(exchange)
         return write_request(
             exchange.head,
             target=target,
@@ -185,7 +191,7 @@ class Sender:
             client=client.peer,
             scheme=client.scheme,
             trusted=self._trusts or client.trusts_forwarded,
-            traffic_token=traffic_token,
+            extra=extra,
         )
 
     # ---- to the API ----------------------------------------------------------------------
@@ -203,7 +209,11 @@ class Sender:
         await self._connect_to_api(exchange, self._api_head(exchange))
 
     def _api_head(self, exchange: Exchange) -> bytes:
-        return self._head(exchange, exchange.head.target, exchange.head.host or "localhost")
+        head, client = exchange.head, _connection(exchange)
+        trusted = self._trusts or client.trusts_forwarded
+        address = client_address(head, client=client.peer, trusted=trusted)
+        extra = head.api_lines + f"X-Real-Ip: {address}\r\n".encode("latin-1")
+        return self._head(exchange, head.target, head.host or "localhost", extra=extra)
 
     async def _connect_to_api(self, exchange: Exchange, head: bytes) -> None:
         try:
@@ -214,6 +224,12 @@ class Sender:
             exchange.fail(503, "the control plane does not answer", retry_after_seconds=1)
             return
         _serve(connection, exchange, head)
+
+
+def _connection(exchange: Exchange) -> ClientConnection:
+    if not isinstance(exchange.client, ClientConnection):
+        raise TypeError("the client side is not a ClientConnection")
+    return exchange.client
 
 
 def _host(head: RequestHead, route: Route, port: int) -> str:

@@ -13,6 +13,7 @@ from paddock.gateway.http.exchange import Exchange
 from paddock.gateway.http.protocols import PauseReason
 from paddock.gateway.http.request_heads import MAX_HEAD_BYTES, BadHead
 from paddock.gateway.http.response_heads import ResponseHead, read_response
+from paddock.gateway.http.response_scope import scoped
 
 IDLE_LIMIT = 64
 """Idle connections kept per pool key."""
@@ -234,6 +235,8 @@ class UpstreamConnection(asyncio.Protocol):
             except BadHead as bad:
                 exchange.fail(502, bad.message)
                 return
+            if exchange.prefix is not None:
+                response = scoped(response, exchange.prefix)
             data = data[stop + 4 :]
             if len(data) == response.whole_length:
                 # The common case: the whole response is here.

@@ -32,6 +32,9 @@ class Destination(Struct, frozen=True):
     port: int
     target: str
     """The request target to forward: path and query."""
+    prefix: str | None = None
+    """The part of the address's origin that belongs to the sandbox: all of it (None) if addressed
+    by host, `/kruise/<id>/<port>` by path, nothing by headers."""
 
 
 class SignedFile(Struct, frozen=True):
@@ -65,16 +68,16 @@ def parse(
     """Return where a request goes; None is the API."""
     if target.startswith("/kruise/") and (match := _PATH.match(target)):
         rest = (match[3] or "/") + (match[4] or "")
-        return _destination(match[1], match[2], rest)
+        return _destination(match[1], match[2], rest, f"/kruise/{match[1]}/{match[2]}")
     if sandbox_header is not None:
         if _is_connect(method, target, sandbox_header, port_header):
             return None
-        return _destination(sandbox_header, port_header or str(ENVD_PORT), target)
+        return _destination(sandbox_header, port_header or str(ENVD_PORT), target, "")
     if ingress_header is not None:
         sandbox_id, dash, port = ingress_header.rpartition("-")
         if not dash:
             return Malformed("Invalid OpenSandbox-Ingress-To: <id>-<port> is expected")
-        return _destination(sandbox_id, port, target)
+        return _destination(sandbox_id, port, target, "")
     if (found := _from_host(host, target)) is not None:
         return found
     return signed_file(method, target)
@@ -86,9 +89,13 @@ def _is_connect(method: str, target: str, sandbox_id: str, port: str | None) -> 
     return match is not None and match[1] == sandbox_id
 
 
-def _destination(sandbox_id: str, port: str, target: str) -> Destination | Malformed:
+def _destination(
+    sandbox_id: str, port: str, target: str, prefix: str | None = None
+) -> Destination | Malformed:
     found = _sandbox_and_port(sandbox_id, port)
-    return found if isinstance(found, Malformed) else Destination(found[0], found[1], target)
+    if isinstance(found, Malformed):
+        return found
+    return Destination(found[0], found[1], target, prefix)
 
 
 @lru_cache(16_384)

@@ -47,7 +47,8 @@ def applies(head: RequestHead, port: int) -> bool:
 
 def should_cache(head: RequestHead, origin: str) -> bool:
     """Whether to cache a decision: from the second request with the same lines on."""
-    if not head.line or not head.is_http_1_1:
+    if not head.line or not head.is_http_1_1 or head.fetch_site or head.page_origin:
+        # Requests of browsers, and their responses, are handled by their full address.
         return False
     if origin in head.decisions:
         return True

@@ -135,6 +135,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state directory."""
     api_key: str = ""
     """The first API key on a cluster. It belongs to an administrator."""
+    wrong_keys_per_address: Annotated[int, Meta(ge=0)] = 20
+    """Number of wrong API keys or bearer tokens that one client address (IPv6: one /64 network) can
+    send at once. Further ones are refused with 429 and checked at intervals. 0: no limit."""
+    wrong_key_seconds: Annotated[float, Meta(gt=0)] = 3.0
+    """Number of seconds after which one more key of such an address is checked."""
     seed: str = ""
     """Secret from which the tokens of sandboxes are derived. If empty, it is generated at first
     start and kept."""

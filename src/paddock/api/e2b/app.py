@@ -16,6 +16,7 @@ from paddock.api.e2b.context import E2bContext, json_response
 from paddock.api.e2b.schemas import ErrorBody
 from paddock.api.e2b.to_e2b import E2bRenderer
 from paddock.api.errors import status_of
+from paddock.api.login_limits import LoginLimits
 from paddock.kit import ids
 from paddock.kit.errors import (
     PaddockError,
@@ -115,7 +116,12 @@ def routes() -> Sequence[BaseRoute]:
 
 
 def create_app(
-    manager: Manager, keyring: Keyring, seed: TokenSeed, *, domain: str | None = None
+    manager: Manager,
+    keyring: Keyring,
+    seed: TokenSeed,
+    *,
+    logins: LoginLimits,
+    domain: str | None = None,
 ) -> Starlette:
     """Return the application."""
     served = routes()
@@ -130,5 +136,5 @@ def create_app(
         },
     )
     app.router.redirect_slashes = False
-    app.state.e2b = E2bContext(manager, keyring, E2bRenderer(seed, domain))
+    app.state.e2b = E2bContext(manager, keyring, E2bRenderer(seed, domain), logins)
     return app

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from paddock.api import bodies
 from paddock.api.e2b.to_e2b import E2bRenderer
+from paddock.api.login_limits import LoginLimits
 from paddock.claims.caller import Caller
 from paddock.kit.errors import InvalidError, PaddockError
 from paddock.kit.logs import fields
@@ -29,10 +30,13 @@ _json = msgspec.json.Encoder()
 class E2bContext:
     """Dependencies of the handlers."""
 
-    def __init__(self, manager: Manager, keyring: Keyring, renderer: E2bRenderer) -> None:
+    def __init__(
+        self, manager: Manager, keyring: Keyring, renderer: E2bRenderer, logins: LoginLimits
+    ) -> None:
         self.manager = manager
         self.keyring = keyring
         self.renderer = renderer
+        self.logins = logins
 
     def caller(self, request: Request) -> Caller:
         """Return the authenticated caller; another control plane may have authenticated it
@@ -40,7 +44,15 @@ class E2bContext:
         known: Caller | None = request.scope.get("paddock.caller")
         if known is not None:
             return known
-        return self.keyring.authenticate(request.headers.get("x-api-key"))
+        return authenticate(request, self.keyring, self.logins)
+
+
+def authenticate(request: Request, keyring: Keyring, logins: LoginLimits) -> Caller:
+    """Return the caller whose API key the request carries; wrong keys are slowed down."""
+    key = request.headers.get("x-api-key")
+    if not key:
+        return keyring.authenticate(None)
+    return logins.check(request, key, lambda: keyring.authenticate(key))
 
 
 Handler = Callable[[E2bContext, Request, Caller], Awaitable[Response]]

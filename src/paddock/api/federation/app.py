@@ -17,10 +17,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paddock.api import bodies
 from paddock.api.e2b import query
-from paddock.api.e2b.context import log_call
+from paddock.api.e2b.context import authenticate, log_call
 from paddock.api.errors import retry_after, status_of
 from paddock.api.federation import lists
 from paddock.api.internal import ERROR_HANDLERS
+from paddock.api.login_limits import LoginLimits
 from paddock.claims.caller import Caller, Role
 from paddock.kit.errors import NotFoundError, PaddockError
 from paddock.manager.environments.queue import ClaimQueue
@@ -162,10 +163,13 @@ async def _call_e2b(e2b: ASGIApp, call: ForwardedCall, caller: Caller) -> Forwar
 class FederationProxy:
     """Serves sandboxes of all clusters; passes other calls to the local E2B API."""
 
-    def __init__(self, e2b: ASGIApp, federation: Federation, keyring: Keyring) -> None:
+    def __init__(
+        self, e2b: ASGIApp, federation: Federation, keyring: Keyring, logins: LoginLimits
+    ) -> None:
         self._e2b = e2b
         self._federation = federation
         self._keyring = keyring
+        self._logins = logins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -193,7 +197,7 @@ class FederationProxy:
         return partial(self._forward, sandbox_id=match[1])
 
     async def _list(self, request: Request) -> Response:
-        caller = self._keyring.authenticate(request.headers.get("x-api-key"))
+        caller = authenticate(request, self._keyring, self._logins)
         call = _call(request, caller, b"")
         here = await _call_e2b(self._e2b, call, caller)
         if here.status != 200:
@@ -210,7 +214,7 @@ class FederationProxy:
         return _to_response(reply)
 
     async def _forward(self, request: Request, *, sandbox_id: str) -> Response:
-        caller = self._keyring.authenticate(request.headers.get("x-api-key"))
+        caller = authenticate(request, self._keyring, self._logins)
         # The other cluster receives only the team, so the key is logged here.
         with log_call(request, caller):
             call = _call(request, caller, await bodies.read_limited(request, MAX_BODY_BYTES))

@@ -26,6 +26,7 @@ from paddock.api.kube.scheme import ResourceTarget
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.api.kube.status import NotAllowedError, code_of, failure_status, headers_of
 from paddock.api.kube.verbs import reviews
+from paddock.api.login_limits import LoginLimits
 from paddock.kit.clock import Clock, system
 from paddock.kit.errors import NotFoundError, PaddockError
 from paddock.store.port import Store
@@ -42,9 +43,11 @@ def create_app(
     *,
     clock: Clock | None = None,
     checks: Sequence[Check] = (),
+    logins: LoginLimits | None = None,
 ) -> Starlette:
     """Return the application."""
-    context = KubeContext(store, settings, clock or system(), tuple(checks))
+    clock = clock or system()
+    context = KubeContext(store, settings, clock, tuple(checks))
     app = Starlette(
         routes=[
             Route("/version", _version),
@@ -70,22 +73,23 @@ def create_app(
             Exception: _on_internal_error,
         },
     )
-    app.add_middleware(_AuthMiddleware, settings=settings)
+    app.add_middleware(_AuthMiddleware, settings=settings, logins=logins or LoginLimits(clock))
     return app
 
 
 class _AuthMiddleware:
     """Authenticates every request."""
 
-    def __init__(self, app: ASGIApp, settings: KubeApiSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: KubeApiSettings, logins: LoginLimits) -> None:
         self._app = app
         self._settings = settings
+        self._logins = logins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             request = Request(scope, receive)
             try:
-                authenticate(request, self._settings)
+                authenticate(request, self._settings, self._logins)
             except PaddockError as error:
                 await _error_response(request, error)(scope, receive, send)
                 return

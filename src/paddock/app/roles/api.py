@@ -14,7 +14,7 @@ from paddock.adapters.gateway.gateway_notifier import GatewayNotifier
 from paddock.adapters.replicas import Replicas
 from paddock.api.internal import GatewayReport
 from paddock.app.wiring import backends, default_resources, run_parts
-from paddock.app.wiring.applications import build_application
+from paddock.app.wiring.applications import build_application, build_login_limits
 from paddock.app.wiring.assembly import assemble
 from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.app.wiring.secrets import load_or_create
@@ -59,7 +59,12 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
             return gateways.register(report.url)
 
         application = build_application(
-            parts, manager, kube=_not_found, token=secrets.token, on_report=on_report
+            parts,
+            manager,
+            kube=_not_found,
+            logins=build_login_limits(settings, clock),
+            token=secrets.token,
+            on_report=on_report,
         )
         server = AsgiServer(
             replicas.application(application, provider),

@@ -17,7 +17,7 @@ from paddock.api.internal import GatewayReport
 from paddock.api.kube.app import create_app as create_kube
 from paddock.api.kube.settings import KubeApiSettings
 from paddock.app.wiring import backends, default_resources, run_parts
-from paddock.app.wiring.applications import build_application
+from paddock.app.wiring.applications import build_application, build_login_limits
 from paddock.app.wiring.assembly import assemble
 from paddock.app.wiring.http_server import AsgiServer, listen
 from paddock.app.wiring.idle_pause import IdlePauses
@@ -96,6 +96,7 @@ class ControlPlane:
             runtime, self.agent, self.recorder, self.batches, self.gateways
         )
         self.activity = ActivityReports(self.clock)
+        self.logins = build_login_limits(settings, self.clock)
         self._idle = IdlePauses(
             self.activity,
             self.agent,
@@ -108,7 +109,8 @@ class ControlPlane:
     def declarative_api(self) -> Application:
         """The application of the declarative API."""
         kube = KubeApiSettings(tokens=(self.secrets.token,))
-        return create_kube(self.store, kube, checks=[support_check(self.runtime.name)])
+        checks = [support_check(self.runtime.name)]
+        return create_kube(self.store, kube, checks=checks, logins=self.logins)
 
     def application(self) -> Dispatcher:
         """Return the HTTP application."""
@@ -116,6 +118,7 @@ class ControlPlane:
             self.assembly,
             self.manager,
             kube=self.declarative_api,
+            logins=self.logins,
             token=self.secrets.token,
             on_report=self.on_report,
         )

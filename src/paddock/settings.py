@@ -67,6 +67,15 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Log every request to a sandbox."""
     trust_forwarded: bool = False
     """Trust the client address that a proxy in front of the gateways reports."""
+    max_connections: Annotated[int, Meta(ge=1)] = 20_000
+    """Maximum number of client connections of one gateway process. At the limit, the oldest
+    connections without a request in flight are closed."""
+    max_connections_per_address: Annotated[int, Meta(ge=0)] = 10_000
+    """Maximum number of connections of one client address (IPv6: of one /64 network) to one gateway
+    process. Does not apply to the process that serves TLS, and not at all with `trust_forwarded`:
+    their connections carry requests of many clients. 0: no limit."""
+    first_byte_seconds: Annotated[float, Meta(gt=0)] = 15.0
+    """Number of seconds after which a new connection that has sent nothing is closed."""
     wake_timeout_seconds: float = 60.0
     """Number of seconds that a request waits for a paused sandbox to resume."""
     tls_certificate: str = ""

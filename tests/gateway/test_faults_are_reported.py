@@ -320,14 +320,25 @@ async def test_public_traffic_does_not_lock_the_owner_out() -> None:
 
 
 async def test_connections_above_the_limit_get_a_503() -> None:
-    async with rig(GatewayLimits(connections=1)) as paddock:
-        await paddock.upstream(OK)
+    may_respond = asyncio.Event()
+
+    async def serve(reader, writer) -> None:
+        while True:
+            await read_request(reader)
+            await may_respond.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    async with rig(GatewayLimits(connections=1, connections_reserved=0)) as paddock:
+        await paddock.upstream(serve)
         first = await paddock.connect()
         first.send(get())
-        assert (await first.response()).status == 200
+        traffic = paddock.activity.get_or_create("uid-abc", "abc")
+        await eventually(lambda: traffic.in_flight)
         second = await paddock.connect()
         assert (await second.response()).status == 503
         await second.close()
+        may_respond.set()
+        assert (await first.response()).status == 200
         await first.close()
         await eventually(lambda: not paddock.gateway.clients)
         assert (await paddock.get()).status == 200

@@ -1,7 +1,9 @@
 """The gateway with real sandboxes: wakes, announcements, restarts."""
 
 import asyncio
+import resource
 import signal
+import sys
 import time
 from collections.abc import Awaitable
 from itertools import pairwise
@@ -11,6 +13,7 @@ import aiohttp
 import pytest
 
 from tests.gateway.rig import PATIENCE_SECONDS
+from tests.gateway.test_connection_floods import FLOOD
 from tests.installation import Box, Installation
 from tests.runtime.local.nodes import eventually
 from tests.store.kubernetes.stalling_proxy import stalling_proxy
@@ -310,3 +313,70 @@ async def test_a_partitioned_gateway_recovers_through_its_peers_without_stale_ro
 
 async def is_(found: Awaitable[object], expected: object) -> bool:
     return await found == expected
+
+
+@pytest.mark.parametrize("allowed_files", [0, 2_000], ids=["by count", "by descriptors"])
+async def test_a_flood_of_one_address_shuts_out_neither_api_nor_sandboxes(
+    allowed_files: int,
+) -> None:
+    async with Installation(max_connections=50_000 if allowed_files else 2_000) as paddock:
+        box = await paddock.create(timeout=600)
+        await paddock.serve_inside(box, 8000, SERVER)
+        if allowed_files:
+            await restart_with_few_files(paddock, allowed_files)
+        flood = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", FLOOD, str(paddock.port), "8000", stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert flood.stdout is not None
+            assert await asyncio.wait_for(flood.stdout.readline(), PATIENCE_SECONDS) == b"open\n"
+            key = {"X-API-Key": paddock.secrets.api_key}
+            sandbox = {"E2b-Sandbox-Id": box.id, "E2b-Sandbox-Port": "8000"}
+            for _ in range(20):
+                for path, headers in (("/v2/sandboxes", key), ("/", sandbox)):
+                    # A new connection each, from another address than the flood.
+                    source = aiohttp.TCPConnector(local_addr=("127.0.0.3", 0), force_close=True)
+                    async with aiohttp.ClientSession(connector=source) as http:
+                        started = time.monotonic()
+                        async with http.get(paddock.url + path, headers=headers) as response:
+                            assert response.status == 200
+                        assert time.monotonic() - started < 5
+        finally:
+            flood.kill()
+            await flood.wait()
+
+
+async def restart_with_few_files(paddock: Installation, count: int) -> None:
+    """Restart the gateway as a process that can open this many files."""
+    await paddock.stop("gateway-0")
+    starting = asyncio.create_task(paddock.start_gateway())
+    await asyncio.sleep(0)
+    # The new process has not read its limits yet: it has only begun to load Python.
+    limit = (count, count)
+    resource.prlimit(paddock._processes["gateway-0"].pid, resource.RLIMIT_NOFILE, limit)
+    await starting
+
+
+async def test_wrong_keys_are_slowed_down_by_the_address_that_gateways_see() -> None:
+    async with Installation() as paddock:
+
+        async def status(key: str, address: str, **headers: str) -> int:
+            source = aiohttp.TCPConnector(local_addr=(address, 0))
+            async with (
+                aiohttp.ClientSession(connector=source) as http,
+                http.get(
+                    f"{paddock.url}/v2/sandboxes", headers={"X-API-Key": key, **headers}
+                ) as response,
+            ):
+                return response.status
+
+        right = paddock.secrets.api_key
+        assert await status(right, "127.0.0.3") == 200
+        # Neither header of the client changes the address.
+        forged = {"X-Real-Ip": "192.0.2.1", "X-Forwarded-For": "192.0.2.2"}
+        tried = [await status(f"e2b_{n:040}", "127.0.0.3", **forged) for n in range(25)]
+        assert tried[:20] == [401] * 20
+        assert tried[-1] == 429
+        assert await status(right, "127.0.0.3") == 200
+        assert await status(right, "127.0.0.4") == 200
+        assert await status("e2b_wrong", "127.0.0.4") == 401

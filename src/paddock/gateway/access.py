@@ -69,6 +69,16 @@ def check(
     return Allowed.MAY_WAKE
 
 
+def shows_token(route: Route, *, access_hash: str, traffic_token: str | None) -> bool:
+    """Whether a request shows a valid token of the sandbox, required or not."""
+    known = route.access_token_hash
+    if access_hash and known and compare_digest(access_hash, known):
+        return True
+    if traffic_token is None or not route.traffic_token_hash:
+        return False
+    return matches(traffic_token, route.traffic_token_hash)
+
+
 def _envd(route: Route, port: int, target: str, shown: str) -> Allowed | Denied:
     path = target.partition("?")[0]
     if port == ENVD_PORT and canonical(path) in INTERNAL_PATHS:

@@ -35,6 +35,8 @@ class Activity:
         self.statuses: dict[int, int] = {}
         """Responses of this process, by status."""
         self.connections = 0
+        self.closed: dict[str, int] = {}
+        """Connections that this process closed or refused, by reason."""
         self.held = 0
 
     def get(self, uid: str) -> SandboxTraffic | None:
@@ -97,6 +99,14 @@ class Activity:
         yield GaugeMetricFamily(
             "paddock_gateway_connections", "Connections from clients.", self.connections
         )
+        closed = CounterMetricFamily(
+            "paddock_gateway_connections_closed",
+            "Connections closed as silent, evicted for others, or refused.",
+            labels=["reason"],
+        )
+        for reason, count in sorted(self.closed.items()):
+            closed.add_metric([reason], count)
+        yield closed
         yield GaugeMetricFamily(
             "paddock_gateway_held_requests", "Requests held until their sandbox runs.", self.held
         )

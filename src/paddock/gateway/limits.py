@@ -18,6 +18,13 @@ class GatewayLimits(Struct, frozen=True, kw_only=True):
     """Limits of one gateway process."""
 
     connections: int = 20_000
+    """At the limit, connections without a request are closed, the oldest first."""
+    connections_reserved: int = 500
+    """On top of `connections`, for authenticated requests, if all connections are in use."""
+    connections_per_address: int = 10_000
+    """0: no limit. Connections of trusted proxies do not count."""
+    descriptors: int = 1 << 20
+    """The number of file descriptors that the process can open."""
     requests_per_sandbox: int = 2_000
     requests_reserved: int = 200
     """On top of `requests_per_sandbox`, for requests with the sandbox's own token: many requests to
@@ -26,6 +33,8 @@ class GatewayLimits(Struct, frozen=True, kw_only=True):
     held_requests_per_sandbox: int = 256
     held_bytes: int = 32 * 1024 * 1024
     connect_seconds: float = 5.0
+    first_byte_seconds: float = 15.0
+    """From a new connection to the first byte of its first request."""
     head_seconds: float = 30.0
     """From the first byte of a request head to its last."""
     idle_seconds: float = 620.0

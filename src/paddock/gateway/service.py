@@ -20,7 +20,7 @@ from paddock.gateway.access import Allowed, Denied
 from paddock.gateway.activity import Activity
 from paddock.gateway.http import error_responses
 from paddock.gateway.http.client import ClientConnection
-from paddock.gateway.http.connections import Connections
+from paddock.gateway.http.connections import FULL, Connections
 from paddock.gateway.http.exchange import Exchange
 from paddock.gateway.http.request_heads import RequestHead, RequestReader
 from paddock.gateway.http.sender import Sender
@@ -79,7 +79,9 @@ class Gateway:
         self._limits = limits
         self._options = options
         self._held = HeldRequests(waker, activity, limits)
-        self.clients = Connections(activity, limits, clock.monotonic)
+        self.clients = Connections(
+            activity, limits, clock.monotonic, is_behind_proxy=options.trusts_forwarded
+        )
         self.now = clock.monotonic
         self.read = RequestReader(secrets).read
         self._inflight = InflightRequests(
@@ -103,6 +105,9 @@ class Gateway:
     def dispatch(self, exchange: Exchange, client: ClientConnection) -> None:
         """Forward a request, answer it, or hold it."""
         head = exchange.head
+        if client.is_reserved and not self._is_authenticated(head):
+            exchange.fail(503, FULL, retry_after_seconds=1)
+            return
         decision = head.decisions.get(client.origin)
         if decision is not None and self._send_cached(exchange, head, decision):
             return
@@ -143,6 +148,23 @@ class Gateway:
         inflight.track(exchange, route, decision.traffic, in_flight)
         connection.serve(exchange, head.line + decision.lines)
         return True
+
+    def _is_authenticated(self, head: RequestHead) -> bool:
+        """Whether a request shows a credential: that of its sandbox, or any of the API, which
+        checks it."""
+        destination = _address(head, head.method, head.target)
+        if isinstance(destination, SignedFile):
+            return self._signatures.cached(destination) is not None
+        if destination is None:
+            if head.access_token is not None:
+                return self._routes.get_by_token(head.access_token) is not None
+            return head.has_credentials
+        if isinstance(destination, Malformed):
+            return False
+        route = self._routes.get(destination.sandbox_id)
+        return route is not None and access.shows_token(
+            route, access_hash=head.access_token_hash, traffic_token=head.traffic_token
+        )
 
     def _to_api(self, exchange: Exchange) -> None:
         path = access.canonical(exchange.head.target.partition("?")[0])

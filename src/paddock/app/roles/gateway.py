@@ -146,6 +146,16 @@ async def _listen(settings: Settings, gateway: Gateway) -> list[asyncio.Server]:
     return servers
 
 
+def build_limits(settings: Settings) -> GatewayLimits:
+    """Return the limits of a gateway in this process."""
+    return GatewayLimits(
+        connections=settings.max_connections,
+        connections_per_address=settings.max_connections_per_address,
+        first_byte_seconds=settings.first_byte_seconds,
+        descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    )
+
+
 def build(
     settings: Settings,
     seed: TokenSeed,
@@ -158,7 +168,7 @@ def build(
     secrets: tuple[str, ...] = (),
 ) -> Gateway:
     """Wire a gateway."""
-    limits = GatewayLimits()
+    limits = build_limits(settings)
     options = GatewayOptions(
         wakes=settings.wake_on_traffic,
         trusts_forwarded=settings.trust_forwarded,

@@ -24,6 +24,8 @@ LINGER_SECONDS = 2.0
 WRITE_BUFFER_BYTES = 128 * 1024
 _PIPELINE_BYTES = 64 * 1024
 _CARRIAGE_RETURN = 13
+_NOT_RESERVED_FOR = frozenset((401, 403, 429, 503))
+"""Responses to requests that were not authenticated, after which a reserved connection closes."""
 _EMPTY_LINES = re.compile(rb"(?:\r\n)+")
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with zero seconds: closing sends a reset."""
@@ -46,6 +48,9 @@ class ClientConnection(asyncio.Protocol):
         "_transport",
         "head_since",
         "idle_since",
+        "is_reserved",
+        "is_silent",
+        "opened_at",
         "origin",
         "pauses",
         "peer",
@@ -78,6 +83,11 @@ class ClientConnection(asyncio.Protocol):
         """When it was first seen idle."""
         self.head_since: float | None = None
         """When the first byte of an incomplete head arrived."""
+        self.opened_at = 0.0
+        self.is_silent = True
+        """Whether it has not sent a request yet."""
+        self.is_reserved = False
+        """Whether it was accepted beyond the limit: only authenticated requests are served."""
 
     # ---- asyncio -------------------------------------------------------------------------
 
@@ -88,10 +98,11 @@ class ClientConnection(asyncio.Protocol):
         peer: tuple[str, int] | str | None = transport.get_extra_info("peername")
         self.peer = peer[0] if peer and not isinstance(peer, str) else "local"
         self.origin = f"{self.peer} {self.scheme} {self.trusts_forwarded}"
-        if not self._handler.clients.add(self):
-            self._transport.write(
-                error_response(503, "too many connections", retry_after_seconds=1)
-            )
+        self.opened_at = self._handler.now()
+        opened: socket.socket | None = transport.get_extra_info("socket")
+        refusal = self._handler.clients.add(self, opened.fileno() if opened is not None else -1)
+        if refusal is not None:
+            self._transport.write(error_response(503, refusal, retry_after_seconds=1))
             self.close()
 
     def data_received(self, data: bytes) -> None:
@@ -177,6 +188,17 @@ class ClientConnection(asyncio.Protocol):
         return self._exchange is None
 
     @property
+    def is_evictable(self) -> bool:
+        """Whether closing it now loses nothing: no request is in flight, no byte is unsent."""
+        transport = self._transport
+        return (
+            self._exchange is None
+            and transport is not None
+            and (self.is_silent or not self._buffer)
+            and not transport.get_write_buffer_size()
+        )
+
+    @property
     def is_closing(self) -> bool:
         """Whether it closes once everything is sent."""
         return self._transport is not None and self._transport.is_closing()
@@ -237,6 +259,8 @@ class ClientConnection(asyncio.Protocol):
         if self._exchange is not exchange:
             return
         self._exchange = None
+        if self.is_reserved and exchange.status in _NOT_RESERVED_FOR:
+            keep_alive = False
         if not keep_alive or self._is_closing:
             if exchange.is_request_done and not self._buffer:
                 self.close()
@@ -306,6 +330,9 @@ class ClientConnection(asyncio.Protocol):
         except BadHead as bad:
             self._refuse(bad.status, bad.message)
             return False
+        if self.is_silent:
+            self.is_silent = False
+            handler.clients.served(self)
         framing = head.framing
         exchange = Exchange(self, head, handler.now(), handler, framing.length == 0)
         self._exchange = exchange

@@ -85,8 +85,12 @@ class ExchangeObserver(Protocol):
 class ConnectionRegistry(Protocol):
     """The open client connections."""
 
-    def add(self, client: "ClientConnection") -> bool:
-        """Register a new connection; return False if the limit is reached."""
+    def add(self, client: "ClientConnection", descriptor: int) -> str | None:
+        """Register a new connection; return why it is refused, or None."""
+        ...
+
+    def served(self, client: "ClientConnection") -> None:
+        """Record that a connection has sent its first request."""
         ...
 
     def remove(self, client: "ClientConnection") -> None:

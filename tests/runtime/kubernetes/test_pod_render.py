@@ -192,6 +192,10 @@ def test_private_ranges_are_denied_by_default():
     made = network_policy(EgressPolicy(), "team", system_namespace="paddock-system")
     blocks = [to["ipBlock"] for to in made.spec["egress"][-1]["to"]]
     assert "10.0.0.0/8" in blocks[0]["except"]
+    # NAT64 and 6to4 gateways must not lead to private IPv4 addresses either.
+    assert {"64:ff9b::a00:0/104", "64:ff9b::a9fe:0/112", "2002:a00::/24"} <= set(
+        blocks[1]["except"]
+    )
     assert made.spec["ingress"][0]["from"][0]["namespaceSelector"]["matchLabels"] == {
         "kubernetes.io/metadata.name": "paddock-system"
     }

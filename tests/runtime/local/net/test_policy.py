@@ -130,6 +130,49 @@ networks = st.builds(
 addresses = st.builds(IPv4Address, st.integers(0, 2**32 - 1))
 
 
+@pytest.mark.parametrize("allow_private", [False, True])
+@pytest.mark.parametrize(
+    "server",
+    [
+        "64:ff9b::7f00:1",  # NAT64 of 127.0.0.1
+        "64:ff9b::a9fe:a9fe",  # NAT64 of 169.254.169.254
+        "64:ff9b:1::808:808",  # NAT64 with a prefix of the operator
+        "2002:7f00:1::1",  # 6to4 of 127.0.0.1
+        "2002:a9fe:a9fe::1",
+        "2001:0:808:808::1",  # Teredo
+        "::7f00:1",  # IPv4-compatible
+        "::808:808",
+        "::ffff:0:7f00:1",  # IPv4-translated
+        "::ffff:8.8.8.8",
+        "2606:4700::5efe:7f00:1",  # ISATAP of 127.0.0.1
+        "2606:4700::200:5efe:a9fe:a9fe",
+        "fec0::1",  # site-local
+        "100::1",  # discard only
+        "5f00::1",  # segment routing
+        "4000::1",  # not assigned
+        "ff0e::1",
+        "::",
+        "::1",
+    ],
+)
+def test_a_dns_server_that_may_lead_to_this_machine_is_refused(server, allow_private):
+    assert problems(EgressPolicy(dns_servers=(server,), allow_private=allow_private))
+
+
+@pytest.mark.parametrize("server", ["64:ff9b::a00:1", "2002:a00:1::1", "fd00::53", "2001:db8::1"])
+def test_a_dns_server_in_a_private_network_needs_allow_private(server):
+    assert problems(EgressPolicy(dns_servers=(server,)))
+    assert compile_policy(EgressPolicy(dns_servers=(server,), allow_private=True))
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["2001:4860:4860::8888", "2606:4700:4700::1111", "64:ff9b::808:808", "2002:808:808::1"],
+)
+def test_a_public_dns_server_is_accepted(server):
+    assert compile_policy(EgressPolicy(dns_servers=(server,))).dns_servers == (server,)
+
+
 @given(st.lists(networks, max_size=8), st.lists(networks, max_size=8), st.booleans(), st.booleans(),
        st.data())  # fmt: skip
 def test_compiled_rules_match_the_model(

@@ -25,13 +25,16 @@ _PRIVATE = (
     "172.16.0.0/12",
     "192.168.0.0/16",
 )
-_PRIVATE_6 = ("::1/128", "fc00::/7", "fe80::/10")
+_PRIVATE_6 = ("::/96", "::ffff:0:0/96", "64:ff9b:1::/48", "fc00::/7", "fe80::/10")
+"""Private ranges, and those whose addresses contain an IPv4 address."""
+_REVISION = 2
+"""Part of the names: existing policies are not updated when they are rendered differently."""
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def policy_name(policy: EgressPolicy, system_namespace: str) -> str:
     """Return the name of this policy; it is the same in every namespace."""
-    text = msgspec.json.encode((policy, system_namespace))
+    text = msgspec.json.encode((policy, system_namespace, _REVISION))
     return "paddock-" + hashlib.sha256(text).hexdigest()[:12]
 
 
@@ -67,6 +70,7 @@ def _egress(policy: EgressPolicy) -> list[dict[str, Any]]:
         denied = [_block(text) for text in policy.deny_out]
         if not policy.allow_private:
             denied += [ipaddress.ip_network(text) for text in (*_PRIVATE, *_PRIVATE_6)]
+            denied += [way for text in _PRIVATE for way in _detours(ipaddress.IPv4Network(text))]
         rules.append({"to": [_everywhere(4, denied), _everywhere(6, denied)]})
     return rules
 
@@ -90,6 +94,16 @@ def _everywhere(version: int, denied: list[Network]) -> dict[str, Any]:
     if excepted:
         block["except"] = excepted
     return {"ipBlock": block}
+
+
+def _detours(network: ipaddress.IPv4Network) -> tuple[ipaddress.IPv6Network, ...]:
+    """Return the IPv6 networks by which NAT64 and 6to4 gateways lead to an IPv4 network."""
+    first, size = int(network.network_address), network.prefixlen
+    nat64 = int(ipaddress.IPv6Address("64:ff9b::")) | first
+    return (
+        ipaddress.IPv6Network((nat64, 96 + size)),
+        ipaddress.IPv6Network((0x2002 << 112 | first << 80, 16 + size)),
+    )
 
 
 def _block(text: str) -> Network:

@@ -14,7 +14,7 @@ IPv6 is not routed at all, so nothing can be allowed there.
 
 import ipaddress
 import re
-from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from msgspec import Struct
 
@@ -37,6 +37,11 @@ PRIVATE = tuple(
     )
 )
 NEVER = tuple(IPv4Network(one) for one in ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3"))
+GLOBAL_UNICAST = IPv6Network("2000::/3")
+UNIQUE_LOCAL = IPv6Network("fc00::/7")
+NAT64 = IPv6Network("64:ff9b::/96")
+_ISATAP = (0x0000_5EFE, 0x0200_5EFE)
+"""Upper half of an interface id whose lower half is an IPv4 address."""
 MAX_ENTRIES = 1000
 MAX_DNS_SERVERS = 8
 
@@ -223,13 +228,34 @@ def _dns_servers(policy: EgressPolicy, path: str, problems: list[FieldProblem]) 
 
 
 def _is_valid_dns_server(address: IPv4Address | IPv6Address, *, reaches_private: bool) -> bool:
+    """Whether the host may send queries to this address for a sandbox.
+
+    Of IPv6 only global addresses are accepted, and with `reaches_private` unique local ones. So
+    addresses of which a part is an IPv4 address somewhere else (mapped, compatible, translated) are
+    refused, and the IPv4 address in a NAT64, 6to4 or ISATAP address must be valid itself.
+    """
     if isinstance(address, IPv4Address):
         return is_admissible(address, reaches_private=reaches_private)
-    if address.ipv4_mapped is not None or address.scope_id is not None:
+    if address.scope_id is not None or address.teredo is not None:
         return False
-    if address.is_loopback or address.is_link_local or address.is_multicast:
+    if not all(is_admissible(one, reaches_private=reaches_private) for one in _embedded(address)):
         return False
-    return not address.is_unspecified and (reaches_private or not address.is_private)
+    if address in NAT64 or address.sixtofour is not None:
+        return True
+    if address in GLOBAL_UNICAST:
+        return reaches_private or not address.is_private
+    return reaches_private and address in UNIQUE_LOCAL
+
+
+def _embedded(address: IPv6Address) -> list[IPv4Address]:
+    """Return the IPv4 addresses to which a gateway may pass packets for this address on."""
+    lowest = IPv4Address(int(address) & 0xFFFF_FFFF)
+    found = [lowest] if address in NAT64 else []
+    if address.sixtofour is not None:
+        found.append(address.sixtofour)
+    if int(address) >> 32 & 0xFFFF_FFFF in _ISATAP:
+        found.append(lowest)
+    return found
 
 
 def _normalize(networks: list[IPv4Network]) -> tuple[IPv4Network, ...]:

@@ -13,6 +13,7 @@
 #include <linux/filter.h>
 #include <linux/netlink.h>
 #include <linux/seccomp.h>
+#include <netinet/in.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/prctl.h>
@@ -114,7 +115,8 @@ static int install_filter(void) {
     static unsigned char ok[NR_ROOM];
     static struct sock_filter f[1024];
     unsigned short n = 0;
-    const uint32_t low = offsetof(struct seccomp_data, args[0]);
+    const uint32_t low = offsetof(struct seccomp_data, args[0]), second = offsetof(struct seccomp_data, args[1]);
+    const uint32_t third = offsetof(struct seccomp_data, args[2]);
     for (size_t i = 0; i < sizeof allowed_calls / sizeof *allowed_calls; i++)
         if (allowed_calls[i] >= 0 && allowed_calls[i] < NR_ROOM) ok[allowed_calls[i]] = 1;
     ok[__NR_clone] = ok[__NR_unshare] = 0;
@@ -142,41 +144,62 @@ static int install_filter(void) {
         J(BPF_JMP | BPF_JEQ | BPF_K, absent_calls[i], 0, 1);
         RET(SECCOMP_RET_ERRNO | ENOSYS);
     }
-    /* setsockopt: no packet filters. They are compiled, and all of a machine share one amount of memory for that:
-       when it is used up, no sandbox can start. */
-    J(BPF_JMP | BPF_JEQ | BPF_K, __NR_setsockopt, 0, 9);
-    S(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1]));
+    /* socket and socketpair: only unix, inet, inet6 and netlink, not AF_VSOCK, AF_TIPC, AF_ALG, AF_PACKET, AF_KEY and
+       others; of inet only TCP, UDP and ping, not MPTCP, UDP-Lite, SCTP, SMC and others, which CRIU cannot store (a
+       type implies a protocol); of netlink only the protocols that list links, sockets and devices, not those that
+       configure packet filters, IPsec and audit */
+    J(BPF_JMP | BPF_JEQ | BPF_K, __NR_socket, 1, 0);
+    J(BPF_JMP | BPF_JEQ | BPF_K, __NR_socketpair, 0, 23);
+    S(BPF_LD | BPF_W | BPF_ABS, low);
+    J(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, 20, 0);
+    J(BPF_JMP | BPF_JEQ | BPF_K, AF_INET, 8, 0);
+    J(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6, 7, 0);
+    J(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK, 1, 0);
+    RET(SECCOMP_RET_ERRNO | EAFNOSUPPORT);
+    S(BPF_LD | BPF_W | BPF_ABS, third);
+    J(BPF_JMP | BPF_JEQ | BPF_K, NETLINK_ROUTE, 14, 0);
+    J(BPF_JMP | BPF_JEQ | BPF_K, NETLINK_SOCK_DIAG, 13, 0);
+    J(BPF_JMP | BPF_JEQ | BPF_K, NETLINK_KOBJECT_UEVENT, 12, 0);
+    RET(SECCOMP_RET_ERRNO | EPROTONOSUPPORT);
+    S(BPF_LD | BPF_W | BPF_ABS, second);
+    S(BPF_ALU | BPF_AND | BPF_K, 0xf);       /* without SOCK_NONBLOCK and SOCK_CLOEXEC */
+    J(BPF_JMP | BPF_JGT | BPF_K, SOCK_RAW, 7, 0);
+    S(BPF_LD | BPF_W | BPF_ABS, third);
+    J(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_IP, 6, 0);
+    J(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_ICMP, 5, 0);
+    J(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_TCP, 4, 0);
+    J(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_UDP, 3, 0);
+    J(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_ICMPV6, 2, 0);
+    RET(SECCOMP_RET_ERRNO | EPROTONOSUPPORT);
+    RET(SECCOMP_RET_ERRNO | ESOCKTNOSUPPORT);
+    RET(SECCOMP_RET_ALLOW);
+    /* setsockopt: a TCP socket stays a TCP socket (TCP_ULP makes SMC, ESP or TLS of it, in the kernel), a UDP socket no
+       end of a tunnel (UDP_ENCAP). No packet filters: they are compiled, and all of a machine share one amount of memory
+       for that; when it is used up, no sandbox can start. */
+    J(BPF_JMP | BPF_JEQ | BPF_K, __NR_setsockopt, 0, 15);
+    S(BPF_LD | BPF_W | BPF_ABS, second);
+    J(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_TCP, 0, 2);
+    S(BPF_LD | BPF_W | BPF_ABS, third);
+    J(BPF_JMP | BPF_JEQ | BPF_K, 31 /* TCP_ULP */, 9, 10);
+    J(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_UDP, 0, 2);
+    S(BPF_LD | BPF_W | BPF_ABS, third);
+    J(BPF_JMP | BPF_JEQ | BPF_K, 100 /* UDP_ENCAP */, 6, 7);
     J(BPF_JMP | BPF_JEQ | BPF_K, SOL_SOCKET, 0, 6);
-    S(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2]));
+    S(BPF_LD | BPF_W | BPF_ABS, third);
     J(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_FILTER, 3, 0);
     J(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_BPF, 2, 0);
     J(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_REUSEPORT_CBPF, 1, 0);
     J(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_REUSEPORT_EBPF, 0, 1);
     RET(SECCOMP_RET_ERRNO | ENOPROTOOPT);
     RET(SECCOMP_RET_ALLOW);
-    /* socket: only unix, inet, inet6 and netlink, not AF_VSOCK, AF_ALG, AF_PACKET, AF_KEY and others; of netlink only
-       the protocols that list links, sockets and devices, not those that configure packet filters, IPsec and audit */
-    J(BPF_JMP | BPF_JEQ | BPF_K, __NR_socket, 0, 12);
-    S(BPF_LD | BPF_W | BPF_ABS, low);
-    J(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, 9, 0);
-    J(BPF_JMP | BPF_JEQ | BPF_K, AF_INET, 8, 0);
-    J(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6, 7, 0);
-    J(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK, 1, 0);
-    RET(SECCOMP_RET_ERRNO | EAFNOSUPPORT);
-    S(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2]));
-    J(BPF_JMP | BPF_JEQ | BPF_K, NETLINK_ROUTE, 3, 0);
-    J(BPF_JMP | BPF_JEQ | BPF_K, NETLINK_SOCK_DIAG, 2, 0);
-    J(BPF_JMP | BPF_JEQ | BPF_K, NETLINK_KOBJECT_UEVENT, 1, 0);
-    RET(SECCOMP_RET_ERRNO | EPROTONOSUPPORT);
-    RET(SECCOMP_RET_ALLOW);
     /* ioctl: TIOCSTI and TIOCLINUX can inject input into another process's terminal */
     J(BPF_JMP | BPF_JEQ | BPF_K, __NR_ioctl, 0, 5);
-    S(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1]));
+    S(BPF_LD | BPF_W | BPF_ABS, second);
     J(BPF_JMP | BPF_JEQ | BPF_K, 0x5412, 1, 0);
     J(BPF_JMP | BPF_JEQ | BPF_K, 0x541C, 0, 1);
     RET(SECCOMP_RET_ERRNO | EPERM);
     RET(SECCOMP_RET_ALLOW);
-    ok[__NR_socket] = ok[__NR_ioctl] = ok[__NR_setsockopt] = 0;
+    ok[__NR_socket] = ok[__NR_socketpair] = ok[__NR_setsockopt] = ok[__NR_ioctl] = 0;
     /* all others as ascending ranges: above a range, try the next; inside it, allow; below it, refuse */
     for (int a = 0; a < NR_ROOM;) {
         if (!ok[a]) { a++; continue; }

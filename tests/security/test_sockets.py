@@ -1,4 +1,4 @@
-"""Sockets that a sandbox must not have: other machines' families, protocols no checkpoint stores."""
+"""Sockets that a sandbox must not have: rare families, and protocols that CRIU cannot store."""
 
 import errno
 import json
@@ -25,7 +25,8 @@ print(json.dumps({
                   for p in range(2, 300) if p not in (6, 17, 58)},
     "types": {f"{f} {t}": name(libc.socket(f, t, 0)) for f in INET for t in range(4, 16)},
     "widened": [name(libc.syscall(41, ctypes.c_ulong(1 << 32 | 2), 1, 262)),
-                name(libc.syscall(41, 2, ctypes.c_ulong(1 << 32 | 1), ctypes.c_ulong(1 << 32 | 262)))],
+                name(libc.syscall(41, 2, ctypes.c_ulong(1 << 32 | 1),
+                                  ctypes.c_ulong(1 << 32 | 262)))],
     "needed": [name(libc.socket(*one)) for one in
                [(1, 1, 0), (2, 1, 0), (2, 1 | 0o2004000, 6), (2, 2, 17), (10, 1, 6), (10, 2, 0),
                 (16, 3, 0), (16, 2, 4)]] + [name(libc.socketpair(1, 5, 0, pair))],

@@ -192,6 +192,31 @@ static int install_filter(void) {
     J(BPF_JMP | BPF_JEQ | BPF_K, SO_ATTACH_REUSEPORT_EBPF, 0, 1);
     RET(SECCOMP_RET_ERRNO | ENOPROTOOPT);
     RET(SECCOMP_RET_ALLOW);
+    /* Init has the same user as root inside, who could therefore end or stall it by a limit of its CPU time, by its
+       priority or by its CPUs. PRIO_USER and IOPRIO_WHO_USER of the own user (0) include init if that is root. */
+    static const short by_pid[] = {
+        __NR_prlimit64, __NR_sched_setaffinity, __NR_sched_setparam, __NR_sched_setscheduler, __NR_sched_setattr,
+    };
+    static const struct { short number; unsigned user; } by_kind[] = { { __NR_setpriority, 2 }, { __NR_ioprio_set, 3 } };
+    for (size_t i = 0; i < sizeof by_pid / sizeof *by_pid; i++) {
+        J(BPF_JMP | BPF_JEQ | BPF_K, by_pid[i], 0, 4);
+        S(BPF_LD | BPF_W | BPF_ABS, low);
+        J(BPF_JMP | BPF_JEQ | BPF_K, 1, 0, 1);
+        RET(SECCOMP_RET_ERRNO | EPERM);
+        RET(SECCOMP_RET_ALLOW);
+        ok[by_pid[i]] = 0;
+    }
+    for (size_t i = 0; i < sizeof by_kind / sizeof *by_kind; i++) {
+        J(BPF_JMP | BPF_JEQ | BPF_K, by_kind[i].number, 0, 7);
+        S(BPF_LD | BPF_W | BPF_ABS, second);
+        J(BPF_JMP | BPF_JEQ | BPF_K, 1, 3, 0);
+        J(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 3);
+        S(BPF_LD | BPF_W | BPF_ABS, low);
+        J(BPF_JMP | BPF_JEQ | BPF_K, by_kind[i].user, 0, 1);
+        RET(SECCOMP_RET_ERRNO | EPERM);
+        RET(SECCOMP_RET_ALLOW);
+        ok[by_kind[i].number] = 0;
+    }
     /* ioctl: TIOCSTI and TIOCLINUX can inject input into another process's terminal */
     J(BPF_JMP | BPF_JEQ | BPF_K, __NR_ioctl, 0, 5);
     S(BPF_LD | BPF_W | BPF_ABS, second);

@@ -299,6 +299,16 @@ static int protect_init(void) {
     return result;
 }
 
+/* Make /proc/1 read-only: root inside may write to the files of init there, such as oom_score_adj. */
+static int protect_proc_of_init(void) {
+    struct mount_attr closed = { .attr_set = MOUNT_ATTR_RDONLY };
+    int directory = open_tree_of("proc/1"), result = 0;
+    if (directory < 0 || syscall(SYS_mount_setattr, directory, "", AT_EMPTY_PATH, &closed, sizeof closed) || move_to(directory, "proc/1"))
+        result = failed("making /proc/1 read-only");
+    if (directory >= 0) close(directory);
+    return result;
+}
+
 /* Mount `cover` over paths; not every kernel has all of them. */
 static int hide(const struct list *paths, const char *cover) {
     for (int i = 0; i < paths->count; i++)
@@ -372,7 +382,7 @@ static void run_skeleton(int channel, int go, const int *joins, int njoins) {
     close(go);
     if (!prepare(joins, njoins, &mounts)) {
         if (send_text(channel, "ready") || !receive(channel)) _exit(0);
-        if (!assemble(&mounts) && !start_uptime()) become_init(channel);
+        if (!assemble(&mounts) && !start_uptime() && !protect_proc_of_init()) become_init(channel);
     }
     send_text(channel, error_text);
     _exit(70);

@@ -20,6 +20,8 @@ INIT_PATH = "/.paddock/init"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 """Devices in every sandbox's /dev; the list and the path of init are also in `launcher.c`."""
 PREFIX = "init-"
+_EMPTY, _VMSTAT = ".paddock/empty", ".paddock/vmstat"
+"""The files that cover hidden files of /proc and /sys; the paths are also in `launcher.c`."""
 
 LAUNCHER_PREFIX = "launcher-"
 VIEWS_PREFIX = "views-"
@@ -48,6 +50,8 @@ def ensure_layer(layers: Path, cache: Path | None = None) -> Path:
     name = f"{PREFIX}{_digest(_SOURCES)}"
     cache = cache or layers / ".cache"
     _ensure(cache / name, compile_init)
+    for layer in layers.glob(f"{PREFIX}*/.paddock"):  # of an older version
+        _create_covers(layer.parent)
     return restore_layer(layers, cache, name)
 
 
@@ -95,7 +99,18 @@ def create_mount_points(root: Path) -> None:
     for name in DEVICES:
         (root / "dev" / name).touch(mode=0o666)
         (root / "dev" / name).chmod(0o666)
+    _create_covers(root)
     mark_opaque(root / "dev")
+
+
+def _create_covers(root: Path) -> None:
+    """Create the files that are mounted over files about the machine, unless they exist."""
+    counters = Path("/proc/vmstat").read_text().splitlines()
+    zeros = "".join(f"{line.split()[0]} 0\n" for line in counters)
+    for name, content in ((_EMPTY, ""), (_VMSTAT, zeros)):
+        if not (root / name).exists():
+            (root / name).write_text(content)
+            (root / name).chmod(0o444)
 
 
 def mark_opaque(directory: Path) -> None:

@@ -4,6 +4,8 @@ The launcher is a small C program because the cost of clone and exec grows with 
 process. `launcher.py` starts it and sends the messages.
 """
 
+import glob
+
 from msgspec import Struct
 
 from paddock.wire.seqpacket import pack
@@ -11,10 +13,33 @@ from paddock.wire.seqpacket import pack
 RANGE = 65536
 """Number of ids of a sandbox; the same constant is in `launcher.c`."""
 
-HIDDEN_FILES = ("proc/cmdline", "proc/interrupts", "proc/keys", "proc/swaps")
-HIDDEN_TREES = ("sys/devices/virtual/block", "sys/devices/virtual/powercap", "sys/firmware")
-"""World-readable paths that reveal facts of the machine: kernel command line, paths of images and
-swap files, device activity."""
+HIDDEN_FILES = (
+    *("proc/buddyinfo", "proc/cgroups", "proc/cmdline", "proc/config.gz", "proc/crypto"),
+    *("proc/diskstats", "proc/interrupts", "proc/iomem", "proc/ioports", "proc/kallsyms"),
+    *("proc/keys", "proc/latency_stats", "proc/mdstat", "proc/modules", "proc/mtrr"),
+    *("proc/partitions", "proc/sched_debug", "proc/schedstat", "proc/softirqs", "proc/swaps"),
+    "proc/zoneinfo",
+    *("proc/sys/fs/aio-nr", "proc/sys/fs/dentry-state", "proc/sys/fs/file-nr"),
+    *("proc/sys/fs/inode-nr", "proc/sys/fs/inode-state", "proc/sys/kernel/core_pattern"),
+    "proc/sys/kernel/pty/nr",
+    *("sys/kernel/notes", "sys/kernel/vmcoreinfo"),
+)
+HIDDEN_TREES = (
+    *("proc/acpi", "proc/asound", "proc/bus", "proc/driver", "proc/fs", "proc/irq"),
+    *("proc/pressure", "proc/scsi"),
+    *("sys/block", "sys/bus/pci", "sys/class/block", "sys/dev/block", "sys/firmware"),
+    *("sys/devices/system/memory", "sys/devices/system/node", "sys/devices/virtual/bdi"),
+    *("sys/devices/virtual/block", "sys/devices/virtual/dmi", "sys/devices/virtual/powercap"),
+    "sys/devices/virtual/thermal",
+    *("sys/fs/btrfs", "sys/fs/ext4", "sys/fs/f2fs", "sys/fs/xfs", "sys/hypervisor"),
+    *("sys/kernel/boot_params", "sys/kernel/btf", "sys/kernel/irq", "sys/kernel/slab"),
+    "sys/module",
+    *(path.lstrip("/") for path in sorted(glob.glob("/sys/devices/pci*"))),
+)
+"""World-readable paths that reveal facts of the machine or the activity of other sandboxes: kernel
+command line and configuration, disks, devices, paths of images and swap files, counters of memory,
+interrupts and open files. Programs find an empty file or directory there. /proc/vmstat, which
+`vmstat` cannot do without, has zeros instead (`launcher.c`)."""
 READY = b"ready"
 """The message of a skeleton that waits for a launch; any other message is an error."""
 

@@ -311,6 +311,8 @@ static int protect_proc_of_init(void) {
 
 /* Mount `cover` over paths; not every kernel has all of them. */
 static int hide(const struct list *paths, const char *cover) {
+    struct stat facts;
+    if (stat(cover, &facts)) return failed("%s", cover);
     for (int i = 0; i < paths->count; i++)
         if (mount(cover, paths->item[i], NULL, MS_BIND, NULL) && errno != ENOENT) return failed("hiding %s", paths->item[i]);
     return 0;
@@ -352,8 +354,11 @@ static int assemble(const struct mounts *m) {
         if (move_to(bind_fds[i], path)) return failed("attaching %s", binds.item[i]);
     }
     if ((result = protect_init())) return result;
-    /* sys/fs/cgroup is always empty, because no cgroup file system is mounted there. */
-    if ((result = hide(&files, "dev/null")) || (result = hide(&directories, "sys/fs/cgroup"))) return result;
+    /* sys/fs/cgroup is always empty, because no cgroup file system is mounted there. Both covers are of file systems
+     * that a checkpoint has anyway. */
+    const struct list zeroed = { 1, (char *[]){ "proc/vmstat" } };
+    if ((result = hide(&files, ".paddock/empty")) || (result = hide(&zeroed, ".paddock/vmstat")) ||
+        (result = hide(&directories, "sys/fs/cgroup"))) return result;
     if (syscall(SYS_pivot_root, ".", ".") || umount2(".", DETACH) || chdir("/")) return failed("changing the root");
     return 0;
 }

@@ -1,0 +1,93 @@
+"""What a sandbox can read about the machine and about other sandboxes."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.local.inside import run
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
+
+_FILES = [
+    *("buddyinfo", "cgroups", "cmdline", "config.gz", "crypto", "diskstats", "interrupts", "iomem"),
+    *("ioports", "kallsyms", "keys", "modules", "mtrr", "partitions", "schedstat", "sched_debug"),
+    *("softirqs", "swaps", "timer_list", "vmallocinfo", "slabinfo", "zoneinfo", "kcore"),
+    *("pressure/cpu", "pressure/io", "pressure/memory", "sys/fs/file-nr", "sys/fs/inode-nr"),
+    *("sys/fs/aio-nr", "sys/fs/dentry-state", "sys/kernel/core_pattern", "sys/kernel/pty/nr"),
+]
+_TREES = [
+    *("/proc/acpi", "/proc/bus", "/proc/driver", "/proc/fs", "/proc/irq", "/proc/scsi"),
+    *("/sys/fs/btrfs", "/sys/fs/ext4", "/sys/fs/xfs", "/sys/block", "/sys/class/block"),
+    *("/sys/kernel/boot_params", "/sys/kernel/slab", "/sys/kernel/irq", "/sys/kernel/debug"),
+    *("/sys/firmware", "/sys/module", "/sys/bus/pci", "/sys/devices/virtual/dmi"),
+    *("/sys/devices/system/node", "/sys/kernel/tracing", "/sys/dev/block"),
+]
+_WALK = """
+import os, sys
+wanted = [word for word in sys.argv[1:]]
+def walk(top):
+    for directory, names, files in os.walk(top):
+        if directory == "/proc":
+            names[:] = [one for one in names if not one.isdigit() and "self" not in one]
+        for name in files:
+            yield os.path.join(directory, name)
+for path in (*walk("/proc"), *walk("/sys")):
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        continue
+    try:
+        text = os.read(handle, 1 << 16)
+    except OSError:
+        text = b""
+    finally:
+        os.close(handle)
+    for word in wanted:
+        if word.encode() in text:
+            print(path, word)
+"""
+_TOOLS = [
+    *(
+        "ip addr show lo",
+        "ip route",
+        "ss -tlnp",
+        "ss -s",
+        "free -b",
+        "top -bn1",
+        "ps aux",
+        "uptime",
+    ),
+    *("lscpu", "nproc", "df /", "cat /proc/version /proc/filesystems", "getconf _NPROCESSORS_ONLN"),
+    "cat /sys/kernel/mm/transparent_hugepage/enabled /sys/class/net/lo/mtu",
+    *("ls /sys/fs/cgroup", "sysctl kernel.pid_max", "vmstat"),
+]
+
+
+async def test_files_about_the_machine_are_empty(attacker):
+    script = (
+        f"cd /proc; cat {' '.join(_FILES)} /sys/kernel/vmcoreinfo /sys/kernel/notes 2>/dev/null"
+    )
+    assert (await run(attacker, f"({script}) | wc -c")).out.strip() == "0"
+    assert not (await run(attacker, "grep -v ' 0$' /proc/vmstat")).out
+    found = await run(attacker, f"find {' '.join(_TREES)} -mindepth 1 2>/dev/null | head")
+    assert found.out == ""
+
+
+async def test_no_file_names_disks_paths_or_the_host_name(node, attacker):
+    disks = {
+        path.name for path in Path("/sys/block").iterdir() if path.name.startswith(("vd", "sd"))
+    }
+    words = {str(node.state), os.uname().nodename + ".", *(f"/dev/{disk}" for disk in disks)}
+    words |= {path.name for path in Path("/sys/fs/btrfs").glob("*-*")}
+    asked = " ".join(sorted(words))
+    outcome = await run(attacker, f"/usr/bin/python3 - {asked} <<'EOF'\n{_WALK}\nEOF")
+    assert outcome.status == 0, outcome
+    assert outcome.out == ""
+
+
+@pytest.mark.parametrize("age", ["new"], indirect=True)
+async def test_tools_that_read_proc_and_sys_still_work(attacker):
+    for tool in _TOOLS:
+        outcome = await run(attacker, f"command -v {tool.split()[0]} >/dev/null || exit 0; {tool}")
+        assert outcome.status == 0, (tool, outcome)

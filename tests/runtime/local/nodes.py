@@ -32,7 +32,7 @@ from tests.leaks import note_node
 ROOTLESS_ID = 12345
 
 
-_OWN_MOUNTS = ("layers", "storage/pool", "views")
+_OWN_MOUNTS = ("devices", "layers", "storage/pool", "views")
 """Mount points of the node itself in its state directory."""
 _NUMBERS = usable_numbers(range(10, 40))
 _turns = itertools.cycle(range(len(_NUMBERS)))

@@ -72,7 +72,13 @@ class SandboxLauncher:
         asyncio.get_running_loop().add_reader(ours.fileno(), self._readable)
 
     async def prepare(
-        self, slot: int, *, base: int, cgroup: str | None, joins: Sequence[str]
+        self,
+        slot: int,
+        *,
+        base: int,
+        cgroup: str | None,
+        joins: Sequence[str],
+        devices: str = "",
     ) -> Skeleton:
         """Clone a skeleton; `ready` waits until it has set up its namespaces."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -80,7 +86,7 @@ class SandboxLauncher:
         skeleton: Skeleton | None = None
         try:
             with theirs:
-                request = Prepare(base=base, cgroup=cgroup, joins=tuple(joins))
+                request = Prepare(base=base, devices=devices, cgroup=cgroup, joins=tuple(joins))
                 reply, fds = await self._call(request, [theirs.fileno()])
             skeleton = Skeleton(reply.pid, fds[0], ours, slot, -1)
             skeleton.userns = os.open(f"/proc/{skeleton.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paddock.kit.errors import UnavailableError
+from paddock.runtime.local.launch.devices import DEVICES
 
 INIT_PATH = "/.paddock/init"
-DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-"""Devices in every sandbox's /dev; the list and the path of init are also in `launcher.c`."""
+"""The path is also in `launcher.c`."""
 PREFIX = "init-"
 _EMPTY, _VMSTAT = ".paddock/empty", ".paddock/vmstat"
 """The files that cover hidden files of /proc and /sys; the paths are also in `launcher.c`."""

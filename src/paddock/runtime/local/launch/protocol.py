@@ -49,12 +49,14 @@ class Prepare(Struct, frozen=True, kw_only=True):
 
     base: int
     """First id of the sandbox's range."""
+    devices: str = ""
+    """Directory in which its device files are created; empty for those of the machine."""
     cgroup: str | None = None
     joins: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """Return the message as the launcher reads it."""
-        return pack("P", str(self.base), self.cgroup or "", *self.joins)
+        return pack("P", str(self.base), self.devices, self.cgroup or "", *self.joins)
 
 
 class MakeRoot(Struct, frozen=True, kw_only=True):
@@ -72,14 +74,18 @@ class MakeRoot(Struct, frozen=True, kw_only=True):
     locked: bool = False
     binds: tuple[tuple[str, bool], ...] = ()
     """Directories of the host, and whether each is read-only."""
+    devices: tuple[str, ...] = ()
+    """Device files, mounted after the binds; only for a restore."""
     volatile: bool = False
 
     def encode(self) -> bytes:
         """Return the message as the launcher reads it."""
         flags = ("l" if self.locked else "") + ("v" if self.volatile else "")
-        binds = (part for source, is_fixed in self.binds for part in (_mode(is_fixed), source))
+        modes = [(_mode(is_fixed), source) for source, is_fixed in self.binds]
+        modes += [("dev", source) for source in self.devices]
+        binds = (part for pair in modes for part in pair)
         layers = (str(len(self.layers)), *self.layers)
-        return pack("R", str(self.base), flags, self.disk, *layers, str(len(self.binds)), *binds)
+        return pack("R", str(self.base), flags, self.disk, *layers, str(len(modes)), *binds)
 
 
 class Launch(Struct, frozen=True, kw_only=True):

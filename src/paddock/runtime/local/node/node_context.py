@@ -25,6 +25,7 @@ from paddock.runtime.local.images.store import ImageStore
 from paddock.runtime.local.kernel import syscalls, sysctls
 from paddock.runtime.local.kernel.cgroups import CgroupLayout, Cgroups
 from paddock.runtime.local.launch import native_build
+from paddock.runtime.local.launch.devices import DeviceFiles
 from paddock.runtime.local.launch.launcher import SandboxLauncher
 from paddock.runtime.local.net import fabric_number
 from paddock.runtime.local.net.fabric import Fabric, FabricSettings
@@ -86,6 +87,7 @@ class NodeContext:
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="node")
         self._cache = settings.state / "cache" if self.is_rootless else native_build.CACHE
         self.launcher = SandboxLauncher(str(self.directories.stage), self._cache)
+        self.devices = DeviceFiles(self.directories.devices)
         self.views = ResourceViews(
             self.directories.views, self._cache, self.cgroups, self.slots.first_id(0)
         )
@@ -107,6 +109,7 @@ class NodeContext:
         if self.cgroups.is_usable:
             self.cgroups.prepare()
         await self.run_in_thread(self.views.open)
+        await self.run_in_thread(self.devices.open)
         if not self.is_rootless:
             await self.run_in_thread(sysctls.raise_limits)
         self._storage = await self.run_in_thread(
@@ -132,6 +135,7 @@ class NodeContext:
             await self.run_in_thread(lambda: self.storage.close(detach=purge))
         self._threads.shutdown(wait=True)
         if purge:
+            self.devices.unmount()
             self.directories.remove_short_path()
             self.cgroups.close()
             if os.path.ismount(self.directories.layers):

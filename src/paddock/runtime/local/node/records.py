@@ -102,6 +102,7 @@ class StateDirectory:
         self.stage = root / "stage"
         self.layers = root / "layers"
         self.views = root / "views"
+        self.devices = root / "devices"
         self._scratch = root / "scratch"
         self._socket_root = self.sandboxes.absolute()
         self.socket_dirs = SocketDirs(root / "premises")

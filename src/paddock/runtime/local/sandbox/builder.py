@@ -112,6 +112,7 @@ class SandboxBuilder:
                 base=context.slots.first_id(slot),
                 cgroup=context.cgroups.unified(name) if has_groups else None,
                 joins=context.cgroups.joins(name) if has_groups else (),
+                devices=context.devices.directory(name),
             )
         except BaseException:
             # Shielded: a second cancellation must neither leak the slot nor release it too early.

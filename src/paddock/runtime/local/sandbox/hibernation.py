@@ -397,9 +397,16 @@ class Hibernation:
             disk.upper, hostname=hostname, ip=network.ip, resolv_conf=network.resolv_conf
         )
         views = context.views.restore_binds(sandbox.cgroup, sandbox.limits, record.boot_id, sizes)
-        request = self._lifecycle.builder.root_request(sandbox, str(disk.path), views)
+        devices = context.devices.create(sandbox.cgroup)
+        request = structs.replace(
+            self._lifecycle.builder.root_request(sandbox, str(disk.path), views),
+            devices=tuple(path for path, _ in devices),
+        )
         root, *binds = await context.launcher.mount_root(None, request)
-        points = (*(mount.path for mount in record.blueprint.mounts), *(one for _, one in views))
+        points = (
+            *(mount.path for mount in record.blueprint.mounts),
+            *(one for _, one in (*views, *devices)),
+        )
         return RestoreMounts(root=root, binds=dict(zip(points, binds, strict=True)))
 
     def _mark_settled(self, sandbox: NodeSandbox, now: InstanceState) -> None:

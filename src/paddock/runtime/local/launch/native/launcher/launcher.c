@@ -7,8 +7,9 @@
  * It is not written in Python because the cost of clone and exec grows with the memory of the process. It
  * handles requests on its control socket, one after the other:
  *
- *     P base cgroup join…                    clone a skeleton; the descriptor with it is the skeleton's control
- *                                            socket; the reply has its pid and a pidfd
+ *     P base devices cgroup join…            clone a skeleton; the descriptor with it is the skeleton's control
+ *                                            socket; its device files are created in the directory `devices`, or
+ *                                            are those of the machine; the reply has its pid and a pidfd
  *     R base flags box layers layer… binds (mode source)…
  *                                            mount a root mapped to the ids of the user namespace passed with it
  *                                            (or of a temporary one with the same map, if none is passed);
@@ -50,6 +51,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -65,7 +67,9 @@ enum { FIRST_CHANNEL = 100, CHANNELS = 2, READY_FD = 104 };
 enum { NO_SETUID_FIXUP = 1 << 2, NEW_TIME = 0x80 };
 enum { NO_GROUP = 96 };                      /* exit status, also in `checkpoint/criu.py` */
 
-static const char *const devices[] = { "null", "zero", "full", "random", "urandom", "tty" };
+static const struct { const char *name; unsigned char major, minor; } devices[] = {
+    { "null", 1, 3 }, { "zero", 1, 5 }, { "full", 1, 7 }, { "random", 1, 8 }, { "urandom", 1, 9 }, { "tty", 5, 0 },
+};
 enum { DEVICES = sizeof devices / sizeof *devices };
 
 static int control, is_rootless, is_staged;
@@ -176,7 +180,8 @@ static int map_ids(pid_t pid, unsigned long base) {
 
 /* ---- in the skeleton ---- */
 
-struct mounts { int proc, sys, pts, shm, device[DEVICES]; };
+struct mounts { int proc, sys, pts, shm; };
+static int device_mounts[DEVICES];
 
 static int filesystem(const char *kind, unsigned attributes, const char *const *options) {
     int fs = syscall(SYS_fsopen, kind, FSOPEN_CLOEXEC), mounted = -1;
@@ -248,11 +253,6 @@ static int prepare(const int *joins, int njoins, struct mounts *m) {
     if ((m->sys = filesystem("sysfs", quiet | MOUNT_ATTR_RDONLY, NULL)) < 0) return m->sys;
     if ((m->pts = filesystem("devpts", quiet & ~MOUNT_ATTR_NODEV, pts)) < 0) return m->pts;
     if ((m->shm = filesystem("tmpfs", quiet, shm)) < 0) return m->shm;
-    for (int i = 0; i < DEVICES; i++) {
-        char path[32];
-        snprintf(path, sizeof path, "/dev/%s", devices[i]);
-        if ((m->device[i] = open_tree_of(path)) < 0) return failed("%s", path);
-    }
     return 0;
 }
 
@@ -342,8 +342,8 @@ static int assemble(const struct mounts *m) {
             return failed("making %s read-only", trees.item[i]);
     }
     for (int i = 0; i < DEVICES; i++) {
-        snprintf(path, sizeof path, "dev/%s", devices[i]);
-        if (move_to(m->device[i], path)) return failed("attaching %s", path);
+        snprintf(path, sizeof path, "dev/%s", devices[i].name);
+        if (move_to(device_mounts[i], path)) return failed("attaching %s", path);
     }
     if (move_to(m->proc, "proc") || move_to(m->sys, "sys") || move_to(m->pts, "dev/pts") || move_to(m->shm, "dev/shm"))
         return failed("attaching file systems");
@@ -380,12 +380,25 @@ static void become_init(int channel) {
     failed("becoming init");
 }
 
+static int open_devices(const char *directory) {
+    for (int i = 0; i < DEVICES; i++) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/%s", directory, devices[i].name);
+        if ((device_mounts[i] = open_tree_of(path)) < 0) {
+            int result = failed("%s", path);
+            close_all(device_mounts, i);
+            return result;
+        }
+    }
+    return 0;
+}
+
 static void run_skeleton(int channel, int go, const int *joins, int njoins) {
     struct mounts mounts = { 0 };
     char one;
     if (read(go, &one, 1) != 1) _exit(0);
     close(go);
-    if (!prepare(joins, njoins, &mounts)) {
+    if (!(is_rootless && open_devices("/dev")) && !prepare(joins, njoins, &mounts)) {
         if (send_text(channel, "ready") || !receive(channel)) _exit(0);
         if (!assemble(&mounts) && !start_uptime() && !protect_proc_of_init()) become_init(channel);
     }
@@ -403,23 +416,38 @@ static pid_t clone_into(uint64_t namespaces, int cgroup, int *pidfd) {
     return syscall(SYS_clone3, &arguments, sizeof arguments);
 }
 
+/* Device files of one sandbox: other inodes than those of the machine and of the slot's last sandbox. */
+static int create_devices(const char *directory) {
+    if (mkdir(directory, 0700) && errno != EEXIST) return failed("creating %s", directory);
+    for (int i = 0; i < DEVICES; i++) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/%s", directory, devices[i].name);
+        if (unlink(path) && errno != ENOENT) return failed("removing %s", path);
+        if (mknod(path, S_IFCHR | 0666, makedev(devices[i].major, devices[i].minor)) || chmod(path, 0666))
+            return failed("creating %s", path);
+    }
+    return 0;
+}
+
 static int make_skeleton(int *given, pid_t *pid) {
     int held[MAX_FDS], nheld = 0, njoins = 0, go[2], result = 0, cgroup = -1;
-    if (nfields < 3 || nfds != 1 || nfields - 3 > MAX_FDS - 2) { errno = EINVAL; return failed("a request with %d fields", nfields); }
-    if (*fields[2]) {
-        if ((cgroup = open(fields[2], O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0) return failed("%s", fields[2]);
+    if (nfields < 4 || nfds != 1 || nfields - 4 > MAX_FDS - 2) { errno = EINVAL; return failed("a request with %d fields", nfields); }
+    if (*fields[3]) {
+        if ((cgroup = open(fields[3], O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0) return failed("%s", fields[3]);
         held[nheld++] = cgroup;
     }
     int *joins = held + nheld;
-    for (; njoins < nfields - 3; njoins++) {
+    for (; njoins < nfields - 4; njoins++) {
         /* `tasks`, not `cgroup.procs`: a thread that moves itself needs no lock over all forks of the machine,
          * which costs about 7 ms; a skeleton has one thread. */
         char path[4096];
-        snprintf(path, sizeof path, "%s/tasks", fields[3 + njoins]);
+        snprintf(path, sizeof path, "%s/tasks", fields[4 + njoins]);
         if ((held[nheld] = open(path, O_WRONLY | O_CLOEXEC)) < 0) { result = failed("%s", path); goto out; }
         nheld++;
     }
-    if (pipe2(go, O_CLOEXEC)) { result = failed("pipe"); goto out; }
+    if (*fields[2] && (result = create_devices(fields[2]))) goto out;
+    if (!is_rootless && (result = open_devices(*fields[2] ? fields[2] : "/dev"))) goto out;
+    if (pipe2(go, O_CLOEXEC)) { result = failed("pipe"); goto close_devices; }
     /* The cgroup namespace is unshared later, after all cgroups are joined. */
     clock_gettime(CLOCK_BOOTTIME, &cloned_at);
     *pid = clone_into(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS, cgroup, given);
@@ -437,6 +465,8 @@ static int make_skeleton(int *given, pid_t *pid) {
         *pid = 0;
     }
     close_all(go, 2);
+close_devices:
+    if (!is_rootless) close_all(device_mounts, DEVICES);
 out:
     close_all(held, nheld);
     return result;
@@ -538,9 +568,10 @@ static int mount_overlay(unsigned long base, const char *flags, int nlayers) {
     return mounted;
 }
 
-static int bind_tree(const char *source, int userns, int read_only) {
-    int tree = open_tree_of(source);
+static int bind_tree(const char *source, int userns, const char *mode) {
+    int tree = open_tree_of(source), read_only = !strcmp(mode, "ro");
     if (tree < 0) return failed("%s", source);
+    if (!strcmp(mode, "dev")) return tree;   /* its owner has no id inside, as on the machine */
     if (set_attributes(tree, MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID | (read_only ? MOUNT_ATTR_RDONLY : 0), userns)) {
         int result = failed("mapping the ids of %s", source);
         close(tree);
@@ -572,7 +603,7 @@ static int make_root(int *given, int *ngiven) {
     if (fchdir(back)) _exit(71);             /* later requests would use the wrong directory */
     close(back);
     for (int i = 0; i < nbinds && !result; i++, at += 2)
-        if ((result = bind_tree(fields[at + 1], userns, !strcmp(fields[at], "ro"))) >= 0) { given[(*ngiven)++] = result; result = 0; }
+        if ((result = bind_tree(fields[at + 1], userns, fields[at])) >= 0) { given[(*ngiven)++] = result; result = 0; }
     return result ? result : at;
 }
 

@@ -24,6 +24,8 @@ OUTBOUND_FILE = "outbound.json"
 """File of the run directory: proxies, CA certificates and mirrors, for the node."""
 TLS_DIRECTORY = "tls"
 """Directory of the state directory: the certificate that the installation issues to itself."""
+PRIVATE_UMASK = 0o077
+"""Files of state, run and log directories are for the user of Paddock only."""
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 

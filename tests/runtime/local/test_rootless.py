@@ -10,6 +10,7 @@ from paddock.runtime.local.images import base_directory
 from paddock.runtime.port import AgentConfig, Blueprint, Instance, OutboundConfig
 from tests.gateway.certificates import issue
 from tests.runtime.local.inside import run
+from tests.runtime.local.nodes import ROOTLESS_ID
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
@@ -45,10 +46,20 @@ async def upload(instance: Instance, path: str, data: bytes) -> int:
     return status
 
 
+def share_base() -> None:
+    """Let the user of the rootless node read the base image, as an operator would."""
+    build = base_directory()
+    if not build.exists():
+        pytest.skip("the base image is not built on this machine")
+    if not build.stat().st_mode & 0o005:
+        os.chown(build, 0, ROOTLESS_ID)
+        build.chmod(0o750)
+
+
 @pytest.mark.parametrize("image", ["host", "base"])
 async def test_every_user_has_a_home_and_runs_commands(make, image):
-    if image == "base" and not base_directory().exists():
-        pytest.skip("the base image is not built on this machine")
+    if image == "base":
+        share_base()
     instance = await make(image=image)
     assert await upload(instance, "/home/user/sub/file", b"content") == 200
     read = await run(instance, "cat sub/file && ls -a /root /tmp >/dev/null", user="user")
@@ -93,8 +104,8 @@ async def test_envds_are_forked_from_the_zygote(rootless_node, make):
 
 @pytest.mark.parametrize("image", ["host", "base"])
 async def test_proxies_and_ca_certificates_reach_commands(make, image, tmp_path):
-    if image == "base" and not base_directory().exists():
-        pytest.skip("the base image is not built on this machine")
+    if image == "base":
+        share_base()
     pem = issue(tmp_path, "mirror.example")[0].read_text()
     outbound = OutboundConfig(http_proxy="http://proxy:1", ca_certificates=pem)
     instance = await make(image=image, agent=AgentConfig(outbound=outbound))

@@ -1,6 +1,7 @@
 """The roles by name, and how a process runs one."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -9,7 +10,7 @@ import uvloop
 
 from paddock.app.roles import api, control_plane, controllers, gateway, node
 from paddock.kit import logs
-from paddock.settings import Settings, require_loopback_or_consent
+from paddock.settings import PRIVATE_UMASK, Settings, require_loopback_or_consent
 
 _SWITCH_SECONDS = 0.0005
 
@@ -29,6 +30,7 @@ def run(name: str, settings: Settings, *, on_ready: Callable[[], None]) -> None:
     if settings.store != "kubernetes":  # in a pod, the cluster's network is around it
         require_loopback_or_consent(settings)
     logs.configure(level=settings.log_level, json=settings.log_json)
+    os.umask(PRIVATE_UMASK)
     # The store writes in a thread: by default, handing the GIL back to the loop may take 5 ms.
     sys.setswitchinterval(_SWITCH_SECONDS)
 

@@ -14,7 +14,7 @@ from paddock.app.up.progress import PipeProgress, Progress, open_progress
 from paddock.app.wiring.secrets import Secrets, load_or_create
 from paddock.kit import logs
 from paddock.kit.errors import PaddockError, UnavailableError, UnsupportedError
-from paddock.runtime.local.images.base import build_base, is_built, usable_directory
+from paddock.runtime.local.images.base import build_base, is_built, keep_private, usable_directory
 from paddock.settings import Settings, require_loopback_or_consent
 
 notes = Console(stderr=True, highlight=False)
@@ -80,6 +80,8 @@ def prepare_image(settings: Settings, *, is_silent: bool) -> None:
     An installation that was upgraded without access to a package mirror keeps its older image.
     """
     cache = Path(settings.cache_dir) / "images"
+    if settings.runtime == "local":
+        keep_private(cache)
     if settings.runtime != "local" or settings.default_image != "base" or is_built(cache):
         return
     with open_progress(notes, is_silent=is_silent) as progress:
@@ -172,7 +174,7 @@ def _replay(descriptor: int, progress: Progress) -> tuple[str, str]:
 
 def _detach_standard_streams(settings: Settings) -> None:
     log = settings.state / "logs" / "up.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     null = os.open(os.devnull, os.O_RDONLY)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(null, 0)

@@ -83,13 +83,16 @@ class SupervisedProcess:
         """Copy a large log aside and truncate it; the process keeps writing to the same file."""
         if not self._log_file.exists() or self._log_file.stat().st_size < LOG_LIMIT_BYTES:
             return
-        shutil.copyfile(self._log_file, self._log_file.with_suffix(".log.1"))
+        older = self._log_file.with_suffix(".log.1")
+        shutil.copyfile(self._log_file, older)
+        older.chmod(0o600)
         os.truncate(self._log_file, 0)
 
     async def _run_once(self) -> int:
         self._log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.rotate_log()
         with self._log_file.open("ab") as output:
+            os.fchmod(output.fileno(), 0o600)
             self._child = await asyncio.create_subprocess_exec(
                 *_with_parent_death_signal(self._command),
                 stdin=asyncio.subprocess.DEVNULL,

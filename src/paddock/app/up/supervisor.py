@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from paddock.kit import pidfile
 from paddock.kit.errors import ConflictError, InvalidError
 from paddock.kit.tasks import background
 from paddock.runtime.outbound_settings import node_file, write_node_file
-from paddock.settings import PREFIX, PURGE_FILE, Settings
+from paddock.settings import PREFIX, PRIVATE_UMASK, PURGE_FILE, Settings
 
 START_SECONDS = 60.0
 LOG_ROTATE_SECONDS = 60.0
@@ -227,6 +228,19 @@ def _listens(host: str, port: int) -> bool:
         return probe.connect_ex((target, port)) == 0
 
 
+def make_private(directory: Path) -> None:
+    """Create a directory of the installation; close it and its files to other users.
+
+    An older version, or a user, may have created it with other modes.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    for path in (*directory.iterdir(), *directory.glob("logs/*")):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            if not path.is_symlink():
+                path.chmod(stat.S_IMODE(path.stat().st_mode) & 0o700)
+
+
 def run(
     settings: Settings,
     config: Path | None,
@@ -235,6 +249,9 @@ def run(
     on_ready: Callable[[Secrets], None],
 ) -> bool:
     """Run all processes until SIGTERM or SIGINT; return whether a purge follows."""
+    os.umask(PRIVATE_UMASK)  # also of the processes that are started
+    for directory in (settings.state, settings.run):
+        make_private(directory)
     secrets = load_or_create(settings)
 
     async def main(*, after_a_kill: bool) -> None:
@@ -251,8 +268,6 @@ def run(
             after_a_kill=after_a_kill,
         )
 
-    for directory in (settings.state, settings.run):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with pidfile.lock(
         settings.run / "paddock.pid",
         what="Paddock",

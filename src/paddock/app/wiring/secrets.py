@@ -71,7 +71,7 @@ def _create(path: Path) -> Secrets:
     created = Secrets(
         seed=secrets.token_hex(32), token=secrets.token_hex(24), api_key=ids.api_key()
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -127,6 +128,19 @@ def usable_directory(cache: Path = DEFAULT_CACHE) -> Path | None:
     return max(older, key=lambda path: path.stat().st_mtime, default=None)
 
 
+def keep_private(cache: Path = DEFAULT_CACHE) -> None:
+    """Close all builds to other users of the machine, who could run their set-uid programs.
+
+    Only root can. The group keeps its access: it may be that of a user who runs a rootless node.
+    """
+    if os.geteuid() != 0:
+        return
+    for build in cache.glob("base-*"):
+        mode = stat.S_IMODE(build.stat().st_mode)
+        if mode & 0o007:
+            build.chmod(mode & 0o770 if mode & 0o050 == 0o050 and build.stat().st_gid else 0o700)
+
+
 def build_base(
     cache: Path = DEFAULT_CACHE,
     *,
@@ -149,7 +163,7 @@ def build_base(
     cache.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
     try:
-        work.chmod(0o755)
+        work.chmod(0o700)
         _bootstrap(work / ROOTFS, recipe, report)
         manifest = Manifest(
             name=BASE_NAME,
@@ -215,7 +229,12 @@ def _run(command: list[str], report: Progress) -> None:
     }
     last: list[str] = []
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        umask=0o022,
     ) as process:
         if process.stdout is not None:
             for line in process.stdout:

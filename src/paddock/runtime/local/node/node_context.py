@@ -222,7 +222,7 @@ class NodeContext:
         layers = self.directories.layers
         if self.is_rootless or os.path.ismount(layers):
             return
-        syscalls.mount("paddock-layers", str(layers), "tmpfs", 0, "mode=755,size=256m")
+        syscalls.mount("paddock-layers", str(layers), "tmpfs", 0, "mode=700,size=256m")
 
     async def _open_network(self) -> None:
         if self.settings.network is None or self.is_rootless:

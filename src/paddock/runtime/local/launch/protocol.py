@@ -14,26 +14,21 @@ RANGE = 65536
 """Number of ids of a sandbox; the same constant is in `launcher.c`."""
 
 HIDDEN_FILES = (
-    *("proc/buddyinfo", "proc/cgroups", "proc/cmdline", "proc/config.gz", "proc/crypto"),
-    *("proc/diskstats", "proc/interrupts", "proc/iomem", "proc/ioports", "proc/kallsyms"),
-    *("proc/keys", "proc/latency_stats", "proc/mdstat", "proc/modules", "proc/mtrr"),
-    *("proc/partitions", "proc/sched_debug", "proc/schedstat", "proc/softirqs", "proc/swaps"),
-    "proc/zoneinfo",
-    *("proc/sys/fs/aio-nr", "proc/sys/fs/dentry-state", "proc/sys/fs/file-nr"),
-    *("proc/sys/fs/inode-nr", "proc/sys/fs/inode-state", "proc/sys/kernel/core_pattern"),
-    "proc/sys/kernel/pty/nr",
-    *("sys/kernel/notes", "sys/kernel/vmcoreinfo"),
+    *("proc/buddyinfo", "proc/cgroups", "proc/cmdline", "proc/config.gz", "proc/diskstats"),
+    *("proc/interrupts", "proc/iomem", "proc/kallsyms", "proc/keys", "proc/latency_stats"),
+    *("proc/mdstat", "proc/modules", "proc/partitions", "proc/sched_debug", "proc/schedstat"),
+    *("proc/softirqs", "proc/swaps", "proc/zoneinfo", "proc/sys/fs/aio-nr"),
+    *("proc/sys/fs/dentry-state", "proc/sys/fs/file-nr", "proc/sys/fs/inode-nr"),
+    *("proc/sys/fs/inode-state", "proc/sys/kernel/core_pattern", "proc/sys/kernel/pty/nr"),
+    "sys/kernel/vmcoreinfo",
 )
 HIDDEN_TREES = (
-    *("proc/acpi", "proc/asound", "proc/bus", "proc/driver", "proc/fs", "proc/irq"),
-    *("proc/pressure", "proc/scsi"),
-    *("sys/block", "sys/bus/pci", "sys/class/block", "sys/dev/block", "sys/firmware"),
+    *("proc/bus", "proc/fs", "proc/irq", "proc/pressure", "sys/block", "sys/bus/pci"),
     *("sys/devices/system/memory", "sys/devices/system/node", "sys/devices/virtual/bdi"),
     *("sys/devices/virtual/block", "sys/devices/virtual/dmi", "sys/devices/virtual/powercap"),
-    "sys/devices/virtual/thermal",
-    *("sys/fs/btrfs", "sys/fs/ext4", "sys/fs/f2fs", "sys/fs/xfs", "sys/hypervisor"),
-    *("sys/kernel/boot_params", "sys/kernel/btf", "sys/kernel/irq", "sys/kernel/slab"),
-    "sys/module",
+    *("sys/devices/virtual/thermal", "sys/firmware", "sys/fs/btrfs", "sys/fs/ext4"),
+    *("sys/fs/f2fs", "sys/fs/xfs", "sys/hypervisor", "sys/kernel/boot_params"),
+    *("sys/kernel/irq", "sys/kernel/slab", "sys/module"),
     *(path.lstrip("/") for path in sorted(glob.glob("/sys/devices/pci*"))),
 )
 """World-readable paths that reveal facts of the machine or the activity of other sandboxes: kernel

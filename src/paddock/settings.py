@@ -159,6 +159,15 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Number of warm sandboxes of the default template."""
     default_image: str = "base"
     """Image of the default template: the name of an image, or `host`."""
+    image_max_bytes: Annotated[int, Meta(ge=1)] = 64 << 30
+    """Maximum size of an imported image when it is unpacked, in bytes."""
+    image_max_entries: Annotated[int, Meta(ge=1)] = 2_000_000
+    """Maximum number of files and directories of an imported image."""
+    image_max_file_bytes: Annotated[int, Meta(ge=1)] = 32 << 30
+    """Maximum size of one file of an imported image, in bytes."""
+    image_max_ratio: Annotated[int, Meta(ge=1)] = 200
+    """Maximum number of unpacked bytes per byte of an imported archive. Images of up to 256 MiB are
+    not limited."""
     max_timeout_seconds: int = 30 * 24 * 3600
     """Maximum timeout that a client can request, in seconds."""
     paused_retention_seconds: Annotated[int, Meta(ge=0)] = 14 * 24 * 3600

@@ -8,11 +8,19 @@ from paddock.cli.context import with_target
 from paddock.cli.output import Output, notes
 from paddock.cli.target import CliTarget
 from paddock.kit.errors import NotFoundError
+from paddock.runtime.local.images.limits import ImageLimits
 from paddock.runtime.local.images.store import ImageStore
 
 
 def _store(target: CliTarget) -> ImageStore:
-    return ImageStore(target.settings.state / "node" / "images")
+    settings = target.settings
+    limits = ImageLimits(
+        max_bytes=settings.image_max_bytes,
+        max_entries=settings.image_max_entries,
+        max_file_bytes=settings.image_max_file_bytes,
+        max_ratio=settings.image_max_ratio,
+    )
+    return ImageStore(settings.state / "node" / "images", limits=limits)
 
 
 @click.group()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paddock.kit.errors import InvalidError, PaddockError
+from paddock.runtime.local.images.limits import ImageLimits, ImportBudget
 from paddock.runtime.local.images.unpack import split_path, unpack_layer
 from tests.runtime.local.images.builders import directory, entry, tar
 
@@ -21,9 +22,13 @@ pytestmark = [
 ]
 
 
+def _budget() -> ImportBudget:
+    return ImportBudget(ImageLimits(), packed_bytes=1 << 20, name="it")
+
+
 def unpack(data: bytes, target: Path) -> Path:
     target.mkdir()
-    unpack_layer(io.BytesIO(data), target)
+    unpack_layer(io.BytesIO(data), target, _budget())
     return target
 
 
@@ -158,7 +163,7 @@ def test_no_sequence_of_members_escapes(
         )
     )
     with contextlib.suppress(PaddockError):
-        unpack_layer(io.BytesIO(layer), target)
+        unpack_layer(io.BytesIO(layer), target, _budget())
     assert sorted(path.name for path in place.iterdir()) == ["outside", "root"]
     assert [path.name for path in (place / "outside").iterdir()] == ["precious"]
     assert (place / "outside" / "precious").read_text() == "precious"

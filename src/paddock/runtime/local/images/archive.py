@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct, field
 
 from paddock.kit.errors import InvalidError, NotFoundError, UnsupportedError
+from paddock.runtime.local.images.limits import ImportBudget
 from paddock.runtime.local.images.model import ImageConfig
 
 _T = TypeVar("_T")
@@ -145,9 +146,14 @@ class DirectoryBlobs:
 class TarBlobs:
     """Blobs in a tar, read in place."""
 
-    def __init__(self, archive: tarfile.TarFile) -> None:
+    def __init__(self, archive: tarfile.TarFile, budget: ImportBudget) -> None:
         self._archive = archive
-        self._members = {member.name.removeprefix("./"): member for member in archive}
+        self._members: dict[str, tarfile.TarInfo] = {}
+        for member in archive:
+            # Before the next one is read: a compressed archive is unpacked up to there.
+            budget.check_position(member.offset_data + member.size)
+            budget.count_entry(member.name, 0)
+            self._members[member.name.removeprefix("./")] = member
 
     @property
     def names(self) -> frozenset[str]:
@@ -211,11 +217,12 @@ def open_layer(blobs: Blobs, name: str) -> Generator[IO[bytes], None, None]:
 
 
 class HashingReader(io.RawIOBase):
-    """A stream that computes the checksum of the data read."""
+    """A stream that computes the checksum of the data read, and counts it."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: IO[bytes], budget: ImportBudget) -> None:
         super().__init__()
         self._stream = stream
+        self._budget = budget
         self._hash = hashlib.sha256()
 
     def readable(self) -> bool:
@@ -223,6 +230,7 @@ class HashingReader(io.RawIOBase):
 
     def read(self, size: int = -1, /) -> bytes:
         data = self._stream.read(size)
+        self._budget.count_stream(len(data))
         self._hash.update(data)
         return data
 

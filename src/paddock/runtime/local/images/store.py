@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tarfile
 import uuid
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 from urllib.parse import quote, unquote
@@ -37,6 +37,13 @@ from paddock.runtime.local.images.archive import (
     TarBlobs,
     open_layer,
     read_bundle,
+)
+from paddock.runtime.local.images.limits import (
+    BoundedTarInfo,
+    ImageLimits,
+    ImportBudget,
+    count_directory,
+    packed_size,
 )
 from paddock.runtime.local.images.merged_tree import MergedTree
 from paddock.runtime.local.images.model import (
@@ -62,7 +69,9 @@ class ImageStore:
         *,
         base_cache: Path = base.DEFAULT_CACHE,
         clock: Clock | None = None,
+        limits: ImageLimits | None = None,
     ) -> None:
+        self._limits = limits or ImageLimits()
         self._refs = root / "refs"
         self._layers = root / "layers"
         self._lock = root / "lock"
@@ -116,7 +125,7 @@ class ImageStore:
         try:
             return self.add_archive(source, reference)
         except NotAnImageError:
-            if source.is_dir() or not _is_rootfs_tar(source):
+            if source.is_dir() or not _is_rootfs_tar(source, self._budget(source)):
                 raise
             return self.add_rootfs_tar(source, reference or source.name.split(".")[0])
 
@@ -134,6 +143,8 @@ class ImageStore:
             raise InvalidError(f"{source} is not a directory")
         if in_place:
             return self._save(name, (str(source.resolve()),), config or ImageConfig())
+        # A copy is as large as its source, whatever the ratio of sparse files.
+        count_directory(source, self._budget(source))
         with self._import_lock(), self._new_layer() as fresh:
             _copy(source, fresh)
             layer = self._store_layer(fresh, f"dir-{uuid.uuid4().hex}")
@@ -145,7 +156,7 @@ class ImageStore:
         """Create an image of a tar of a root file system (`docker export`, debootstrap, …)."""
         name = canonical_name(reference)
         with self._import_lock(), source.open("rb") as raw:
-            layer = self._unpack(_SingleBlob(raw), "", expected=None)
+            layer = self._unpack(_SingleBlob(raw), "", expected=None, budget=self._budget(source))
             return self._save(name, (layer,), config or ImageConfig())
 
     def add_archive(
@@ -155,15 +166,17 @@ class ImageStore:
 
         Without a reference the image keeps the name it has in the archive.
         """
+        if not source.exists():
+            raise NotFoundError(f"there is no file {source}")
+        budget = self._budget(source)
         if source.is_dir():
-            return self._import(DirectoryBlobs(source), reference, wanted)
+            return self._import(DirectoryBlobs(source), reference, wanted, budget)
         try:
-            with tarfile.open(source, "r:*") as archive:
-                return self._import(TarBlobs(archive), reference, wanted)
+            with tarfile.open(source, "r:*", tarinfo=BoundedTarInfo) as archive:
+                blobs = TarBlobs(archive, self._budget(source))
+                return self._import(blobs, reference, wanted, budget)
         except tarfile.TarError as error:
             raise InvalidError(f"{source} is not a readable tar: {error}") from error
-        except FileNotFoundError as error:
-            raise NotFoundError(f"there is no file {source}") from error
 
     def tag(self, reference: str, new_reference: str) -> Image:
         """Add a second name to an image."""
@@ -196,25 +209,43 @@ class ImageStore:
         base.build_base(self._base_cache, progress=progress, clock=self._clock)
         return self.resolve(base.BASE_NAME)
 
-    def _import(self, blobs: Blobs, reference: str | None, wanted: str | None) -> Image:
+    def _budget(self, source: Path) -> ImportBudget:
+        return ImportBudget(self._limits, packed_bytes=packed_size(source), name=str(source))
+
+    def _import(
+        self, blobs: Blobs, reference: str | None, wanted: str | None, budget: ImportBudget
+    ) -> Image:
         machine = _MACHINES.get(platform.machine(), platform.machine())
         bundle = read_bundle(blobs, wanted=wanted, machine=machine)
         name = canonical_name(reference) if reference else _embedded_name(bundle)
-        with self._import_lock():
-            layers = tuple(
-                self._unpack(blobs, blob, expected=diff_id)
-                for blob, diff_id in zip(bundle.layers, bundle.diff_ids, strict=True)
-            )
-            return self._save(name, layers, bundle.config)
+        known = frozenset(os.listdir(self._layers))
+        layers: list[str] = []
+        try:
+            with self._import_lock():
+                for blob, diff_id in zip(bundle.layers, bundle.diff_ids, strict=True):
+                    layers.append(self._unpack(blobs, blob, expected=diff_id, budget=budget))
+                return self._save(name, tuple(layers), bundle.config)
+        except BaseException:
+            self._discard(layer for layer in layers if layer not in known)
+            raise
 
-    def _unpack(self, blobs: Blobs, blob: str, *, expected: str | None) -> str:
+    def _discard(self, layers: Iterable[str]) -> None:
+        """Remove the layers of a failed import, unless another image has got them meanwhile."""
+        with self._locked(fcntl.LOCK_EX):
+            used = {layer for manifest in self._manifests() for layer in manifest.layers}
+            for layer in set(layers) - used:
+                shutil.rmtree(self._layers / layer, ignore_errors=True)
+
+    def _unpack(
+        self, blobs: Blobs, blob: str, *, expected: str | None, budget: ImportBudget
+    ) -> str:
         if expected is not None:
             known = _layer_id(expected)
             if (self._layers / known).is_dir():
                 return known
         with self._new_layer() as fresh, open_layer(blobs, blob) as stream:
-            hashing = HashingReader(stream)
-            unpack_layer(cast("IO[bytes]", hashing), fresh)
+            hashing = HashingReader(stream, budget)
+            unpack_layer(cast("IO[bytes]", hashing), fresh, budget)
             if expected is not None and hashing.digest != expected:
                 raise InvalidError(
                     f"layer {blob} is damaged: its checksum is {hashing.digest}, not {expected}"
@@ -351,10 +382,10 @@ def _missing_hint(name: str) -> str:
     return "list images: paddock image ls; import one: paddock image import"
 
 
-def _is_rootfs_tar(source: Path) -> bool:
-    with tarfile.open(source, "r:*") as archive:
-        tops = {name.removeprefix("./").split("/")[0] for name in archive.getnames()}
-    return bool(tops & {"bin", "usr"})
+def _is_rootfs_tar(source: Path, budget: ImportBudget) -> bool:
+    with tarfile.open(source, "r:*", tarinfo=BoundedTarInfo) as archive:
+        names = TarBlobs(archive, budget).names
+    return any(name.split("/")[0] in ("bin", "usr") for name in names)
 
 
 def _copy(source: Path, target: Path) -> None:

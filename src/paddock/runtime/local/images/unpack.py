@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from paddock.kit.errors import InvalidError, UnavailableError
+from paddock.runtime.local.images.limits import BoundedTarInfo, ImportBudget
 
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
@@ -26,13 +27,17 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
 
 
-def unpack_layer(stream: IO[bytes], target: Path) -> None:
+def unpack_layer(stream: IO[bytes], target: Path, budget: ImportBudget) -> None:
     """Unpack an uncompressed tar stream into an empty directory."""
     unpacker = _Unpacker(target)
     try:
-        with tarfile.open(fileobj=stream, mode="r|", format=tarfile.PAX_FORMAT) as archive:
+        with tarfile.open(
+            fileobj=stream, mode="r|", format=tarfile.PAX_FORMAT, tarinfo=BoundedTarInfo
+        ) as archive:
             for member in archive:
+                budget.count_entry(member.name, member.size if member.isreg() else 0)
                 unpacker.add(member, archive)
+                archive.members = []  # type: ignore[attr-defined] # or all are kept in memory
         unpacker.finish()
     except tarfile.TarError as error:
         raise InvalidError(f"the layer is not a readable tar: {error}") from error

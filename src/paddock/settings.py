@@ -155,6 +155,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Secret from which the tokens of sandboxes are derived. If empty, it is generated at first
     start and kept."""
 
+    host_paths: str = ""
+    """Directories of this machine that templates can mount with `hostPath`, together with those
+    below them, separated by commas. Files that sandboxes create there belong to user ids from
+    1073676288, never to root. Only for the runtime `local`. If empty, none."""
+
     pool_size: int = 4
     """Number of warm sandboxes of the default template."""
     default_image: str = "base"

@@ -22,6 +22,7 @@ from paddock.resources.kinds.template import (
     SandboxTemplateSpec,
 )
 from paddock.resources.meta import Resource
+from paddock.runtime import host_paths
 
 LOCAL, KUBERNETES = "local", "kubernetes"
 
@@ -119,8 +120,17 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def problems(runtime: str, new: Resource, old: Resource | None = None) -> list[FieldProblem]:
-    """Return what a runtime cannot do of an object, or of the parts that an update changes."""
+def problems(
+    runtime: str,
+    new: Resource,
+    old: Resource | None = None,
+    *,
+    allowed_paths: tuple[str, ...] | None = None,
+) -> list[FieldProblem]:
+    """Return what a runtime cannot do of an object, or of the parts that an update changes.
+
+    `allowed_paths` are the directories that sandboxes may mount; `None`: not checked here.
+    """
     found: list[FieldProblem] = []
     path, template = _template(new)
     if template is not None and (old is None or _template(old)[1] != template):
@@ -129,11 +139,24 @@ def problems(runtime: str, new: Resource, old: Resource | None = None) -> list[F
             for item in TEMPLATES.get(runtime, ())
             for field in item.uses(template)
         ]
+        if runtime == LOCAL and allowed_paths is not None:
+            found += _path_problems(template, path, allowed_paths)
     if runtime == KUBERNETES:
         found += _pod_problems(new, old)
     if runtime == LOCAL and isinstance(new, Sandbox) and isinstance(old, Sandbox):
         found += _running_problems(new, old)
     return found
+
+
+def _path_problems(
+    spec: SandboxTemplateSpec, path: str, allowed: tuple[str, ...]
+) -> list[FieldProblem]:
+    return [
+        FieldProblem(f"{path}.volumes[{number}].hostPath", reason)
+        for number, volume in enumerate(spec.volumes)
+        if volume.host_path is not None
+        and (reason := host_paths.refusal(volume.host_path, allowed)) is not None
+    ]
 
 
 def check_network(runtime: str, network: NetworkPolicy) -> None:
@@ -191,11 +214,13 @@ def _template(obj: Resource) -> tuple[str, SandboxTemplateSpec | None]:
             return "", None
 
 
-def support_check(runtime: str) -> Callable[[Resource | None, Resource], Sequence[str]]:
+def support_check(
+    runtime: str, *, allowed_paths: tuple[str, ...] | None = None
+) -> Callable[[Resource | None, Resource], Sequence[str]]:
     """Return the check of an API: it raises `InvalidError` for what the runtime cannot do."""
 
     def check(old: Resource | None, new: Resource) -> Sequence[str]:
-        if found := problems(runtime, new, old):
+        if found := problems(runtime, new, old, allowed_paths=allowed_paths):
             text = "; ".join(str(item) for item in found)
             name = new.metadata.name or new.metadata.generate_name
             raise InvalidError(

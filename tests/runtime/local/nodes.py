@@ -95,7 +95,8 @@ class TestNode:
     async def start(self) -> None:
         command = [
             sys.executable, "-m", "paddock.runtime.local.node.process", "--state", str(self.state),
-            "--socket", str(self.socket), "--purge-on-exit", *self._arguments,
+            "--socket", str(self.socket), "--purge-on-exit",
+            "--host-path=/tmp", *self._arguments,
         ]  # fmt: skip
         if self.prelude:
             module = "paddock.runtime.local.node.process"

@@ -32,6 +32,7 @@ from paddock.kit.clock import Clock
 from paddock.kit.errors import PaddockError
 from paddock.kit.logs import fields
 from paddock.resources.tokens import TokenSeed
+from paddock.runtime import host_paths
 from paddock.runtime.port import Runtime
 from paddock.runtime.support import support_check
 from paddock.settings import Settings
@@ -109,7 +110,8 @@ class ControlPlane:
     def declarative_api(self) -> Application:
         """The application of the declarative API."""
         kube = KubeApiSettings(tokens=(self.secrets.token,))
-        checks = [support_check(self.runtime.name)]
+        allowed = host_paths.parse(self.settings.host_paths)
+        checks = [support_check(self.runtime.name, allowed_paths=allowed)]
         return create_kube(self.store, kube, checks=checks, logins=self.logins)
 
     def application(self) -> Dispatcher:

@@ -22,6 +22,7 @@ from paddock.app.wiring.secrets import Secrets, load_or_create
 from paddock.kit import pidfile
 from paddock.kit.errors import ConflictError, InvalidError
 from paddock.kit.tasks import background
+from paddock.runtime import host_paths
 from paddock.runtime.outbound_settings import node_file, write_node_file
 from paddock.settings import PREFIX, PRIVATE_UMASK, PURGE_FILE, Settings
 
@@ -50,6 +51,7 @@ class MachineSupervisor:
                 *("--socket", settings.node_socket),
                 *("--log-level", settings.log_level),
                 *("--outbound", str(node_file(settings))),
+                *(f"--host-path={path}" for path in host_paths.parse(settings.host_paths)),
             ],
             log_file=logs / "node.log",
         )

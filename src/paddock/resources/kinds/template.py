@@ -61,7 +61,7 @@ class Volume(ResourcePart, frozen=True, kw_only=True):
     mount_path: str
     """Path in the sandbox at which the volume is mounted."""
     host_path: str | None = None
-    """Directory of the node. Only operators may use it."""
+    """Directory of the node, below one that the operator lists (setting `host_paths`)."""
     claim_name: str | None = None
     """Name of a PersistentVolumeClaim. Only on Kubernetes: refused by one machine."""
     read_only: bool = False

@@ -152,7 +152,7 @@ class Lab:
             base=self.base(slot),
             layers=self.layers,
             disk=str(disk),
-            binds=tuple((source, False) for source in (binds or {}).values()),
+            host_directories=tuple((source, False) for source in (binds or {}).values()),
         )
 
     async def dump(

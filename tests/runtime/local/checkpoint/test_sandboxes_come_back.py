@@ -13,6 +13,7 @@ import pytest
 
 from paddock.envd.process.init_protocol import SpawnFlags
 from paddock.kit.errors import UnavailableError
+from paddock.runtime.host_paths import SHARED_IDS
 from paddock.runtime.local.checkpoint import (
     Checkpointer,
     Restore,
@@ -357,6 +358,7 @@ time.sleep(600)
 async def test_a_directory_of_the_host_is_mounted_again(lab: Lab, tmp_path: Path):
     tmp_path.chmod(0o755)
     (tmp_path / "data").write_text("from outside")
+    os.chown(tmp_path / "data", SHARED_IDS, SHARED_IDS)
     binds = {"/mnt/volume": str(tmp_path)}
     guest = await lab.start("one", binds=binds)
     assert await guest.run("cat", "/mnt/volume/data") == "from outside"

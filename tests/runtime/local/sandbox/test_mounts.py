@@ -13,11 +13,14 @@ def test_a_volume_claim_is_refused_with_the_alternative() -> None:
     with pytest.raises(InvalidError, match="one machine has no volume claims") as refused:
         validate(wanted)
     assert "hostPath" in (refused.value.hint or "")
-    validate(Blueprint(uid="u", mounts=(Mount(source="/srv/data", path="/data"),)))
+    mounted = Blueprint(uid="u", mounts=(Mount(source="/srv/data", path="/data"),))
+    validate(mounted, allowed_paths=("/srv",))
+    with pytest.raises(InvalidError, match="the operator allows none"):
+        validate(mounted)
 
 
 def test_a_node_without_root_refuses_directories_of_the_host() -> None:
-    request = MakeRoot(base=0, layers=("l",), disk="/d", binds=(("/srv", False),))
+    request = MakeRoot(base=0, layers=("l",), disk="/d", host_directories=(("/srv", False),))
     with pytest.raises(UnsupportedError, match="without root") as refused:
         rootless_overlay(request)
     assert "sudo paddock up" in (refused.value.hint or "")

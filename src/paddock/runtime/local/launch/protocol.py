@@ -67,8 +67,10 @@ class MakeRoot(Struct, frozen=True, kw_only=True):
     disk: str
     """A directory with `upper` and `work`."""
     locked: bool = False
-    binds: tuple[tuple[str, bool], ...] = ()
-    """Directories of the host, and whether each is read-only."""
+    host_directories: tuple[tuple[str, bool], ...] = ()
+    """Directories of the host, and whether each is read-only; ids on the host are `SHARED_IDS`."""
+    binds: tuple[str, ...] = ()
+    """Files of the node, mounted read-only after the directories."""
     devices: tuple[str, ...] = ()
     """Device files, mounted after the binds; only for a restore."""
     volatile: bool = False
@@ -76,7 +78,8 @@ class MakeRoot(Struct, frozen=True, kw_only=True):
     def encode(self) -> bytes:
         """Return the message as the launcher reads it."""
         flags = ("l" if self.locked else "") + ("v" if self.volatile else "")
-        modes = [(_mode(is_fixed), source) for source, is_fixed in self.binds]
+        modes = [(_mode(is_fixed), source) for source, is_fixed in self.host_directories]
+        modes += [("file", source) for source in self.binds]
         modes += [("dev", source) for source in self.devices]
         binds = (part for pair in modes for part in pair)
         layers = (str(len(self.layers)), *self.layers)
@@ -132,4 +135,4 @@ def decode_reply(data: bytes) -> LauncherReply:
 
 
 def _mode(is_fixed: bool) -> str:
-    return "ro" if is_fixed else "rw"
+    return "host-ro" if is_fixed else "host-rw"

@@ -56,6 +56,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     envd_idle_seconds: float = 60.0
     outbound: OutboundConfig = OutboundConfig()
     """Proxies, CA certificates and mirrors of all sandboxes."""
+    host_paths: tuple[str, ...] = ()
+    """Directories that sandboxes may mount, with those below them; no part is a symbolic link."""
     host_ports: tuple[int, ...] = ()
     """TCP ports of this machine that sandboxes may reach."""
     private_networks: tuple[IPv4Network, ...] = ()

@@ -260,6 +260,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--outbound", type=Path, help="JSON file with proxies, CA certificates and open ports"
     )
+    parser.add_argument(
+        "--host-path", action="append", default=[], help="a directory that sandboxes may mount"
+    )
     parser.add_argument("--envd-idle-seconds", type=float, default=60.0)
     parser.add_argument("--purge-on-exit", action="store_true")
     parser.add_argument("--purge", action="store_true")
@@ -283,6 +286,7 @@ def main(argv: list[str]) -> int:
         storage=given.storage,
         envd_idle_seconds=given.envd_idle_seconds,
         outbound=shared.outbound,
+        host_paths=tuple(os.path.realpath(path) for path in given.host_path),
         host_ports=shared.host_ports,
         private_networks=tuple(map(IPv4Network, shared.private_networks)),
     )

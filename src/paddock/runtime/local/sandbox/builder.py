@@ -21,6 +21,7 @@ from paddock.kit.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from paddock.runtime import host_paths
 from paddock.runtime.local.envd.envd_listener import ENVD_PARTS, PARTS_OF_RUNNING_INIT
 from paddock.runtime.local.envd.zygote import WaitingEnvd
 from paddock.runtime.local.images import host
@@ -55,7 +56,7 @@ _REMOVAL_DELAYS = (
 """Seconds, 30 s in all: a killed process exits only after it is scheduled once more."""
 
 
-def validate(blueprint: Blueprint) -> None:
+def validate(blueprint: Blueprint, allowed_paths: tuple[str, ...] = ()) -> None:
     """Raise `InvalidError` for a uid or a mount that no sandbox may have."""
     records.check_uid(blueprint.uid)
     for number, mount in enumerate(blueprint.mounts):
@@ -65,6 +66,8 @@ def validate(blueprint: Blueprint) -> None:
                 f"{mount.source!r} is not a directory: one machine has no volume claims",
                 hint="mount a directory of the machine with hostPath",
             )
+        if (reason := host_paths.refusal(mount.source, allowed_paths)) is not None:
+            raise InvalidError.at(f"mounts[{number}].source", reason)
         parts = [part for part in mount.path.split("/") if part not in ("", ".", "..")]
         if not parts or parts[0] in _RESERVED_DIRECTORIES:
             message = "must not be / or below /" + ", /".join(sorted(_RESERVED_DIRECTORIES))
@@ -286,10 +289,8 @@ class SandboxBuilder:
             layers=sandbox.record.layers,
             disk=disk,
             locked=blueprint.privileges == "locked",
-            binds=(
-                *((mount.source, mount.read_only) for mount in blueprint.mounts),
-                *((path, True) for path, _ in views),
-            ),
+            host_directories=tuple((mount.source, mount.read_only) for mount in blueprint.mounts),
+            binds=tuple(path for path, _ in views),
         )
 
 
@@ -351,7 +352,7 @@ def create_writable_dirs(upper: Path) -> None:
 
 def rootless_overlay(request: MakeRoot) -> str:
     """Return the mount options of an overlay that an unprivileged user namespace can mount."""
-    if request.binds:
+    if request.host_directories:
         raise UnsupportedError(
             "cannot mount directories of the host: the node runs without root",
             hint="run `sudo paddock up`, or remove `volumes` from the template",

@@ -194,7 +194,7 @@ class Hibernation:
         """Create a sandbox from an image or a checkpoint."""
         if blueprint.checkpoint_id is None:
             return await self._lifecycle.create(blueprint)
-        validate(blueprint)
+        validate(blueprint, self._context.settings.host_paths)
         async with self._lifecycle.lock(blueprint.uid):
             if (there := self._lifecycle.by_uid.get(blueprint.uid)) is not None:
                 return there.instance()

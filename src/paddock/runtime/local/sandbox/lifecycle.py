@@ -116,7 +116,7 @@ class SandboxLifecycle:
 
     async def create(self, blueprint: Blueprint) -> Instance:
         """Create a sandbox from an image, or return the existing one."""
-        validate(blueprint)
+        validate(blueprint, self.context.settings.host_paths)
         async with self.lock(blueprint.uid):
             if (there := self.by_uid.get(blueprint.uid)) is not None:
                 return there.instance()

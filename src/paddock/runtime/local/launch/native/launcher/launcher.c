@@ -13,7 +13,9 @@
  *     R base flags box layers layer… binds (mode source)…
  *                                            mount a root mapped to the ids of the user namespace passed with it
  *                                            (or of a temporary one with the same map, if none is passed);
- *                                            the reply has the detached mount, then one per bind
+ *                                            the reply has the detached mount, then one per bind; modes are
+ *                                            host-rw and host-ro (a directory of the host, with ids of their
+ *                                            own there), file (read-only) and dev
  *     R … L …                                the same, but pass the mounts to a skeleton with the `L …` message
  *                                            below; the node's end of its control socket is passed, too
  *
@@ -63,6 +65,7 @@ extern int unshare(int);                     /* and from <sched.h>, likewise */
 enum { DETACH = 2 };
 
 enum { MESSAGE = 128 << 10, MAX_FIELDS = 1024, MAX_FDS = 64, RANGE = 65536, NOFILE = 65536 };
+enum { SHARED_IDS = 0x3FFF0000 };            /* ids on the machine of what sandboxes create in its directories */
 enum { FIRST_CHANNEL = 100, CHANNELS = 2, READY_FD = 104 };
 enum { NO_SETUID_FIXUP = 1 << 2, NEW_TIME = 0x80 };
 enum { NO_GROUP = 96 };                      /* exit status, also in `checkpoint/criu.py` */
@@ -161,7 +164,7 @@ static int write_file(const char *path, const char *text) {
     return result;
 }
 
-static int map_ids(pid_t pid, unsigned long base) {
+static int map_ids(pid_t pid, unsigned long first, unsigned long base) {
     const char *const kinds[] = { "uid_map", "gid_map" };
     char path[64], text[64];
     int result = 0;
@@ -172,7 +175,7 @@ static int map_ids(pid_t pid, unsigned long base) {
     for (int i = 0; i < 2 && !result; i++) {
         snprintf(path, sizeof path, "/proc/%d/%s", pid, kinds[i]);
         if (is_rootless) snprintf(text, sizeof text, "0 %u 1", i ? getegid() : geteuid());
-        else snprintf(text, sizeof text, "0 %lu %d", base, RANGE);
+        else snprintf(text, sizeof text, "%lu %lu %d", first, base, RANGE);
         result = write_file(path, text);
     }
     return result;
@@ -459,7 +462,7 @@ static int make_skeleton(int *given, pid_t *pid) {
         run_skeleton(fds[0], go[0], joins, njoins);
     }
     if (*pid < 0) result = failed("clone3");
-    else if ((result = map_ids(*pid, strtoul(fields[1], NULL, 10))) || write(go[1], "1", 1) != 1) {
+    else if ((result = map_ids(*pid, 0, strtoul(fields[1], NULL, 10))) || write(go[1], "1", 1) != 1) {
         if (!result) result = failed("starting the skeleton");
         close(*given);                       /* the child exits when `go` is closed */
         *pid = 0;
@@ -472,11 +475,11 @@ out:
     return result;
 }
 
-/* A user namespace that only carries an id map; cached, because id ranges are reused. */
-static int mapped_userns(unsigned long base) {
-    static struct { unsigned long base; int fd; } *kept;
+/* A user namespace that only carries an id map from `first`; cached, because id ranges are reused. */
+static int mapped_userns(unsigned long first, unsigned long base) {
+    static struct { unsigned long first, base; int fd; } *kept;
     static int count, room;
-    for (int i = 0; i < count; i++) if (kept[i].base == base) return kept[i].fd;
+    for (int i = 0; i < count; i++) if (kept[i].first == first && kept[i].base == base) return kept[i].fd;
     if (count == room) {
         void *more = realloc(kept, (room + 64) * sizeof *kept);
         if (!more) return failed("memory");
@@ -492,13 +495,13 @@ static int mapped_userns(unsigned long base) {
         _exit(read(hold[0], &one, 1) < 0);
     }
     if (pid < 0) fd = failed("clone3");
-    else if (!(fd = map_ids(pid, base))) {
+    else if (!(fd = map_ids(pid, first, base))) {
         snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
         if ((fd = open(path, O_RDONLY | O_CLOEXEC)) < 0) fd = failed("%s", path);
     }
     close_all(hold, 2);
     if (pid > 0) close(pidfd);
-    if (fd >= 0) { kept[count].base = base; kept[count++].fd = fd; }
+    if (fd >= 0) { kept[count].first = first; kept[count].base = base; kept[count++].fd = fd; }
     return fd;
 }
 
@@ -568,11 +571,27 @@ static int mount_overlay(unsigned long base, const char *flags, int nlayers) {
     return mounted;
 }
 
-static int bind_tree(const char *source, int userns, const char *mode) {
-    int tree = open_tree_of(source), read_only = !strcmp(mode, "ro");
+/* Clone the mount of a directory of the host. Sandboxes can write to such directories and leave links there: no part
+ * of the path may be one. */
+static int open_host_directory(const char *path) {
+    struct open_how how = { .flags = O_PATH | O_DIRECTORY | O_CLOEXEC, .resolve = RESOLVE_NO_SYMLINKS };
+    int directory = syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+    if (directory < 0) return -1;
+    int tree = syscall(SYS_open_tree, directory, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    close(directory);
+    return tree;
+}
+
+static int bind_tree(const char *source, unsigned long base, int userns, const char *mode) {
+    int is_host = !strncmp(mode, "host", 4), tree = is_host ? open_host_directory(source) : open_tree_of(source);
     if (tree < 0) return failed("%s", source);
     if (!strcmp(mode, "dev")) return tree;   /* its owner has no id inside, as on the machine */
-    if (set_attributes(tree, MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID | (read_only ? MOUNT_ATTR_RDONLY : 0), userns)) {
+    uint64_t attributes = MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID | (strcmp(mode, "host-rw") ? MOUNT_ATTR_RDONLY : 0);
+    if (is_host && (userns = mapped_userns(SHARED_IDS, base)) < 0) {
+        close(tree);
+        return userns;
+    }
+    if (set_attributes(tree, attributes, userns)) {
         int result = failed("mapping the ids of %s", source);
         close(tree);
         return result;
@@ -587,7 +606,7 @@ static int make_root(int *given, int *ngiven) {
     at++;
     if (nbinds < 0 || nbinds > MAX_FDS - 1 || at + 2 * nbinds > nfields) { errno = EINVAL; return failed("a request with %d fields", nfields); }
     unsigned long base = strtoul(fields[1], NULL, 10);
-    int userns = nfds ? fds[0] : mapped_userns(base);
+    int userns = nfds ? fds[0] : mapped_userns(0, base);
     if (userns < 0) return userns;
     int back = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (back < 0) return failed("the stage");
@@ -603,7 +622,7 @@ static int make_root(int *given, int *ngiven) {
     if (fchdir(back)) _exit(71);             /* later requests would use the wrong directory */
     close(back);
     for (int i = 0; i < nbinds && !result; i++, at += 2)
-        if ((result = bind_tree(fields[at + 1], userns, fields[at])) >= 0) { given[(*ngiven)++] = result; result = 0; }
+        if ((result = bind_tree(fields[at + 1], base, userns, fields[at])) >= 0) { given[(*ngiven)++] = result; result = 0; }
     return result ? result : at;
 }
 

@@ -213,3 +213,26 @@ def test_a_host_name_is_rejected():
     policy = EgressPolicy(allow_internet=False, allow_out=("example.com",))
     with pytest.raises(UnsupportedError, match="addresses only"):
         network_policy(policy, "team", system_namespace="s")
+
+
+@pytest.mark.parametrize(
+    ("policy", "cidrs"),
+    [
+        (EgressPolicy(), ["0.0.0.0/0", "::/0"]),
+        (EgressPolicy(deny_out=("0.0.0.0/0",)), []),
+        (EgressPolicy(deny_out=("0.0.0.0/0",), allow_out=("1.2.3.4",)), ["1.2.3.4/32"]),
+        (EgressPolicy(deny_out=("::/0",)), ["0.0.0.0/0"]),
+    ],
+)
+def test_a_denied_internet_is_closed_for_pods(policy: EgressPolicy, cidrs: list[str]):
+    rules = network_policy(policy, "default", system_namespace="paddock-system").spec["egress"]
+    peers = [peer["ipBlock"] for rule in rules if "ports" not in rule for peer in rule["to"]]
+    assert [peer["cidr"] for peer in peers] == cidrs
+
+
+def test_an_allowed_network_does_not_open_the_private_ones_within():
+    policy = EgressPolicy(allow_internet=False, allow_out=("0.0.0.0/0", "10.1.2.3"))
+    rules = network_policy(policy, "default", system_namespace="paddock-system").spec["egress"]
+    everything, named = (peer["ipBlock"] for peer in rules[1]["to"])
+    assert "10.0.0.0/8" in everything["except"]
+    assert named == {"cidr": "10.1.2.3/32"}

@@ -30,6 +30,10 @@ _PRIVATE_6 = ("::/96", "::ffff:0:0/96", "64:ff9b:1::/48", "fc00::/7", "fe80::/10
 _REVISION = 2
 """Part of the names: existing policies are not updated when they are rendered differently."""
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_EVERYTHING: tuple[Network, ...] = (
+    ipaddress.IPv4Network("0.0.0.0/0"),
+    ipaddress.IPv6Network("::/0"),
+)
 
 
 def policy_name(policy: EgressPolicy, system_namespace: str) -> str:
@@ -63,15 +67,18 @@ def _namespace(name: str) -> dict[str, Any]:
 
 def _egress(policy: EgressPolicy) -> list[dict[str, Any]]:
     rules: list[dict[str, Any]] = [_dns(policy)]
+    private: list[Network] = [ipaddress.ip_network(text) for text in (*_PRIVATE, *_PRIVATE_6)]
+    private += [way for text in _PRIVATE for way in _detours(ipaddress.IPv4Network(text))]
+    closed = [] if policy.allow_private else private
     allowed = [_block(text) for text in policy.allow_out]
     if allowed:
-        rules.append({"to": [{"ipBlock": {"cidr": str(net)}} for net in allowed]})
-    if policy.allow_internet:
-        denied = [_block(text) for text in policy.deny_out]
-        if not policy.allow_private:
-            denied += [ipaddress.ip_network(text) for text in (*_PRIVATE, *_PRIVATE_6)]
-            denied += [way for text in _PRIVATE for way in _detours(ipaddress.IPv4Network(text))]
-        rules.append({"to": [_everywhere(4, denied), _everywhere(6, denied)]})
+        # A network that contains private ones does not open them: an entry must name them.
+        rules.append({"to": [_ip_block(net, closed) for net in allowed]})
+    denied = [_block(text) for text in policy.deny_out]
+    # To deny everything closes the internet, as on one machine.
+    if policy.allow_internet and _EVERYTHING[0] not in denied:
+        open_to = [net for net in _EVERYTHING if net not in denied]
+        rules.append({"to": [_ip_block(net, [*denied, *closed]) for net in open_to]})
     return rules
 
 
@@ -87,12 +94,12 @@ def _dns(policy: EgressPolicy) -> dict[str, Any]:
     return {"to": [cluster_dns], "ports": ports}
 
 
-def _everywhere(version: int, denied: list[Network]) -> dict[str, Any]:
-    everything = ipaddress.ip_network("0.0.0.0/0" if version == 4 else "::/0")
-    excepted = sorted({str(net) for net in denied if net.version == version and net != everything})
-    block: dict[str, Any] = {"cidr": str(everything)}
-    if excepted:
-        block["except"] = excepted
+def _ip_block(network: Network, excepted: list[Network]) -> dict[str, Any]:
+    """Return the peer for a network without those excepted networks that it strictly contains."""
+    inner = sorted({str(one) for one in excepted if one != network and _contains(network, one)})
+    block: dict[str, Any] = {"cidr": str(network)}
+    if inner:
+        block["except"] = inner
     return {"ipBlock": block}
 
 
@@ -104,6 +111,10 @@ def _detours(network: ipaddress.IPv4Network) -> tuple[ipaddress.IPv6Network, ...
         ipaddress.IPv6Network((nat64, 96 + size)),
         ipaddress.IPv6Network((0x2002 << 112 | first << 80, 16 + size)),
     )
+
+
+def _contains(network: Network, other: Network) -> bool:
+    return network.version == other.version and other.subnet_of(network)  # pyright: ignore[reportArgumentType]
 
 
 def _block(text: str) -> Network:

@@ -1,0 +1,1 @@
+"""Network policies: what they allow, intersections, and the policy in effect. Pure."""

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec import structs
 
 from paddock.claims.terms import batch_owner, claimed_for_shard, shard_terms
 from paddock.resources.kinds.batch import (
@@ -18,6 +19,7 @@ from paddock.resources.kinds.sandbox import (
     Sandbox,
     SandboxSpec,
 )
+from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplateSpec
 from paddock.resources.meta import ObjectMeta, OwnerReference
 from paddock.resources.tokens import TokenSeed, hashed
 
@@ -75,3 +77,13 @@ def test_becoming_addressable_does_not_resume_a_sandbox(paused: bool):
     assert found.spec.shutdown_time == END
     assert found.spec.claim is not None
     assert found.metadata.owner_references == ()
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_requests_to_a_shard_need_a_token_if_its_template_is_private(is_private: bool):
+    template = SandboxTemplateSpec(network=NetworkPolicy(allow_public_traffic=not is_private))
+    sandbox = pool_sandbox(paused=False)
+    sandbox = structs.replace(sandbox, spec=structs.replace(sandbox.spec, template=template))
+    claim = claimed_for_shard(sandbox, batch(), SHARD, SEED, now=NOW).spec.claim
+    assert claim is not None
+    assert claim.traffic_token_hash == (hashed(SEED.traffic_token("public")) if is_private else "")

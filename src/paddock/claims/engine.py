@@ -8,7 +8,7 @@ import asyncio
 import math
 from functools import partial
 
-from msgspec import structs
+from msgspec import UnsetType, structs
 
 from paddock.cache import indexes
 from paddock.cache.provider import Provider
@@ -18,6 +18,7 @@ from paddock.claims.caller import Caller
 from paddock.claims.cleanup import ClaimCleanup
 from paddock.claims.hand_over import HandOver
 from paddock.claims.idempotency import MARGIN_SECONDS, IdempotencyKeys, request_hash
+from paddock.claims.network.requested import RequestedNetwork, requested
 from paddock.claims.overrides import ClaimOverrides
 from paddock.claims.ports import COLD, REMOTE, EnvironmentSource
 from paddock.claims.requests import NewSandbox
@@ -91,6 +92,8 @@ class Claims:
             if target.checkpoint is not None or target.env is not None:
                 problem = FieldProblem("image", "cannot be chosen for a snapshot or an environment")
                 raise InvalidError(str(problem), problems=[problem])
+        # Before it is made or joined: a refusal leaves nothing behind.
+        self._network(caller, request, target)
         if not request.idempotency_key:
             return await self._claim(caller, request, target)
         return await self._create_once(caller, request, target)
@@ -160,6 +163,10 @@ class Claims:
         requirements = self._overrides.requirements(
             target.template, image=request.image, resources=request.resources
         )
+        network = self._network(caller, request, target)
+        requirements = structs.replace(
+            requirements, network=network.policy, network_opened=network.is_opened
+        )
         terms = request_terms(
             caller,
             request,
@@ -201,6 +208,18 @@ class Claims:
         _CLAIMS.labels(source).inc()
         _SECONDS.labels(source).observe(self._clock.monotonic() - started)
         return ready
+
+    @staticmethod
+    def _network(caller: Caller, request: NewSandbox, target: ClaimTarget) -> RequestedNetwork:
+        """Return the network policy; `ForbiddenError` if the request exceeds its template."""
+        opens = () if isinstance(request.opens, UnsetType) else request.opens
+        return requested(
+            caller,
+            request.network,
+            opens,
+            template=target.template.network,
+            base=target.network,
+        )
 
     async def _obtain(
         self,

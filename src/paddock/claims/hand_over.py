@@ -27,6 +27,7 @@ from paddock.kit.logs import fields
 from paddock.resources.kinds.sandbox import LABEL_GIVEN_UP, Sandbox
 from paddock.resources.kinds.template import SandboxTemplateSpec
 from paddock.resources.meta import with_meta
+from paddock.resources.network.effective import effective_network
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +86,9 @@ class HandOver:
                 group.create_task(self._announcer.announce(sandbox), name="announce")
                 if sandbox.spec.resources is not None:
                     group.create_task(self._overrides.resize(sandbox, template), name="resize")
-                if request.network is not None:
-                    group.create_task(
-                        self._agent.set_network(sandbox, request.network), name="set network"
-                    )
+                if sandbox.spec.network is not None:
+                    policy = effective_network(sandbox, template.network, None)
+                    group.create_task(self._agent.set_network(sandbox, policy), name="set network")
         except TimeoutError as error:
             raise DeadlineExceededError(
                 f"the sandbox did not answer within {request.ready_timeout_seconds:g} s"

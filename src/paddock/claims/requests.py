@@ -24,6 +24,9 @@ class NewSandbox(Struct, frozen=True, kw_only=True):
     env_vars: Mapping[str, str] = {}
     labels: Mapping[str, str] = {}
     network: NetworkPolicy | None = None
+    """Added to the policy of the source; a `true` in it is a default, not a wish."""
+    opens: tuple[str, ...] | UnsetType = UNSET
+    """Fields of `network` that the client has set to `true` on purpose (`ceiling.exceeding`)."""
     resources: Resources | None = None
     image: str = ""
     """Replaces the image of the template, if the operator allows that."""

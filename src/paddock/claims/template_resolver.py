@@ -12,7 +12,7 @@ from paddock.kit.errors import FieldProblem, InvalidError, NotFoundError
 from paddock.resources.kinds.checkpoint import Checkpoint, CheckpointPhase
 from paddock.resources.kinds.env import SandboxEnv
 from paddock.resources.kinds.pool import SandboxPool
-from paddock.resources.kinds.template import SandboxTemplate, SandboxTemplateSpec
+from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplate, SandboxTemplateSpec
 from paddock.resources.meta import Key
 
 _REFERENCE = re.compile(
@@ -29,6 +29,8 @@ class ClaimTarget(Struct, frozen=True, kw_only=True):
     """The source of a sandbox."""
 
     template: SandboxTemplateSpec
+    network: NetworkPolicy | None = None
+    """The network policy of a snapshot's source; `None`: that of the template."""
     pool: Key | None = None
     """The pool with warm sandboxes, if there is one."""
     template_name: str = ""
@@ -189,5 +191,8 @@ def _completed(checkpoint: Checkpoint) -> tuple[float, str]:
 def _from_checkpoint(checkpoint: Checkpoint) -> ClaimTarget:
     template = checkpoint.status.template or SandboxTemplateSpec()
     return ClaimTarget(
-        template=template, checkpoint=checkpoint, template_name=checkpoint.metadata.name
+        template=template,
+        network=checkpoint.status.network,
+        checkpoint=checkpoint,
+        template_name=checkpoint.metadata.name,
     )

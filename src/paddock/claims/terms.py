@@ -38,8 +38,6 @@ def request_terms(
 ) -> Terms:
     """Return the terms of an API request; each call has an id and a lock of its own."""
     sandbox_id = request.sandbox_id or ids.sandbox_id()
-    network = request.network
-    is_private = network is not None and not network.allow_public_traffic
     identity = ClaimIdentity(
         sandbox_id=sandbox_id,
         owner=caller.team,
@@ -48,8 +46,8 @@ def request_terms(
         claim_time=now,
         template_id=request.template,
         access_token_hash=hashed(seed.access_token(sandbox_id)) if request.secure else "",
-        traffic_token_hash=hashed(seed.traffic_token(sandbox_id)) if is_private else "",
         account=account,
+        network_opened=requirements.network_opened,
         idempotency_key=request.idempotency_key,
         idempotency_hash=idempotency_hash,
         metadata=request.metadata,
@@ -65,7 +63,8 @@ def request_terms(
         identity=identity,
         wake=wake,
         idle_pause=request.idle_pause,
-        network=network,
+        network=requirements.network,
+        traffic_token_hash=hashed(seed.traffic_token(sandbox_id)),
         resources=requirements.resources,
         image=requirements.image,
         paused_retention_seconds=(
@@ -105,6 +104,8 @@ def sandbox_claim_terms(
     )
     return Terms(
         identity=identity,
+        network=requirements.network,
+        traffic_token_hash=hashed(seed.traffic_token(sandbox_id)),
         resources=requirements.resources,
         image=requirements.image,
         shutdown_time=end,
@@ -144,6 +145,7 @@ def shard_terms(
     )
     return Terms(
         identity=identity,
+        traffic_token_hash=hashed(seed.traffic_token(sandbox_id)),
         shutdown_time=batch.spec.expire_time,
         labels={LABEL_BATCH: batch.metadata.name, LABEL_SHARD: str(allocation.shard)},
     )

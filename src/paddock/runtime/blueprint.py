@@ -11,6 +11,7 @@ from paddock.resources.kinds.template import (
     SandboxTemplateSpec,
     Volume,
 )
+from paddock.resources.network.effective import effective_network
 from paddock.resources.tokens import TokenSeed
 from paddock.runtime.port import (
     AgentConfig,
@@ -34,7 +35,7 @@ def blueprint(
         image=sandbox.spec.image or template.image,
         checkpoint_id=checkpoint_id,
         limits=limits(sandbox.spec.resources or template.resources),
-        egress=egress(sandbox.spec.network or template.network),
+        egress=egress(effective_network(sandbox, template.network, None)),
         env=template.env,
         user=template.user,
         workdir=template.workdir,

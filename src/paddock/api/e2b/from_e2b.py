@@ -1,10 +1,13 @@
 """Conversion of E2B's request bodies to requests of the manager. Pure."""
 
+from msgspec import UNSET
+
 from paddock.api.e2b.extensions import apply_extensions
 from paddock.api.e2b.schemas import CreateBody, NetworkConfig
 from paddock.claims.requests import NewSandbox
 from paddock.kit.errors import InvalidError, UnsupportedError
 from paddock.resources.kinds.template import NetworkPolicy
+from paddock.resources.network.ceiling import PUBLIC_TRAFFIC
 
 
 def network(config: NetworkConfig | None, internet: bool | None) -> NetworkPolicy | None:
@@ -21,9 +24,17 @@ def network(config: NetworkConfig | None, internet: bool | None) -> NetworkPolic
         allow_out=shape.allow_out,
         deny_out=shape.deny_out,
         dns_servers=shape.dns_servers,
-        allow_public_traffic=shape.allow_public_traffic,
+        allow_public_traffic=shape.allow_public_traffic is not False,
         mask_request_host=shape.mask_request_host,
     )
+
+
+def opens(config: NetworkConfig | None) -> tuple[str, ...]:
+    """Return the fields of a create body that ask for something open on purpose.
+
+    `allow_internet_access: true` is not one of them: some clients send it by default.
+    """
+    return (PUBLIC_TRAFFIC,) if config and config.allow_public_traffic is True else ()
 
 
 def new_sandbox(
@@ -55,6 +66,7 @@ def new_sandbox(
         metadata=wanted.metadata or {},
         env_vars=wanted.env_vars or {},
         network=network(wanted.network, wanted.allow_internet_access),
+        opens=opens(wanted.network) or UNSET,
         secure=wanted.secure is not False,
         idempotency_key=idempotency_key,
     )

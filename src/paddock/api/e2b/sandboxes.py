@@ -25,6 +25,7 @@ from paddock.claims.caller import Caller, Role
 from paddock.claims.requests import DEFAULT_TIMEOUT_SECONDS
 from paddock.kit.errors import InvalidError, PaddockError
 from paddock.resources.kinds.template import NetworkPolicy
+from paddock.resources.network.ceiling import INTERNET
 
 V1_TIMEOUT_SECONDS = 15
 """The default timeout of a v1 body."""
@@ -158,7 +159,8 @@ async def network(context: E2bContext, request: Request, caller: Caller) -> Resp
         rules=wanted.rules,
     )
     policy = from_e2b.network(config, wanted.allow_internet_access) or NetworkPolicy()
-    await context.manager.lifecycle.set_network(caller, request.path_params["id"], policy)
+    opens = (INTERNET,) if wanted.allow_internet_access else ()
+    await context.manager.lifecycle.set_network(caller, request.path_params["id"], policy, opens)
     return no_content()
 
 

@@ -28,7 +28,7 @@ class EgressProxy(E2BBody, frozen=True, kw_only=True):
 class NetworkConfig(E2BBody, frozen=True, kw_only=True):
     """Egress and ingress rules of a sandbox."""
 
-    allow_public_traffic: bool = True
+    allow_public_traffic: bool | UnsetType = UNSET
     allow_out: tuple[str, ...] = ()
     deny_out: tuple[str, ...] = ()
     dns_servers: tuple[str, ...] = ()

@@ -30,6 +30,7 @@ from paddock.resources.kinds.template import (
     SandboxTemplate,
     SandboxTemplateSpec,
 )
+from paddock.resources.network.effective import effective_network
 from paddock.resources.tokens import TokenSeed
 from paddock.resources.transitions import deadlines
 
@@ -76,7 +77,7 @@ class E2bRenderer:
         claim = _claim(sandbox)
         wakes = sandbox.spec.wake_on_traffic
         stopped = sandbox.status.pause_strategy is PauseStrategy.STOP
-        network = sandbox.spec.network
+        network = _network(sandbox)
         return SandboxDetail(
             **_common(sandbox),
             envd_access_token=self._token(claim) if with_token else UNSET,
@@ -138,6 +139,13 @@ def disk_mb(resources: Resources) -> int:
     return quantity.mebibytes(
         quantity.whole(resources.disk) if resources.disk else DEFAULT_DISK_BYTES
     )
+
+
+def _network(sandbox: Sandbox) -> NetworkPolicy | None:
+    """Return the policy in effect; `None` if neither the sandbox nor its template has one."""
+    template = sandbox.spec.template.network if sandbox.spec.template else NetworkPolicy()
+    policy = effective_network(sandbox, template, None)
+    return None if sandbox.spec.network is None and policy == NetworkPolicy() else policy
 
 
 def network_body(policy: NetworkPolicy) -> NetworkConfig:

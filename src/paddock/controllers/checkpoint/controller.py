@@ -20,6 +20,7 @@ from paddock.resources.kinds.checkpoint import (
 )
 from paddock.resources.kinds.sandbox import CONDITION_READY, Sandbox
 from paddock.resources.meta import Condition, ConditionStatus, Key, set_condition, with_meta
+from paddock.resources.network.effective import effective_network
 from paddock.resources.transitions import deadlines
 from paddock.runtime.port import Runtime
 
@@ -106,6 +107,7 @@ class CheckpointController:
             size_bytes=stored.size_bytes,
             completion_time=self._clock.now(),
             template=template,
+            network=effective_network(sandbox, template.network, None),
             node_name=sandbox.status.node_name,
         )
         await self._write.update_status(structs.replace(checkpoint, status=status))

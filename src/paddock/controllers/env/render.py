@@ -20,8 +20,9 @@ from paddock.resources.kinds.env import (
     SandboxEnv,
 )
 from paddock.resources.kinds.pool import Capacity, SandboxPool, SandboxPoolSpec
-from paddock.resources.kinds.template import Resources, SandboxTemplateSpec
+from paddock.resources.kinds.template import NetworkPolicy, Resources, SandboxTemplateSpec
 from paddock.resources.meta import ObjectMeta, owner_reference
+from paddock.resources.network.ceiling import intersect
 
 ANNOTATION_RENDERED = "paddock.dev/rendered"
 """Names of the labels and annotations that the environment set, so it can remove them."""
@@ -169,7 +170,7 @@ def _template(
         base,
         image=overrides.image or base.image,
         env={**base.env, **overrides.env},
-        network=overrides.network_policy or base.network,
+        network=_network(base, env, overrides),
         ready_timeout_seconds=base.ready_timeout_seconds if startup is None else startup,
         resources=resources_of(
             member.config, env.spec.defaults, base.resources, instance_types=instance_types
@@ -177,6 +178,16 @@ def _template(
         # Clients name the environment, never the templates of its pools.
         aliases=(),
     )
+
+
+def _network(base: SandboxTemplateSpec, env: SandboxEnv, overrides: EnvOverrides) -> NetworkPolicy:
+    """Return the policy of the pools; it does not exceed that of another team's template."""
+    own = overrides.network_policy
+    if own is None:
+        return base.network
+    home = env.spec.template_ref.namespace
+    is_foreign = home is not None and home != env.metadata.namespace
+    return intersect(own, base.network) if is_foreign else own
 
 
 def drift(pool: SandboxPool, wanted: SandboxPool) -> Drift | None:

@@ -4,6 +4,7 @@ from paddock.controllers.sandbox.templates import TemplateSource
 from paddock.kit.clock import Clock
 from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.kinds.template import NetworkPolicy
+from paddock.resources.network.effective import effective_network
 from paddock.resources.tokens import TokenSeed
 from paddock.runtime.blueprint import agent_config, egress
 from paddock.runtime.port import Runtime
@@ -40,11 +41,12 @@ class LiveConfig:
 
     async def _apply_network(self, sandbox: Sandbox) -> None:
         uid = sandbox.metadata.uid
-        policy = sandbox.spec.network
-        if policy is None and uid in self._networks:
-            # The claim's own rules ended with the claim: apply the template's again.
-            policy = self._templates.of(sandbox).network
-        if policy is not None and self._networks.get(uid) != policy:
+        if sandbox.spec.network is None and uid not in self._networks:
+            # It was started with the policy of its template.
+            return
+        # Without a policy of its own: the claim's ended with the claim.
+        policy = effective_network(sandbox, self._templates.of(sandbox).network, None)
+        if self._networks.get(uid) != policy:
             await self._runtime.set_egress(uid, egress(policy))
             self._networks[uid] = policy
 

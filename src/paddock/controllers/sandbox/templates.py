@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from msgspec import structs
+
 from paddock.cache.writes import Writer
 from paddock.engine.informer import Informer
 from paddock.kit.errors import DeadlineExceededError, NotFoundError, UnavailableError
@@ -66,9 +68,12 @@ class CachedTemplates:
             namespace = sandbox.metadata.namespace
             return resolve(self._templates, sandbox.spec.template_ref, namespace)
         if sandbox.spec.restore_from is not None:
-            stored = self._stored(sandbox.spec.restore_from)
-            if stored.status.template is not None:
-                return stored.status.template
+            stored = self._stored(sandbox.spec.restore_from).status
+            if stored.template is not None and stored.network is not None:
+                # It keeps what its source was denied.
+                return structs.replace(stored.template, network=stored.network)
+            if stored.template is not None:
+                return stored.template
         raise NotFoundError(
             f"sandbox {sandbox.key} has neither a template, a templateRef, nor a restoreFrom"
         )

@@ -7,7 +7,7 @@ is missed and no opposite action can start.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import EllipsisType
 
 from msgspec import structs
@@ -19,6 +19,7 @@ from paddock.cache.waits import WaitTask
 from paddock.claims.caller import Caller
 from paddock.claims.cleanup import ClaimCleanup
 from paddock.claims.lost_replies import AMBIGUOUS_ERRORS
+from paddock.claims.network.requested import requested
 from paddock.claims.ports import Announcer
 from paddock.claims.quota.reservations import QuotaReservations
 from paddock.kit.clock import Clock
@@ -33,7 +34,9 @@ from paddock.manager.ports import Agent
 from paddock.manager.sandboxes import recycle
 from paddock.manager.sandboxes.queries import SandboxQueries, not_found
 from paddock.resources.kinds.sandbox import Phase, Sandbox, SandboxSpec
-from paddock.resources.kinds.template import NetworkPolicy
+from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplate
+from paddock.resources.meta import Key
+from paddock.resources.network.effective import effective_network
 from paddock.resources.transitions import deadlines
 from paddock.resources.transitions.pause_strategy import strategy_for
 
@@ -286,23 +289,48 @@ class Lifecycle:
             ended = await self._provider.write.delete(sandbox)
         await self._announcer.announce_end(sandbox, ended.metadata.resource_version)
 
-    async def set_network(self, caller: Caller, sandbox_id: str, policy: NetworkPolicy) -> Sandbox:
-        """Replace the egress policy; it applies when this returns."""
+    async def set_network(
+        self, caller: Caller, sandbox_id: str, policy: NetworkPolicy, opens: Sequence[str] = ()
+    ) -> Sandbox:
+        """Replace the egress policy, within that of the template; it applies when this returns.
+
+        `ForbiddenError` if it names more than the template allows; an administrator may.
+        """
         caller.require_write_access()
         sandbox = self._queries.find(caller, sandbox_id)
         if sandbox.spec.paused:
             raise ConflictError(f"sandbox {sandbox_id} is paused")
         self._agent.check_network(policy)
-        before = sandbox.spec.network or NetworkPolicy()
-        changed = structs.replace(
-            policy,
+        template = self._template_network(sandbox)
+        before = sandbox.spec.network or template
+        base = structs.replace(
+            template,
             allow_public_traffic=before.allow_public_traffic,
             mask_request_host=before.mask_request_host,
-            allow_private_networks=before.allow_private_networks,
         )
-        written = await self._write(sandbox, lambda spec: structs.replace(spec, network=changed))
-        await self._agent.set_network(written, changed)
+        wanted = requested(caller, policy, opens, template=template, base=base)
+
+        def changed(spec: SandboxSpec) -> SandboxSpec:
+            claim = spec.claim and structs.replace(spec.claim, network_opened=wanted.is_opened)
+            return structs.replace(spec, network=wanted.policy, claim=claim)
+
+        written = await self._write(sandbox, changed)
+        await self._agent.set_network(written, effective_network(written, template, None))
         return written
+
+    def _template_network(self, sandbox: Sandbox) -> NetworkPolicy:
+        """Return the policy of a sandbox's template, which its own cannot exceed."""
+        template, reference = sandbox.spec.template, sandbox.spec.template_ref
+        if template is None and reference is not None:
+            home = reference.namespace or sandbox.metadata.namespace
+            found = self._provider.get(SandboxTemplate, Key(home, reference.name))
+            template = found.spec if found is not None else None
+        if template is None:
+            raise NotFoundError(
+                f"the template of sandbox {sandbox.key} was not found",
+                hint="its network policy cannot be changed without its template",
+            )
+        return template.network
 
     async def _write(
         self, sandbox: Sandbox, change: Callable[[SandboxSpec], SandboxSpec]

@@ -179,7 +179,6 @@ def _same_request(sandbox: Sandbox, claim: ClaimIdentity, timeout_seconds: int) 
         metadata=claim.metadata,
         env_vars=claim.env_vars,
         labels={k: v for k, v in sandbox.metadata.labels.items() if not k.startswith(ours)},
-        network=spec.network,
         resources=spec.resources,
         secure=bool(claim.access_token_hash),
     )

@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar
 
-from paddock.resources.kinds.template import SandboxTemplateSpec
+from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplateSpec
 from paddock.resources.meta import Condition, Resource, ResourcePart
 
 FINALIZER_CHECKPOINT = "paddock.dev/checkpoint"
@@ -75,6 +75,8 @@ class CheckpointStatus(ResourcePart, frozen=True, kw_only=True):
     """Time at which the checkpoint was completed."""
     template: SandboxTemplateSpec | None = None
     """Template of the source sandbox. Sandboxes started from the checkpoint use it."""
+    network: NetworkPolicy | None = None
+    """Network policy of the source sandbox. Sandboxes started from the checkpoint use it."""
     node_name: str = ""
     """Name of the node that stores the checkpoint."""
     conditions: tuple[Condition, ...] = ()

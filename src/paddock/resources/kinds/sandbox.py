@@ -102,6 +102,9 @@ class ClaimIdentity(ResourcePart, frozen=True, kw_only=True):
     against the share of this process."""
     running_account: str = ""
     """Process whose share the running sandbox counts against, if another process resumed it."""
+    network_opened: bool = False
+    """Whether an administrator allowed the network policy of the sandbox to exceed that of its
+    template."""
     idempotency_key: str = ""
     """Idempotency key of the request. A repeated request returns the same sandbox."""
     idempotency_hash: str = ""
@@ -153,7 +156,7 @@ class SandboxSpec(ResourcePart, frozen=True, kw_only=True):
     idle_pause: IdlePause | None = None
     """When the sandbox is paused because it is idle. If unset, it is not."""
     network: NetworkPolicy | None = None
-    """Network policy. Defaults to the policy of the template."""
+    """Network policy. Defaults to the policy of the template, and allows no more than that."""
     resources: Resources | None = None
     """Resource limits. Defaults to those of the template."""
     image: str | None = None

@@ -42,6 +42,8 @@ class Terms(ResourcePart, frozen=True, kw_only=True):
     wake: WakeOnTraffic | None = None
     idle_pause: IdlePause | None = None
     network: NetworkPolicy | None = None
+    traffic_token_hash: str = ""
+    """SHA-256 of the token that requests need if the policy in effect is private."""
     resources: Resources | None = None
     image: str | None = None
     """Replaces the image of the running sandbox."""
@@ -67,20 +69,28 @@ class ClaimRequirements(ResourcePart, frozen=True, kw_only=True):
     """The same, where it differs from the template."""
     image: str | None = None
     """The image for a warm sandbox, where it differs from the template's."""
+    network: NetworkPolicy | None = None
+    """The network policy that the request asks for; `None`: that of the template."""
+    network_opened: bool = False
+    """Whether it may exceed that of the template."""
     obstacle: str = ""
     """Why a warm sandbox cannot meet them; empty if it can."""
 
 
 def claimed_spec(spec: SandboxSpec, terms: Terms, *, now: datetime) -> SandboxSpec:
     """Return the spec after a claim on these terms."""
+    network = terms.network or spec.network
+    identity = terms.identity
+    if _is_private(network, spec.template, is_opened=identity.network_opened):
+        identity = structs.replace(identity, traffic_token_hash=terms.traffic_token_hash)
     changed = structs.replace(
         spec,
-        claim=terms.identity,
+        claim=identity,
         paused=False,
         recycle=False,
         wake_on_traffic=terms.wake,
         idle_pause=terms.idle_pause,
-        network=terms.network or spec.network,
+        network=network,
         resources=terms.resources or spec.resources,
         image=terms.image or spec.image,
         pause_strategy=terms.pause_strategy or spec.pause_strategy,
@@ -93,6 +103,17 @@ def claimed_spec(spec: SandboxSpec, terms: Terms, *, now: datetime) -> SandboxSp
     if seconds is None:
         return structs.replace(changed, shutdown_time=None, pause_time=None)
     return deadlines.with_timeout(changed, now=now, seconds=seconds)
+
+
+def _is_private(
+    own: NetworkPolicy | None, template: SandboxTemplateSpec | None, *, is_opened: bool
+) -> bool:
+    """Whether requests to its ports need a token: the sandbox or its template says so."""
+    if own is not None and not own.allow_public_traffic:
+        return True
+    if template is None or (own is not None and is_opened):
+        return False
+    return not template.network.allow_public_traffic
 
 
 def claimed(sandbox: Sandbox, terms: Terms, *, now: datetime) -> Sandbox:

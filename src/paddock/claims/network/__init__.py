@@ -1,0 +1,1 @@
+"""Network policies of claims, within the policies of templates, teams and the installation."""

@@ -211,6 +211,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sandbox_apt_mirror: str = ""
     """Base URL of a mirror that serves `/debian`, `/debian-security` and `/ubuntu`, for apt in
     sandboxes."""
+    sandbox_internet: Literal["open", "registries", "closed"] = "open"
+    """Internet access of sandboxes at most: `open` (what their templates allow), `registries`
+    (the package mirrors set above, else public package registries) or `closed`. A team can have
+    another value (`paddock teams set`). On Kubernetes `registries` needs mirrors with addresses
+    instead of names."""
     sandbox_host_ports: str = ""
     """TCP ports of this machine that sandboxes can reach as `host.paddock.internal`, separated by
     commas. Only for the runtime `local`. If empty, none."""

@@ -343,6 +343,20 @@ def test_a_team_quota_is_set_shown_enforced_and_removed(cli: Cli) -> None:
     assert cli.environment.get("E2B_API_KEY", "e2b_") not in cli("-o", "json", "teams", "ls")
 
 
+def test_the_internet_of_a_team_is_set_and_the_policy_of_a_sandbox_shown(cli: Cli):
+    made = cli("sandbox", "create").strip()
+    assert cli("teams", "set", "default", "--internet", "closed") == "internet of default: closed\n"
+    rows = {line.split()[0]: line.split() for line in cli("sandbox", "network", made).splitlines()}
+    assert rows["team"][1] == "closed"
+    assert rows["template"][1] == "open"
+    assert rows["in"][2] == "closed"
+    assert cli.run("teams", "set", "default", "--internet", "half").returncode == 2
+    cli("teams", "set", "default", "--internet", "default")
+    shown = cli.json("sandbox", "network", made)
+    assert shown["parts"][0] == {"source": "installation", "internet": "open"}
+    cli("sandbox", "kill", made)
+
+
 def test_status_shows_the_pool(cli: Cli) -> None:
     report = cli.json("status")
     assert report["answers"] is True

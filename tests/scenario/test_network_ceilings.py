@@ -1,11 +1,14 @@
-"""The network policy of a template is a ceiling for every sandbox that is made of it."""
+"""Network policies of templates, teams and the installation are ceilings for every sandbox."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from paddock.claims.caller import Caller
+from paddock.claims.network.ceilings import NetworkCeilings
+from paddock.kit.errors import InvalidError
 from paddock.resources.kinds.checkpoint import CheckpointPhase
 from paddock.resources.kinds.claim import ClaimPhase, SandboxClaim, SandboxClaimSpec
 from paddock.resources.kinds.pool import SandboxPool, SandboxPoolSpec
@@ -17,6 +20,7 @@ from paddock.resources.kinds.template import (
     TemplateRef,
 )
 from paddock.resources.meta import Key, ObjectMeta
+from paddock.resources.network.internet import PUBLIC_REGISTRIES, Internet
 from paddock.runtime.blueprint import egress
 from tests.scenario.paddock import World, paddock
 
@@ -244,3 +248,148 @@ async def test_a_sandbox_claim_has_private_ports_if_its_template_says_so(warm: i
         assert sandbox.spec.claim is not None
         assert sandbox.spec.claim.traffic_token_hash
         assert world.runtime.egress(sandbox.metadata.uid) == egress(RULES)
+
+
+# ---- teams and the installation ----------------------------------------------------------
+
+
+def reached(world: World, body: dict[str, Any]) -> tuple[bool, tuple[str, ...]]:
+    policy = world.runtime.egress(sandbox_of(world, body).metadata.uid)
+    return policy.allow_internet, policy.allow_out
+
+
+OPEN_ACCESS = (True, ())
+REGISTRIES = (False, tuple(sorted(PUBLIC_REGISTRIES)))
+NO_ACCESS: tuple[bool, tuple[str, ...]] = (False, ())
+
+
+@pytest.mark.parametrize("pool_size", [0, 1])
+@pytest.mark.parametrize("extra", [{}, {"allow_internet_access": True}])
+@pytest.mark.parametrize(
+    ("installation", "team", "expected"),
+    [
+        ("open", None, OPEN_ACCESS),
+        ("closed", None, NO_ACCESS),
+        ("registries", None, REGISTRIES),
+        ("open", "closed", NO_ACCESS),
+        ("open", "registries", REGISTRIES),
+        ("closed", "open", OPEN_ACCESS),
+        ("registries", "closed", NO_ACCESS),
+    ],
+)
+async def test_a_sandbox_reaches_what_its_team_allows_when_the_create_returns(
+    installation: str,
+    team: str | None,
+    expected: tuple[bool, tuple[str, ...]],
+    extra: dict[str, Any],
+    pool_size: int,
+) -> None:
+    async with paddock(pool_size=pool_size, sandbox_internet=installation) as world:
+        await world.stocked(pool_size)
+        headers = await a_member(world)
+        if team is not None:
+            changed = await world.http.patch("/teams/research", json={"internet": team})
+            assert changed.json()["internet"] == team
+        made = await create(world, headers, **{**extra, "templateID": "base"})
+        assert made.status_code == CREATED
+        is_open, allowed = reached(world, made.json())
+        assert (is_open, tuple(sorted(allowed))) == expected
+
+
+async def test_mirrors_of_the_installation_replace_the_public_registries() -> None:
+    mirrors = {
+        "sandbox_pip_index": "https://user:secret@mirror.example/simple",
+        "sandbox_apt_mirror": "http://10.1.2.3:8080",
+    }
+    async with paddock(sandbox_internet="registries", **mirrors) as world:
+        made = await create(world, await a_member(world), templateID="base")
+        assert set(reached(world, made.json())[1]) == {"mirror.example", "10.1.2.3"}
+
+
+async def test_nobody_exceeds_the_policy_of_the_team_but_templates_may_be_narrower() -> None:
+    async with paddock(sandbox_internet="registries") as world:
+        await a_closed_template(world)
+        headers = await a_member(world)
+        made = (await create(world, headers)).json()
+        assert reached(world, made) == (False, ("pypi.org",))
+        wider = {"allowOut": ["8.8.8.8"], "denyOut": ["0.0.0.0/0"]}
+        for who in (headers, {}):
+            refused = await create(world, who, templateID="base", network=wider)
+            assert refused.status_code == FORBIDDEN
+            assert "network.allowOut[0]" in refused.json()["message"]
+            path = f"/sandboxes/{made['sandboxID']}/network"
+            refused = await world.http.put(path, json=wider, headers=who)
+            assert refused.status_code == FORBIDDEN
+
+
+async def test_a_changed_policy_of_a_team_reaches_its_running_sandboxes() -> None:
+    async with paddock() as world:
+        made = (await create(world, await a_member(world), templateID="base")).json()
+        other = (await create(world, {}, templateID="base")).json()
+        assert reached(world, made) == OPEN_ACCESS
+        await world.http.patch("/teams/research", json={"internet": "closed"})
+        await world.until(lambda: reached(world, made) == NO_ACCESS)
+        assert reached(world, other) == OPEN_ACCESS
+        await world.http.patch("/teams/research", json={"internet": None})
+        await world.until(lambda: reached(world, made) == OPEN_ACCESS)
+
+
+async def test_only_an_administrator_changes_the_internet_of_a_team() -> None:
+    async with paddock() as world:
+        headers = await a_member(world)
+        body = {"internet": "open"}
+        refused = await world.http.patch("/teams/research", json=body, headers=headers)
+        assert refused.status_code == FORBIDDEN
+
+
+async def test_a_quota_and_the_internet_of_a_team_are_kept_apart() -> None:
+    quota = {"limits": [{"dimension": "sandbox.count", "scope": "all", "limit": 3}]}
+    async with paddock() as world:
+        await world.http.patch("/teams/research", json={"quota": quota})
+        await world.http.patch("/teams/research", json={"internet": "closed"})
+        (team,) = [
+            item for item in (await world.http.get("/teams")).json() if item["name"] == "research"
+        ]
+        assert (team["quota"], team["internet"]) == (quota, "closed")
+
+
+async def test_the_policy_in_effect_is_shown_with_its_parts() -> None:
+    async with paddock(sandbox_internet="registries") as world:
+        await a_closed_template(world)
+        headers = await a_member(world)
+        body = {"network": {"denyOut": ["9.9.9.9"]}}
+        made = (await create(world, headers, **body)).json()
+        path = f"/sandboxes/{made['sandboxID']}/network"
+        shown = (await world.http.get(path, headers=headers)).json()
+        assert shown["network"]["allowOut"] == ["pypi.org"]
+        assert not shown["allowInternetAccess"]
+        assert [part["source"] for part in shown["parts"]] == [
+            "installation",
+            "template",
+            "sandbox",
+        ]
+        assert shown["parts"][0]["internet"] == "registries"
+        assert shown["parts"][2]["network"]["denyOut"] == ["9.9.9.9"]
+        await world.http.patch("/teams/research", json={"internet": "closed"})
+        shown = (await world.http.get(path, headers=headers)).json()
+        assert shown["parts"][0] == {"source": "team", "internet": "closed"}
+        detail = (await world.http.get(f"/sandboxes/{made['sandboxID']}", headers=headers)).json()
+        assert not detail["allowInternetAccess"]
+        assert detail["network"].get("allowOut", []) == []
+
+
+def test_registries_need_addresses_where_the_runtime_cannot_filter_names() -> None:
+    for mirrors in ((), ("mirror.example",)):
+        with pytest.raises(InvalidError, match="sandbox_internet"):
+            NetworkCeilings(
+                Internet.REGISTRIES, lambda _: None, mirrors=mirrors, needs_addresses=True
+            )
+    ceilings = NetworkCeilings(
+        Internet.REGISTRIES, lambda _: None, mirrors=("10.1.2.3",), needs_addresses=True
+    )
+    assert ceilings.of("any") is not None
+
+
+def test_the_documented_list_of_registries_is_complete() -> None:
+    page = Path("docs/how-to/company-networks.md").read_text()
+    assert [host for host in PUBLIC_REGISTRIES if host not in page] == []

@@ -18,6 +18,7 @@ from paddock.claims.caller import Caller
 from paddock.claims.cleanup import ClaimCleanup
 from paddock.claims.hand_over import HandOver
 from paddock.claims.idempotency import MARGIN_SECONDS, IdempotencyKeys, request_hash
+from paddock.claims.network.ceilings import CeilingOf, no_ceiling
 from paddock.claims.network.requested import RequestedNetwork, requested
 from paddock.claims.overrides import ClaimOverrides
 from paddock.claims.ports import COLD, REMOTE, EnvironmentSource
@@ -65,6 +66,7 @@ class Claims:
         idempotency_keys: IdempotencyKeys | None = None,
         max_timeout_seconds: int = MAX_TIMEOUT_SECONDS,
         paused_retention_seconds: int | None = None,
+        ceiling_of: CeilingOf = no_ceiling,
     ) -> None:
         self._provider = provider
         self._acquirer = acquirer
@@ -79,6 +81,7 @@ class Claims:
         """Needed where other processes may receive the same idempotency key."""
         self._max_timeout = max_timeout_seconds
         self._paused_retention_seconds = paused_retention_seconds
+        self._ceiling_of = ceiling_of
         self._in_flight: dict[tuple[str, str], tuple[str, asyncio.Task[Sandbox]]] = {}
         """Claims in flight by team and idempotency key, each with the hash of its request."""
 
@@ -209,9 +212,10 @@ class Claims:
         _SECONDS.labels(source).observe(self._clock.monotonic() - started)
         return ready
 
-    @staticmethod
-    def _network(caller: Caller, request: NewSandbox, target: ClaimTarget) -> RequestedNetwork:
-        """Return the network policy; `ForbiddenError` if the request exceeds its template."""
+    def _network(
+        self, caller: Caller, request: NewSandbox, target: ClaimTarget
+    ) -> RequestedNetwork:
+        """Return the network policy; `ForbiddenError` if the request names more than allowed."""
         opens = () if isinstance(request.opens, UnsetType) else request.opens
         return requested(
             caller,
@@ -219,6 +223,7 @@ class Claims:
             opens,
             template=target.template.network,
             base=target.network,
+            ceiling=self._ceiling_of(caller.team),
         )
 
     async def _obtain(

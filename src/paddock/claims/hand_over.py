@@ -12,6 +12,7 @@ from msgspec import structs
 
 from paddock.cache.provider import Provider
 from paddock.claims.cleanup import ClaimCleanup
+from paddock.claims.network.ceilings import CeilingOf, no_ceiling
 from paddock.claims.overrides import ClaimOverrides
 from paddock.claims.ports import COLD, Announcer, ClaimAgent
 from paddock.claims.requests import NewSandbox
@@ -25,9 +26,9 @@ from paddock.kit.errors import (
 )
 from paddock.kit.logs import fields
 from paddock.resources.kinds.sandbox import LABEL_GIVEN_UP, Sandbox
-from paddock.resources.kinds.template import SandboxTemplateSpec
+from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplateSpec
 from paddock.resources.meta import with_meta
-from paddock.resources.network.effective import effective_network
+from paddock.resources.network.effective import effective_network, owner_of
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class HandOver:
         announcer: Announcer,
         cleanup: ClaimCleanup,
         clock: Clock,
+        ceiling_of: CeilingOf = no_ceiling,
     ) -> None:
         self._provider = provider
         self._agent = agent
@@ -54,6 +56,7 @@ class HandOver:
         self._announcer = announcer
         self._cleanup = cleanup
         self._clock = clock
+        self._ceiling_of = ceiling_of
 
     def check(self, request: NewSandbox) -> None:
         """Raise `InvalidError` for a request that the runtime cannot serve."""
@@ -86,8 +89,7 @@ class HandOver:
                 group.create_task(self._announcer.announce(sandbox), name="announce")
                 if sandbox.spec.resources is not None:
                     group.create_task(self._overrides.resize(sandbox, template), name="resize")
-                if sandbox.spec.network is not None:
-                    policy = effective_network(sandbox, template.network, None)
+                if (policy := self._changed_network(sandbox, template)) is not None:
                     group.create_task(self._agent.set_network(sandbox, policy), name="set network")
         except TimeoutError as error:
             raise DeadlineExceededError(
@@ -98,6 +100,16 @@ class HandOver:
             # Report one cause: the first task to fail cancelled the others.
             raise errors.exceptions[0] from errors
         return sandbox
+
+    def _changed_network(
+        self, sandbox: Sandbox, template: SandboxTemplateSpec
+    ) -> NetworkPolicy | None:
+        """Return the policy of a claimed sandbox, if it differs from the one it waited with."""
+        policy = effective_network(sandbox, template.network, self._ceiling_of(owner_of(sandbox)))
+        spec = structs.replace(sandbox.spec, claim=None, network=None)
+        waiting = structs.replace(sandbox, spec=spec)
+        before = effective_network(waiting, template.network, self._ceiling_of(owner_of(waiting)))
+        return None if policy == before else policy
 
     async def prepare_again(self, sandbox: Sandbox) -> Sandbox:
         """Return the sandbox of an earlier request with the same idempotency key, ready."""

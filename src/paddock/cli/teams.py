@@ -1,4 +1,4 @@
-"""`paddock teams`: teams and their quotas."""
+"""`paddock teams`: teams, their quotas and their internet access."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +11,7 @@ from paddock.cli.context import with_target
 from paddock.cli.output import Output
 from paddock.cli.target import CliTarget
 from paddock.resources import quantity
+from paddock.resources.network.internet import Internet
 
 _KINDS = {
     "sandboxes": ("sandbox.count", "all"),
@@ -23,21 +24,25 @@ _KINDS = {
 
 @click.group()
 def teams() -> None:
-    """List teams and set their quotas. `paddock keys create --team` creates a team."""
+    """List teams; set quotas and internet access. `paddock keys create --team` creates a team."""
 
 
 @teams.command("ls")
 @with_target
 def list_teams(target: CliTarget, output: Output) -> None:
-    """List teams and their quotas."""
+    """List teams with their quotas and internet access."""
     found = target.e2b.call("GET", "/teams")
     for team in found:
         team.pop("apiKey", None)  # never print the caller's key
     output.rows(
         found,
-        ("name", "quota"),
+        ("name", "quota", "internet"),
         (
-            (team["name"], formatted(team["quota"]["limits"] if team["quota"] else ()))
+            (
+                team["name"],
+                formatted(team["quota"]["limits"] if team["quota"] else ()),
+                team["internet"] or "default",
+            )
             for team in found
         ),
     )
@@ -57,6 +62,23 @@ def formatted(limits: Sequence[Mapping[str, Any]]) -> str:
         else:
             parts.append(f"{name} {amount}")
     return ", ".join(parts) or "none"
+
+
+@teams.command("set", epilog=examples("paddock teams set research --internet registries"))
+@click.argument("team")
+@click.option(
+    "--internet",
+    type=click.Choice([*(item.value for item in Internet), "default"]),
+    required=True,
+    help="Limit what sandboxes reach: nothing, package registries, or what templates allow. "
+    "`default` is the setting sandbox_internet.",
+)
+@with_target
+def set_team(target: CliTarget, output: Output, team: str, internet: str) -> None:
+    """Set the internet access of a team's sandboxes, running ones included."""
+    body = {"internet": None if internet == "default" else internet}
+    changed = target.e2b.call("PATCH", f"/teams/{quote(team)}", body)
+    output.done(f"internet of {team}: {internet}", changed)
 
 
 @teams.command(

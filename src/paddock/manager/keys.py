@@ -39,6 +39,7 @@ from paddock.kit.errors import (
 from paddock.kit.logs import fields
 from paddock.resources.kinds.builtin import Namespace, Secret
 from paddock.resources.meta import Key, ObjectMeta
+from paddock.resources.network.internet import Internet
 from paddock.store.port import Store
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ class Team(Struct, frozen=True):
 
     name: str
     quota: Quota | None = None
+    internet: Internet | None = None
+    """Internet access of its sandboxes at most; `None`: as the installation says."""
 
 
 class ApiKey(Struct, frozen=True, kw_only=True):
@@ -96,6 +99,11 @@ class Keyring:
         self._teams: dict[str, Team] = {}
         self._used: dict[str, datetime] = {}
         self._revoked: set[str] = set()
+        self._team_callbacks: list[Callable[[str], None]] = []
+
+    def on_team_change(self, callback: Callable[[str], None]) -> None:
+        """Call back with the name of each team whose network policy changes."""
+        self._team_callbacks.append(callback)
 
     def observe(self, old: Secret | None, new: Secret | None) -> None:
         """Apply one event of the Secret informer."""
@@ -124,10 +132,14 @@ class Keyring:
 
     def _observe_team(self, secret: Secret, *, gone: bool) -> None:
         team = _record(secret, Team)
+        before = self.team(team.name)
         if gone or secret.is_deleting:
             self._teams.pop(team.name, None)
         else:
             self._teams[team.name] = team
+        if before.internet is not self.team(team.name).internet:
+            for callback in self._team_callbacks:
+                callback(team.name)
 
     def authenticate(self, key: str | None) -> Caller:
         """Return the caller; `UnauthenticatedError` for an unknown or revoked key."""
@@ -241,12 +253,19 @@ class Keyring:
 
     async def set_team_quota(self, team: str, quota: Quota) -> Team:
         """Declare a team and replace its quota."""
-        record = Team(team, quota)
+        return await self._set_team(team, lambda record: structs.replace(record, quota=quota))
+
+    async def set_team_internet(self, team: str, internet: Internet | None) -> Team:
+        """Declare a team and replace its internet access; `None`: as the installation says."""
+        return await self._set_team(team, lambda record: structs.replace(record, internet=internet))
+
+    async def _set_team(self, team: str, change: Callable[[Team], Team]) -> Team:
+        record = change(Team(team))
         try:
             stored = await self._store.create(self._secret(f"team-{team}", KIND_TEAM, team, record))
             self.observe(None, stored)
         except AlreadyExistsError:
-            await self._write(f"team-{team}", Team, lambda _: record)
+            return await self._write(f"team-{team}", Team, change)
         return record
 
     async def flush_last_used(self) -> None:

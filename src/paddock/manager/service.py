@@ -9,6 +9,7 @@ from paddock.claims.cleanup import ClaimCleanup
 from paddock.claims.engine import Claims
 from paddock.manager.sandboxes.batches import Batches
 from paddock.manager.sandboxes.lifecycle import Lifecycle
+from paddock.manager.sandboxes.networks import SandboxNetworks
 from paddock.manager.sandboxes.queries import SandboxQueries
 from paddock.manager.sandboxes.snapshots import Snapshots
 from paddock.manager.templates import Templates
@@ -23,6 +24,8 @@ class Manager(Struct, frozen=True, kw_only=True, eq=False):
     """Find and list sandboxes; usage and logs."""
     lifecycle: Lifecycle
     """Pause, resume, connect, extend, kill."""
+    networks: SandboxNetworks
+    """Network policies of sandboxes."""
     snapshots: Snapshots
     templates: Templates
     batches: Batches

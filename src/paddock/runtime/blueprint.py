@@ -24,9 +24,14 @@ from paddock.runtime.port import (
 
 
 def blueprint(
-    sandbox: Sandbox, template: SandboxTemplateSpec, seed: TokenSeed, *, checkpoint_id: str | None
+    sandbox: Sandbox,
+    template: SandboxTemplateSpec,
+    seed: TokenSeed,
+    *,
+    checkpoint_id: str | None,
+    ceiling: NetworkPolicy | None = None,
 ) -> Blueprint:
-    """Return the blueprint of a sandbox."""
+    """Return the blueprint of a sandbox. `ceiling` is the network policy of its team."""
     metadata = sandbox.metadata
     return Blueprint(
         uid=metadata.uid,
@@ -35,7 +40,7 @@ def blueprint(
         image=sandbox.spec.image or template.image,
         checkpoint_id=checkpoint_id,
         limits=limits(sandbox.spec.resources or template.resources),
-        egress=egress(effective_network(sandbox, template.network, None)),
+        egress=egress(effective_network(sandbox, template.network, ceiling)),
         env=template.env,
         user=template.user,
         workdir=template.workdir,

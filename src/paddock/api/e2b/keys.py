@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,6 +11,7 @@ from paddock.claims.caller import Caller, Role
 from paddock.claims.quota.ledger import Quota
 from paddock.kit.errors import ForbiddenError, InvalidError, NotFoundError
 from paddock.manager.keys import ApiKey
+from paddock.resources.network.internet import Internet
 
 
 class NewKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,7 +33,9 @@ class KeyPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`PATCH /teams/{name}`."""
 
-    quota: Quota
+    quota: Quota | UnsetType = UNSET
+    internet: Internet | UnsetType | None = UNSET
+    """Null: as the installation says."""
 
 
 def _checked(quota: Quota | None) -> Quota | None:
@@ -137,6 +140,7 @@ async def teams(context: E2bContext, request: Request, caller: Caller) -> Respon
                 "apiKey": request.headers.get("x-api-key", "") if team.name == caller.team else "",
                 "isDefault": team.name == caller.team,
                 "quota": team.quota,
+                "internet": team.internet,
             }
             for team in names
         ]
@@ -144,13 +148,24 @@ async def teams(context: E2bContext, request: Request, caller: Caller) -> Respon
 
 
 async def change_team(context: E2bContext, request: Request, caller: Caller) -> Response:
-    """Change a team's quota."""
+    """Change a team's quota or internet access."""
     if not caller.is_admin:
-        raise ForbiddenError("only an administrator can change quotas")
+        raise ForbiddenError("only an administrator can change teams")
     wanted = await read_body(request, TeamPatch)
-    _checked(wanted.quota)
-    team = await context.keyring.set_team_quota(request.path_params["name"], wanted.quota)
-    return json_response({"teamID": team.name, "name": team.name, "quota": team.quota})
+    name = request.path_params["name"]
+    if isinstance(wanted.quota, UnsetType) and isinstance(wanted.internet, UnsetType):
+        raise InvalidError.at("quota", "pass a quota or internet")
+    if isinstance(wanted.internet, Internet):
+        context.manager.networks.ceilings.check(wanted.internet, "internet")
+    if not isinstance(wanted.quota, UnsetType):
+        _checked(wanted.quota)
+        await context.keyring.set_team_quota(name, wanted.quota)
+    if not isinstance(wanted.internet, UnsetType):
+        await context.keyring.set_team_internet(name, wanted.internet)
+    team = context.keyring.team(name)
+    return json_response(
+        {"teamID": team.name, "name": name, "quota": team.quota, "internet": team.internet}
+    )
 
 
 ROUTES = (

@@ -67,6 +67,7 @@ _ANSWERS: Mapping[str, tuple[int, Any]] = {
     "set_timeout": (204, None),
     "refresh": (204, None),
     "network": (204, None),
+    "show_network": (200, schemas.NetworkView),
     "fork": (201, list[dict[str, Any]]),
     "snapshot": (201, schemas.SnapshotInfo),
     "metrics": (200, list[schemas.MetricBody]),

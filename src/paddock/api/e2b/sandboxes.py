@@ -83,8 +83,9 @@ async def list_v1(context: E2bContext, request: Request, caller: Caller) -> Resp
 async def detail(context: E2bContext, request: Request, caller: Caller) -> Response:
     """Return one sandbox."""
     sandbox = await context.manager.queries.get(caller, request.path_params["id"])
+    policy = context.manager.networks.effective(sandbox)
     may_act = caller.role is not Role.READER
-    return json_response(context.renderer.detail(sandbox, with_token=may_act))
+    return json_response(context.renderer.detail(sandbox, policy, with_token=may_act))
 
 
 async def kill(context: E2bContext, request: Request, caller: Caller) -> Response:
@@ -160,8 +161,14 @@ async def network(context: E2bContext, request: Request, caller: Caller) -> Resp
     )
     policy = from_e2b.network(config, wanted.allow_internet_access) or NetworkPolicy()
     opens = (INTERNET,) if wanted.allow_internet_access else ()
-    await context.manager.lifecycle.set_network(caller, request.path_params["id"], policy, opens)
+    await context.manager.networks.change(caller, request.path_params["id"], policy, opens)
     return no_content()
+
+
+async def show_network(context: E2bContext, request: Request, caller: Caller) -> Response:
+    """Return the network policy in effect, and the parts of which it is the intersection."""
+    policy, parts = context.manager.networks.parts(caller, request.path_params["id"])
+    return json_response(to_e2b.network_view(policy, parts))
 
 
 async def fork(context: E2bContext, request: Request, caller: Caller) -> Response:
@@ -217,6 +224,7 @@ ROUTES = (
     route("/v2/sandboxes/{id}/connect", "POST", connect),
     route("/sandboxes/{id}/timeout", "POST", set_timeout),
     route("/sandboxes/{id}/refreshes", "POST", refresh),
+    route("/sandboxes/{id}/network", "GET", show_network),
     route("/sandboxes/{id}/network", "PUT", network),
     route("/sandboxes/{id}/fork", "POST", fork),
     route("/sandboxes/{id}/snapshots", "POST", snapshot),

@@ -48,6 +48,28 @@ class NetworkUpdate(E2BBody, frozen=True, kw_only=True):
     allow_internet_access: bool | None = field(default=None, name="allow_internet_access")
 
 
+class NetworkPartView(E2BBody, frozen=True, kw_only=True):
+    """One part of a sandbox's network policy, and where it comes from."""
+
+    source: str
+    """`installation`, `team`, `template` or `sandbox`."""
+    internet: str | UnsetType = UNSET
+    allow_internet_access: bool | UnsetType = UNSET
+    allow_private_networks: bool | UnsetType = UNSET
+    network: NetworkConfig | UnsetType = UNSET
+    exceeds_template: bool | UnsetType = UNSET
+    """Whether an administrator allowed it to exceed the template."""
+
+
+class NetworkView(E2BBody, frozen=True, kw_only=True, omit_defaults=False):
+    """The network policy in effect: the intersection of its parts."""
+
+    allow_internet_access: bool
+    allow_private_networks: bool
+    network: NetworkConfig
+    parts: tuple[NetworkPartView, ...]
+
+
 class VolumeMount(E2BBody, frozen=True, kw_only=True):
     """A volume mounted in the sandbox."""
 

@@ -13,12 +13,15 @@ from paddock.api.e2b.schemas import (
     ListedSandbox,
     MetricBody,
     NetworkConfig,
+    NetworkPartView,
+    NetworkView,
     SandboxBody,
     SandboxDetail,
     SnapshotInfo,
     TemplateBody,
 )
 from paddock.claims.quota.ledger import DEFAULT_CPU_MILLIS, DEFAULT_MEMORY_BYTES, resources_of
+from paddock.manager.sandboxes.networks import NetworkPart
 from paddock.manager.sandboxes.requests import LogEntry, UsageSample
 from paddock.resources import quantity
 from paddock.resources.kinds.checkpoint import Checkpoint
@@ -30,7 +33,6 @@ from paddock.resources.kinds.template import (
     SandboxTemplate,
     SandboxTemplateSpec,
 )
-from paddock.resources.network.effective import effective_network
 from paddock.resources.tokens import TokenSeed
 from paddock.resources.transitions import deadlines
 
@@ -72,18 +74,23 @@ class E2bRenderer:
         """Return the body of a sandbox in a list."""
         return ListedSandbox(**_common(sandbox))
 
-    def detail(self, sandbox: Sandbox, *, with_token: bool = True) -> SandboxDetail:
-        """Return the full body; with the token only for callers with write access."""
+    def detail(
+        self, sandbox: Sandbox, policy: NetworkPolicy, *, with_token: bool = True
+    ) -> SandboxDetail:
+        """Return the full body; with the token only for callers with write access.
+
+        `policy` is the network policy in effect.
+        """
         claim = _claim(sandbox)
         wakes = sandbox.spec.wake_on_traffic
         stopped = sandbox.status.pause_strategy is PauseStrategy.STOP
-        network = _network(sandbox)
+        is_plain = sandbox.spec.network is None and policy == NetworkPolicy()
         return SandboxDetail(
             **_common(sandbox),
             envd_access_token=self._token(claim) if with_token else UNSET,
             domain=self._domain,
-            allow_internet_access=network.allow_internet_access if network else True,
-            network=network_body(network) if network else UNSET,
+            allow_internet_access=policy.allow_internet_access,
+            network=UNSET if is_plain else network_body(policy),
             lifecycle=LifecycleBody(
                 auto_resume=bool(wakes and wakes.enabled),
                 on_timeout="pause" if claim.auto_pause else "kill",
@@ -141,11 +148,24 @@ def disk_mb(resources: Resources) -> int:
     )
 
 
-def _network(sandbox: Sandbox) -> NetworkPolicy | None:
-    """Return the policy in effect; `None` if neither the sandbox nor its template has one."""
-    template = sandbox.spec.template.network if sandbox.spec.template else NetworkPolicy()
-    policy = effective_network(sandbox, template, None)
-    return None if sandbox.spec.network is None and policy == NetworkPolicy() else policy
+def network_view(policy: NetworkPolicy, parts: Sequence[NetworkPart]) -> NetworkView:
+    """Return the body of a sandbox's network policy and its parts."""
+    return NetworkView(
+        allow_internet_access=policy.allow_internet_access,
+        allow_private_networks=policy.allow_private_networks,
+        network=network_body(policy),
+        parts=tuple(
+            NetworkPartView(
+                source=part.source,
+                internet=part.internet or UNSET,
+                allow_internet_access=part.policy.allow_internet_access if part.policy else UNSET,
+                allow_private_networks=part.policy.allow_private_networks if part.policy else UNSET,
+                network=network_body(part.policy) if part.policy else UNSET,
+                exceeds_template=part.is_opened or UNSET,
+            )
+            for part in parts
+        ),
+    )
 
 
 def network_body(policy: NetworkPolicy) -> NetworkConfig:

@@ -56,7 +56,12 @@ async def run(settings: Settings, stop: asyncio.Event, on_ready: Callable[[], No
         cluster: ClusterRuntime | None = None
         if settings.runtime == "kubernetes":
             cluster = ClusterRuntime(
-                settings, store=store, provider=provider, seed=seed, clock=clock
+                settings,
+                store=store,
+                provider=provider,
+                seed=seed,
+                clock=clock,
+                ceiling_of=parts.ceilings.of,
             )
         runtime: Runtime = cluster.driver if cluster else backends.open_runtime(settings)
         agent = await stack.enter_async_context(

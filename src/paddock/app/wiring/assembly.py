@@ -14,11 +14,18 @@ from paddock.app.wiring.batches import BatchControllers, default_tasks, load_pro
 from paddock.app.wiring.controllers import Controllers
 from paddock.app.wiring.environments import Environments
 from paddock.app.wiring.federation import FederationParts
-from paddock.app.wiring.manager import build_limiter, build_manager, build_overrides, own_records
+from paddock.app.wiring.manager import (
+    build_ceilings,
+    build_limiter,
+    build_manager,
+    build_overrides,
+    own_records,
+)
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import KINDS, Provider
 from paddock.claims.acquirer import Acquirer
 from paddock.claims.idempotency import IdempotencyKeys
+from paddock.claims.network.ceilings import NetworkCeilings
 from paddock.claims.ports import Announcer
 from paddock.claims.quota.fair_limiter import FairLimiter
 from paddock.claims.quota.ledger import Ledger
@@ -66,6 +73,8 @@ class Assembly(Struct, frozen=True, kw_only=True):
     idempotency_keys: IdempotencyKeys | None
     """Idempotency keys that several processes share; None if this process is alone."""
     limiter: FairLimiter
+    ceilings: NetworkCeilings
+    """The network policies of teams and of the installation."""
     federation: FederationParts | None
     environments: Environments
 
@@ -82,6 +91,7 @@ class Assembly(Struct, frozen=True, kw_only=True):
             seed=self.seed,
             clock=self.clock,
             limiter=self.limiter,
+            ceilings=self.ceilings,
             environments=self.environments.claims,
         )
 
@@ -128,6 +138,8 @@ class Assembly(Struct, frozen=True, kw_only=True):
             ),
             overrides=build_overrides(self.settings, agent, self.provider),
             requests=requests,
+            ceiling_of=self.ceilings.of,
+            on_team_change=self.keyring.on_team_change,
             paused_retention_seconds=self.settings.paused_retention_seconds or None,
         )
 
@@ -195,6 +207,7 @@ def assemble(
         shares=shares,
         idempotency_keys=idempotency_keys,
         limiter=build_limiter(settings, clock),
+        ceilings=build_ceilings(settings, keyring),
         federation=peers,
         environments=Environments(
             settings, provider, pool_members, keyring, clock, peers.federation if peers else None

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from msgspec import structs
 
 from paddock.cache.provider import SYNC_SECONDS, Provider
+from paddock.claims.network.ceilings import CeilingOf, no_ceiling
 from paddock.controllers.sandbox.templates import CachedTemplates
 from paddock.engine.informer import Filter, Informer
 from paddock.kit.clock import Clock
@@ -17,6 +18,7 @@ from paddock.resources.kinds.pods import Pod, VolumeClaim
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import SandboxTemplate
 from paddock.resources.meta import Key
+from paddock.resources.network.effective import owner_of
 from paddock.resources.selectors import parse_labels
 from paddock.resources.tokens import TokenSeed, control_token, node_token
 from paddock.runtime.blueprint import blueprint
@@ -38,7 +40,14 @@ class ClusterRuntime:
     """The driver with the informers and clients that it uses."""
 
     def __init__(
-        self, settings: Settings, *, store: Store, provider: Provider, seed: TokenSeed, clock: Clock
+        self,
+        settings: Settings,
+        *,
+        store: Store,
+        provider: Provider,
+        seed: TokenSeed,
+        clock: Clock,
+        ceiling_of: CeilingOf = no_ceiling,
     ) -> None:
         if not settings.agent_image:
             raise InvalidError(
@@ -47,6 +56,7 @@ class ClusterRuntime:
             )
         self._provider = provider
         self._seed = seed
+        self._ceiling_of = ceiling_of
         self._keys: dict[str, Key] = {}
         ours = Filter(namespace=settings.namespace or None, labels=parse_labels(names.LABEL_UID))
         self._pods = Informer(store, Pod, only=ours, transform=_lean, clock=clock)
@@ -123,7 +133,8 @@ class ClusterRuntime:
             template = self._templates.of(sandbox)
         except NotFoundError:
             return None
-        return blueprint(sandbox, template, self._seed, checkpoint_id=None)
+        ceiling = self._ceiling_of(owner_of(sandbox))
+        return blueprint(sandbox, template, self._seed, checkpoint_id=None, ceiling=ceiling)
 
 
 def _uid_of(claim: VolumeClaim) -> tuple[str, ...]:

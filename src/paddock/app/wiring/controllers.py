@@ -1,6 +1,6 @@
 """Creates all controllers of a leader, on one cache and one runtime."""
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from paddock.adapters.prober import default_prober
@@ -9,6 +9,7 @@ from paddock.app.wiring.environments import Environments
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.claims.acquirer import Acquirer
+from paddock.claims.network.ceilings import CeilingOf
 from paddock.claims.overrides import ClaimOverrides
 from paddock.controllers.checkpoint import events as checkpoint_events
 from paddock.controllers.checkpoint.controller import CheckpointController
@@ -32,6 +33,7 @@ from paddock.resources.kinds.pool import SandboxPool
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import SandboxTemplate
 from paddock.resources.meta import Key
+from paddock.resources.network.effective import owner_of
 from paddock.resources.tokens import TokenSeed
 from paddock.runtime.port import Runtime
 
@@ -55,6 +57,8 @@ class Controllers:
         acquirer: Acquirer,
         overrides: ClaimOverrides,
         requests: WaitingRequests,
+        ceiling_of: CeilingOf,
+        on_team_change: Callable[[Callable[[str], None]], None],
         paused_retention_seconds: int | None = None,
         prober: Prober | None = None,
     ) -> None:
@@ -76,6 +80,7 @@ class Controllers:
             clock=clock,
             recorder=recorder,
             requests=requests,
+            ceiling_of=ceiling_of,
         )
         self.probes = HealthProbes(prober or default_prober(runtime), write, clock, recorder)
         pools = PoolController(
@@ -118,11 +123,18 @@ class Controllers:
         claim_events.subscribe(claim, provider, claims)
         env = environments.controller(recorder, batches.allocator.supply)
         self._sandbox_queue = sandbox.queue
+        on_team_change(self._enqueue_team)
         self.all: tuple[Controller[Key], ...] = (
             *(sandbox, pool, checkpoint, claim, env),
             *batches.controllers,
             *environments.adoption(recorder),
         )
+
+    def _enqueue_team(self, team: str) -> None:
+        """Reconcile the sandboxes of a team whose network policy has changed."""
+        for sandbox in self._provider.informer(Sandbox).all():
+            if owner_of(sandbox) == team:
+                self._sandbox_queue.add(sandbox.key)
 
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the coroutines to run, by name."""

@@ -1,5 +1,7 @@
 """Builds the manager, which every process that serves the API has."""
 
+from urllib.parse import urlsplit
+
 from paddock.cache.pool_members import PoolMembers
 from paddock.cache.provider import Provider
 from paddock.claims.acquirer import Acquirer
@@ -8,6 +10,7 @@ from paddock.claims.cleanup import ClaimCleanup
 from paddock.claims.engine import Claims
 from paddock.claims.hand_over import HandOver
 from paddock.claims.idempotency import IdempotencyKeys
+from paddock.claims.network.ceilings import NetworkCeilings
 from paddock.claims.overrides import ClaimOverrides
 from paddock.claims.ports import Announcer
 from paddock.claims.quota.fair_limiter import FairLimiter
@@ -17,9 +20,11 @@ from paddock.claims.template_resolver import TemplateResolver
 from paddock.engine.informer import Filter
 from paddock.kit.clock import Clock
 from paddock.manager.environments.claims import EnvironmentClaims
+from paddock.manager.keys import Keyring
 from paddock.manager.ports import Agent
 from paddock.manager.sandboxes.batches import Batches
 from paddock.manager.sandboxes.lifecycle import Lifecycle
+from paddock.manager.sandboxes.networks import SandboxNetworks
 from paddock.manager.sandboxes.queries import SandboxQueries
 from paddock.manager.sandboxes.snapshots import Snapshots
 from paddock.manager.service import Manager
@@ -27,6 +32,7 @@ from paddock.manager.templates import Templates
 from paddock.resources import quantity
 from paddock.resources.kinds.builtin import Lease, Secret
 from paddock.resources.meta import Resource
+from paddock.resources.network.internet import Internet
 from paddock.resources.selectors import parse_labels
 from paddock.resources.tokens import TokenSeed
 from paddock.settings import Settings
@@ -59,6 +65,22 @@ def build_overrides(settings: Settings, agent: Agent, provider: Provider) -> Cla
     )
 
 
+def build_ceilings(settings: Settings, keyring: Keyring) -> NetworkCeilings:
+    """Create the network policies of teams and of the installation."""
+    urls = (
+        settings.sandbox_pip_index,
+        settings.sandbox_npm_registry,
+        settings.sandbox_apt_mirror,
+    )
+    hosts = (urlsplit(url).hostname for url in urls if url)
+    return NetworkCeilings(
+        Internet(settings.sandbox_internet),
+        lambda team: keyring.team(team).internet,
+        mirrors=tuple(dict.fromkeys(filter(None, hosts))),
+        needs_addresses=settings.runtime == "kubernetes",
+    )
+
+
 def build_manager(
     settings: Settings,
     *,
@@ -69,6 +91,7 @@ def build_manager(
     announcer: Announcer,
     seed: TokenSeed,
     clock: Clock,
+    ceilings: NetworkCeilings,
     limiter: FairLimiter | None = None,
     environments: EnvironmentClaims | None = None,
     idempotency_keys: IdempotencyKeys | None = None,
@@ -96,6 +119,7 @@ def build_manager(
             announcer=announcer,
             cleanup=cleanup,
             clock=clock,
+            ceiling_of=ceilings.of,
         ),
         overrides=overrides,
         seed=seed,
@@ -104,6 +128,7 @@ def build_manager(
         idempotency_keys=idempotency_keys,
         max_timeout_seconds=settings.max_timeout_seconds,
         paused_retention_seconds=settings.paused_retention_seconds or None,
+        ceiling_of=ceilings.of,
     )
     lifecycle = Lifecycle(
         provider=provider,
@@ -119,6 +144,9 @@ def build_manager(
         claims=claims,
         queries=queries,
         lifecycle=lifecycle,
+        networks=SandboxNetworks(
+            provider=provider, queries=queries, agent=agent, ceilings=ceilings
+        ),
         snapshots=Snapshots(provider=provider, claims=claims, queries=queries, clock=clock),
         templates=Templates(provider, resolver),
         batches=Batches(provider, claims, agent, seed, clock),

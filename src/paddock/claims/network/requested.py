@@ -1,4 +1,4 @@
-"""Checks the network policy of a request against the policy of its template. Pure."""
+"""Checks the network policy of a request against those that limit it. Pure."""
 
 from collections.abc import Sequence
 
@@ -27,14 +27,17 @@ def requested(
     *,
     template: NetworkPolicy,
     base: NetworkPolicy | None = None,
+    ceiling: NetworkPolicy | None = None,
 ) -> RequestedNetwork:
-    """Return the policy of a request; `ForbiddenError` if it names more than the template allows.
+    """Return the policy of a request; `ForbiddenError` if it names more than is allowed.
 
-    `base` is the policy that applies if the request has none, by default that of the template. An
-    administrator may exceed the template.
+    `base` is the policy that applies if the request has none, by default that of the template.
+    `ceiling` is that of team and installation. An administrator may exceed the template.
     """
     if asked is None:
         return RequestedNetwork(base)
+    if ceiling is not None and (problems := exceeding(asked, ceiling, opens)):
+        raise _refusal(problems, "the team or the installation")
     problems = exceeding(asked, template, opens)
     if problems and not caller.is_admin:
         raise _refusal(problems, "the template")

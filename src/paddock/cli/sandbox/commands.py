@@ -1,4 +1,4 @@
-"""`paddock sandbox`: create, list, pause, resume, fork and kill sandboxes."""
+"""`paddock sandbox`: create, list, show, pause, resume, fork and kill sandboxes."""
 
 from datetime import UTC
 from http import HTTPStatus
@@ -146,6 +146,35 @@ def sandbox_logs(target: CliTarget, output: Output, sandbox_id: str, limit: int)
     for entry in entries:
         text = f"{entry['timestamp']} {entry['level']:5} {entry['message']}"
         screen.print(text, markup=False, soft_wrap=True)
+
+
+@sandbox.command("network")
+@click.argument("sandbox_id")
+@with_target
+def network(target: CliTarget, output: Output, sandbox_id: str) -> None:
+    """Show the network policy in effect, and where each part of it comes from."""
+    shown = target.e2b.call("GET", f"{path_of(sandbox_id)}/network")
+    parts = [{**shown, "source": "in effect"}, *shown["parts"]]
+    output.rows(
+        shown,
+        ("source", "internet", "allowed", "denied", "dns", "private networks", "ports"),
+        (_network_row(part) for part in parts),
+    )
+
+
+def _network_row(part: dict[str, Any]) -> tuple[str, ...]:
+    rules = part.get("network")
+    if rules is None:
+        return (part["source"], part["internet"], "", "", "", "", "")
+    return (
+        part["source"] + (" (exceeds its template)" if part.get("exceedsTemplate") else ""),
+        "open" if part["allowInternetAccess"] else "closed",
+        " ".join(rules.get("allowOut", ())) or "-",
+        " ".join(rules.get("denyOut", ())) or "-",
+        " ".join(rules.get("dnsServers", ())) or "-",
+        "yes" if part["allowPrivateNetworks"] else "no",
+        "public" if rules.get("allowPublicTraffic", True) else "with token",
+    )
 
 
 @sandbox.command("pause")

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from paddock.cache.checks import REASON_PAUSE_FAILED, REASON_PAUSE_UNSUPPORTED
 from paddock.cache.writes import Writer
+from paddock.claims.network.ceilings import CeilingOf, no_ceiling
 from paddock.controllers.retry_budget import RetryBudget
 from paddock.controllers.sandbox import plan as steps
 from paddock.controllers.sandbox.lifecycle import Trigger, move
@@ -47,6 +48,7 @@ from paddock.resources.meta import (
     is_true,
     with_meta,
 )
+from paddock.resources.network.effective import owner_of
 from paddock.resources.tokens import TokenSeed
 from paddock.resources.transitions import deadlines
 from paddock.resources.transitions.pause_strategy import strategy_for
@@ -82,6 +84,7 @@ class SandboxController:
         clock: Clock,
         recorder: Recorder,
         requests: WaitingRequests,
+        ceiling_of: CeilingOf = no_ceiling,
     ) -> None:
         self._sandboxes = sandboxes
         self._templates = templates
@@ -93,7 +96,9 @@ class SandboxController:
         self._requests = requests
         self._retry_budget = RetryBudget(clock)
         self._start_errors = StartErrors(write, clock)
-        self._live_config = LiveConfig(templates, runtime, seed, clock)
+        self._ceiling_of = ceiling_of
+        """The network policy of a team, within which its sandboxes stay."""
+        self._live_config = LiveConfig(templates, runtime, seed, clock, ceiling_of)
         self._destroyed: set[str] = set()
         """Uids of sandboxes in a reset whose used instance is already destroyed."""
         self.runtime_events = RuntimeEvents(sandboxes, runtime, clock, recorder)
@@ -155,7 +160,11 @@ class SandboxController:
         try:
             template = await self._templates.latest_of(sandbox)
             wanted = blueprint(
-                sandbox, template, self._seed, checkpoint_id=self._templates.checkpoint_of(sandbox)
+                sandbox,
+                template,
+                self._seed,
+                checkpoint_id=self._templates.checkpoint_of(sandbox),
+                ceiling=self._ceiling_of(owner_of(sandbox)),
             )
             instance = await self._runtime.create(wanted)
             instance = await self._runtime.start(wanted.uid)
@@ -399,7 +408,8 @@ class SandboxController:
             await self._runtime.destroy(uid)
             self._destroyed.add(uid)
         template = self._templates.of(current)
-        wanted = blueprint(current, template, self._seed, checkpoint_id=None)
+        ceiling = self._ceiling_of(owner_of(current))
+        wanted = blueprint(current, template, self._seed, checkpoint_id=None, ceiling=ceiling)
         try:
             await self._runtime.create(wanted)
             instance = await self._runtime.start(uid)

@@ -1,10 +1,11 @@
 """Applies to a running sandbox what its blueprint lacks: egress rules and the claim."""
 
+from paddock.claims.network.ceilings import CeilingOf, no_ceiling
 from paddock.controllers.sandbox.templates import TemplateSource
 from paddock.kit.clock import Clock
 from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.kinds.template import NetworkPolicy
-from paddock.resources.network.effective import effective_network
+from paddock.resources.network.effective import effective_network, owner_of
 from paddock.resources.tokens import TokenSeed
 from paddock.runtime.blueprint import agent_config, egress
 from paddock.runtime.port import Runtime
@@ -17,11 +18,17 @@ class LiveConfig:
     """
 
     def __init__(
-        self, templates: TemplateSource, runtime: Runtime, seed: TokenSeed, clock: Clock
+        self,
+        templates: TemplateSource,
+        runtime: Runtime,
+        seed: TokenSeed,
+        clock: Clock,
+        ceiling_of: CeilingOf = no_ceiling,
     ) -> None:
         self._templates = templates
         self._runtime = runtime
         self._seed = seed
+        self._ceiling_of = ceiling_of
         self._started = clock.now()
         self._networks: dict[str, NetworkPolicy] = {}
         """The egress policy that was applied last, by uid."""
@@ -41,14 +48,20 @@ class LiveConfig:
 
     async def _apply_network(self, sandbox: Sandbox) -> None:
         uid = sandbox.metadata.uid
-        if sandbox.spec.network is None and uid not in self._networks:
+        ceiling = self._ceiling_of(owner_of(sandbox))
+        is_own = sandbox.spec.network is not None or ceiling is not None
+        if not is_own and uid not in self._networks and not self._is_older(sandbox):
             # It was started with the policy of its template.
             return
-        # Without a policy of its own: the claim's ended with the claim.
-        policy = effective_network(sandbox, self._templates.of(sandbox).network, None)
+        policy = effective_network(sandbox, self._templates.of(sandbox).network, ceiling)
         if self._networks.get(uid) != policy:
             await self._runtime.set_egress(uid, egress(policy))
             self._networks[uid] = policy
+
+    def _is_older(self, sandbox: Sandbox) -> bool:
+        """Whether it was claimed before this process started: the settings may have changed."""
+        claim = sandbox.spec.claim
+        return claim is not None and claim.claim_time <= self._started
 
     async def _apply_claim(self, sandbox: Sandbox) -> None:
         """Configure envd with the claim's token and environment, unless the API does.

@@ -7,7 +7,7 @@ is missed and no opposite action can start.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import EllipsisType
 
 from msgspec import structs
@@ -19,7 +19,6 @@ from paddock.cache.waits import WaitTask
 from paddock.claims.caller import Caller
 from paddock.claims.cleanup import ClaimCleanup
 from paddock.claims.lost_replies import AMBIGUOUS_ERRORS
-from paddock.claims.network.requested import requested
 from paddock.claims.ports import Announcer
 from paddock.claims.quota.reservations import QuotaReservations
 from paddock.kit.clock import Clock
@@ -34,9 +33,6 @@ from paddock.manager.ports import Agent
 from paddock.manager.sandboxes import recycle
 from paddock.manager.sandboxes.queries import SandboxQueries, not_found
 from paddock.resources.kinds.sandbox import Phase, Sandbox, SandboxSpec
-from paddock.resources.kinds.template import NetworkPolicy, SandboxTemplate
-from paddock.resources.meta import Key
-from paddock.resources.network.effective import effective_network
 from paddock.resources.transitions import deadlines
 from paddock.resources.transitions.pause_strategy import strategy_for
 
@@ -49,7 +45,7 @@ LOOK_SECONDS = 1.0
 
 
 class Lifecycle:
-    """Changes the state, deadlines and network policy of claimed sandboxes."""
+    """Changes the state and deadlines of claimed sandboxes."""
 
     def __init__(
         self,
@@ -272,7 +268,7 @@ class Lifecycle:
             problem = FieldProblem("timeout", f"between 1 and {self._max_timeout} seconds")
             raise InvalidError(str(problem), problems=[problem])
 
-    # ---- kill and network ----------------------------------------------------------------
+    # ---- kill -----------------------------------------------------------------------------
 
     async def kill(self, caller: Caller, sandbox_id: str) -> None:
         """Kill a sandbox, running or paused; it is gone for all clients when this returns.
@@ -288,49 +284,6 @@ class Lifecycle:
         if ended is None:
             ended = await self._provider.write.delete(sandbox)
         await self._announcer.announce_end(sandbox, ended.metadata.resource_version)
-
-    async def set_network(
-        self, caller: Caller, sandbox_id: str, policy: NetworkPolicy, opens: Sequence[str] = ()
-    ) -> Sandbox:
-        """Replace the egress policy, within that of the template; it applies when this returns.
-
-        `ForbiddenError` if it names more than the template allows; an administrator may.
-        """
-        caller.require_write_access()
-        sandbox = self._queries.find(caller, sandbox_id)
-        if sandbox.spec.paused:
-            raise ConflictError(f"sandbox {sandbox_id} is paused")
-        self._agent.check_network(policy)
-        template = self._template_network(sandbox)
-        before = sandbox.spec.network or template
-        base = structs.replace(
-            template,
-            allow_public_traffic=before.allow_public_traffic,
-            mask_request_host=before.mask_request_host,
-        )
-        wanted = requested(caller, policy, opens, template=template, base=base)
-
-        def changed(spec: SandboxSpec) -> SandboxSpec:
-            claim = spec.claim and structs.replace(spec.claim, network_opened=wanted.is_opened)
-            return structs.replace(spec, network=wanted.policy, claim=claim)
-
-        written = await self._write(sandbox, changed)
-        await self._agent.set_network(written, effective_network(written, template, None))
-        return written
-
-    def _template_network(self, sandbox: Sandbox) -> NetworkPolicy:
-        """Return the policy of a sandbox's template, which its own cannot exceed."""
-        template, reference = sandbox.spec.template, sandbox.spec.template_ref
-        if template is None and reference is not None:
-            home = reference.namespace or sandbox.metadata.namespace
-            found = self._provider.get(SandboxTemplate, Key(home, reference.name))
-            template = found.spec if found is not None else None
-        if template is None:
-            raise NotFoundError(
-                f"the template of sandbox {sandbox.key} was not found",
-                hint="its network policy cannot be changed without its template",
-            )
-        return template.network
 
     async def _write(
         self, sandbox: Sandbox, change: Callable[[SandboxSpec], SandboxSpec]

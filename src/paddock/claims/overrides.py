@@ -11,9 +11,9 @@ from msgspec import structs
 
 from paddock.cache.provider import Provider
 from paddock.claims.ports import ClaimAgent
-from paddock.claims.quota.ledger import DEFAULT_CPU_MILLIS, DEFAULT_MEMORY_BYTES
 from paddock.kit.errors import FieldProblem, ForbiddenError, InvalidError
 from paddock.resources import quantity
+from paddock.resources.default_limits import DEFAULT_CPU_MILLIS, DEFAULT_MEMORY_BYTES
 from paddock.resources.kinds.sandbox import Sandbox
 from paddock.resources.kinds.template import Resources, SandboxTemplateSpec
 from paddock.resources.transitions.claim import ClaimRequirements

@@ -24,6 +24,7 @@ from paddock.kit.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from paddock.resources import default_limits as default
 from paddock.runtime.port import (
     Address,
     AgentConfig,
@@ -54,8 +55,6 @@ ALL_CAPABILITIES = Capabilities(
 
 _LIVE = (InstanceState.RUNNING, InstanceState.FROZEN)
 _KEPT = (*_LIVE, InstanceState.HIBERNATED, InstanceState.STOPPED)
-_MEMORY = 512 << 20
-_DISK = 10 << 30
 
 
 class Operation(StrEnum):
@@ -374,14 +373,14 @@ class SimulatedRuntime:
         used = sum(map(len, (sandbox.files or {}).values()))
         return Usage(
             at=self._clock.now(),
-            cpu_count=(limits.cpu_millis or 2000) / 1000,
+            cpu_count=(limits.cpu_millis or default.DEFAULT_CPU_MILLIS) / 1000,
             cpu_used_percent=0.0,
             cpu_seconds=0.0,
             memory_used_bytes=4 << 20 if sandbox.instance.state is InstanceState.RUNNING else 0,
-            memory_total_bytes=limits.memory_bytes or _MEMORY,
+            memory_total_bytes=limits.memory_bytes or default.DEFAULT_MEMORY_BYTES,
             memory_cache_bytes=0,
             disk_used_bytes=used,
-            disk_total_bytes=limits.disk_bytes or _DISK,
+            disk_total_bytes=limits.disk_bytes or default.DEFAULT_DISK_BYTES,
         )
 
     async def logs(

@@ -20,10 +20,15 @@ from paddock.api.e2b.schemas import (
     SnapshotInfo,
     TemplateBody,
 )
-from paddock.claims.quota.ledger import DEFAULT_CPU_MILLIS, DEFAULT_MEMORY_BYTES, resources_of
+from paddock.claims.quota.ledger import resources_of
 from paddock.manager.sandboxes.networks import NetworkPart
 from paddock.manager.sandboxes.requests import LogEntry, UsageSample
 from paddock.resources import quantity
+from paddock.resources.default_limits import (
+    DEFAULT_CPU_MILLIS,
+    DEFAULT_DISK_BYTES,
+    DEFAULT_MEMORY_BYTES,
+)
 from paddock.resources.kinds.checkpoint import Checkpoint
 from paddock.resources.kinds.sandbox import ClaimIdentity, Phase, Sandbox
 from paddock.resources.kinds.template import (
@@ -41,7 +46,6 @@ CLIENT_ID = "6532622b"
 """Required by clients; without meaning."""
 NEVER = datetime(1, 1, 1, tzinfo=UTC)
 """The end time of a sandbox without a timeout."""
-DEFAULT_DISK_BYTES = 10 << 30
 LEVELS = ("debug", "info", "warn", "error")
 """Log levels, in rising order."""
 

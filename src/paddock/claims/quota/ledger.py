@@ -18,11 +18,9 @@ from msgspec import Struct
 
 from paddock.kit.errors import QuotaExceededError
 from paddock.resources import quantity
+from paddock.resources.default_limits import DEFAULT_CPU_MILLIS, DEFAULT_MEMORY_BYTES
 from paddock.resources.kinds.sandbox import ClaimIdentity, Sandbox
 from paddock.resources.kinds.template import Resources
-
-DEFAULT_CPU_MILLIS = 2000
-DEFAULT_MEMORY_BYTES = 512 << 20
 
 
 class Dimension(StrEnum):

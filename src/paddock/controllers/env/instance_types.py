@@ -10,6 +10,7 @@ from msgspec import structs
 
 from paddock.kit.errors import FieldProblem, InvalidError
 from paddock.resources import quantity
+from paddock.resources.default_limits import DEFAULT_CPU_MILLIS, DEFAULT_MEMORY_BYTES
 from paddock.resources.kinds.env import EnvDefaults, MemberConfig
 from paddock.resources.kinds.template import Resources
 
@@ -20,9 +21,6 @@ INSTANCE_TYPES: Mapping[str, Resources] = {
     "large": Resources(cpu="4", memory="4Gi"),
     "xlarge": Resources(cpu="8", memory="16Gi"),
 }
-DEFAULT_CPU_MILLIS = 2000
-DEFAULT_MEMORY_BYTES = 512 << 20
-"""Footprint of a sandbox without limits."""
 
 
 def load_instance_types(setting: str) -> Mapping[str, Resources]:

@@ -19,6 +19,12 @@ from msgspec import Struct
 
 from paddock.kit.errors import NotFoundError, PaddockError, UnavailableError
 from paddock.kit.logs import fields
+from paddock.resources.default_limits import (
+    DEFAULT_CPU_MILLIS,
+    DEFAULT_DISK_BYTES,
+    DEFAULT_MEMORY_BYTES,
+    DEFAULT_PIDS,
+)
 from paddock.runtime.local.envd.zygote import ZygoteProcess
 from paddock.runtime.local.images import Image, host
 from paddock.runtime.local.images.store import ImageStore
@@ -64,7 +70,10 @@ class NodeSettings(Struct, frozen=True, kw_only=True):
     """Private networks that sandboxes may reach."""
     node_name: str = socket.gethostname()
     default_limits: Limits = Limits(
-        cpu_millis=2000, memory_bytes=2 << 30, disk_bytes=10 << 30, pids=4096
+        cpu_millis=DEFAULT_CPU_MILLIS,
+        memory_bytes=DEFAULT_MEMORY_BYTES,
+        disk_bytes=DEFAULT_DISK_BYTES,
+        pids=DEFAULT_PIDS,
     )
 
 

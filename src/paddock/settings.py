@@ -174,7 +174,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum number of unpacked bytes per byte of an imported archive. Images of up to 256 MiB are
     not limited."""
     max_timeout_seconds: int = 30 * 24 * 3600
-    """Maximum timeout that a client can request, in seconds."""
+    """Maximum timeout that a client can request, in seconds. If it is less than the default (30
+    days), clients cannot create sandboxes without a timeout (`never-timeout`) either."""
     paused_retention_seconds: Annotated[int, Meta(ge=0)] = 14 * 24 * 3600
     """How long a paused sandbox is kept, in seconds, unless its creator chooses another time. Then
     it is deleted. If 0, it is kept indefinitely."""

@@ -25,7 +25,7 @@ from paddock.claims.ports import COLD, REMOTE, EnvironmentSource
 from paddock.claims.requests import NewSandbox
 from paddock.claims.template_resolver import ClaimTarget, TemplateResolver
 from paddock.claims.terms import request_terms
-from paddock.claims.validation import check_request
+from paddock.claims.validation import MAX_TIMEOUT_SECONDS, check_request
 from paddock.kit import metrics
 from paddock.kit.clock import Clock
 from paddock.kit.errors import (
@@ -43,7 +43,6 @@ from paddock.resources.meta import ConditionStatus, Key, condition
 from paddock.resources.tokens import TokenSeed
 from paddock.resources.transitions.claim import Terms
 
-MAX_TIMEOUT_SECONDS = 30 * 24 * 3600
 _CLAIMS = metrics.counter("paddock_claims_total", "Claims by where they came from.", ("source",))
 _SECONDS = metrics.histogram("paddock_claim_seconds", "Time from request to sandbox.", ("source",))
 

@@ -7,9 +7,20 @@ MAX_METADATA_BYTES = 16 * 1024
 MAX_ENV_BYTES = 128 * 1024
 
 
+MAX_TIMEOUT_SECONDS = 30 * 24 * 3600
+"""Default of the longest timeout. Only an installation that sets less refuses sandboxes without a
+timeout."""
+
+
 def check_request(request: NewSandbox, *, max_timeout_seconds: int) -> None:
     """Raise `InvalidError` for a timeout, metadata or variables that are out of bounds."""
     seconds = request.timeout_seconds
+    if seconds is None and max_timeout_seconds < MAX_TIMEOUT_SECONDS:
+        problem = FieldProblem(
+            "metadata[never-timeout]",
+            f"sandboxes need a timeout here, of at most {max_timeout_seconds} seconds",
+        )
+        raise InvalidError(str(problem), problems=[problem])
     if seconds is not None and not 0 < seconds <= max_timeout_seconds:
         problem = FieldProblem("timeout", f"between 1 and {max_timeout_seconds} seconds")
         raise InvalidError(str(problem), problems=[problem])

@@ -250,6 +250,7 @@ class Lifecycle:
     async def refresh(self, caller: Caller, sandbox_id: str, *, seconds: int) -> Sandbox:
         """Extend the end of a running sandbox to at least so many seconds from now."""
         caller.require_write_access()
+        self._check(seconds)
         sandbox = self._running(caller, sandbox_id)
         now = self._clock.now()
         return await self._write(

@@ -87,7 +87,8 @@ async def test_an_unknown_tag_is_not_found() -> None:
                 await world.manager.templates.delete(CALLER, reference)
         for reference in ("tool", "TOOL:default", "default/tool", "saved:v1"):
             await world.manager.claims.create(CALLER, NewSandbox(template=reference))
-        await world.manager.templates.delete(CALLER, "default/tool:default")
+        admin = Caller("default", role=Role.ADMIN)
+        await world.manager.templates.delete(admin, "default/tool:default")
         await world.until(lambda: world.provider.get(SandboxTemplate, tool.key) is None)
 
 

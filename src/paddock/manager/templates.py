@@ -92,4 +92,9 @@ class Templates:
         template = self.get(caller, reference)
         if template.metadata.namespace != caller.team and not caller.is_admin:
             raise ForbiddenError(f"template '{reference}' belongs to another team")
+        if template.metadata.namespace == SHARED_NAMESPACE and not caller.is_admin:
+            raise ForbiddenError(
+                f"template '{reference}' serves every team",
+                hint="only an administrator can change or delete shared templates",
+            )
         return template

@@ -1,7 +1,10 @@
 """What must never happen, however requests race and machines fail."""
 
 import asyncio
+import base64
+import json
 from datetime import datetime
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -17,6 +20,7 @@ from paddock.kit.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from paddock.resources.kinds.builtin import Secret
 from paddock.resources.kinds.pool import SandboxPool, SandboxPoolSpec
 from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.kinds.template import Resources, SandboxTemplateSpec
@@ -253,7 +257,74 @@ async def test_a_member_cannot_revoke_an_administrators_key_nor_leave_its_own_qu
         refused = await world.http.delete(f"/api-keys/{admin}", headers=headers)
         assert refused.status_code == 403
         minted = await world.http.post("/api-keys", json={"name": "two"}, headers=headers)
-        assert minted.json()["quota"]["limits"][0]["limit"] == 1
+        assert minted.status_code == 403
+        assert "a key with a quota cannot create keys" in minted.json()["message"]
+        _, free = await world.plane.keyring.create(name="free")
+        minted = await world.http.post(
+            "/api-keys", json={"name": "three"}, headers={"X-API-Key": free}
+        )
+        assert minted.status_code == 201
+
+
+@pytest.mark.parametrize(
+    "quota",
+    [
+        {"limit": [{"dimension": "sandbox.count", "scope": "all", "limit": 1}]},
+        {"limits": [{"dimension": "sandbox.count", "scope": "all", "limit": 1, "per": "day"}]},
+        {},
+    ],
+)
+async def test_a_misspelt_quota_is_refused_with_its_path(quota: dict[str, Any]) -> None:
+    async with paddock() as world:
+        key, _ = await world.plane.keyring.create(name="one")
+        for method, path, extra in (
+            ("POST", "/api-keys", {"name": "k"}),
+            ("PATCH", f"/api-keys/{key.id}", {}),
+            ("PATCH", "/teams/default", {}),
+        ):
+            refused = await world.http.request(method, path, json={**extra, "quota": quota})
+            assert refused.status_code == 400
+            assert refused.json()["message"].startswith("quota")
+
+
+async def test_a_stored_quota_with_fields_of_another_version_is_readable() -> None:
+    async with paddock() as world:
+        key, _ = await world.plane.keyring.create(name="one")
+        stored = await world.store.get(Secret, Key(world.plane.keyring.namespace, key.id))
+        record = json.loads(base64.b64decode(stored.data["record"]))
+        limit = {"dimension": "sandbox.count", "scope": "all", "limit": 4, "later": True}
+        record["quota"] = {"limits": [limit], "later": 1}
+        data = {"record": base64.b64encode(json.dumps(record).encode()).decode()}
+        await world.store.update(structs.replace(stored, data=data))
+        wanted = Quota((QuotaLimit(Dimension.COUNT, QuotaScope.ALL, 4),))
+        await world.until(lambda: world.plane.keyring.key(key.id).quota == wanted)
+
+
+async def test_no_sandbox_outlives_the_maximum_timeout_of_the_installation() -> None:
+    async with paddock(max_timeout_seconds=60) as world:
+        for metadata in (
+            {"paddock.dev/never-timeout": "true"},
+            {"e2b.agents.kruise.io/never-timeout": "true"},
+        ):
+            body = {"templateID": "base", "metadata": metadata}
+            refused = await world.http.post("/v2/sandboxes", json={**body, "timeout": 60})
+            assert refused.status_code == 400
+            assert "never-timeout" in refused.json()["message"]
+        made = await world.http.post("/v2/sandboxes", json={"templateID": "base", "timeout": 60})
+        path = f"/sandboxes/{made.json()['sandboxID']}/refreshes"
+        assert (await world.http.post(path, json={"duration": 61})).status_code == 400
+        assert (await world.http.post(path, json={"duration": 60})).status_code == 204
+
+
+async def test_only_an_administrator_changes_shared_templates() -> None:
+    async with paddock() as world:
+        _, member = await world.plane.keyring.create(name="one", team="default")
+        headers = {"X-API-Key": member}
+        hidden = await world.http.patch("/templates/base", json={"public": False}, headers=headers)
+        deleted = await world.http.delete("/templates/base", headers=headers)
+        assert (hidden.status_code, deleted.status_code) == (403, 403)
+        hidden = await world.http.patch("/templates/base", json={"public": False})
+        assert hidden.status_code == 200
 
 
 async def test_writing_a_keys_last_use_undoes_no_change_and_revives_no_key() -> None:

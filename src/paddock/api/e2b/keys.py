@@ -8,10 +8,33 @@ from starlette.responses import Response
 
 from paddock.api.e2b.context import E2bContext, json_response, no_content, read_body, route
 from paddock.claims.caller import Caller, Role
-from paddock.claims.quota.ledger import Quota
+from paddock.claims.quota.ledger import Dimension, Quota, QuotaLimit, QuotaScope
 from paddock.kit.errors import ForbiddenError, InvalidError, NotFoundError
 from paddock.manager.keys import ApiKey
 from paddock.resources.network.internet import Internet
+
+
+class QuotaLimitBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One limit. Stored quotas may have fields of other versions; those of requests may not."""
+
+    dimension: Dimension
+    scope: QuotaScope
+    limit: int
+
+
+class QuotaBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A quota of a request. To remove a limit, leave it out."""
+
+    limits: tuple[QuotaLimitBody, ...]
+
+    def quota(self) -> Quota:
+        """Return the quota; `InvalidError` for a negative limit."""
+        for number, item in enumerate(self.limits):
+            if item.limit < 0:
+                raise InvalidError.at(f"quota.limits[{number}].limit", "must be at least 0")
+        return Quota(
+            tuple(QuotaLimit(item.dimension, item.scope, item.limit) for item in self.limits)
+        )
 
 
 class NewKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,30 +43,22 @@ class NewKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     team_name: str | None = field(default=None, name="teamName")
     role: Role = Role.MEMBER
-    quota: Quota | None = None
+    quota: QuotaBody | None = None
 
 
 class KeyPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`PATCH /api-keys/{id}`."""
 
     name: str | None = None
-    quota: Quota | None = None
+    quota: QuotaBody | None = None
 
 
 class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`PATCH /teams/{name}`."""
 
-    quota: Quota | UnsetType = UNSET
+    quota: QuotaBody | UnsetType = UNSET
     internet: Internet | UnsetType | None = UNSET
     """Null: as the installation says."""
-
-
-def _checked(quota: Quota | None) -> Quota | None:
-    """Refuse negative limits; to remove a limit, leave it out."""
-    for number, item in enumerate(quota.limits if quota else ()):
-        if item.limit < 0:
-            raise InvalidError.at(f"quota.limits[{number}].limit", "must be at least 0")
-    return quota
 
 
 def _shown(key: ApiKey) -> dict[str, object]:
@@ -95,10 +110,13 @@ async def create_key(context: E2bContext, request: Request, caller: Caller) -> R
     privileged = team != caller.team or wanted.quota is not None or wanted.role is Role.ADMIN
     if privileged and not caller.is_admin:
         raise ForbiddenError("only an administrator can create keys for other teams or with quotas")
-    quota = _checked(wanted.quota)
-    if quota is None and not caller.is_admin and caller.key_id:
-        # A key inherits the quota of the key that creates it.
-        quota = context.keyring.key(caller.key_id).quota
+    maker = context.keyring.key(caller.key_id) if caller.key_id else None
+    if not caller.is_admin and maker is not None and maker.quota and maker.quota.limits:
+        raise ForbiddenError(
+            "a key with a quota cannot create keys: each of them would have a quota of its own",
+            hint="ask an administrator for another key",
+        )
+    quota = wanted.quota.quota() if wanted.quota else None
     key, plain = await context.keyring.create(
         name=wanted.name, team=team, role=wanted.role, quota=quota
     )
@@ -114,7 +132,7 @@ async def change_key(context: E2bContext, request: Request, caller: Caller) -> R
     if wanted.quota is not None and not caller.is_admin:
         raise ForbiddenError("only an administrator can change quotas")
     changed = await context.keyring.update_key(
-        key.id, name=wanted.name, quota=_checked(wanted.quota)
+        key.id, name=wanted.name, quota=wanted.quota.quota() if wanted.quota else None
     )
     return json_response(_shown(changed))
 
@@ -158,8 +176,7 @@ async def change_team(context: E2bContext, request: Request, caller: Caller) -> 
     if isinstance(wanted.internet, Internet):
         context.manager.networks.ceilings.check(wanted.internet, "internet")
     if not isinstance(wanted.quota, UnsetType):
-        _checked(wanted.quota)
-        await context.keyring.set_team_quota(name, wanted.quota)
+        await context.keyring.set_team_quota(name, wanted.quota.quota())
     if not isinstance(wanted.internet, UnsetType):
         await context.keyring.set_team_internet(name, wanted.internet)
     team = context.keyring.team(name)

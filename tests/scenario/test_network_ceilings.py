@@ -5,9 +5,11 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
 from paddock.claims.caller import Caller
 from paddock.claims.network.ceilings import NetworkCeilings
+from paddock.kit.clock import LoopClock
 from paddock.kit.errors import InvalidError
 from paddock.resources.kinds.checkpoint import CheckpointPhase
 from paddock.resources.kinds.claim import ClaimPhase, SandboxClaim, SandboxClaimSpec
@@ -22,6 +24,7 @@ from paddock.resources.kinds.template import (
 from paddock.resources.meta import Key, ObjectMeta
 from paddock.resources.network.internet import PUBLIC_REGISTRIES, Internet
 from paddock.runtime.blueprint import egress
+from paddock.runtime.simulated import ALL_CAPABILITIES, SimulatedRuntime
 from tests.scenario.paddock import World, paddock
 
 pytestmark = pytest.mark.looptime
@@ -376,6 +379,19 @@ async def test_the_policy_in_effect_is_shown_with_its_parts() -> None:
         detail = (await world.http.get(f"/sandboxes/{made['sandboxID']}", headers=headers)).json()
         assert not detail["allowInternetAccess"]
         assert detail["network"].get("allowOut", []) == []
+
+
+async def test_a_node_without_a_network_serves_under_a_closed_internet() -> None:
+    clock = LoopClock()
+    capabilities = structs.replace(ALL_CAPABILITIES, can_filter_egress=False)
+    runtime = SimulatedRuntime(clock=clock, capabilities=capabilities)
+    async with paddock(clock=clock, runtime=runtime, sandbox_internet="closed") as world:
+        await world.stocked(2)
+        made = await create(world, await a_member(world), templateID="base")
+        assert made.status_code == CREATED
+        path = f"/sandboxes/{made.json()['sandboxID']}"
+        (await world.http.post(f"{path}/pause", json={})).raise_for_status()
+        (await world.http.post(f"{path}/connect", json={})).raise_for_status()
 
 
 def test_registries_need_addresses_where_the_runtime_cannot_filter_names() -> None:

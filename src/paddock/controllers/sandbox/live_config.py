@@ -3,6 +3,7 @@
 from paddock.claims.network.ceilings import CeilingOf, no_ceiling
 from paddock.controllers.sandbox.templates import TemplateSource
 from paddock.kit.clock import Clock
+from paddock.kit.errors import UnsupportedError
 from paddock.resources.kinds.sandbox import Phase, Sandbox
 from paddock.resources.kinds.template import NetworkPolicy
 from paddock.resources.network.effective import effective_network, owner_of
@@ -55,7 +56,12 @@ class LiveConfig:
             return
         policy = effective_network(sandbox, self._templates.of(sandbox).network, ceiling)
         if self._networks.get(uid) != policy:
-            await self._runtime.set_egress(uid, egress(policy))
+            try:
+                await self._runtime.set_egress(uid, egress(policy))
+            except UnsupportedError:
+                # A node that cannot filter gives its sandboxes no network, so a ceiling holds.
+                if sandbox.spec.network is not None:
+                    raise
             self._networks[uid] = policy
 
     def _is_older(self, sandbox: Sandbox) -> bool:

@@ -13,7 +13,12 @@ import pytest
 from paddock.resources.kinds.builtin import Lease, LeaseSpec
 from paddock.resources.kinds.pods import NetworkPolicyManifest, Pod, PodManifest, VolumeClaim
 from paddock.resources.kinds.sandbox import Phase, Sandbox, SandboxSpec
-from paddock.resources.kinds.template import TemplateRef
+from paddock.resources.kinds.template import (
+    NetworkPolicy,
+    SandboxTemplate,
+    SandboxTemplateSpec,
+    TemplateRef,
+)
 from paddock.resources.meta import Key, ObjectMeta
 from tests.cluster.control_plane import KubeCluster
 from tests.on_cluster.world.installation import API_KEY, LEASE_SECONDS, START_SECONDS, Installation
@@ -69,6 +74,50 @@ print(json.dumps([box.get_info().sandbox_id, box.files.read("/tmp/hello")]))
         return all(item.metadata.uid != pod.metadata.uid for item in page.items)
 
     await paddock.eventually(is_gone)
+
+
+async def _reached(paddock: Installation, key: Key) -> list[str]:
+    """Return the networks that a pod may connect to, DNS apart."""
+    pod = await paddock.store.get(Pod, key)
+    name = pod.metadata.labels["paddock.dev/egress"]
+    policy = await paddock.store.get(NetworkPolicyManifest, Key(key.namespace, name))
+    rules = [rule for rule in policy.spec["egress"] if "ports" not in rule]
+    return [peer["ipBlock"]["cidr"] for rule in rules for peer in rule["to"]]
+
+
+async def test_pods_reach_what_template_and_team_allow(paddock: Installation) -> None:
+    network = NetworkPolicy(
+        allow_internet_access=False, allow_out=("8.8.8.8",), allow_public_traffic=False
+    )
+    template = SandboxTemplate(
+        metadata=ObjectMeta(name="closed", namespace="default"),
+        spec=SandboxTemplateSpec(network=network),
+    )
+    await paddock.store.create(template)
+    sandbox_id, has_token = await paddock.sdk(
+        """
+box = Sandbox.create("closed", timeout=300, allow_internet_access=True)
+print(json.dumps([box.sandbox_id, bool(box.traffic_access_token)]))
+"""
+    )
+    assert has_token
+    key = (await paddock.sandbox(sandbox_id)).key
+    assert await _reached(paddock, key) == ["8.8.8.8/32"]
+
+    async with aiohttp.ClientSession(headers={"X-API-Key": API_KEY}) as client:
+        team = f"http://127.0.0.1:{paddock.api_ports[0]}/teams/default"
+        refused = await client.patch(team, json={"internet": "registries"})
+        assert refused.status == 400  # NetworkPolicies support addresses only.
+        assert (await client.patch(team, json={"internet": "closed"})).status == 200
+        try:
+
+            async def is_closed() -> bool:
+                return await _reached(paddock, key) == []
+
+            await paddock.eventually(is_closed)
+        finally:
+            assert (await client.patch(team, json={"internet": None})).status == 200
+    assert await paddock.sdk('print(json.dumps(Sandbox.kill(os.environ["ID"])))', ID=sandbox_id)
 
 
 async def test_a_replica_sees_the_writes_of_the_other(paddock: Installation) -> None:

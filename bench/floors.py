@@ -8,7 +8,6 @@ reason. OpenSandbox's server is in `opensandbox.py`.
 """
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -21,6 +20,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rivals import control_group, note_group, private_mounts, unique_name
+
 if TYPE_CHECKING:
     from reporting import Report
 
@@ -31,15 +32,13 @@ ENVIRONMENT = {
     "PATH": ":".join(("/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", *CRIU)),
     "HOME": "/root",
     "TMPDIR": tempfile.gettempdir(),
+    "CONTAINERS_CONF": str(Path(__file__).with_name("containers.conf")),
 }
 """A minimal environment, so that no profile is counted to the floor, with the mark by which leaks
-are found; containers have it too.
+are found, which containers have too, and our settings of podman in place of the machine's.
 """
-HIDE_UNIFIED = "mountpoint -q /sys/fs/cgroup/unified && umount /sys/fs/cgroup/unified"
-"""crun refuses the hybrid layout of cgroups; hidden, it works without."""
 HELLO = ("/bin/bash", "-l", "-c", "echo hello")
 SLEEP = ("/bin/sleep", "1000")
-LABEL = "paddock-bench"
 
 Command = Callable[..., list[str]]
 """Returns the argv to run a command inside; with `stays=True` in the background."""
@@ -72,10 +71,10 @@ def image(name: str) -> Path:
     return found
 
 
-def run(command: Sequence[str | Path], **options) -> str:
+def run(command: Sequence[str | Path], environment: dict[str, str] = ENVIRONMENT, **options) -> str:
     """Run a command; `AbsentError` with its last output if it fails."""
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=ENVIRONMENT, **options
+        command, capture_output=True, text=True, check=False, env=environment, **options
     )
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
@@ -119,25 +118,13 @@ def bwrap() -> Generator[Command]:
 
 
 @contextlib.contextmanager
-def hidden() -> Generator[list[str]]:
-    """Return the command prefix that hides the unified half of cgroups."""
-    script = f"{HIDE_UNIFIED}; echo ready; exec sleep infinity"
-    command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as keeper:
-        try:
-            assert keeper.stdout is not None
-            keeper.stdout.readline()
-            yield ["nsenter", f"--mount=/proc/{keeper.pid}/ns/mnt"]
-        finally:
-            keeper.kill()
-
-
-@contextlib.contextmanager
 def crun() -> Generator[Command]:
     """An OCI runtime without an engine; the image read-only, no network, no limits."""
     root = image("crun")
-    numbers = itertools.count()
-    with tempfile.TemporaryDirectory(prefix="paddock-crun-") as directory, hidden() as inside:
+    with (
+        tempfile.TemporaryDirectory(prefix="paddock-crun-") as directory,
+        private_mounts() as inside,
+    ):
         home = Path(directory)
         run(["crun", "spec"], cwd=home)
         spec = json.loads((home / "config.json").read_text())
@@ -154,10 +141,13 @@ def crun() -> Generator[Command]:
                 spec["process"]["env"].append(f"TMPDIR={ENVIRONMENT['TMPDIR']}")
                 (bundle / "config.json").write_text(json.dumps(spec))
             options = ["--detach"] if stays else []
+            name = unique_name()
             # Pausing needs a cgroup; short runs do without.
             manager = "cgroupfs" if stays else "disabled"
+            if stays:
+                note_group(name)
             start = [*program, f"--cgroup-manager={manager}", "run", *options, "--bundle"]
-            return [*start, str(bundle), f"{LABEL}-{os.getpid()}-{next(numbers)}"]
+            return [*start, str(bundle), name]
 
         try:
             yield command
@@ -168,26 +158,33 @@ def crun() -> Generator[Command]:
 
 @contextlib.contextmanager
 def podman(runtime: str = "") -> Generator[Command]:
-    """A container engine, one command per container; its own runtime unless another is named."""
+    """A container engine, one command per container; its own runtime unless another is named.
+
+    Its storage, state and control groups are its own and are removed at the end: the machine's are
+    not touched. Words before `run` start podman with these, for other commands too.
+    """
     root = image("podman")
-    program = ["podman", *(["--runtime", runtime] if runtime else [])]
-    mine = f"{LABEL}={os.getpid()}"
-    # Its default limits need a capability that not every root has.
-    limits = ["--ulimit", "nofile=1024:4096", "--ulimit", "nproc=4096:4096"]
-    with hidden() as inside:
+    with (
+        control_group() as group,
+        # podman accepts at most 50 characters for its runroot.
+        tempfile.TemporaryDirectory(prefix="pp-") as home,
+        private_mounts() as inside,
+    ):
+        places = (("--root", "storage"), ("--runroot", "run"), ("--tmpdir", "state"))
+        program = [*inside, "podman", "--cgroup-manager", "cgroupfs"]
+        program += [word for flag, name in places for word in (flag, f"{home}/{name}")]
+        program += ["--runtime", runtime] if runtime else []
 
         def command(inner: Sequence[str], *, stays: bool = False) -> list[str]:
-            options = ["--rm", "--network", "none", "--label", mine, *limits]
+            options = ["--rm", "--network", "none", "--cgroup-parent", group]
             options += ["--env", f"TMPDIR={ENVIRONMENT['TMPDIR']}"]
-            start = [*inside, *program, "run", *(["--detach"] if stays else []), *options]
+            start = [*program, "run", *(["--detach"] if stays else []), *options]
             return [*start, "--rootfs", f"{root}:O", *inner]
 
         try:
             yield command
         finally:
-            listed = [*inside, "podman", "ps", "-aq", "--filter", f"label={mine}"]
-            if left := run(listed).split():
-                run([*inside, "podman", "rm", "--force", "--time", "0", *left])
+            run([*program, "rm", "--all", "--force", "--time", "0"])
 
 
 ALTERNATIVES: dict[str, tuple[Callable[[], AbstractContextManager[Command]], float]] = {
@@ -259,16 +256,20 @@ def quiet(command: Sequence[str]) -> subprocess.Popen[bytes]:
 def held(name: str, count: int) -> Generator[None]:
     """Keep this many sleepers in an alternative for a while."""
     alternative, _ = ALTERNATIVES[name]
+    is_detached = name in ("crun", "podman")
     with alternative() as command:
         made = [quiet(command(SLEEP, stays=True)) for _ in range(count)]
         try:
-            # These two continue without their parent.
-            if name in ("crun", "podman") and any(process.wait() for process in made):
+            if is_detached and any(process.wait() for process in made):
                 raise AbsentError("it does not run here")
             yield
         finally:
             for process in made:
-                end(process)
+                if is_detached:
+                    # Killed during a start, it would leave a container that the engine cannot list.
+                    process.wait()
+                else:
+                    end(process)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

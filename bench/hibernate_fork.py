@@ -31,8 +31,6 @@ HOLDER = (
     'open("/tmp/ready", "w").write("kept"); time.sleep(10**6)\' >/dev/null 2>&1 </dev/null &'
 )
 
-STORING = ("podman", "--runtime", "runc", "container")
-
 
 def copy_floor(rounds: int) -> list[float]:
     """Copying 30 MB of memory once: the least that a clone costs."""
@@ -53,18 +51,19 @@ def podman_checkpoint(report: Report, rounds: int) -> None:
     stored, restored = [], []
     try:
         floors.program("runc")
-        with floors.podman(runtime="runc") as command, floors.hidden() as inside:
+        with floors.podman(runtime="runc") as command:
             # With --rm a checkpointed container is deleted.
             started = [word for word in command(floors.SLEEP, stays=True) if word != "--rm"]
+            storing = [*started[: started.index("run")], "container"]
             name = floors.run(started).strip()
             verbs = (("checkpoint", stored), ("restore", restored))
             for verb, _ in verbs:  # The first attempt of each shows whether it is supported.
-                floors.run([*inside, *STORING, verb, name])
+                floors.run([*storing, verb, name])
             for _ in range(rounds):
                 for verb, samples in verbs:
                     with report.trying(f"podman {verb}"):
                         began = time.perf_counter()
-                        floors.run([*inside, *STORING, verb, name])
+                        floors.run([*storing, verb, name])
                         samples.append(time.perf_counter() - began)
     except AbsentError as error:
         report.absent("podman_checkpoint", str(error))

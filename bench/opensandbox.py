@@ -22,7 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from floors import HIDE_UNIFIED, AbsentError, image, program, rootfs
+from floors import AbsentError, image, program, rootfs, run
+from rivals import private_mounts, removed_file, removed_group
 
 if TYPE_CHECKING:
     from reporting import Report
@@ -38,7 +39,19 @@ if "--bundle" in given:
     json.dump(spec, open(path, "w"))
 os.execvp("crun", ["crun", *given])
 """
-_ENGINE = '[engine]\nruntime = "bench"\n[engine.runtimes]\nbench = ["{home}/runtime"]\n'
+_ENGINE = """
+[engine]
+runtime = "bench"
+cgroup_manager = "cgroupfs"
+lock_type = "file"
+events_logger = "none"
+[engine.runtimes]
+bench = ["{home}/runtime"]
+"""
+_BLOBS = Path("/var/lib/containers/cache/blob-info-cache-v1.boltdb")
+"""podman's import writes it, whatever the storage is."""
+_GROUP = "libpod_parent"
+"""podman's API offers no other control group."""
 _SERVER = """
 [server]
 host = "127.0.0.1"
@@ -191,9 +204,12 @@ def serving(report: "Report | None" = None) -> Generator[Server]:
         except AbsentError as error:
             raise AbsentError(f"it needs {needed}: {error}") from None
     with contextlib.ExitStack() as stack:
+        stack.enter_context(removed_group(_GROUP))
+        stack.enter_context(removed_file(_BLOBS))
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paddock-opensandbox-")))
         try:
-            running = stack.enter_context(_running(home, server))
+            inside = stack.enter_context(private_mounts(network=True))
+            running = stack.enter_context(_running(home, server, inside))
             running.delete(running.create())  # The first one fills the cache.
         except (OSError, subprocess.CalledProcessError) as error:
             raise AbsentError(f"it does not run here: {error!r}") from error
@@ -201,7 +217,7 @@ def serving(report: "Report | None" = None) -> Generator[Server]:
 
 
 @contextlib.contextmanager
-def _running(home: Path, server: str) -> Generator[Server]:
+def _running(home: Path, server: str, inside: list[str]) -> Generator[Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -214,15 +230,15 @@ def _running(home: Path, server: str) -> Generator[Server]:
         "DOCKER_HOST": f"unix://{home}/podman.sock",
         "OPENSANDBOX_INSECURE_SERVER": "YES",
     }
-    podman = ["podman", "--root", f"{home}/images", "--runroot", f"{home}/run"]
-    service = (
-        f"{HIDE_UNIFIED}; exec {' '.join(podman)} system service -t 0 unix://{home}/podman.sock"
-    )
+    places = (("--root", "images"), ("--runroot", "run"), ("--tmpdir", "state"))
+    podman = [*inside, "podman"]
+    podman += [word for flag, name in places for word in (flag, f"{home}/{name}")]
     quiet = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     started: list[subprocess.Popen[Any]] = []
     try:
         _images(home, podman, environment)
-        started.append(subprocess.Popen(["unshare", "-mn", "sh", "-c", service], **quiet))
+        service = [*podman, "system", "service", "-t", "0", f"unix://{home}/podman.sock"]
+        started.append(subprocess.Popen(service, **quiet))
         _until((home / "podman.sock").exists)
         command = [server, "--config", str(home / "server.toml")]
         started.append(subprocess.Popen(command, **quiet))
@@ -233,12 +249,10 @@ def _running(home: Path, server: str) -> Generator[Server]:
         for process in started[1:]:
             process.terminate()
             process.wait()
-        subprocess.run([*podman, "rm", "-fa"], check=False, **quiet)
+        run([*podman, "rm", "--all", "--force", "--time", "0"], environment)
         for process in started[:1]:
             process.terminate()
             process.wait()
-        subprocess.run([*podman, "unshare", "true"], check=False, **quiet)
-        subprocess.run(["umount", "-R", f"{home}/images/overlay"], check=False, **quiet)
 
 
 def _images(home: Path, podman: list[str], environment: dict[str, str]) -> None:

@@ -13,25 +13,23 @@ theirs. `nice` alone does not, where the kernel groups processes by session (`sc
 import argparse
 import asyncio
 import contextlib
-import json
 import os
-import shlex
-import shutil
 import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+import floors
+from floors import Command
+from reporting import ROOT, Report
+
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from bench.floors import rootfs  # noqa: E402
-from bench.reporting import Report  # noqa: E402
 from tests.runtime.local.inside import run  # noqa: E402
 from tests.runtime.local.nodes import TestNode, eventually  # noqa: E402
 
@@ -51,64 +49,36 @@ class Reach:
         assert b"204" in line, line
 
 
-def hidden(command: str) -> list[str]:
-    """Run with the unified half of hybrid cgroups hidden: crun refuses both."""
-    hide = "mountpoint -q /sys/fs/cgroup/unified && umount /sys/fs/cgroup/unified; "
-    return ["unshare", "-m", "sh", "-c", f"{hide}exec {command}"]
-
-
 def floor(report: Report, rounds: int) -> None:
     """Measure the time of alternatives for `true`."""
 
-    def measure(name: str, command: list[str], count: int, *, program: str = "") -> None:
-        program = program or command[0]
-        if shutil.which(program) is None:
-            report.absent(f"floor_{name}", f"{program} is not installed")
-            return
+    def measure(name: str, alternative: AbstractContextManager[Command], count: int) -> None:
         samples = []
-        for _ in range(count):
-            began = time.perf_counter()
-            done = subprocess.run(command, capture_output=True, check=False, text=True)
-            samples.append(time.perf_counter() - began)
-            if done.returncode:
-                said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-                report.absent(f"floor_{name}", f"{program} does not run here: {said[-1][:200]}")
-                return
-        report.spread(f"floor_{name}", samples)
+        try:
+            with alternative as command:
+                for _ in range(count):
+                    began = time.perf_counter()
+                    floors.run(command(["/bin/true"]))
+                    samples.append(time.perf_counter() - began)
+        except floors.AbsentError as error:
+            report.absent(f"floor_{name}", str(error))
+        else:
+            report.spread(f"floor_{name}", samples)
 
-    measure("fork_exec", ["/bin/true"], rounds)
+    measure("fork_exec", started_by(), rounds)
     bwrap = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-    measure("bwrap", [*bwrap, "/bin/true"], rounds)
-    measure("unshare", ["unshare", "-Urmpnuif", "--mount-proc", "/bin/true"], rounds)
-    root = rootfs()
-    if root is None:
-        for name in ("podman_run", "crun"):
-            report.absent(f"floor_{name}", "there is no base image to run")
-        return
-    # Its defaults are more than this root may be allowed to set.
-    limits = ["--ulimit", "nofile=1024:4096", "--ulimit", "nproc=1024:4096"]
-    podman = ["podman", "run", "--rm", "--network", "none", *limits, "--rootfs", f"{root}:O"]
-    command = hidden(shlex.join([*podman, "/bin/true"]))
-    measure("podman_run", command, max(3, rounds // 10), program="podman")
-    with tempfile.TemporaryDirectory() as bundle:
-        make_bundle(Path(bundle), root)
-        crun = f"crun --cgroup-manager=disabled run --bundle {bundle} floor-$$"
-        measure("crun", hidden(crun), max(5, rounds // 4), program="crun")
+    measure("bwrap", started_by(*bwrap), rounds)
+    measure("unshare", started_by("unshare", "-Urmpnuif", "--mount-proc"), rounds)
+    measure("podman_run", floors.podman(), max(3, rounds // 10))
+    measure("crun", floors.crun(), max(5, rounds // 4))
 
 
-def make_bundle(directory: Path, root: Path) -> None:
-    """Configure crun like bwrap above, with our base image as the root."""
-    if shutil.which("crun") is None:
-        return
-    subprocess.run(["crun", "spec"], cwd=directory, check=True)
-    path = directory / "config.json"
-    spec = json.loads(path.read_text())
-    spec["process"] |= {"terminal": False, "args": ["/bin/true"]}
-    spec["process"].pop("rlimits", None)  # this root may lack the capability to set them
-    spec["root"] = {"path": str(root), "readonly": True}
-    spec["linux"].pop("resources", None)
-    spec["mounts"] = [mount for mount in spec["mounts"] if mount["type"] != "cgroup"]
-    path.write_text(json.dumps(spec))
+@contextlib.contextmanager
+def started_by(*words: str) -> Generator[Command]:
+    """Commands that follow the words of a program, on the files of this machine."""
+    if words:
+        floors.program(words[0])
+    yield lambda inner, stays=False: [*words, *inner]
 
 
 async def started(*arguments: str) -> TestNode:

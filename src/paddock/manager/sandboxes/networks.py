@@ -72,7 +72,7 @@ class SandboxNetworks:
         `ForbiddenError` if it names more than the template, the team or the installation allows.
         An administrator may exceed the template.
         """
-        caller.must_write()
+        caller.require_write_access()
         sandbox = self._queries.find(caller, sandbox_id)
         if sandbox.spec.paused:
             raise ConflictError(f"sandbox {sandbox_id} is paused")

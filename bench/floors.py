@@ -168,7 +168,7 @@ def podman(runtime: str = "") -> Generator[Command]:
         control_group() as group,
         # podman accepts at most 50 characters for its runroot.
         tempfile.TemporaryDirectory(prefix="pp-") as home,
-        private_mounts() as inside,
+        private_mounts(checkpoints=True) as inside,
     ):
         places = (("--root", "storage"), ("--runroot", "run"), ("--tmpdir", "state"))
         program = [*inside, "podman", "--cgroup-manager", "cgroupfs"]

@@ -37,8 +37,10 @@ _numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def private_mounts(*, network: bool = False) -> Generator[list[str]]:
+def private_mounts(*, network: bool = False, checkpoints: bool = False) -> Generator[list[str]]:
     """Yield the command prefix that enters a new mount namespace, if wanted with its own network.
+
+    `checkpoints` are made of containers there, so they get a control group of their own.
 
     Everything that is to see the same mounts must use the same prefix: what is mounted in one
     namespace cannot be unmounted in another.
@@ -46,13 +48,17 @@ def private_mounts(*, network: bool = False) -> Generator[list[str]]:
     flags = ["-m", *(["-n"] if network else [])]
     script = f"{HIDE} && echo ready && exec sleep infinity"
     command = ["unshare", *flags, "--propagation", "private", "sh", "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as keeper:
+    with (
+        _unified_group() if checkpoints else contextlib.nullcontext([]) as enter_group,
+        subprocess.Popen(command, stdout=subprocess.PIPE) as keeper,
+    ):
         try:
             assert keeper.stdout is not None
             if not keeper.stdout.readline():
                 raise OSError("cannot create a mount namespace; run as root")
             entered = f"/proc/{keeper.pid}/ns"
             yield [
+                *enter_group,
                 "nsenter",
                 f"--mount={entered}/mnt",
                 *([f"--net={entered}/net"] if network else []),
@@ -60,6 +66,23 @@ def private_mounts(*, network: bool = False) -> Generator[list[str]]:
             _await_others(keeper.pid)
         finally:
             keeper.kill()
+
+
+@contextlib.contextmanager
+def _unified_group() -> Generator[list[str]]:
+    """Yield the command prefix that joins a group of its own in the unified hierarchy, if any.
+
+    crun does not see that hierarchy, so its containers stay in the group of their caller. CRIU
+    stores the groups below it with the container and creates them again with a restore: below the
+    root these would be the groups of all sandboxes of the machine.
+    """
+    if not os.path.ismount(UNIFIED):
+        yield []
+        return
+    with control_group() as name:
+        group = Path(UNIFIED, name)
+        group.mkdir()
+        yield ["sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh"]
 
 
 def _await_others(keeper: int) -> None:

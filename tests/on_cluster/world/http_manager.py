@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from paddock.api.internal import WakeBody
-from paddock.claims.caller import LABEL_KIND, SYSTEM_NAMESPACE, Caller, Role
+from paddock.claims.caller import DEFAULT_TEAM, LABEL_KIND, SYSTEM_NAMESPACE, Caller, Role
 from paddock.claims.quota.ledger import Quota
 from paddock.claims.requests import NewSandbox
 from paddock.kit import errors
@@ -176,9 +176,14 @@ class HttpKeyring(HttpOnly):
         return {item.metadata.resource_version for item in found.items}
 
     async def create(
-        self, *, name: str, role: Role = Role.MEMBER, quota: Quota | None = None
+        self,
+        *,
+        name: str,
+        team: str = DEFAULT_TEAM,
+        role: Role = Role.MEMBER,
+        quota: Quota | None = None,
     ) -> tuple[Any, str]:
-        body: dict[str, Any] = {"name": name, "role": role}
+        body: dict[str, Any] = {"name": name, "role": role, "teamName": team}
         if quota is not None:
             body["quota"] = msgspec.to_builtins(quota)
         made = await self._world.http.post("/api-keys", json=body)

@@ -129,13 +129,15 @@ class ClusterRig(Rig):
         self._stack.push_async_callback(server.wait_closed)
         self._stack.callback(server.close)
 
-    async def request(self, request: bytes) -> Response:
-        answer = await super().request(request)
+    async def request(self, request: bytes, address: str = "127.0.0.1") -> Response:
+        answer = await super().request(request, address)
         await self._traffic.thaws_are_known()
         return answer
 
-    async def connect(self) -> Wire:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**22)
+    async def connect(self, address: str = "127.0.0.1") -> Wire:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, limit=2**22, local_addr=(address, 0)
+        )
         self._wires.append(Wire(reader, writer))
         return self._wires[-1]
 

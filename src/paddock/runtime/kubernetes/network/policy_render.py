@@ -25,7 +25,7 @@ _PRIVATE = (
     "172.16.0.0/12",
     "192.168.0.0/16",
 )
-_PRIVATE_6 = ("::/96", "::ffff:0:0/96", "64:ff9b:1::/48", "fc00::/7", "fe80::/10")
+_PRIVATE_6 = ("::/96", "64:ff9b:1::/48", "fc00::/7", "fe80::/10")
 """Private ranges, and those whose addresses contain an IPv4 address."""
 _REVISION = 2
 """Part of the names: existing policies are not updated when they are rendered differently."""

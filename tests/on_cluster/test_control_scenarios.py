@@ -67,6 +67,9 @@ WITHOUT = {
     "test_a_sandbox_with_idle_pause_is_paused_when_idle_and_not_before": (
         "puts into a control plane what gateways and nodes would tell it"
     ),
+    "test_a_woken_sandbox_that_shuts_down_has_a_deadline": (
+        "creates what the API refuses: only a declared sandbox wakes and ends at its timeout"
+    ),
     "test_a_pool_whose_sandboxes_fail_backs_off_and_recovers": "backs off for most of a minute",
     "test_a_pause_without_memory_does_not_change_the_strategy": (
         "stops a pod that has no volume for its files, which is refused"

@@ -172,10 +172,10 @@ def test_paddock_kube_installs_upgrades_shows_and_removes(empty_cluster: Cluster
     again = paddock(empty_cluster, "install", "--image", "paddock:2", *chosen)
     assert again.returncode == 0, again.stderr
     configuration = empty_cluster.request("GET", f"{WEBHOOKS}/paddock")
-    shown = empty_cluster.request("GET", WEBHOOK_SECRET)["data"]["tls.crt"]
+    shown = empty_cluster.request("GET", WEBHOOK_SECRET)["data"]["ca.crt"]
     assert configuration["webhooks"][0]["clientConfig"]["caBundle"] == shown
     assert paddock(empty_cluster, "install", "--image", "paddock:2", *chosen).returncode == 0
-    assert empty_cluster.request("GET", WEBHOOK_SECRET)["data"]["tls.crt"] == shown, "it is kept"
+    assert empty_cluster.request("GET", WEBHOOK_SECRET)["data"]["ca.crt"] == shown, "it is kept"
     assert json.loads(again.stdout)["apiKey"] is None, "the Secret stays as it is"
     path = "/apis/apps/v1/namespaces/paddock-system/deployments/paddock-api"
     deployment = empty_cluster.request("GET", path)

@@ -106,9 +106,13 @@ print(json.dumps([box.sandbox_id, bool(box.traffic_access_token)]))
 
     async with aiohttp.ClientSession(headers={"X-API-Key": API_KEY}) as client:
         team = f"http://127.0.0.1:{paddock.api_ports[0]}/teams/default"
-        refused = await client.patch(team, json={"internet": "registries"})
-        assert refused.status == 400  # NetworkPolicies support addresses only.
-        assert (await client.patch(team, json={"internet": "closed"})).status == 200
+
+        async def set_internet(value: str | None) -> int:
+            async with client.patch(team, json={"internet": value}) as answer:
+                return answer.status
+
+        assert await set_internet("registries") == 400  # NetworkPolicies support addresses only.
+        assert await set_internet("closed") == 200
         try:
 
             async def is_closed() -> bool:
@@ -116,7 +120,7 @@ print(json.dumps([box.sandbox_id, bool(box.traffic_access_token)]))
 
             await paddock.eventually(is_closed)
         finally:
-            assert (await client.patch(team, json={"internet": None})).status == 200
+            assert await set_internet(None) == 200
     assert await paddock.sdk('print(json.dumps(Sandbox.kill(os.environ["ID"])))', ID=sandbox_id)
 
 

@@ -1,6 +1,7 @@
 """The manager and keyring of the scenarios, over HTTP to replicas in turn."""
 
 import itertools
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -188,7 +189,7 @@ class HttpKeyring(HttpOnly):
             body["quota"] = msgspec.to_builtins(quota)
         made = await self._world.http.post("/api-keys", json=body)
         assert made.status_code < 300, made.text
-        return made.json(), made.json()["key"]
+        return SimpleNamespace(**made.json()), made.json()["key"]
 
 
 def _error(answer: httpx.Response) -> errors.PaddockError:
